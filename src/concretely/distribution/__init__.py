@@ -1,0 +1,26 @@
+"""Random variables, one family a file."""
+
+from .binary import Bernoulli, BinaryConcrete
+from .circuit import BinaryCircuit, CircuitNode
+from .concrete import Concrete, Discrete
+from .exp_concrete import ExpConcrete
+from .gumbel import Gumbel
+from .hypercube import Hypercube, HypercubeConcrete
+from .logistic import Logistic
+from .logistic_normal import ExpLogisticNormal, LogisticNormal
+
+__all__ = [
+    "Bernoulli",
+    "BinaryCircuit",
+    "BinaryConcrete",
+    "CircuitNode",
+    "Concrete",
+    "Discrete",
+    "ExpConcrete",
+    "ExpLogisticNormal",
+    "Gumbel",
+    "Hypercube",
+    "HypercubeConcrete",
+    "Logistic",
+    "LogisticNormal",
+]

@@ -1,0 +1,272 @@
+"""What all random variables share: logits, noise, and a deterministic function that pushes one through the other.
+
+Three kinds follow. A `Mass` is discrete. A `Node` is continuous and unbounded, and knows the log density of its own
+draws from their noise alone. A `Relaxation` squashes a node into the bounded set that spans the states of a mass.
+Methods that begin with an underscore compute in float64; the public ones round their result once.
+"""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Generator, Size, Tensor
+from torch.distributions import Distribution, constraints
+
+from . import check
+from .cast import WIDE, cast, wide
+from .memory import recall, remember
+from .temperature import Temperature
+
+
+class Variable(Distribution):
+    """A random variable that is a deterministic function of its parameters and of noise with a fixed law."""
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (declared so by torch)
+    support: constraints.Constraint
+    _temperature: Temperature | None = None
+
+    def __init__(self, logits: Tensor, batch_shape: Size, event_shape: Size, *, validate: bool) -> None:
+        self.logits = logits
+        # The checks of torch know neither the value nor the place of what is wrong; ours ran before.
+        super().__init__(batch_shape, event_shape, validate_args=False)
+        self._validate_args = validate
+
+    @abstractmethod
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+        """Draw the noise behind so many samples."""
+
+    @abstractmethod
+    def push(self, noise: Tensor) -> Tensor:
+        """The value that noise becomes: all of sampling but the randomness."""
+
+    def sample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+        """Draw values without a gradient."""
+        with torch.no_grad():
+            return self.push(self.noise(sample_shape, generator=generator))
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Self:
+        """The same variable with a larger batch shape."""
+        new = copy.copy(self)
+        new._batch_shape = Size(batch_shape)
+        new.logits = self.logits.expand(new.batch_shape + self.logits.shape[len(self.batch_shape) :])
+        return new
+
+    def _shape(self, sample_shape: Sequence[int]) -> Size:
+        return Size(sample_shape) + self.batch_shape + self.event_shape
+
+    def _checked(self, value: Tensor) -> Tensor:
+        """A value to be scored; its shape is always looked at, its entries when arguments are validated."""
+        value = check.as_value(value, batch_shape=self.batch_shape, event_shape=self.event_shape)
+        if self._validate_args:
+            check.has_density(self._temperature)
+            check.in_support(value, self.support, owner=type(self).__name__)
+        return value
+
+    def __repr__(self) -> str:
+        parameters = ((name, getattr(self, name)) for name in self.arg_constraints)
+        shown = (f"{name}: {tuple(p.shape) if p.dim() else f'{p.item():.6g}'}" for name, p in parameters)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class Mass(Variable):
+    """A discrete random variable."""
+
+    has_enumerate_support = True
+
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+        """Refuse: the derivative of a discrete draw is zero wherever it exists."""
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} has no pathwise gradient: draw from {name}(...).relax(temperature) instead")
+
+    def sample_and_log_prob(
+        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw values and their log masses."""
+        value = self.sample(sample_shape, generator=generator)
+        return value, cast(self._log_mass(value), self.logits.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The log mass of a value."""
+        return cast(self._log_mass(self._checked(value)), self.logits.dtype)
+
+    @abstractmethod
+    def _log_mass(self, value: Tensor) -> Tensor:
+        """The log mass of a value in the support."""
+
+
+class Continuous(Variable):
+    """A random variable with a density and a pathwise gradient."""
+
+    has_rsample = True
+
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+        """Draw values that carry the pathwise gradient."""
+        return self.push(self.noise(sample_shape, generator=generator))
+
+    @abstractmethod
+    def rsample_and_log_prob(
+        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw values and their log densities from the same noise: the form to train with."""
+
+
+class Node(Continuous):
+    """A continuous random variable on an unbounded set: the one whose density is scored.
+
+    The logits cancel in the log density of an own draw. It is exact at any size of the logits, and its total
+    derivative in them, along the value and directly, is zero.
+    """
+
+    def push(self, noise: Tensor) -> Tensor:
+        """The value that noise becomes: all of sampling but the randomness."""
+        return cast(self._push(wide(noise)), self.logits.dtype)
+
+    def rsample_and_log_prob(
+        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw values and their log densities from the same noise: the form to train with."""
+        noise = self.noise(sample_shape, generator=generator)
+        return self.push(noise), cast(self._log_density_of_noise(noise), self.logits.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The log density of a value."""
+        return cast(self._log_density(wide(self._checked(value))), self.logits.dtype)
+
+    @abstractmethod
+    def _push(self, noise: Tensor) -> Tensor:
+        """The value that noise becomes."""
+
+    @abstractmethod
+    def _log_density(self, value: Tensor) -> Tensor:
+        """The log density of a value in the support."""
+
+    @abstractmethod
+    def _log_density_of_noise(self, noise: Tensor) -> Tensor:
+        """The log density of the value that noise becomes."""
+
+
+class Tempered(Node):
+    """A node with a temperature.
+
+    The temperature broadcasts against the shape of the logits less their category axis; the result is `batch_shape`.
+    """
+
+    arg_constraints = {"logits": constraints.real, "temperature": constraints.nonnegative}  # noqa: RUF012
+    _temperature: Temperature
+    category_axes: int
+    """One if the last axis of the logits runs over categories, zero if a logit is a log-odds."""
+
+    def __init__(self, logits: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> None:
+        validate = check.validates(validate_args)
+        logits = check.as_logits(logits, finite=True, validate=validate)
+        self._temperature = check.as_temperature(temperature, validate=validate)
+        batch_shape, event_shape = check.split(logits, self.category_axes)
+        batch_shape = check.broadcast(batch_shape, temperature)
+        super().__init__(logits.expand(batch_shape + event_shape), batch_shape, event_shape, validate=validate)
+
+    @property
+    def temperature(self) -> Tensor:
+        """The temperature λ."""
+        if isinstance(self._temperature, Tensor):
+            return self._temperature
+        return torch.full((), self._temperature, dtype=torch.float64, device=self.logits.device)
+
+    @property
+    def _batch_temperature(self) -> Temperature:
+        """The temperature in a shape that meets the batch."""
+        return wide(self._temperature) if isinstance(self._temperature, Tensor) else self._temperature
+
+    @property
+    def _value_temperature(self) -> Temperature:
+        """The temperature in a shape that meets values."""
+        temperature = self._batch_temperature
+        return temperature.unsqueeze(-1) if self.category_axes and isinstance(temperature, Tensor) else temperature
+
+    def _filled(self, constant: Temperature) -> Tensor:
+        """A quantity that the logits do not change, for every member of the batch."""
+        filled = torch.as_tensor(constant, dtype=WIDE, device=self.logits.device)
+        return cast(filled.expand(self.batch_shape), self.logits.dtype)
+
+
+class Relaxation(Continuous):
+    """A node squashed into the bounded set that spans the states of a mass.
+
+    A drawn value remembers its node and is scored there.
+    """
+
+    arg_constraints = Tempered.arg_constraints
+
+    def __init__(self, node: Tempered, *, logits: Tensor, event_shape: Size) -> None:
+        self._node = node
+        self._temperature = node._temperature
+        super().__init__(logits, node.batch_shape, event_shape, validate=node._validate_args)
+
+    @property
+    def node(self) -> Tempered:
+        """The unbounded variable before it is squashed."""
+        return self._node if self._node.batch_shape == self.batch_shape else self._node.expand(self.batch_shape)
+
+    @property
+    def temperature(self) -> Tensor:
+        """The temperature λ."""
+        return self.node.temperature
+
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+        """Draw the noise behind so many samples."""
+        return self.node.noise(sample_shape, generator=generator)
+
+    def push(self, noise: Tensor) -> Tensor:
+        """The value that noise becomes: all of sampling but the randomness."""
+        return self._value(self.node._push(wide(noise)))
+
+    def rsample_and_log_prob(
+        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw values and their log densities from the same noise: the form to train with."""
+        noise = self.noise(sample_shape, generator=generator)
+        node = self.node._push(noise)
+        log_density = self.node._log_density_of_noise(noise) - self._log_slope(node)
+        return self._value(node), cast(log_density, self.logits.dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """The log density of a value, at the node it remembers or, failing that, at the node it determines."""
+        node = self._node_of(self._checked(value))
+        return cast(self.node._log_density(node) - self._log_slope(node), self.logits.dtype)
+
+    def _value(self, node: Tensor) -> Tensor:
+        """The value of a node, which it remembers."""
+        value = self._squash(node)
+        return remember(cast(value, self.logits.dtype), cast(node, self.logits.dtype))
+
+    def _node_of(self, value: Tensor) -> Tensor:
+        node = recall(value)
+        if node is None:
+            if self._validate_args:
+                self._check_determined(value)
+            return self._unsquash(wide(value))
+        if value.requires_grad and not node.requires_grad:  # the gradient was asked for after the draw
+            inverse = self._unsquash(wide(value))
+            return wide(node) + (inverse - inverse.detach())
+        return wide(node)
+
+    @abstractmethod
+    def discretize(self) -> Mass:
+        """The mass that this variable relaxes."""
+
+    @abstractmethod
+    def _squash(self, node: Tensor) -> Tensor:
+        """The value of a node, as far inside the edge as the dtype of the logits can tell."""
+
+    @abstractmethod
+    def _unsquash(self, value: Tensor) -> Tensor:
+        """The node that a value determines."""
+
+    @abstractmethod
+    def _log_slope(self, node: Tensor) -> Tensor:
+        """The logarithm of the volume that squashing makes of a unit volume around a node."""
+
+    @abstractmethod
+    def _check_determined(self, value: Tensor) -> None:
+        """Refuse a value rounded so far that it no longer determines its node."""

@@ -1,0 +1,45 @@
+"""Wide arithmetic, narrow values: everything is computed in float64 and rounded once, to a finite number."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WIDE = torch.float64
+
+
+class _Saturate(torch.autograd.Function):
+    """Conversion that stops at the largest finite number of the narrower dtype, forwards and backwards."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype.itemsize < value.dtype.itemsize:
+            edge = torch.finfo(dtype).max
+            value = torch.where(value.isinf(), value, value.clamp(-edge, edge))  # a limit stays a limit
+        return value.to(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
+        return cast(grad[0], ctx.dtype), None
+
+
+def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert without overflow.
+
+    Only float16 is narrow enough for ordinary nodes, densities and gradients to leave its range.
+    """
+    if value.dtype != dtype and torch.float16 in (value.dtype, dtype):
+        saturated: Tensor = _Saturate.apply(value, dtype)  # type: ignore[no-untyped-call]
+        return saturated
+    return value.to(dtype)
+
+
+def wide(value: Tensor) -> Tensor:
+    """A tensor in the dtype all arithmetic is done in."""
+    return cast(value, WIDE)

@@ -1,0 +1,166 @@
+"""Checks of what a user passes in, each failing with one sentence that names the value and the place."""
+
+import math
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution, constraints
+
+from .cast import cast, wide
+from .temperature import Temperature
+
+
+def known(condition: Tensor) -> bool | None:
+    """The truth of a condition, or None inside a compiled, captured or batched program, which cannot branch on data."""
+    if torch.compiler.is_compiling() or (condition.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    try:
+        return bool(condition)
+    except RuntimeError:  # vmap, and tensors without storage
+        return None
+
+
+def is_finite(value: Tensor) -> Tensor:
+    """Whether all entries are finite, in one pass."""
+    if value.numel() == 0:
+        return torch.ones((), dtype=torch.bool)
+    low, high = torch.aminmax(value)  # either end is NaN when any entry is
+    return torch.isfinite(low) & torch.isfinite(high)
+
+
+def place(index: tuple[int, ...]) -> str:
+    """Where something stands, in words."""
+    return "" if not index else f" at index {index[0] if len(index) == 1 else index}"
+
+
+def first(value: Tensor, offending: Tensor) -> str:
+    """The first offending entry and where it stands."""
+    index = tuple(offending.nonzero()[0].tolist())
+    return f"{value[index].item():.9g}{place(index)}"
+
+
+def require(name: str, must: str, value: Tensor, holds: Tensor) -> None:
+    """Raise one sentence unless the condition holds in every entry."""
+    if known(holds.all()) is False:
+        raise ValueError(f"{name} must {must}, got {first(value, ~holds)}")
+
+
+def as_logits(logits: Tensor | float, *, finite: bool, validate: bool) -> Tensor:
+    """Logits as a floating tensor, refused when they are integers or not numbers."""
+    if isinstance(logits, (int, float)) and not isinstance(logits, bool):
+        logits = torch.tensor(float(logits))
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a floating tensor or a number, got {type(logits).__name__}")
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be a floating tensor, got {logits.dtype}; convert them with logits.float()")
+    if validate and known(is_finite(logits)) is False:
+        require("logits", "be numbers", logits, ~logits.isnan())
+        if finite:
+            require("logits", "be finite to be relaxed", logits, logits.isfinite())
+    return logits
+
+
+def as_temperature(temperature: Temperature, *, validate: bool) -> Temperature:
+    """A temperature, refused when it is negative, infinite or not a number."""
+    if isinstance(temperature, Tensor):
+        if not temperature.is_floating_point():
+            raise TypeError(f"temperature must be a number or a floating tensor, got {temperature.dtype}")
+        if validate:
+            holds = (temperature >= 0) & (temperature < math.inf)
+            require("temperature", "be positive, or 0 for the discrete limit", temperature, holds)
+        return temperature
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float, torch.SymFloat)):
+        raise TypeError(f"temperature must be a number or a floating tensor, got {type(temperature).__name__}")
+    if validate and not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be positive, or 0 for the discrete limit, got {temperature:.9g}")
+    return temperature if isinstance(temperature, torch.SymFloat) else float(temperature)
+
+
+def as_value(value: Tensor, *, batch_shape: Size, event_shape: Size) -> Tensor:
+    """A value to be scored, refused when its shape cannot belong to the distribution."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"value must be a tensor, got {type(value).__name__}")
+    batch = value.shape[: value.dim() - len(event_shape)]
+    if value.shape[len(batch) :] != event_shape:
+        raise ValueError(f"value must end in event_shape {tuple(event_shape)}, got shape {tuple(value.shape)}")
+    try:
+        torch.broadcast_shapes(batch, batch_shape)
+    except RuntimeError:
+        shape = tuple(batch_shape + event_shape)
+        raise ValueError(f"value must broadcast with shape {shape}, got shape {tuple(value.shape)}") from None
+    return value
+
+
+def validates(validate_args: bool | None) -> bool:
+    """Whether to look at the entries of arguments, as asked for or by torch's default."""
+    return bool(Distribution._validate_args if validate_args is None else validate_args)
+
+
+def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:
+    """The batch shape and the event shape of logits."""
+    if category_axes and (logits.dim() == 0 or logits.shape[-1] < 2):
+        raise ValueError(f"logits must have a last axis of at least 2 categories, got shape {tuple(logits.shape)}")
+    batch = logits.dim() - category_axes
+    return logits.shape[:batch], logits.shape[batch:]
+
+
+def broadcast(batch_shape: Size, temperature: Temperature) -> Size:
+    """The batch shape after the temperature has broadcast against it."""
+    if not isinstance(temperature, Tensor):
+        return batch_shape
+    try:
+        return Size(torch.broadcast_shapes(batch_shape, temperature.shape))
+    except RuntimeError:
+        found = f"got shape {tuple(temperature.shape)}"
+        raise ValueError(f"temperature must broadcast with batch_shape {tuple(batch_shape)}, {found}") from None
+
+
+def has_density(temperature: Temperature | None) -> None:
+    """Refuse to score at temperature zero."""
+    cold = temperature is not None and temperature == 0
+    if cold is True or (isinstance(cold, Tensor) and known(cold.any())):
+        raise ValueError("temperature must be positive to have a density, got 0: score the discrete variable instead")
+
+
+def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) -> None:
+    """Refuse a value outside the support."""
+    holds = support.check(value)
+    if known(holds.all()) is False:
+        index = tuple((~holds).nonzero()[0].tolist())
+        found = str(value[index].tolist()) if support.event_dim else f"{value[index].item():.9g}"
+        raise ValueError(f"value must lie in the support of {owner}, got {shortened(found)}{place(index)}")
+
+
+def determined(value: Tensor, holds: Tensor, *, owner: str) -> None:
+    """Refuse a value that was rounded to the edge of the support and has forgotten its node."""
+    if known(holds.all()) is False:
+        raise ValueError(
+            f"value must lie far enough inside the support of {owner} for {value.dtype} to tell its density, "
+            f"got {first(value, ~holds)}: score the very tensor that was drawn, which remembers its node, or the node"
+        )
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """A text of bounded length."""
+    return text if len(text) <= width else text[:width] + " ..."
+
+
+def as_log_odds(probs: Tensor | float) -> Tensor:
+    """The log-odds of probabilities."""
+    probs = as_probs(probs)
+    return cast(torch.logit(wide(probs)), probs.dtype)
+
+
+def as_log_probs(probs: Tensor | float) -> Tensor:
+    """The logarithms of probabilities, which need not be normalised."""
+    probs = as_probs(probs)
+    return cast(wide(probs).log(), probs.dtype)
+
+
+def as_probs(probs: Tensor | float) -> Tensor:
+    """Probabilities as a floating tensor, refused outside [0, 1]."""
+    probs = torch.as_tensor(probs)
+    if not probs.is_floating_point():
+        raise TypeError(f"probs must be a floating tensor or a number, got {probs.dtype}")
+    require("probs", "lie between 0 and 1", probs, (probs >= 0) & (probs <= 1))
+    return probs

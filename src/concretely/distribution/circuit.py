@@ -1,0 +1,322 @@
+"""The general binary circuit: any noise, relocated so that its sign is a given Bernoulli variable."""
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Size, Tensor
+from torch.distributions import Distribution, constraints
+from torch.nn.functional import logsigmoid, softplus
+
+from ..noise import uniform
+from . import check, logistic
+from .base import Tempered
+from .binary import Bernoulli
+from .cast import cast, wide
+from .squash import OnUnitInterval
+from .temperature import Temperature, log
+
+
+class Family(Protocol):
+    """A law of noise on the whole real line: all that the circuit asks of it."""
+
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def variance(self) -> float: ...
+
+    @property
+    def entropy(self) -> float: ...
+
+    def log_density(self, noise: Tensor) -> Tensor: ...
+
+    def cdf(self, noise: Tensor) -> Tensor: ...
+
+    def quantile(self, u: Tensor) -> Tensor: ...
+
+    def location(self, logits: Tensor) -> Tensor:
+        """What to add to the noise so that it is positive with these log-odds."""
+
+
+class LogisticNoise:
+    """Noise whose circuit is the binary Concrete variable."""
+
+    mean, variance, entropy = 0.0, math.pi**2 / 3, 2.0
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        return logistic.standard_log_density(noise)
+
+    def cdf(self, noise: Tensor) -> Tensor:
+        return torch.sigmoid(noise)
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return torch.logit(u)
+
+    def location(self, logits: Tensor) -> Tensor:
+        return logits.clone()
+
+
+class NormalNoise:
+    """Gaussian noise, the probit unit."""
+
+    mean, variance, entropy = 0.0, 1.0, (1 + math.log(2 * math.pi)) / 2
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        return -(noise.square() + math.log(2 * math.pi)) / 2
+
+    def cdf(self, noise: Tensor) -> Tensor:
+        below: Tensor = torch.special.ndtr(noise)
+        return below
+
+    def quantile(self, u: Tensor) -> Tensor:
+        noise: Tensor = torch.special.ndtri(u)
+        return noise
+
+    def location(self, logits: Tensor) -> Tensor:
+        # Newton's method for the logarithm of the tail, which is nearly linear in the squared quantile: from either
+        # start the third step is exact to the last bits
+        log_tail = logsigmoid(-logits.abs())
+        size = torch.where(log_tail > -500, -torch.special.ndtri(log_tail.exp()), (-2 * log_tail).sqrt())
+        for _ in range(4):
+            log_reached = torch.special.log_ndtr(-size)
+            size = size + (log_reached - log_tail) * (log_reached - self.log_density(size)).exp()
+        return torch.copysign(size, logits)
+
+
+class LaplaceNoise:
+    """Double exponential noise."""
+
+    mean, variance, entropy = 0.0, 2.0, 1 + math.log(2)
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        return -noise.abs() - math.log(2)
+
+    def cdf(self, noise: Tensor) -> Tensor:
+        tail = torch.exp(-noise.abs()) / 2
+        return torch.where(noise < 0, tail, 1 - tail)
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return torch.where(u < 0.5, torch.log(2 * u), -torch.log(2 - 2 * u))
+
+    def location(self, logits: Tensor) -> Tensor:
+        return torch.copysign(softplus(logits.abs()) - math.log(2), logits)
+
+
+class CauchyNoise:
+    """Noise with tails so heavy that it has no mean."""
+
+    mean, variance, entropy = math.nan, math.nan, math.log(4 * math.pi)
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        return -2 * torch.hypot(torch.ones_like(noise), noise).log() - math.log(math.pi)
+
+    def cdf(self, noise: Tensor) -> Tensor:
+        return torch.atan2(torch.ones_like(noise), -noise) / math.pi
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return torch.where(u < 0.5, -1 / torch.tan(math.pi * u), 1 / torch.tan(math.pi * (1 - u)))
+
+    def location(self, logits: Tensor) -> Tensor:
+        return torch.copysign(1 / torch.tan(math.pi * torch.sigmoid(-logits.abs())), logits)
+
+
+@dataclass(frozen=True)
+class LawNoise:
+    """Noise with the law of any distribution that has a density, a distribution function and its inverse.
+
+    It is as exact in the tails as that inverse is.
+    """
+
+    law: Distribution
+
+    @property
+    def mean(self) -> float:
+        return float(self.law.mean)
+
+    @property
+    def variance(self) -> float:
+        return float(self.law.variance)
+
+    @property
+    def entropy(self) -> float:
+        return float(self.law.entropy())
+
+    def log_density(self, noise: Tensor) -> Tensor:
+        return self.law.log_prob(noise)
+
+    def cdf(self, noise: Tensor) -> Tensor:
+        return self.law.cdf(noise)
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return self.law.icdf(u)
+
+    def location(self, logits: Tensor) -> Tensor:
+        return -self.law.icdf(torch.sigmoid(-logits))
+
+
+def as_family(noise: str | Distribution | Family) -> Family:
+    """The noise meant by a name, a distribution or a family."""
+    known: dict[str, type[Family]] = {
+        "logistic": LogisticNoise,
+        "normal": NormalNoise,
+        "laplace": LaplaceNoise,
+        "cauchy": CauchyNoise,
+    }
+    if isinstance(noise, Distribution):
+        if noise.batch_shape or noise.event_shape:
+            shapes = f"{tuple(noise.batch_shape)} and {tuple(noise.event_shape)}"
+            raise ValueError(f"noise must be a distribution of single numbers, got batch and event shapes {shapes}")
+        return LawNoise(noise)
+    if not isinstance(noise, str):
+        return noise
+    if noise not in known:
+        near = difflib.get_close_matches(noise, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise ValueError(f"unknown noise {noise!r}; {hint}")
+    return known[noise]()
+
+
+class _Location(torch.autograd.Function):
+    """The location of the noise, differentiated implicitly: σ(l)σ(−l) dl is the density at zero times d location."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logits: Tensor, family: Family) -> Tensor:
+        return family.location(logits)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Family], output: Tensor) -> None:
+        ctx.family = inputs[1]
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
+        logits, location = ctx.saved_tensors
+        log_slope = logsigmoid(logits) + logsigmoid(-logits) - ctx.family.log_density(-location)
+        return grad[0] * log_slope.exp(), None
+
+
+class CircuitNode(Tempered):
+    r"""Relocated noise over a temperature: the stochastic node of a general binary circuit.
+
+    $$X = (Y - Φ^{-1}(1 / (1 + α))) / λ, \quad Y \sim Φ$$
+
+    See [maddison2017concrete], appendix B.
+
+    >>> CircuitNode(torch.tensor([-3.0, 3.0]), 0.5, noise="laplace").cdf(torch.zeros(2))
+    tensor([0.9526, 0.0474])
+    """
+
+    support = constraints.real
+    category_axes = 0
+
+    def __init__(
+        self,
+        logits: Tensor | float,
+        temperature: Temperature,
+        *,
+        noise: str | Distribution | Family = "normal",
+        validate_args: bool | None = None,
+    ) -> None:
+        self.family = as_family(noise)
+        super().__init__(logits, temperature, validate_args=validate_args)
+
+    @classmethod
+    def from_probs(
+        cls,
+        probs: Tensor | float,
+        temperature: Temperature,
+        *,
+        noise: str | Distribution | Family = "normal",
+        validate_args: bool | None = None,
+    ) -> Self:
+        """Build the variable from the probability that its value is positive."""
+        return cls(check.as_log_odds(probs), temperature, noise=noise, validate_args=validate_args)
+
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+        """Draw noise of the family."""
+        shape = self._shape(sample_shape)
+        return self.family.quantile(uniform(shape, device=self.logits.device, generator=generator))
+
+    def _location(self) -> Tensor:
+        location: Tensor = _Location.apply(wide(self.logits), self.family)  # type: ignore[no-untyped-call]
+        return location
+
+    def _push(self, noise: Tensor) -> Tensor:
+        return logistic.push(self._location(), self._value_temperature, noise)
+
+    def _log_density(self, value: Tensor) -> Tensor:
+        return self._log_density_of_noise(self._value_temperature * value - self._location())
+
+    def _log_density_of_noise(self, noise: Tensor) -> Tensor:
+        return self.family.log_density(noise) + log(self._batch_temperature)
+
+    def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The probability of a smaller value."""
+        noise = self._value_temperature * wide(self._checked(value)) - self._location()
+        return cast(self.family.cdf(noise), self.logits.dtype)
+
+    def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The value below which the variable falls with a given probability."""
+        return self.push(self.family.quantile(wide(value)))
+
+    def entropy(self) -> Float[Tensor, "..."]:
+        """The differential entropy."""
+        return self._filled(self.family.entropy - log(self._batch_temperature))
+
+    @property
+    def mean(self) -> Float[Tensor, "..."]:
+        """The expected value, which the Cauchy circuit lacks."""
+        return cast((self._location() + self.family.mean) / self._value_temperature, self.logits.dtype)
+
+    @property
+    def variance(self) -> Float[Tensor, "..."]:
+        """The variance, which the Cauchy circuit lacks."""
+        return self._filled(self.family.variance / self._batch_temperature**2)
+
+
+class BinaryCircuit(OnUnitInterval):
+    r"""A relaxed Bernoulli variable made from any noise on the real line.
+
+    $$X = σ((Y - Φ^{-1}(1 / (1 + α))) / λ), \quad Y \sim Φ$$
+
+    The noise is named (logistic, normal, laplace, cauchy) or given as a distribution with `icdf`, `cdf` and `log_prob`.
+    Rounding gives the Bernoulli variable of the logits under every noise. See [maddison2017concrete], appendix B.
+
+    >>> circuit = BinaryCircuit(torch.tensor(2.0), temperature=0.5, noise="cauchy")
+    >>> circuit.discretize()
+    Bernoulli(logits: 2)
+    """
+
+    def __init__(
+        self,
+        logits: Tensor | float,
+        temperature: Temperature,
+        *,
+        noise: str | Distribution | Family = "normal",
+        validate_args: bool | None = None,
+    ) -> None:
+        node = CircuitNode(logits, temperature, noise=noise, validate_args=validate_args)
+        super().__init__(node, logits=node.logits, event_shape=Size())
+
+    @classmethod
+    def from_probs(
+        cls,
+        probs: Tensor | float,
+        temperature: Temperature,
+        *,
+        noise: str | Distribution | Family = "normal",
+        validate_args: bool | None = None,
+    ) -> Self:
+        """Build the variable from the probability that it rounds to 1."""
+        return cls(check.as_log_odds(probs), temperature, noise=noise, validate_args=validate_args)
+
+    def discretize(self) -> Bernoulli:
+        """The Bernoulli variable with the same logits."""
+        return Bernoulli(self.logits, validate_args=self._validate_args)

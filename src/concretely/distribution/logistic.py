@@ -1,0 +1,91 @@
+"""The logistic node: the log-odds of a binary Concrete variable, and what is scored in its place."""
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+from torch.distributions import constraints
+
+from .. import noise
+from . import check
+from .base import Tempered
+from .cast import cast, wide
+from .temperature import Temperature, cool, log
+
+
+def push(logits: Float[Tensor, "..."], temperature: Temperature, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The noisy log-odds over the temperature, and its sign times infinity where that is zero."""
+    return cool(logits + noise, temperature, lambda total: torch.where(total >= 0, math.inf, -math.inf))
+
+
+def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The log density of standard logistic noise."""
+    size = noise.abs()
+    return -size - 2 * torch.log1p(torch.exp(-size))
+
+
+class Logistic(Tempered):
+    r"""A logistic variable, the stochastic node of a binary Concrete one.
+
+    $$Y = (L + \log α) / λ, \qquad \log g(y) = \log λ + d - 2 \log(1 + e^d), \quad d = \log α - λ y$$
+
+    See [maddison2017concrete], appendix C.3 and cheat sheet.
+
+    >>> node = Logistic(torch.tensor([1e4, -50.0]), temperature=1e-3)
+    >>> value, log_prob = node.rsample_and_log_prob((3,))
+    >>> value.shape, bool(log_prob.isfinite().all())
+    (torch.Size([3, 2]), True)
+    """
+
+    support = constraints.real
+    category_axes = 0
+
+    @classmethod
+    def from_probs(cls, probs: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
+        """Build the variable from the probability that its value is positive."""
+        return cls(check.as_log_odds(probs), temperature, validate_args=validate_args)
+
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+        """Draw standard logistic noise."""
+        return noise.logistic(self._shape(sample_shape), device=self.logits.device, generator=generator)
+
+    def _push(self, noise: Tensor) -> Tensor:
+        return push(wide(self.logits), self._value_temperature, noise)
+
+    def _log_density(self, value: Tensor) -> Tensor:
+        return self._log_density_of_noise(self._value_temperature * value - wide(self.logits))
+
+    def _log_density_of_noise(self, noise: Tensor) -> Tensor:
+        return standard_log_density(noise) + log(self._value_temperature)
+
+    def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The probability of a smaller value."""
+        return cast(
+            torch.sigmoid(self._value_temperature * wide(self._checked(value)) - wide(self.logits)), self.logits.dtype
+        )
+
+    def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The value below which the variable falls with a given probability."""
+        return self.push(torch.logit(wide(value)))
+
+    def entropy(self) -> Float[Tensor, "..."]:
+        """The differential entropy."""
+        return self._filled(2 - log(self._batch_temperature))
+
+    @property
+    def mean(self) -> Float[Tensor, "..."]:
+        """The expected value."""
+        return cast(wide(self.logits) / self._value_temperature, self.logits.dtype)
+
+    @property
+    def mode(self) -> Float[Tensor, "..."]:
+        """The most probable value."""
+        return self.mean
+
+    @property
+    def variance(self) -> Float[Tensor, "..."]:
+        """The variance."""
+        return self._filled((math.pi / self._batch_temperature) ** 2 / 3)
