@@ -1,50 +1,124 @@
 """The only randomness of the library: noise that a deterministic `push` turns into values.
 
-Every draw starts from 52 random bits placed in the middle of their cell, so a uniform is never 0 or 1,
-is symmetric about 1/2, and both tails reach probability 2⁻⁵³. Noise is float64 on every device and under every
-dtype of the logits. It is drawn from integers because `torch.compile` replaces `torch.rand` by a generator
-with 24 bits whatever dtype is asked for, which cuts the tail that picks rare categories.
+All noise comes from random integers, each standing for the middle of its cell, and not from `torch.rand`, whose
+float32 has 24 bits and includes 0, and whose float64 has no more once `torch.compile` has replaced it. Float32 noise
+uses 32 bits and float64 noise 52: no draw is infinite, and the tails that decide rare events reach probabilities of
+2⁻³³ and 2⁻⁵³.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-BITS = 52
-
-
-def uniform(
-    shape: Sequence[int], *, device: torch.device | None = None, generator: Generator | None = None
-) -> Float[Tensor, "..."]:
-    """Uniform noise strictly between 0 and 1.
-
-    >>> noise = uniform((1000,), generator=torch.Generator().manual_seed(0))
-    >>> bool((noise > 0).all() and (noise < 1).all())
-    True
-    """
-    word = torch.randint(0, 1 << BITS, tuple(shape), device=device, generator=generator)
-    return word.to(torch.float64).add_(0.5).mul_(2.0**-BITS)
-
 
 def logistic(
-    shape: Sequence[int], *, device: torch.device | None = None, generator: Generator | None = None
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | None = None,
+    generator: Generator | None = None,
 ) -> Float[Tensor, "..."]:
-    """Standard logistic noise, the difference of two Gumbels."""
-    return torch.logit(uniform(shape, device=device, generator=generator))
+    """Standard logistic noise, the difference of two Gumbels.
+
+    >>> logistic((2, 3), generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 3])
+    """
+    signed = _words(shape, dtype, device, generator, signed=True)
+    return torch.logit(signed.abs()).copysign_(signed)  # by the smaller of the two tail probabilities
 
 
 def gumbel(
-    shape: Sequence[int], *, device: torch.device | None = None, generator: Generator | None = None
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | None = None,
+    generator: Generator | None = None,
 ) -> Float[Tensor, "..."]:
-    """Standard Gumbel noise."""
-    return uniform(shape, device=device, generator=generator).log_().neg_().log_().neg_()
+    """Standard Gumbel noise, minus the logarithm of exponential noise."""
+    # by the upper tail probability, which is precise where the noise is large and decides
+    return uniform(shape, dtype, device=device, generator=generator).neg_().log1p_().neg_().log_().neg_()
 
 
 def normal(
-    shape: Sequence[int], *, device: torch.device | None = None, generator: Generator | None = None
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | None = None,
+    generator: Generator | None = None,
 ) -> Float[Tensor, "..."]:
     """Standard normal noise."""
-    quantile: Tensor = torch.special.ndtri(uniform(shape, device=device, generator=generator))
-    return quantile
+    signed = _words(shape, dtype, device, generator, signed=True)
+    quantile: Tensor = torch.special.ndtri(signed.abs())
+    return quantile.copysign_(signed)
+
+
+def uniform(
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    *,
+    device: torch.device | None = None,
+    generator: Generator | None = None,
+) -> Float[Tensor, "..."]:
+    """Uniform noise strictly between 0 and 1, with all its precision near 0."""
+    shrink = 1 - torch.finfo(dtype).eps / 2  # what lies next to 1 would be rounded to it
+    return _words(shape, dtype, device, generator, signed=False).mul_(shrink)
+
+
+def _words(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device | None,
+    generator: Generator | None,
+    *,
+    signed: bool,
+) -> Tensor:
+    """Random integers over their number, in the middle of their cells: in (0, 1), or in (-1/2, 1/2) if signed.
+
+    All precision lies near 0.
+    """
+    bits = 52 if dtype == torch.float64 else 32
+    count = math.prod(shape)
+    if torch.compiler.is_compiling():
+        word = torch.cat(_philox(count, bits, device))
+        word = word - 2 ** (bits - 1) if signed else word
+    elif bits == 32:  # two words from one draw of the generator, which takes no longer than one
+        pairs = _integers((count + 1) // 2, 64, device, generator)
+        word = pairs.view(torch.int32 if signed else torch.uint32)
+    else:
+        word = _integers(count, bits, device, generator)
+        word = word if signed else word.add_(2 ** (bits - 1))
+    return word[:count].view(tuple(shape)).to(dtype).add_(0.5).mul_(2.0**-bits)
+
+
+def _integers(count: int, bits: int, device: torch.device | None, generator: Generator | None) -> Tensor:
+    """Signed integers of so many random bits."""
+    low, high = -(2 ** (bits - 1)), min(2 ** (bits - 1), 2**63 - 1)
+    return torch.randint(low, high, (count,), device=device, generator=generator)
+
+
+def _philox(count: int, bits: int, device: torch.device | None) -> list[Tensor]:
+    """At least so many integers of 32 or 52 random bits, by Philox4x32-10 in tensor operations [salmon2011parallel].
+
+    The compiler turns these into vector instructions; its own `randint` computes one number at a time, several times
+    slower. The key and half of the counter come from the global generator.
+    """
+    mask = 2**32 - 1
+    seed, nonce = torch.randint(-(2**63), 2**63 - 1, (2,), device=device).unbind()
+    key = [seed & mask, seed >> 32 & mask]
+    first = torch.arange((count + 3) // 4 if bits == 32 else (count + 1) // 2, device=device)
+    word = [first, torch.zeros_like(first), first * 0 + (nonce & mask), first * 0 + (nonce >> 32 & mask)]
+    for _ in range(10):
+        left, right = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
+        word = [
+            (right >> 32 & mask) ^ word[1] ^ key[0],
+            right & mask,
+            (left >> 32 & mask) ^ word[3] ^ key[1],
+            left & mask,
+        ]
+        key = [key[0] + 0x9E3779B9 & mask, key[1] + 0xBB67AE85 & mask]
+    if bits == 52:
+        word = [high << 20 | low >> 12 for high, low in (word[:2], word[2:])]
+    return word

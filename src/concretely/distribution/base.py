@@ -2,22 +2,31 @@
 
 Three kinds follow. A `Mass` is discrete. A `Node` is continuous and unbounded, and knows the log density of its own
 draws from their noise alone. A `Relaxation` squashes a node into the bounded set that spans the states of a mass.
-Methods that begin with an underscore compute in float64; the public ones round their result once.
+Methods that begin with an underscore compute, on noise in at least float32 and on given values in float64; the public
+ones round the result, once.
 """
 
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from torch import Generator, Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from . import check
-from .cast import WIDE, cast, wide
+from .cast import WIDE, cast, wide, working
 from .memory import recall, remember
 from .temperature import Temperature
+
+
+class Law(Protocol):
+    """A way of drawing noise, as in `concretely.noise`."""
+
+    def __call__(
+        self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Generator | None
+    ) -> Tensor: ...
 
 
 class Variable(Distribution):
@@ -53,8 +62,10 @@ class Variable(Distribution):
         new.logits = self.logits.expand(new.batch_shape + self.logits.shape[len(self.batch_shape) :])
         return new
 
-    def _shape(self, sample_shape: Sequence[int]) -> Size:
-        return Size(sample_shape) + self.batch_shape + self.event_shape
+    def _drawn(self, law: Law, sample_shape: Sequence[int], generator: Generator | None) -> Tensor:
+        """Noise of a law in the shape of values."""
+        shape = Size(sample_shape) + self.batch_shape + self.event_shape
+        return law(shape, working(self.logits.dtype), device=self.logits.device, generator=generator)
 
     def _checked(self, value: Tensor) -> Tensor:
         """A value to be scored; its shape is always looked at, its entries when arguments are validated."""
@@ -121,7 +132,7 @@ class Node(Continuous):
 
     def push(self, noise: Tensor) -> Tensor:
         """The value that noise becomes: all of sampling but the randomness."""
-        return cast(self._push(wide(noise)), self.logits.dtype)
+        return cast(self._push(noise), self.logits.dtype)
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
@@ -219,7 +230,7 @@ class Relaxation(Continuous):
 
     def push(self, noise: Tensor) -> Tensor:
         """The value that noise becomes: all of sampling but the randomness."""
-        return self._value(self.node._push(wide(noise)))
+        return self._value(self.node._push(noise))
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None

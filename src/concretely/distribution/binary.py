@@ -48,11 +48,11 @@ class Bernoulli(Mass):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard logistic noise."""
-        return noise.logistic(self._shape(sample_shape), device=self.logits.device, generator=generator)
+        return self._drawn(noise.logistic, sample_shape, generator)
 
     def push(self, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """One where the noisy log-odds are not negative."""
-        return (wide(self.logits) + noise >= 0).to(self.logits.dtype)
+        return (self.logits + noise >= 0).to(self.logits.dtype)
 
     def _log_mass(self, value: Tensor) -> Tensor:
         return logsigmoid(torch.where(value > 0.5, wide(self.logits), -wide(self.logits)))

@@ -1,4 +1,4 @@
-"""Wide arithmetic, narrow values: everything is computed in float64 and rounded once, to a finite number."""
+"""Arithmetic that is wider than the values it makes, which are rounded once and to a finite number."""
 
 from typing import Any
 
@@ -41,5 +41,10 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def wide(value: Tensor) -> Tensor:
-    """A tensor in the dtype all arithmetic is done in."""
+    """A tensor in float64, the dtype in which given values are scored."""
     return cast(value, WIDE)
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of noise and of what is computed from it: at least float32."""
+    return torch.promote_types(dtype, torch.float32)

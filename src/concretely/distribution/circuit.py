@@ -241,8 +241,7 @@ class CircuitNode(Tempered):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw noise of the family."""
-        shape = self._shape(sample_shape)
-        return self.family.quantile(uniform(shape, device=self.logits.device, generator=generator))
+        return self.family.quantile(wide(self._drawn(uniform, sample_shape, generator)))
 
     def _location(self) -> Tensor:
         location: Tensor = _Location.apply(wide(self.logits), self.family)  # type: ignore[no-untyped-call]

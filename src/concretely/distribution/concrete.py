@@ -13,7 +13,7 @@ from . import check
 from .base import Mass
 from .cast import cast, wide
 from .constraint import one_hot
-from .exp_concrete import ExpConcrete, one_hot_argmax
+from .exp_concrete import ExpConcrete, one_hot_argmax, perturb
 from .squash import OnSimplex
 from .temperature import Temperature
 
@@ -49,11 +49,11 @@ class Discrete(Mass):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard Gumbel noise for every category."""
-        return noise.gumbel(self._shape(sample_shape), device=self.logits.device, generator=generator)
+        return self._drawn(noise.gumbel, sample_shape, generator)
 
     def push(self, noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
         """One at the largest noisy logit."""
-        return one_hot_argmax(wide(self.logits) + noise).to(self.logits.dtype)
+        return one_hot_argmax(perturb(self.logits, noise)).to(self.logits.dtype)
 
     def _log_probs(self) -> Tensor:
         return wide(self.logits).log_softmax(-1)

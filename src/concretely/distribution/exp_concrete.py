@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from .. import noise
 from . import check
 from .base import Tempered
-from .cast import wide
+from .cast import cast, wide, working
 from .constraint import log_simplex
 from .temperature import Temperature, cool, log
 
@@ -20,10 +20,15 @@ def push(
     logits: Float[Tensor, "*batch n"], temperature: Temperature, noise: Float[Tensor, "*shape n"]
 ) -> Float[Tensor, "*out n"]:
     """The log softmax of the noisy logits over the temperature; the log of their one-hot argmax where that is zero."""
-    total = logits + noise
+    total = perturb(logits, noise)
     # with the largest at 0, a division by a small temperature leaves the limit and not a NaN
-    cooled = cool(total - total.detach().amax(-1, keepdim=True), temperature, log_one_hot_argmax)
+    cooled = cool(total.sub_(total.detach().amax(-1, keepdim=True)), temperature, log_one_hot_argmax)
     return cooled - cooled.exp().sum(-1, keepdim=True).log()
+
+
+def perturb(logits: Float[Tensor, "*batch n"], noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out n"]:
+    """The noisy logits, up to a shift: beside a logit of a thousand, noise would be rounded away."""
+    return (logits - logits.detach().amax(-1, keepdim=True)) + noise
 
 
 def log_one_hot_argmax(total: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
@@ -61,19 +66,24 @@ class ExpConcrete(Tempered):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard Gumbel noise for every category."""
-        return noise.gumbel(self._shape(sample_shape), device=self.logits.device, generator=generator)
+        return self._drawn(noise.gumbel, sample_shape, generator)
 
     def _push(self, noise: Tensor) -> Tensor:
-        return push(wide(self.logits), self._value_temperature, noise)
+        return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
-        return self._log_density_of_noise(self._value_temperature * value - wide(self.logits))
+        # a shift common to all categories cancels, and with it the normaliser between a value and its noise
+        noise = self._value_temperature * value - wide(self.logits)
+        return self._score(noise, log_sum=(-noise).logsumexp(-1))
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
-        # a shift common to all categories cancels: the noise is recovered from a value up to such a shift
+        # drawn noise is bounded below by -4, so that the plain exponential is safe
+        return self._score(noise, log_sum=wide((-noise).exp_().sum(-1)).log_())
+
+    def _score(self, noise: Tensor, *, log_sum: Tensor) -> Tensor:
         n = noise.shape[-1]
         constant = math.lgamma(n) + (n - 1) * log(self._batch_temperature)
-        return constant - noise.sum(-1) - n * (-noise).logsumexp(-1)
+        return constant - wide(noise.sum(-1)) - n * log_sum
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """The differential entropy, which the logits do not change."""

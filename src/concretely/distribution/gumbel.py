@@ -37,10 +37,10 @@ class Gumbel(Node):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard Gumbel noise."""
-        return noise.gumbel(self._shape(sample_shape), device=self.logits.device, generator=generator)
+        return self._drawn(noise.gumbel, sample_shape, generator)
 
     def _push(self, noise: Tensor) -> Tensor:
-        return wide(self.logits) + noise
+        return self.logits + noise
 
     def _log_density(self, value: Tensor) -> Tensor:
         return self._log_density_of_noise(value - wide(self.logits))

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.distributions import constraints
+from torch.nn.functional import softplus
 
 from .. import noise
 from . import check
 from .base import Tempered
-from .cast import cast, wide
+from .cast import cast, wide, working
 from .temperature import Temperature, cool, log
 
 
@@ -23,8 +24,8 @@ def push(logits: Float[Tensor, "..."], temperature: Temperature, noise: Float[Te
 
 def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The log density of standard logistic noise."""
-    size = noise.abs()
-    return -size - 2 * torch.log1p(torch.exp(-size))
+    size = noise.abs().neg_()
+    return softplus(size).mul_(-2).add_(size)
 
 
 class Logistic(Tempered):
@@ -50,10 +51,10 @@ class Logistic(Tempered):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard logistic noise."""
-        return noise.logistic(self._shape(sample_shape), device=self.logits.device, generator=generator)
+        return self._drawn(noise.logistic, sample_shape, generator)
 
     def _push(self, noise: Tensor) -> Tensor:
-        return push(wide(self.logits), self._value_temperature, noise)
+        return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
         return self._log_density_of_noise(self._value_temperature * value - wide(self.logits))

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from .. import noise
 from . import check
 from .base import Tempered
-from .cast import wide
+from .cast import cast, wide, working
 from .concrete import Discrete
 from .constraint import log_simplex
 from .exp_concrete import push
@@ -43,10 +43,10 @@ class ExpLogisticNormal(Tempered):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard normal noise for every category."""
-        return noise.normal(self._shape(sample_shape), device=self.logits.device, generator=generator)
+        return self._drawn(noise.normal, sample_shape, generator)
 
     def _push(self, noise: Tensor) -> Tensor:
-        return push(wide(self.logits), self._value_temperature, noise)
+        return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
         return self._log_density_of_noise(self._value_temperature * value - wide(self.logits))

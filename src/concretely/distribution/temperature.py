@@ -11,7 +11,7 @@ Temperature = float | Tensor
 
 
 def cool(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Tensor]) -> Tensor:
-    """The total divided by the temperature, and its limit where the temperature is zero.
+    """The total divided by the temperature, and its limit where the temperature is zero; the total may be reused.
 
     >>> cool(torch.tensor([-1.0, 2.0]), 0.0, torch.sign)
     tensor([-1.,  1.])
@@ -20,7 +20,7 @@ def cool(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Tens
         hot = temperature > 0
         # the quotient is not taken where the temperature is 0, so that no gradient passes there
         return torch.where(hot, total / torch.where(hot, temperature, 1), limit(total.detach()))
-    return total / temperature if temperature > 0 else limit(total.detach())
+    return total.div_(temperature) if temperature > 0 else limit(total.detach())
 
 
 def log(temperature: Temperature) -> Temperature:
