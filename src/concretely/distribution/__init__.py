@@ -3,6 +3,7 @@
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
 from .concrete import Concrete, Discrete
+from .divergence import monte_carlo_kl
 from .exp_concrete import ExpConcrete
 from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete
@@ -23,4 +24,5 @@ __all__ = [
     "HypercubeConcrete",
     "Logistic",
     "LogisticNormal",
+    "monte_carlo_kl",
 ]

@@ -7,34 +7,40 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import ComposeTransform, ExpTransform, SoftmaxTransform, StickBreakingTransform
 
-from .cast import wide
+from .cast import wide, working
 
 
 class Simplex(constraints.Constraint):
     """Points with entries in [0, 1] that sum to one.
 
-    Each of n entries is rounded by at most half a unit in its last place, or to the smallest positive number.
+    Each entry is rounded by at most half a unit in its last place, or up to the smallest positive number.
     """
 
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
-        info = torch.finfo(value.dtype)
-        slack = 2 * info.eps + value.shape[-1] * smallest(value.dtype)
+        n = value.shape[-1]
+        slack = torch.finfo(value.dtype).eps + _arithmetic(value.dtype, n) + n * smallest(value.dtype)
         return (value >= 0).all(-1) & ((wide(value).sum(-1) - 1).abs() <= slack)
 
 
 class LogSimplex(constraints.Constraint):
     """Logarithms of points of the simplex.
 
-    Rounding an entry y by a relative eps changes its share of the sum by e^y·|y|·eps, at most log n + 1 in all.
+    Rounding an entry y by a relative eps changes its share e^y of the sum by e^y |y| eps, at most eps log n in all.
     """
 
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
-        slack = 2 * torch.finfo(value.dtype).eps * (1 + math.log(value.shape[-1]))
+        n = value.shape[-1]
+        slack = torch.finfo(value.dtype).eps * (1 + math.log(n)) + _arithmetic(value.dtype, n)
         return (value <= 0).all(-1) & (wide(value).logsumexp(-1).abs() <= slack)
+
+
+def _arithmetic(dtype: torch.dtype, n: int) -> float:
+    """The error of a normalisation over n categories before its result is rounded."""
+    return float(4 * torch.finfo(working(dtype)).eps * (1 + math.log(n)))
 
 
 class OneHot(constraints.Constraint):
@@ -59,9 +65,10 @@ class Corner(constraints.Constraint):
 
 def smallest(dtype: torch.dtype) -> float:
     """The smallest positive number that a squashed value may take."""
-    info = torch.finfo(dtype)
-    # the normal numbers of float16 end at 6e-5, so early that a thousand of them would leave the simplex
-    return float(info.tiny * info.eps if dtype is torch.float16 else info.tiny)
+    if dtype == torch.float16:
+        return 2.0**-24  # its normal numbers end at 6e-5, so early that a thousand of them would leave the simplex
+    # far enough above the smallest normal number that the slope of a log density, of order 1/x, is finite
+    return float(torch.finfo(dtype).tiny / torch.finfo(working(dtype)).eps)
 
 
 simplex = Simplex()
@@ -71,16 +78,16 @@ corner = Corner()
 hypercube = constraints.independent(constraints.interval(-1, 1), 1)
 
 
-@biject_to.register(Simplex)  # type: ignore[untyped-decorator]
+@biject_to.register(Simplex)
 def _bijection_to_simplex(constraint: Simplex) -> StickBreakingTransform:
     return StickBreakingTransform()
 
 
-@transform_to.register(Simplex)  # type: ignore[untyped-decorator]
+@transform_to.register(Simplex)
 def _transform_to_simplex(constraint: Simplex) -> SoftmaxTransform:
     return SoftmaxTransform()
 
 
-@biject_to.register(LogSimplex)  # type: ignore[untyped-decorator]
+@biject_to.register(LogSimplex)
 def _bijection_to_log_simplex(constraint: LogSimplex) -> ComposeTransform:
     return ComposeTransform([StickBreakingTransform(), ExpTransform().inv])

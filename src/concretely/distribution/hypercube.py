@@ -16,6 +16,7 @@ from .concrete import Discrete, log_mass_of
 from .constraint import corner, hypercube
 from .exp_concrete import ExpConcrete
 from .logistic import Logistic
+from .squash import inside
 from .temperature import Temperature
 
 
@@ -177,10 +178,9 @@ class HypercubeConcrete(Relaxation):
         return Hypercube(self.logits, validate_args=self._validate_args)
 
     def _squash(self, node: Tensor) -> Tensor:
-        # of two equal forms the hyperbolic tangent is exact about the middle
-        return (
-            torch.tanh(node / 2).unsqueeze(-1) if self.event_shape[0] == 1 else to_corner(node.exp(), self.event_shape)
-        )
+        if self.event_shape[0] == 1:
+            return torch.tanh(node / 2).unsqueeze(-1)
+        return inside(to_corner(node.exp(), self.event_shape), -1, 1)
 
     def _unsquash(self, value: Tensor) -> Tensor:
         if self.event_shape[0] == 1:

@@ -12,13 +12,9 @@ from .cast import wide
 from .constraint import simplex, smallest
 
 
-def inside(value: Tensor, node: Tensor, *, low: float, high: float) -> Tensor:
-    """A value kept off the edge that rounding would take it to, with its gradient untouched.
-
-    Only an infinite node, the limit of temperature zero, reaches the edge.
-    """
-    kept = torch.where(node.isinf(), value, value.clamp(low, high)).detach()
-    return value + (kept - value.detach())
+def inside(value: Tensor, low: float, high: float) -> Tensor:
+    """A value kept off the edge that rounding would take it to, with its gradient untouched."""
+    return value + (value.clamp(low, high) - value).detach()
 
 
 class OnUnitInterval(Relaxation):
@@ -35,9 +31,9 @@ class OnUnitInterval(Relaxation):
         return self._value(wide(self.node.icdf(value)))
 
     def _squash(self, node: Tensor) -> Tensor:
-        low, high = _edges(self.logits.dtype)
         # the derivative of exp(logsigmoid) keeps its relative precision where that of sigmoid is rounded to 0
-        return inside(torch.exp(logsigmoid(node)), node, low=low, high=high)
+        value = torch.exp(logsigmoid(node))
+        return torch.where(node.isinf(), value, inside(value, *_edges(self.logits.dtype)))  # 0 and 1 are limits
 
     def _unsquash(self, value: Tensor) -> Tensor:
         return torch.logit(value)
@@ -56,7 +52,8 @@ class OnSimplex(Relaxation):
     support = simplex
 
     def _squash(self, node: Tensor) -> Tensor:
-        return inside(torch.exp(node), node, low=smallest(self.logits.dtype), high=1.0)
+        value = torch.exp(node)
+        return torch.where(node.isinf(), value, inside(value, smallest(self.logits.dtype), 1))  # 0 is a limit
 
     def _unsquash(self, value: Tensor) -> Tensor:
         return torch.log(value)

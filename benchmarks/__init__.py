@@ -1,0 +1,1 @@
+"""Timings of this library and of its peers, interleaved in one run."""

@@ -1,0 +1,44 @@
+"""How a family written in PyTorch does a task."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..task import Task, scored
+from .base import Result
+
+
+def step(
+    build: Callable[[Any, Any], Any],
+    draw: Callable[[Any], tuple[Tensor, Tensor]],
+    *,
+    task: Task,
+    temperatures: Sequence[float | Tensor],
+    compiled: bool = False,
+) -> Callable[[int], Result]:
+    """Forwards and backwards, with noise from the global generator, which moves on by itself."""
+    logits = [torch.from_numpy(array).requires_grad_() for array in task.logits]
+    cotangents = [torch.from_numpy(array) for array in task.cotangents]
+
+    def forward(*logits: Tensor) -> tuple[Tensor, ...]:
+        return scored(build, draw, logits=logits, temperatures=temperatures)
+
+    # the first shape would otherwise be the only one compiled as what it is
+    forward = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
+
+    def forward_and_backward(seed: int) -> Result:
+        outputs = forward(*logits)
+        # the log density of an own draw may be constant in the logits; then there is nothing to pull back
+        pulled = [index for index, output in enumerate(outputs) if output.requires_grad]
+        gradients = torch.autograd.grad([outputs[i] for i in pulled], logits, [cotangents[i] for i in pulled])
+        return outputs, gradients
+
+    return forward_and_backward
+
+
+def draw_then_score(variable: Any) -> tuple[Tensor, Tensor]:
+    """A draw and its log density, the way every subclass of torch's distributions offers them."""
+    value = variable.rsample()
+    return value, variable.log_prob(value)

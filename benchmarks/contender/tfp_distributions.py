@@ -1,0 +1,42 @@
+"""The classes of TensorFlow Probability on JAX, under jax.jit."""
+
+from typing import Any
+
+import jax
+from tensorflow_probability.substrates.jax.distributions import (
+    ExpRelaxedOneHotCategorical,
+    Logistic,
+    RelaxedBernoulli,
+    RelaxedOneHotCategorical,
+)
+
+from ..task import Task
+from . import xla
+from .base import Contender, Family
+
+FAMILIES = (
+    Family("Logistic", "binary", "node", lambda logits, t: Logistic(logits / t, 1 / t)),
+    Family("RelaxedBernoulli", "binary", "unit", lambda logits, t: RelaxedBernoulli(t, logits=logits)),
+    Family(
+        "ExpRelaxedOneHotCategorical",
+        "n-ary",
+        "node",
+        lambda logits, t: ExpRelaxedOneHotCategorical(t, logits=logits),
+    ),
+    Family("RelaxedOneHotCategorical", "n-ary", "unit", lambda logits, t: RelaxedOneHotCategorical(t, logits=logits)),
+)
+
+
+def draw(variable: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A draw and its log density."""
+    value = variable.sample(seed=key)
+    return value, variable.log_prob(value)
+
+
+def contenders(task: Task) -> list[Contender]:
+    """Both spaces."""
+    return [
+        Contender(f"tfp {family.name}, jit", space=family.space, step=xla.step(family.build, draw, task=task))
+        for family in FAMILIES
+        if family.kind == task.kind
+    ]

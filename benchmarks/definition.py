@@ -1,0 +1,78 @@
+"""The equations of the paper in float64, and how far a result lies from them."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from .contender.base import Result, Space
+from .task import Kind, Task
+
+TOLERANCE: dict[Space, float] = {"node": 1e-5, "unit": 1e-4}
+"""A value on the unit interval is itself rounded by more, seen from its log-odds."""
+
+INSIDE = 1e-2
+"""How far from the edge a value on the unit interval must lie for float32 to tell its log-odds."""
+
+
+def push(logits: Tensor, noise: Tensor, *, kind: Kind, temperature: float) -> Tensor:
+    """The node that noise becomes."""
+    node = (logits + noise) / temperature
+    return node if kind == "binary" else node.log_softmax(-1)
+
+
+def log_density(logits: Tensor, node: Tensor, *, kind: Kind, temperature: float) -> Tensor:
+    """The log density of a node [maddison2017concrete, cheat sheet]."""
+    a = logits - temperature * node
+    if kind == "binary":
+        return math.log(temperature) + a - 2 * softplus(a, threshold=math.inf)
+    n = logits.shape[-1]
+    return math.lgamma(n) + (n - 1) * math.log(temperature) + a.sum(-1) - n * a.logsumexp(-1)
+
+
+def log_slope(node: Tensor, *, kind: Kind) -> Tensor:
+    """The logarithm of the volume that squashing makes of a unit volume around a node."""
+    if kind == "binary":
+        return -softplus(node, threshold=math.inf) - softplus(-node, threshold=math.inf)
+    return node.sum(-1)
+
+
+def error(result: Result, *, task: Task, space: Space) -> float:
+    """The largest error of a value's log densities and of the gradients, relative where they exceed one.
+
+    The noise behind the value is found from the value, so that a result needs nothing but itself to be judged.
+    """
+    (value, *densities), gradients = (tuple(map(_wide, part)) for part in result)
+    logits = [_wide(array).requires_grad_() for array in task.logits]
+    if space == "node":
+        node = value
+    else:
+        node = value.log() if task.kind == "n-ary" else value.logit()
+    with torch.no_grad():
+        noise = task.temperatures[0] * node - logits[0]
+
+    node = push(logits[0], noise, kind=task.kind, temperature=task.temperatures[0])
+    squashed = node if space == "node" else node.exp() if task.kind == "n-ary" else node.sigmoid()
+    slope = 0 if space == "node" else log_slope(node, kind=task.kind)
+    expected_densities = [
+        log_density(own, node, kind=task.kind, temperature=temperature) - slope
+        for own, temperature in zip(logits, task.temperatures, strict=True)
+    ]
+    cotangents = [_wide(array) for array in task.cotangents]
+    expected_gradients = torch.autograd.grad([squashed, *expected_densities], logits, cotangents)
+
+    judged = (value > INSIDE) & (value < 1 - INSIDE) if (task.kind, space) == ("binary", "unit") else slice(None)
+    found = [value, *densities, *gradients]
+    expected = [squashed, *expected_densities, *expected_gradients]
+    return max(_largest(a[judged], b[judged].detach()) for a, b in zip(found, expected, strict=True))
+
+
+def _largest(found: Tensor, expected: Tensor) -> float:
+    return float(((found - expected).abs() / expected.abs().clamp(min=1)).nan_to_num(nan=math.inf).max())
+
+
+def _wide(array: Any) -> Tensor:
+    return torch.tensor(np.asarray(array.detach() if isinstance(array, Tensor) else array), dtype=torch.float64)

@@ -1,0 +1,53 @@
+"""The work that every contender does on the same numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["binary", "n-ary"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Draw a variable, score the draw under it and under any further ones, and pull cotangents back to all logits.
+
+    >>> task = Task("node", kind="binary", shape=(64, 200), temperatures=(2 / 3,), seed=0)
+    >>> len(task.logits), len(task.cotangents)
+    (1, 2)
+    """
+
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    seed: int
+
+    @property
+    def logits(self) -> list[NDArray[np.float32]]:
+        """The logits of the variable that is drawn, then those of the variables that only score."""
+        random = np.random.default_rng((self.seed, 0))
+        return [random.standard_normal(self.shape, np.float32) for _ in self.temperatures]
+
+    @property
+    def cotangents(self) -> list[NDArray[np.float32]]:
+        """The cotangents of the value, then those of the log densities."""
+        random = np.random.default_rng((self.seed, 1))
+        batch_shape = self.shape if self.kind == "binary" else self.shape[:-1]
+        densities = [random.standard_normal(batch_shape, np.float32) for _ in self.temperatures]
+        return [random.standard_normal(self.shape, np.float32), *densities]
+
+
+def scored(
+    build: Callable[[Any, Any], Any],
+    draw: Callable[[Any], tuple[Any, Any]],
+    *,
+    logits: Sequence[Any],
+    temperatures: Sequence[Any],
+) -> tuple[Any, ...]:
+    """A draw of the first variable, then its log density under every variable, the first one included."""
+    first, *others = map(build, logits, temperatures)
+    value, log_density = draw(first)
+    return value, log_density, *(other.log_prob(value) for other in others)

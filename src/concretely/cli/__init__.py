@@ -1,0 +1,33 @@
+"""The command, one file a verb.
+
+Nothing here imports torch or matplotlib before a verb needs them, so that every `--help` answers at once.
+"""
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from . import figure
+
+app = typer.Typer(
+    help="Discrete random variables, relaxed into Concrete ones.",
+    epilog="Example: concretely figure simplex",
+    no_args_is_help=True,
+    add_completion=False,
+)
+app.add_typer(figure.app, name="figure")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"concretely {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+    ] = False,
+) -> None: ...

@@ -1,0 +1,107 @@
+"""`concretely figure`: draw the paper's pictures of the Concrete density."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+app = typer.Typer(
+    help="Draw the paper's pictures of the Concrete density, as PNG and SVG.",
+    epilog="Example: concretely figure binary --alpha 1",
+    no_args_is_help=True,
+)
+
+Temperature = Annotated[str, typer.Option(help="Temperatures λ separated by commas, one panel each; 0 is discrete.")]
+Out = Annotated[Path, typer.Option(help="The folder to write to, created where it is missing.")]
+
+
+@app.command(epilog="Example: concretely figure simplex --alpha 1,1,1 --temperature 0,1/2,2")
+def simplex(
+    alpha: Annotated[str, typer.Option(help="Three unnormalised probabilities α, separated by commas.")] = "2,0.5,1",
+    temperature: Temperature = "0,1/2,1,2",
+    *,
+    out: Out = Path("out/figure"),
+) -> None:
+    """Draw the density of three categories on a triangle."""
+    alphas, temperatures = _numbers(alpha), _temperatures(temperature)
+    if len(alphas) != 3 or not _positive(alphas):
+        _refuse(f"alpha must be three positive numbers, got {alpha!r}")
+    _prepare(out)
+
+    from ..report import figure
+
+    _write(figure.simplex(alphas, temperatures), out / "simplex")
+
+
+@app.command(epilog="Example: concretely figure binary --alpha 1/2 --temperature 0,1/3,3")
+def binary(
+    alpha: Annotated[str, typer.Option(help="The odds α of a one.")] = "2",
+    temperature: Temperature = "0,1/2,1,2",
+    *,
+    out: Out = Path("out/figure"),
+) -> None:
+    """Draw noisy log-odds, the curve they pass through and the density behind it."""
+    alphas, temperatures = _numbers(alpha), _temperatures(temperature)
+    if len(alphas) != 1 or not _positive(alphas):
+        _refuse(f"alpha must be one positive number, got {alpha!r}")
+    _prepare(out)
+
+    from ..report import figure
+
+    _write(figure.binary(alphas[0], temperatures), out / "binary")
+
+
+def _temperatures(text: str) -> list[float]:
+    temperatures = _numbers(text)
+    if not all(0 <= temperature < math.inf for temperature in temperatures):
+        _refuse(f"temperature must be one or more numbers not below 0, got {text!r}")
+    return temperatures
+
+
+def _numbers(text: str) -> list[float]:
+    """The numbers of a list, NaN in place of what is none."""
+    return [_number(entry) for entry in text.split(",")]
+
+
+def _number(text: str) -> float:
+    above, slash, below = text.partition("/")
+    try:
+        return float(above) / float(below if slash else 1)
+    except (ValueError, ZeroDivisionError):
+        return math.nan
+
+
+def _positive(numbers: Sequence[float]) -> bool:
+    return all(0 < number < math.inf for number in numbers)
+
+
+def _prepare(out: Path) -> None:
+    """Make the folder, or say why it cannot be had."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _refuse(f"out must be a folder that can be written to, got {str(out)!r}: {error.strerror}")
+    if not os.access(out, os.W_OK):
+        _refuse(f"out must be a folder that can be written to, got {str(out)!r}: Permission denied")
+
+
+def _write(figure: "Figure", path: Path) -> None:
+    """Save a figure and say where."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..report.figure import save
+
+    for file in save(figure, path):
+        Console().print(Text(str(file), style="bold"), soft_wrap=True)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    typer.echo(sentence, err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,129 @@
+"""Kullback–Leibler divergences: exact where a form or a one-dimensional integral is known, else Monte Carlo by name.
+
+Densities of relaxations are compared at their nodes, since the divergence does not change under an invertible map.
+"""
+
+import torch
+from torch import Generator, Tensor
+from torch.distributions import kl_divergence, register_kl
+
+from .base import Continuous, Relaxation, Tempered
+from .binary import Bernoulli, BinaryConcrete
+from .cast import cast, wide
+from .check import known
+from .circuit import BinaryCircuit, CircuitNode, NormalNoise
+from .concrete import Concrete, Discrete, expected
+from .exp_concrete import ExpConcrete
+from .gumbel import Gumbel
+from .hypercube import Hypercube, HypercubeConcrete
+from .integral import mean_log_sum, mean_soft_size
+from .logistic import Logistic
+from .logistic_normal import ExpLogisticNormal, LogisticNormal
+
+
+def monte_carlo_kl(p: Continuous, q: Continuous, samples: int = 1, *, generator: Generator | None = None) -> Tensor:
+    """An unbiased Monte Carlo estimate of the divergence of p from q, with a pathwise gradient.
+
+    >>> p, q = Concrete(torch.zeros(3), 0.5), Concrete(torch.ones(3), 2 / 3)
+    >>> monte_carlo_kl(p, q, samples=100).shape
+    torch.Size([])
+    """
+    if samples < 1:
+        raise ValueError(f"samples must be positive, got {samples}")
+    if isinstance(p, Relaxation) and isinstance(q, Relaxation):
+        p, q = p.node, q.node
+    value, log_p = p.rsample_and_log_prob((samples,), generator=generator)
+    return (log_p - q.log_prob(value)).mean(0)
+
+
+@register_kl(Gumbel, Gumbel)
+def _gumbel(p: Gumbel, q: Gumbel) -> Tensor:
+    shift = wide(p.logits) - wide(q.logits)
+    return cast(torch.expm1(-shift) + shift, p.logits.dtype)
+
+
+@register_kl(Bernoulli, Bernoulli)
+def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
+    log_p, log_q = (torch.nn.functional.logsigmoid(torch.stack([-wide(d.logits), wide(d.logits)], -1)) for d in (p, q))
+    return cast(expected(log_p, log_p - log_q), p.logits.dtype)
+
+
+@register_kl(Discrete, Discrete)
+def _discrete(p: Discrete, q: Discrete) -> Tensor:
+    log_p, log_q = wide(p.logits).log_softmax(-1), wide(q.logits).log_softmax(-1)
+    return cast(expected(log_p, log_p - log_q), p.logits.dtype)
+
+
+@register_kl(Hypercube, Hypercube)
+def _hypercube(p: Hypercube, q: Hypercube) -> Tensor:
+    return kl_divergence(p.state, q.state)
+
+
+@register_kl(Logistic, Logistic)
+def _logistic(p: Logistic, q: Logistic) -> Tensor:
+    if same_temperature(p, q):
+        return cast(_coth_form(wide(p.logits) - wide(q.logits)), p.logits.dtype)
+    stretch = wide(q.temperature) / wide(p.temperature)
+    mean = mean_soft_size(stretch, stretch * wide(p.logits) - wide(q.logits))
+    return cast(mean - 2 - stretch.log(), p.logits.dtype)
+
+
+def _coth_form(shift: Tensor) -> Tensor:
+    """Δ coth(Δ/2) - 2, by its series where that loses nothing and the form would."""
+    near = shift.abs() < 0.1
+    square = torch.where(near, shift, 0).square()
+    series = square / 6 * (1 - square / 60 * (1 - square / 42 * (1 - square / 40)))
+    far = torch.where(near, 1, shift)
+    return torch.where(near, series, far / torch.tanh(far / 2) - 2)
+
+
+@register_kl(ExpConcrete, ExpConcrete)
+def _exp_concrete(p: ExpConcrete, q: ExpConcrete) -> Tensor:
+    if not same_temperature(p, q):
+        raise NotImplementedError(
+            f"no exact divergence is known between {type(p).__name__} variables of different temperatures: "
+            "estimate it with monte_carlo_kl(p, q, samples)"
+        )
+    n = p.event_shape[0]
+    shifts = wide(q.logits) - wide(p.logits)
+    digamma = float(torch.digamma(torch.tensor(n, dtype=torch.float64)))
+    return cast(n * (mean_log_sum(shifts) - digamma) - shifts.sum(-1), p.logits.dtype)
+
+
+@register_kl(ExpLogisticNormal, ExpLogisticNormal)
+def _exp_logistic_normal(p: ExpLogisticNormal, q: ExpLogisticNormal) -> Tensor:
+    # Gaussians on the n - 1 dimensions that a common shift leaves
+    n = p.event_shape[0]
+    stretch = wide(q.temperature) / wide(p.temperature)
+    shift = stretch.unsqueeze(-1) * wide(p.logits) - wide(q.logits)
+    spread = (n - 1) * (stretch.square() - 1 - 2 * stretch.log())
+    return cast((spread + (shift - shift.mean(-1, keepdim=True)).square().sum(-1)) / 2, p.logits.dtype)
+
+
+@register_kl(CircuitNode, CircuitNode)
+def _circuit(p: CircuitNode, q: CircuitNode) -> Tensor:
+    if not (isinstance(p.family, NormalNoise) and isinstance(q.family, NormalNoise)):
+        raise NotImplementedError(
+            "an exact divergence between circuits is known for normal noise only: "
+            "estimate it with monte_carlo_kl(p, q, samples)"
+        )
+    stretch = wide(q.temperature) / wide(p.temperature)
+    shift = stretch * p._location() - q._location()
+    return cast((stretch.square() - 1 - 2 * stretch.log() + shift.square()) / 2, p.logits.dtype)
+
+
+@register_kl(BinaryConcrete, BinaryConcrete)
+@register_kl(Concrete, Concrete)
+@register_kl(HypercubeConcrete, HypercubeConcrete)
+@register_kl(LogisticNormal, LogisticNormal)
+@register_kl(BinaryCircuit, BinaryCircuit)
+def _relaxation(p: Relaxation, q: Relaxation) -> Tensor:
+    return kl_divergence(p.node, q.node)
+
+
+def same_temperature(p: Tempered, q: Tempered) -> bool:
+    """Whether two variables are known to have one temperature."""
+    if p._temperature is q._temperature:
+        return True
+    same = p._temperature == q._temperature
+    return same if isinstance(same, bool) else known(same.all()) is True

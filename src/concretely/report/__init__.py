@@ -1,0 +1,1 @@
+"""What runs and distributions look like to a reader."""

@@ -1,0 +1,102 @@
+"""How to build each variable, over which the laws run."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import concretely as c
+
+LOGITS = (0.0, 1.0, -1.0, 10.0, -10.0, 50.0, -50.0, 100.0, -100.0, 1e3, -1e3, 1e4, -1e4)
+TEMPERATURES = (1e-3, 0.01, 0.1, 0.5, 2 / 3, 1.0, 2.0, 10.0)
+CATEGORIES = (2, 3, 8, 64, 1024)
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family of variables: how to build a member, and the shape its logits have."""
+
+    name: str
+    build: Callable[..., Any]
+    has_categories: bool
+    location: Callable[[float], float] = abs
+    """The size of the node that a logit leads to at temperature 1."""
+
+    def logits(self, n: int, *, dtype: torch.dtype = torch.float64, batch: tuple[int, ...] = ()) -> Tensor:
+        """Ordinary logits, the same at every call."""
+        shape = (*batch, n) if self.has_categories else batch
+        return 2 * torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=torch.float64).to(dtype)
+
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of categories to try."""
+        if not self.has_categories:
+            return (2,)
+        return tuple(n for n in CATEGORIES if self.build not in (c.Hypercube, c.HypercubeConcrete) or n != 3)
+
+
+def _cauchy(logit: float) -> float:
+    return math.exp(abs(logit)) / math.pi if abs(logit) < 700 else math.inf
+
+
+def _circuit(noise: str) -> Callable[..., Any]:
+    return lambda logits, temperature, **options: c.BinaryCircuit(logits, temperature, noise=noise, **options)
+
+
+def _circuit_node(noise: str) -> Callable[..., Any]:
+    return lambda logits, temperature, **options: c.CircuitNode(logits, temperature, noise=noise, **options)
+
+
+MASSES = (
+    Case("Bernoulli", c.Bernoulli, has_categories=False),
+    Case("Discrete", c.Discrete, has_categories=True),
+    Case("Hypercube", c.Hypercube, has_categories=True),
+)
+LOG_SPACE = (
+    Case("Logistic", c.Logistic, has_categories=False),
+    Case("ExpConcrete", c.ExpConcrete, has_categories=True),
+    Case("ExpLogisticNormal", c.ExpLogisticNormal, has_categories=True),
+)
+NODES = (
+    *LOG_SPACE,
+    Case("CircuitNode-normal", _circuit_node("normal"), has_categories=False),
+    Case("CircuitNode-laplace", _circuit_node("laplace"), has_categories=False),
+    Case("CircuitNode-logistic", _circuit_node("logistic"), has_categories=False),
+    Case("CircuitNode-cauchy", _circuit_node("cauchy"), has_categories=False, location=_cauchy),
+)
+RELAXATIONS = (
+    Case("BinaryConcrete", c.BinaryConcrete, has_categories=False),
+    Case("Concrete", c.Concrete, has_categories=True),
+    Case("HypercubeConcrete", c.HypercubeConcrete, has_categories=True),
+    Case("LogisticNormal", c.LogisticNormal, has_categories=True),
+    Case("BinaryCircuit-normal", _circuit("normal"), has_categories=False),
+    Case("BinaryCircuit-laplace", _circuit("laplace"), has_categories=False),
+    Case("BinaryCircuit-cauchy", _circuit("cauchy"), has_categories=False, location=_cauchy),
+)
+TEMPERED = (*NODES, *RELAXATIONS)
+
+
+def each(*cases: Case) -> pytest.MarkDecorator:
+    """Run a law over cases."""
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def sweep(case: Case, n: int, *, dtype: torch.dtype, temperature: float, device: str = "cpu") -> Tensor:
+    """The logits of the sweep that the dtype can hold once divided by the temperature.
+
+    With categories the rows have one logit throughout, one against zeros, or any of them at random.
+    """
+    largest = torch.finfo(dtype).max * min(temperature, 1)
+    held = torch.tensor([logit for logit in LOGITS if case.location(logit) <= largest], dtype=dtype, device=device)
+    if not case.has_categories:
+        return held
+    alike = held.unsqueeze(-1).expand(-1, n)
+    alone = torch.zeros_like(alike).contiguous()
+    alone[:, 0] = held
+    chosen = torch.randint(len(held), alike.shape, generator=torch.Generator().manual_seed(n))
+    return torch.cat([alike, alone, held[chosen.to(device)]])

@@ -1,0 +1,68 @@
+"""Nothing is NaN or infinite, at any logit, temperature, number of categories or dtype."""
+
+import pytest
+import torch
+
+from tests.cases import DEVICES, DTYPES, TEMPERATURES, TEMPERED, Case, each, sweep
+
+DRAWS = 16
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*TEMPERED)
+def test_own_draws_their_densities_and_gradients_are_finite_and_valid(
+    case: Case, dtype: torch.dtype, device: str
+) -> None:
+    for n in case.sizes():
+        for temperature in TEMPERATURES:
+            where = f"n {n}, temperature {temperature}"
+            logits = sweep(case, n, dtype=dtype, temperature=temperature, device=device).requires_grad_()
+            variable = case.build(logits, temperature, validate_args=True)
+            value = variable.rsample((DRAWS,))
+            assert value.dtype == dtype
+            assert value.isfinite().all(), where
+            assert variable.support.check(value).all(), where
+            log_prob = variable.log_prob(value)
+            assert log_prob.dtype == dtype
+            assert log_prob.isfinite().all(), where
+            cotangent = torch.randn_like(value)
+            (pathwise,) = torch.autograd.grad((value * cotangent).mean(0).sum(), logits, retain_graph=True)
+            assert pathwise.isfinite().all(), where
+            (score,) = torch.autograd.grad(log_prob.mean(0).sum(), logits)
+            assert score.isfinite().all(), where
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*TEMPERED)
+def test_values_and_densities_drawn_together_are_finite_and_agree(case: Case, dtype: torch.dtype) -> None:
+    for n in case.sizes():
+        for temperature in TEMPERATURES:
+            logits = sweep(case, n, dtype=dtype, temperature=temperature).requires_grad_()
+            variable = case.build(logits, temperature)
+            value, log_prob = variable.rsample_and_log_prob((DRAWS,))
+            assert value.isfinite().all()
+            assert log_prob.isfinite().all()
+            assert log_prob.shape == (DRAWS, *variable.batch_shape)
+            (gradient,) = torch.autograd.grad(value.mean(0).sum() + log_prob.mean(0).sum(), logits)
+            assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*(case for case in TEMPERED if "Hypercube" not in case.name))
+def test_gradient_in_the_value_is_finite(case: Case, dtype: torch.dtype) -> None:
+    for temperature in TEMPERATURES:
+        variable = case.build(sweep(case, 8, dtype=dtype, temperature=temperature), temperature)
+        value = variable.sample((DRAWS,)).requires_grad_()
+        (gradient,) = torch.autograd.grad(variable.log_prob(value).sum(), value)
+        assert gradient.isfinite().all(), temperature
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*TEMPERED)
+def test_gradient_in_the_temperature_is_finite(case: Case, dtype: torch.dtype) -> None:
+    logits = sweep(case, 8, dtype=dtype, temperature=0.1)
+    temperature = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    value, log_prob = case.build(logits, temperature).rsample_and_log_prob((DRAWS,))
+    (gradient,) = torch.autograd.grad(value.sum() + log_prob.sum(), temperature)
+    assert gradient.isfinite()
