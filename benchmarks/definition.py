@@ -11,8 +11,8 @@ from torch.nn.functional import softplus
 from .contender.base import Result, Space
 from .task import Kind, Task
 
-TOLERANCE: dict[Space, float] = {"node": 1e-5, "unit": 1e-4}
-"""A value on the unit interval is itself rounded by more, seen from its log-odds."""
+TOLERANCE = 1e-5
+"""A few times what rounding costs float32 on a million entries."""
 
 INSIDE = 1e-2
 """How far from the edge a value on the unit interval must lie for float32 to tell its log-odds."""
@@ -47,12 +47,8 @@ def error(result: Result, *, task: Task, space: Space) -> float:
     """
     (value, *densities), gradients = (tuple(map(_wide, part)) for part in result)
     logits = [_wide(array).requires_grad_() for array in task.logits]
-    if space == "node":
-        node = value
-    else:
-        node = value.log() if task.kind == "n-ary" else value.logit()
-    with torch.no_grad():
-        noise = task.temperatures[0] * node - logits[0]
+    node = value if space == "node" else value.log() if task.kind == "n-ary" else value.logit()
+    noise = task.temperatures[0] * node - logits[0].detach()
 
     node = push(logits[0], noise, kind=task.kind, temperature=task.temperatures[0])
     squashed = node if space == "node" else node.exp() if task.kind == "n-ary" else node.sigmoid()

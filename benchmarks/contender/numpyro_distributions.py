@@ -24,9 +24,7 @@ def draw(variable: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
 def contenders(task: Task) -> list[Contender]:
     """Both spaces; there is no n-ary class."""
     return [
-        Contender(
-            f"numpyro {family.name}, jit", space=family.space, step=xla.step(family.build, draw, task=task)
-        )
+        Contender(f"numpyro {family.name}, jit", space=family.space, step=xla.step(family.build, draw, task=task))
         for family in FAMILIES
         if family.kind == task.kind
     ]

@@ -16,17 +16,15 @@ def step(
     """Forwards and backwards as one jitted program, which returns all it computes so that none of it is dropped."""
     arrays = jax.tree.map(jax.device_put, (tuple(task.logits), tuple(task.cotangents)))
 
-    @jax.jit
     def forward_and_backward(seed: Any, logits: tuple[jax.Array, ...], cotangents: tuple[jax.Array, ...]) -> Result:
         key = jax.random.key(seed)
 
         def forward(*logits: jax.Array) -> tuple[jax.Array, ...]:
-            return scored(
-                build, lambda variable: draw(variable, key), logits=logits, temperatures=task.temperatures
-            )
+            return scored(build, lambda variable: draw(variable, key), logits=logits, temperatures=task.temperatures)
 
         outputs, pull = jax.vjp(forward, *logits)
         return outputs, pull(cotangents)
 
+    jitted = jax.jit(forward_and_backward)
     # the key is made inside, from a number that changes: splitting one outside would cost as much as a small node
-    return lambda seed: jax.block_until_ready(forward_and_backward(np.uint32(seed), *arrays))
+    return lambda seed: jax.block_until_ready(jitted(np.uint32(seed), *arrays))

@@ -16,7 +16,7 @@ from torch import Generator, Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from . import check
-from .cast import WIDE, cast, wide, working
+from .cast import WIDE, cast, cast_in_order, wide, working
 from .memory import recall, remember
 from .temperature import Temperature
 
@@ -34,6 +34,8 @@ class Variable(Distribution):
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (declared so by torch)
     support: constraints.Constraint
+    is_ranked = False
+    """Whether the largest entry of a value stands for a category."""
     _temperature: Temperature | None = None
 
     def __init__(self, logits: Tensor, batch_shape: Size, event_shape: Size, *, validate: bool) -> None:
@@ -66,6 +68,10 @@ class Variable(Distribution):
         """Noise of a law in the shape of values."""
         shape = Size(sample_shape) + self.batch_shape + self.event_shape
         return law(shape, working(self.logits.dtype), device=self.logits.device, generator=generator)
+
+    def _rounded(self, value: Tensor) -> Tensor:
+        """A value in the dtype of the logits."""
+        return (cast_in_order if self.is_ranked else cast)(value, self.logits.dtype)
 
     def _checked(self, value: Tensor) -> Tensor:
         """A value to be scored; its shape is always looked at, its entries when arguments are validated."""
@@ -132,7 +138,7 @@ class Node(Continuous):
 
     def push(self, noise: Tensor) -> Tensor:
         """The value that noise becomes: all of sampling but the randomness."""
-        return cast(self._push(noise), self.logits.dtype)
+        return self._rounded(self._push(noise))
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
@@ -248,8 +254,7 @@ class Relaxation(Continuous):
 
     def _value(self, node: Tensor) -> Tensor:
         """The value of a node, which it remembers."""
-        value = self._squash(node)
-        return remember(cast(value, self.logits.dtype), cast(node, self.logits.dtype))
+        return remember(self._rounded(self._squash(node)), self.node._rounded(node))
 
     def _node_of(self, value: Tensor) -> Tensor:
         node = recall(value)

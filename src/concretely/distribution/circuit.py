@@ -70,8 +70,7 @@ class NormalNoise:
         return -(noise.square() + math.log(2 * math.pi)) / 2
 
     def cdf(self, noise: Tensor) -> Tensor:
-        below: Tensor = torch.special.ndtr(noise)
-        return below
+        return torch.erfc(-noise / math.sqrt(2)) / 2  # torch.special.ndtr has no lower tail
 
     def quantile(self, u: Tensor) -> Tensor:
         noise: Tensor = torch.special.ndtri(u)

@@ -58,6 +58,7 @@ class ExpConcrete(Tempered):
 
     support = log_simplex
     category_axes = 1
+    is_ranked = True
 
     @classmethod
     def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:

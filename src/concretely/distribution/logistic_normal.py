@@ -35,6 +35,7 @@ class ExpLogisticNormal(Tempered):
 
     support = log_simplex
     category_axes = 1
+    is_ranked = True
 
     @classmethod
     def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:

@@ -50,6 +50,7 @@ class OnSimplex(Relaxation):
     """A relaxation that squashes the logarithm of a point of the simplex by the exponential."""
 
     support = simplex
+    is_ranked = True
 
     def _squash(self, node: Tensor) -> Tensor:
         value = torch.exp(node)

@@ -12,10 +12,12 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Circle, Polygon
 from torch import Tensor
 
 from ..distribution import BinaryConcrete, Concrete, Logistic
+from ..distribution.temperature import Temperature
 
 SHADES = "Blues_r"
 """From dark to white in one hue, so that the order survives colour blindness and grey print."""
@@ -36,6 +38,8 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
     >>> len(simplex([2.0, 0.5, 1.0], [0.0, 1.0]).axes)
     2
     """
+    if len(alpha) != 3:
+        raise ValueError(f"alpha must be three positive numbers, got {len(alpha)}")
     logits = torch.tensor(alpha, dtype=torch.float64).log()
     relaxed = [Concrete(logits, temperature) for temperature in temperatures]
     figure = _page(temperatures, height=2.5)
@@ -88,8 +92,9 @@ def tiles(side: int) -> Float[Tensor, "tiles 3 3"]:
     return torch.cat([upright, inverted]) / side
 
 
-def ceiling(density: Float[Tensor, "points"], *, bounded: bool) -> float:
+def ceiling(density: Float[Tensor, "points"], temperature: Temperature, *, n: int) -> float:
     """The density drawn at full scale: the peak or, if there is none, what a twentieth of the points exceeds."""
+    bounded = temperature >= n - 1  # below, it grows without limit towards the vertices
     height = float(density.max() if bounded else density.quantile(0.95))
     return height or 1.0  # nothing to scale where all the mass lies between the points
 
@@ -106,7 +111,8 @@ def _page(temperatures: Sequence[float], *, height: float) -> Figure:
         raise ValueError("temperatures must hold at least one number, got none")
     columns = min(len(temperatures), 4)
     rows = math.ceil(len(temperatures) / columns)
-    figure = Figure(figsize=(2.4 * columns, height * rows), layout="constrained")
+    # between rows some air, or a caption would look like the title of the panel under it
+    figure = Figure(figsize=(2.4 * columns, height * rows), layout=ConstrainedLayoutEngine(hspace=0.08))
     for place, temperature in enumerate(temperatures, start=1):
         axes = figure.add_subplot(rows, columns, place, frame_on=False, xticks=[], yticks=[])
         axes.set_xlabel(f"λ = {_written(temperature)}", fontsize=11)
@@ -116,7 +122,7 @@ def _page(temperatures: Sequence[float], *, height: float) -> Figure:
 def _written(number: float) -> str:
     """A number as one would write it, 1/2 and not 0.5."""
     simple = Fraction(number).limit_denominator(12)
-    return str(simple) if math.isclose(simple, number) else f"{number:.4g}"
+    return str(simple) if simple.numerator <= 12 and math.isclose(simple, number) else f"{number:g}"
 
 
 def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
@@ -138,7 +144,7 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
             facecolors=density.numpy(),
             cmap=SHADES,
             vmin=0,
-            vmax=ceiling(density, bounded=bool(relaxed.temperature >= 2)),
+            vmax=ceiling(density, relaxed.temperature, n=3),
             rasterized=True,  # as shapes the tiles would fill megabytes
         )
         axes.add_patch(Polygon(VERTICES, fill=False, edgecolor=DARK, linewidth=0.8))
@@ -155,9 +161,10 @@ def _draw_binary(axes: Axes, relaxed: BinaryConcrete) -> None:
     beside = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
 
     reach = 6 + abs(float(relaxed.logits))
-    noisy = reach * torch.arange(-200, 201, dtype=torch.float64) / 200
+    half = reach * torch.linspace(1e-9, 1, 200, dtype=torch.float64)  # up to the step, from either side
+    noisy = torch.cat([-half.flip(0), half])
     law = Logistic(relaxed.logits, 1.0).log_prob(noisy).exp()
-    for side, color in ((noisy <= 0, PALE), (noisy >= 0, STRONG)):
+    for side, color in ((noisy < 0, PALE), (noisy > 0, STRONG)):
         below.fill_between(noisy[side].numpy(), law[side].numpy(), color=color, linewidth=0)
     box.plot(noisy.numpy(), relaxed.push(noisy - relaxed.logits).numpy(), color=DARK, linewidth=1.6)
 
@@ -170,7 +177,7 @@ def _draw_binary(axes: Axes, relaxed: BinaryConcrete) -> None:
         density = relaxed.log_prob(value).exp()
         for side, color in ((value <= 0.5, PALE), (value >= 0.5, STRONG)):
             beside.fill_betweenx(value[side].numpy(), density[side].numpy(), color=color, linewidth=0)
-        beside.set_xlim(0, 1.05 * ceiling(density, bounded=bool(relaxed.temperature >= 1)))
+        beside.set_xlim(0, 1.05 * ceiling(density, relaxed.temperature, n=2))
 
     for plot in (box, below):
         plot.axvline(0, color=INK, linewidth=0.6, linestyle=":")

@@ -1,0 +1,85 @@
+"""Times of many contenders, taken in turns so that a busy machine is busy for all of them."""
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .contender.base import Contender
+
+WARM_UPS = 5
+TURN_SECONDS = 0.005
+"""The least that a turn lasts: a shorter call is repeated, or what stands around it would be timed as well."""
+
+
+class Spread(NamedTuple):
+    """The median of some measurements and the quartiles around it."""
+
+    median: float
+    lower: float
+    upper: float
+
+    @classmethod
+    def of(cls, measurements: NDArray[np.float64]) -> Self:
+        """The spread of measurements.
+
+        >>> Spread.of(np.arange(5.0))
+        Spread(median=2.0, lower=1.0, upper=3.0)
+        """
+        lower, median, upper = np.quantile(measurements, (0.25, 0.5, 0.75)).tolist()
+        return cls(median, lower, upper)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of a contender's first call, and those of a call in each round."""
+
+    contender: Contender
+    first: float
+    rounds: NDArray[np.float64]
+
+    def over(self, reference: "Timing") -> Spread:
+        """How many times longer than another a contender takes, round by round."""
+        return Spread.of(self.rounds / reference.rounds)
+
+
+def first_call(contender: Contender) -> float:
+    """The seconds of a first call, with all that is traced and compiled in it."""
+    return _seconds(contender, range(1))
+
+
+def interleaved(
+    contenders: Sequence[Contender], rounds: int, *, seed: int, finished: Callable[[], None]
+) -> NDArray[np.float64]:
+    """The seconds of a call, by contender and round; every round runs all contenders in a new order."""
+    shuffle = random.Random(seed).shuffle
+    calls = [_calls(contender) for contender in contenders]
+    seconds = np.empty((len(contenders), rounds))
+    order = list(range(len(contenders)))
+    for turn in range(rounds):
+        shuffle(order)
+        for i in order:
+            seeds = range((turn + 1) * 2 * calls[i], (turn + 2) * 2 * calls[i])
+            # the threads of the contender before may still spin, and the caches hold its numbers
+            _seconds(contenders[i], seeds[: calls[i]])
+            seconds[i, turn] = _seconds(contenders[i], seeds[calls[i] :]) / calls[i]
+        finished()
+    return seconds
+
+
+def _calls(contender: Contender) -> int:
+    """How many calls fill a turn."""
+    quickest = min(_seconds(contender, range(i, i + 1)) for i in range(WARM_UPS))
+    return math.ceil(TURN_SECONDS / quickest)
+
+
+def _seconds(contender: Contender, seeds: range) -> float:
+    start = time.perf_counter()
+    for seed in seeds:
+        contender.step(seed)
+    return time.perf_counter() - start

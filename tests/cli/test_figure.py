@@ -1,0 +1,116 @@
+"""The verb draws what it is asked for, and refuses the rest in one sentence before it does anything."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from concretely import __version__
+from concretely.cli import app
+
+HELPS = ([], ["figure"], ["figure", "simplex"], ["figure", "binary"])
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    """The exit code, and the two streams without colours."""
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    plain = (re.sub(r"\x1b\[[0-9;]*m", "", text) for text in (result.stdout, result.stderr))
+    return result.exit_code, *plain
+
+
+@pytest.mark.parametrize("name", ["simplex", "binary"])
+def test_both_files_are_written_and_named(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "a long folder [bold] :smile:" / ("deep" * 20)
+    code, stdout, stderr = call("figure", name, "--temperature", "0, 1/2", "--out", str(out))
+    assert (code, stderr) == (0, "")
+    assert stdout.splitlines() == [str(out / f"{name}.png"), str(out / f"{name}.svg")]
+    assert sorted(file.name for file in out.iterdir()) == [f"{name}.png", f"{name}.svg"]
+
+
+def test_the_same_command_writes_the_same_bytes_from_fractions_and_from_decimals(tmp_path: Path) -> None:
+    for folder, half in (("a", "1/2"), ("b", "0.5")):
+        call("figure", "binary", "--alpha", half, "--temperature", half, "--out", str(tmp_path / folder))
+    for file in ("binary.png", "binary.svg"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_alpha_and_temperature_change_the_picture(tmp_path: Path) -> None:
+    options = (["--alpha", "2"], ["--alpha", "3"], ["--alpha", "2", "--temperature", "1"])
+    for folder, option in enumerate(options):
+        call("figure", "binary", *option, "--out", str(tmp_path / str(folder)))
+    assert len({(tmp_path / str(folder) / "binary.svg").read_bytes() for folder in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "text", "must"),
+    [
+        *(
+            ("simplex", "alpha", text, "be three positive numbers")
+            for text in ("2,-1,1", "2,0,1", "2,one,1", "2,1", "2,1,1,1", "2,nan,1", "inf,1,1", "1/0,1,1", "1,,1", "")
+        ),
+        *(("binary", "alpha", text, "be one positive number") for text in ("-2", "0", "2,1", "two", "1/2/3", "")),
+        *(
+            (name, "temperature", text, "be one or more numbers not below 0")
+            for name in ("simplex", "binary")
+            for text in ("-1", "0,-1/2", "inf", "nan", "cold", "1,", "", "1\n2")
+        ),
+    ],
+)
+def test_bad_numbers_get_one_sentence_and_leave_no_files(
+    name: str, option: str, text: str, must: str, tmp_path: Path
+) -> None:
+    code, stdout, stderr = call("figure", name, f"--{option}", text, "--out", str(tmp_path / "out"))
+    assert (code, stdout) == (2, "")
+    assert stderr == f"{option} must {must}, got {text!r}\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("out", "why"), [("taken", "File exists"), ("taken/below", "Not a directory")])
+def test_a_file_in_place_of_the_folder_gets_one_sentence(out: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("kept")
+    code, stdout, stderr = call("figure", "simplex", "--out", str(tmp_path / out))
+    assert (code, stdout) == (2, "")
+    assert stderr == f"out must be a folder that can be written to, got {str(tmp_path / out)!r}: {why}\n"
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
+def test_the_example_of_each_help_works(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, stdout, _ = call(*arguments, "--help")
+    assert code == 0
+    (example,) = re.findall(r"Example: concretely (.+)", stdout)
+    code, stdout, stderr = call(*example.split())
+    assert (code, stderr) == (0, "")
+    assert [Path(line).is_file() for line in stdout.splitlines()] == [True, True]
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert call("--version") == (0, f"concretely {__version__}\n", "")
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """The modules that a fresh interpreter has imported once the command is done."""
+    program = (
+        "import sys; from concretely.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
+def test_help_imports_neither_torch_nor_matplotlib(arguments: list[str]) -> None:
+    modules = modules_after(*arguments, "--help")
+    assert "concretely.cli.figure" in modules
+    assert not {"torch", "numpy", "matplotlib"} & modules
+
+
+def test_drawing_leaves_the_global_state_of_pyplot_alone(tmp_path: Path) -> None:
+    modules = modules_after("figure", "binary", "--temperature", "1", "--out", str(tmp_path))
+    assert "matplotlib.figure" in modules
+    assert "matplotlib.pyplot" not in modules
