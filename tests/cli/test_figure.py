@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from concretely import __version__
 from concretely.cli import app
 
+pytestmark = pytest.mark.unchecked
+
 HELPS = ([], ["figure"], ["figure", "simplex"], ["figure", "binary"])
 
 

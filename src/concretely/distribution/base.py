@@ -9,7 +9,7 @@ ones round the result, once.
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Size, Tensor
@@ -21,6 +21,7 @@ from .memory import recall, remember
 from .temperature import Temperature
 
 
+@runtime_checkable
 class Law(Protocol):
     """A way of drawing noise, as in `concretely.noise`."""
 
@@ -69,13 +70,16 @@ class Variable(Distribution):
         shape = Size(sample_shape) + self.batch_shape + self.event_shape
         return law(shape, working(self.logits.dtype), device=self.logits.device, generator=generator)
 
+    def _shaped(self, name: str, value: Tensor) -> Tensor:
+        return check.as_shaped(name, value, batch_shape=self.batch_shape, event_shape=self.event_shape)
+
     def _rounded(self, value: Tensor) -> Tensor:
         """A value in the dtype of the logits."""
         return (cast_in_order if self.is_ranked else cast)(value, self.logits.dtype)
 
     def _checked(self, value: Tensor) -> Tensor:
         """A value to be scored; its shape is always looked at, its entries when arguments are validated."""
-        value = check.as_value(value, batch_shape=self.batch_shape, event_shape=self.event_shape)
+        value = self._shaped("value", value)
         if self._validate_args:
             check.has_density(self._temperature)
             check.in_support(value, self.support, owner=type(self).__name__)
@@ -138,7 +142,7 @@ class Node(Continuous):
 
     def push(self, noise: Tensor) -> Tensor:
         """The value that noise becomes: all of sampling but the randomness."""
-        return self._rounded(self._push(noise))
+        return self._rounded(self._push(self._shaped("noise", noise)))
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
@@ -177,7 +181,7 @@ class Tempered(Node):
 
     def __init__(self, logits: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
-        logits = check.as_logits(logits, finite=True, validate=validate)
+        logits = check.as_logits(logits, infinite="never", validate=validate)
         self._temperature = check.as_temperature(temperature, validate=validate)
         batch_shape, event_shape = check.split(logits, self.category_axes)
         batch_shape = check.broadcast(batch_shape, temperature)
@@ -236,7 +240,7 @@ class Relaxation(Continuous):
 
     def push(self, noise: Tensor) -> Tensor:
         """The value that noise becomes: all of sampling but the randomness."""
-        return self._value(self.node._push(noise))
+        return self._value(self.node._push(self.node._shaped("noise", noise)))
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None

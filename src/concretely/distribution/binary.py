@@ -34,7 +34,7 @@ class Bernoulli(Mass):
 
     def __init__(self, logits: Tensor | float, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
-        logits = check.as_logits(logits, finite=False, validate=validate)
+        logits = check.as_logits(logits, infinite="either", validate=validate)
         super().__init__(logits, logits.shape, Size(), validate=validate)
 
     @classmethod
@@ -52,7 +52,7 @@ class Bernoulli(Mass):
 
     def push(self, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """One where the noisy log-odds are not negative."""
-        return (self.logits + noise >= 0).to(self.logits.dtype)
+        return (self.logits + self._shaped("noise", noise) >= 0).to(self.logits.dtype)
 
     def _log_mass(self, value: Tensor) -> Tensor:
         return logsigmoid(torch.where(value > 0.5, wide(self.logits), -wide(self.logits)))

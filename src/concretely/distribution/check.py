@@ -1,10 +1,11 @@
 """Checks of what a user passes in, each failing with one sentence that names the value and the place."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 
 from .cast import cast, wide
 from .temperature import Temperature
@@ -45,8 +46,8 @@ def require(name: str, must: str, value: Tensor, holds: Tensor) -> None:
         raise ValueError(f"{name} must {must}, got {first(value, ~holds)}")
 
 
-def as_logits(logits: Tensor | float, *, finite: bool, validate: bool) -> Tensor:
-    """Logits as a floating tensor, refused when they are integers or not numbers."""
+def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "either"], validate: bool) -> Tensor:
+    """Logits as a floating tensor, refused when they are integers, not numbers, or infinite without a meaning."""
     if isinstance(logits, (int, float)) and not isinstance(logits, bool):
         logits = torch.tensor(float(logits))
     if not isinstance(logits, Tensor):
@@ -55,7 +56,9 @@ def as_logits(logits: Tensor | float, *, finite: bool, validate: bool) -> Tensor
         raise TypeError(f"logits must be a floating tensor, got {logits.dtype}; convert them with logits.float()")
     if validate and known(is_finite(logits)) is False:
         require("logits", "be numbers", logits, ~logits.isnan())
-        if finite:
+        if infinite == "minus":
+            require("logits", "be below infinity", logits, logits < math.inf)
+        if infinite == "never":
             require("logits", "be finite to be relaxed", logits, logits.isfinite())
     return logits
 
@@ -76,24 +79,34 @@ def as_temperature(temperature: Temperature, *, validate: bool) -> Temperature:
     return temperature if isinstance(temperature, torch.SymFloat) else float(temperature)
 
 
-def as_value(value: Tensor, *, batch_shape: Size, event_shape: Size) -> Tensor:
-    """A value to be scored, refused when its shape cannot belong to the distribution."""
+def as_shaped(name: str, value: Tensor, *, batch_shape: Size, event_shape: Size) -> Tensor:
+    """A value or its noise, refused when its shape cannot belong to the distribution."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"value must be a tensor, got {type(value).__name__}")
-    batch = value.shape[: value.dim() - len(event_shape)]
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    batch = value.shape[: max(value.dim() - len(event_shape), 0)]
     if value.shape[len(batch) :] != event_shape:
-        raise ValueError(f"value must end in event_shape {tuple(event_shape)}, got shape {tuple(value.shape)}")
+        raise ValueError(f"{name} must end in event_shape {tuple(event_shape)}, got shape {tuple(value.shape)}")
     try:
         torch.broadcast_shapes(batch, batch_shape)
     except RuntimeError:
         shape = tuple(batch_shape + event_shape)
-        raise ValueError(f"value must broadcast with shape {shape}, got shape {tuple(value.shape)}") from None
+        raise ValueError(f"{name} must broadcast with shape {shape}, got shape {tuple(value.shape)}") from None
     return value
 
 
+def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
+    """A probability whose quantile is asked for, in float64."""
+    if validate:
+        require("value", "lie between 0 and 1", value, (value >= 0) & (value <= 1))
+    return wide(value)
+
+
 def validates(validate_args: bool | None) -> bool:
-    """Whether to look at the entries of arguments, as asked for or by torch's default."""
-    return bool(Distribution._validate_args if validate_args is None else validate_args)
+    """Whether to look at the entries of arguments: yes, unless told otherwise.
+
+    The default of torch is not asked, since the first `torch.compile` of a process turns it off for all.
+    """
+    return validate_args is not False
 
 
 def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:

@@ -2,15 +2,15 @@
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Size, Tensor
 from torch.distributions import Distribution, constraints
-from torch.nn.functional import logsigmoid, softplus
+from torch.nn.functional import logsigmoid
 
 from ..noise import uniform
 from . import check, logistic
@@ -21,6 +21,14 @@ from .squash import OnUnitInterval
 from .temperature import Temperature, log
 
 
+def odd(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:
+    """An odd function by its values at negative arguments, where a lower tail keeps its precision."""
+    positive = argument > 0
+    value = function(torch.where(positive, -argument, argument))
+    return torch.where(positive, -value, value)
+
+
+@runtime_checkable
 class Family(Protocol):
     """A law of noise on the whole real line: all that the circuit asks of it."""
 
@@ -77,14 +85,21 @@ class NormalNoise:
         return noise
 
     def location(self, logits: Tensor) -> Tensor:
-        # Newton's method for the logarithm of the tail, which is nearly linear in the squared quantile: from either
-        # start the third step is exact to the last bits
-        log_tail = logsigmoid(-logits.abs())
-        size = torch.where(log_tail > -500, -torch.special.ndtri(log_tail.exp()), (-2 * log_tail).sqrt())
-        for _ in range(4):
-            log_reached = torch.special.log_ndtr(-size)
-            size = size + (log_reached - log_tail) * (log_reached - self.log_density(size)).exp()
-        return torch.copysign(size, logits)
+        return odd(self._lower_quantile, logits)
+
+    def _lower_quantile(self, logits: Tensor) -> Tensor:
+        # Newton's method for the logarithm of the tail, nearly linear in the squared quantile. A differentiable
+        # step at the root makes one more derivative exact.
+        log_tail = logsigmoid(logits)
+        with torch.no_grad():
+            near = -torch.special.ndtri(log_tail.clamp(min=-500).exp())
+            size = torch.where(log_tail > -500, near, (-2 * log_tail).sqrt())
+            size = self._newton(self._newton(size, log_tail), log_tail)
+        return -self._newton(self._newton(size, log_tail), log_tail)
+
+    def _newton(self, size: Tensor, log_tail: Tensor) -> Tensor:
+        log_reached = torch.log(torch.special.erfcx(size / math.sqrt(2)) / 2) - size.square() / 2
+        return size + (log_reached - log_tail) * (log_reached - self.log_density(size)).exp()
 
 
 class LaplaceNoise:
@@ -103,7 +118,7 @@ class LaplaceNoise:
         return torch.where(u < 0.5, torch.log(2 * u), -torch.log(2 - 2 * u))
 
     def location(self, logits: Tensor) -> Tensor:
-        return torch.copysign(softplus(logits.abs()) - math.log(2), logits)
+        return odd(lambda logits: logsigmoid(logits) + math.log(2), logits)
 
 
 class CauchyNoise:
@@ -121,7 +136,7 @@ class CauchyNoise:
         return torch.where(u < 0.5, -1 / torch.tan(math.pi * u), 1 / torch.tan(math.pi * (1 - u)))
 
     def location(self, logits: Tensor) -> Tensor:
-        return torch.copysign(1 / torch.tan(math.pi * torch.sigmoid(-logits.abs())), logits)
+        return odd(lambda logits: -1 / torch.tan(math.pi * torch.sigmoid(logits)), logits)
 
 
 @dataclass(frozen=True)
@@ -180,27 +195,6 @@ def as_family(noise: str | Distribution | Family) -> Family:
     return known[noise]()
 
 
-class _Location(torch.autograd.Function):
-    """The location of the noise, differentiated implicitly: σ(l)σ(−l) dl is the density at zero times d location."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(logits: Tensor, family: Family) -> Tensor:
-        return family.location(logits)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Family], output: Tensor) -> None:
-        ctx.family = inputs[1]
-        ctx.save_for_backward(inputs[0], output)
-
-    @staticmethod
-    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
-        logits, location = ctx.saved_tensors
-        log_slope = logsigmoid(logits) + logsigmoid(-logits) - ctx.family.log_density(-location)
-        return grad[0] * log_slope.exp(), None
-
-
 class CircuitNode(Tempered):
     r"""Relocated noise over a temperature: the stochastic node of a general binary circuit.
 
@@ -243,8 +237,7 @@ class CircuitNode(Tempered):
         return self.family.quantile(wide(self._drawn(uniform, sample_shape, generator)))
 
     def _location(self) -> Tensor:
-        location: Tensor = _Location.apply(wide(self.logits), self.family)  # type: ignore[no-untyped-call]
-        return location
+        return self.family.location(wide(self.logits))
 
     def _push(self, noise: Tensor) -> Tensor:
         return logistic.push(self._location(), self._value_temperature, noise)
@@ -262,7 +255,7 @@ class CircuitNode(Tempered):
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The value below which the variable falls with a given probability."""
-        return self.push(self.family.quantile(wide(value)))
+        return self.push(self.family.quantile(check.as_fraction(value, validate=self._validate_args)))
 
     def entropy(self) -> Float[Tensor, "..."]:
         """The differential entropy."""

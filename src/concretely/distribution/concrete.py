@@ -34,7 +34,7 @@ class Discrete(Mass):
 
     def __init__(self, logits: Tensor, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
-        logits = check.as_logits(logits, finite=False, validate=validate)
+        logits = check.as_logits(logits, infinite="minus", validate=validate)
         batch_shape, event_shape = check.split(logits, 1)
         super().__init__(logits, batch_shape, event_shape, validate=validate)
 
@@ -53,7 +53,7 @@ class Discrete(Mass):
 
     def push(self, noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
         """One at the largest noisy logit."""
-        return one_hot_argmax(perturb(self.logits, noise)).to(self.logits.dtype)
+        return one_hot_argmax(perturb(self.logits, self._shaped("noise", noise))).to(self.logits.dtype)
 
     def _log_probs(self) -> Tensor:
         return wide(self.logits).log_softmax(-1)

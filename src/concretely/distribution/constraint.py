@@ -5,7 +5,13 @@ import math
 import torch
 from torch import Tensor
 from torch.distributions import biject_to, constraints, transform_to
-from torch.distributions.transforms import ComposeTransform, ExpTransform, SoftmaxTransform, StickBreakingTransform
+from torch.distributions.transforms import (
+    ComposeTransform,
+    ExpTransform,
+    SoftmaxTransform,
+    StickBreakingTransform,
+    Transform,
+)
 
 from .cast import wide, working
 
@@ -63,6 +69,15 @@ class Corner(constraints.Constraint):
         return (value.abs() == 1).all(-1)
 
 
+class Cube(constraints.Constraint):
+    """Points of the hypercube, vectors of entries between minus and plus one."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        return (value.abs() <= 1).all(-1)
+
+
 def smallest(dtype: torch.dtype) -> float:
     """The smallest positive number that a squashed value may take."""
     if dtype == torch.float16:
@@ -75,7 +90,7 @@ simplex = Simplex()
 log_simplex = LogSimplex()
 one_hot = OneHot()
 corner = Corner()
-hypercube = constraints.independent(constraints.interval(-1, 1), 1)
+cube = Cube()
 
 
 @biject_to.register(Simplex)
@@ -91,3 +106,10 @@ def _transform_to_simplex(constraint: Simplex) -> SoftmaxTransform:
 @biject_to.register(LogSimplex)
 def _bijection_to_log_simplex(constraint: LogSimplex) -> ComposeTransform:
     return ComposeTransform([StickBreakingTransform(), ExpTransform().inv])
+
+
+@biject_to.register(Cube)
+@transform_to.register(Cube)
+def _transform_to_cube(constraint: Cube) -> Transform:
+    transform: Transform = biject_to(constraints.independent(constraints.interval(-1.0, 1.0), 1))
+    return transform

@@ -32,7 +32,7 @@ class Gumbel(Node):
 
     def __init__(self, logits: Tensor | float = 0.0, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
-        logits = check.as_logits(logits, finite=True, validate=validate)
+        logits = check.as_logits(logits, infinite="never", validate=validate)
         super().__init__(logits, logits.shape, torch.Size(), validate=validate)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
@@ -54,7 +54,7 @@ class Gumbel(Node):
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The value below which the variable falls with a given probability."""
-        return self.push(-torch.log(-torch.log(wide(value))))
+        return self.push(-torch.log(-torch.log(check.as_fraction(value, validate=self._validate_args))))
 
     def entropy(self) -> Float[Tensor, "..."]:
         """The differential entropy."""

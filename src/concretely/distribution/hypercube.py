@@ -13,7 +13,7 @@ from .base import Mass, Relaxation, Tempered
 from .binary import Bernoulli
 from .cast import wide
 from .concrete import Discrete, log_mass_of
-from .constraint import corner, hypercube
+from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
 from .logistic import Logistic
 from .squash import inside
@@ -59,7 +59,8 @@ def to_corner(state: Float[Tensor, "..."], event_shape: Size) -> Float[Tensor, "
     """The point of the hypercube for a state, hard or relaxed: on the unit interval if binary, else on the simplex."""
     if event_shape[0] == 1:
         return (2 * state - 1).unsqueeze(-1)
-    return state @ corners(2 ** event_shape[0], dtype=state.dtype, device=state.device)
+    with torch.autocast(state.device.type, enabled=False):  # a product in a narrower dtype would leave the corners
+        return state @ corners(2 ** event_shape[0], dtype=state.dtype, device=state.device)
 
 
 class Hypercube(Mass):
@@ -82,7 +83,7 @@ class Hypercube(Mass):
 
     def __init__(self, logits: Tensor, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
-        logits = as_states(check.as_logits(logits, finite=False, validate=validate))
+        logits = as_states(check.as_logits(logits, infinite="minus", validate=validate))
         super().__init__(logits, logits.shape[:-1], bits(logits), validate=validate)
 
     @classmethod
@@ -156,10 +157,10 @@ class HypercubeConcrete(Relaxation):
     (torch.Size([5, 80, 3]), torch.Size([5, 80]))
     """
 
-    support = hypercube
+    support = cube
 
     def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
-        logits = as_states(check.as_logits(logits, finite=True, validate=check.validates(validate_args)))
+        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
         node: Tempered
         if logits.shape[-1] == 1:
             node = Logistic(logits.squeeze(-1), temperature, validate_args=validate_args)

@@ -70,7 +70,7 @@ class Logistic(Tempered):
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The value below which the variable falls with a given probability."""
-        return self.push(torch.logit(wide(value)))
+        return self.push(torch.logit(check.as_fraction(value, validate=self._validate_args)))
 
     def entropy(self) -> Float[Tensor, "..."]:
         """The differential entropy."""

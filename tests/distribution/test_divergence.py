@@ -1,0 +1,154 @@
+"""Divergences are exact: against enumeration, quadrature, closed forms and Monte Carlo."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import kl_divergence
+
+import concretely as c
+from concretely.distribution.integral import mean_log_sum, mean_soft_size
+from tests.budget import assert_mean
+from tests.cases import MASSES, Case, each
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values if len(values) != 1 else values[0], dtype=torch.float64)
+
+
+@each(*MASSES)
+def test_divergence_of_masses_is_their_enumeration(case: Case) -> None:
+    p, q = case.build(case.logits(8, batch=(3,))), case.build(case.logits(8, batch=(3,)).flip(0))
+    states = p.enumerate_support()
+    log_p, log_q = p.log_prob(states), q.log_prob(states)
+    torch.testing.assert_close(kl_divergence(p, q), (log_p.exp() * (log_p - log_q)).sum(0))
+
+
+def test_impossible_states_add_nothing_to_a_divergence() -> None:
+    p, q = c.Discrete(tensor(0.0, 0.0, -math.inf)), c.Discrete(tensor(0.0, 0.0, 0.0))
+    assert kl_divergence(p, q).item() == pytest.approx(math.log(1.5))
+    assert kl_divergence(q, p).item() == math.inf
+    assert kl_divergence(c.Bernoulli(tensor(math.inf)), c.Bernoulli(tensor(0.0))).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e-6, 1e-3, 0.0999, 0.1001, 1.0, 8.0, 1e3])
+def test_divergence_of_logistic_nodes_at_one_temperature_is_its_closed_form(shift: float) -> None:
+    p, q = c.Logistic(tensor(shift), 0.3), c.Logistic(tensor(0.0), 0.3)
+    exact = shift / math.tanh(shift / 2) - 2 if shift > 1e-2 else shift**2 / 6 * (1 - shift**2 / 60)
+    torch.testing.assert_close(kl_divergence(p, q), tensor(exact), rtol=1e-9, atol=0)
+    # the integral for different temperatures ends there
+    general = mean_soft_size(tensor(1.0), tensor(shift)) - 2
+    torch.testing.assert_close(general, tensor(exact), rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("temperatures", [(2 / 3, 1 / 2), (0.1, 2.0), (2.0, 0.1), (1e-3, 10.0), (10.0, 1e-3)])
+@pytest.mark.parametrize("logits", [(0.0, 0.0), (8.0, 0.0), (-3.0, 5.0), (100.0, -100.0)])
+def test_divergence_of_logistic_nodes_at_two_temperatures_is_its_integral(
+    logits: tuple[float, float], temperatures: tuple[float, float]
+) -> None:
+    p, q = (c.Logistic(tensor(logit), temperature) for logit, temperature in zip(logits, temperatures, strict=True))
+    noise = torch.arange(-45, 45, 1e-4, dtype=torch.float64)
+    weight = torch.sigmoid(noise) * torch.sigmoid(-noise) * 1e-4
+    value = p.push(noise)
+    integral = ((p.log_prob(value) - q.log_prob(value)) * weight).sum()
+    torch.testing.assert_close(kl_divergence(p, q), integral, rtol=1e-6, atol=1e-9)
+
+
+def test_divergence_is_differentiated_right() -> None:
+    logits, other = torch.randn(3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    cold, warm = tensor(0.2, 0.5, 3.0), tensor(0.7, 0.5, 0.4)
+    arguments = tuple(x.requires_grad_() for x in (logits, other, cold, warm))
+
+    def logistic(a, b, s, t):  # type: ignore[no-untyped-def]
+        return kl_divergence(c.Logistic(a, s, validate_args=False), c.Logistic(b, t, validate_args=False))
+
+    assert torch.autograd.gradcheck(logistic, arguments)
+    assert torch.autograd.gradcheck(mean_log_sum, torch.randn(4, 5, dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 64])
+def test_mean_log_sum_is_digamma_without_shifts_and_moves_with_a_common_one(n: int) -> None:
+    digamma = torch.digamma(tensor(n))
+    torch.testing.assert_close(mean_log_sum(torch.zeros(n, dtype=torch.float64)), digamma, rtol=1e-12, atol=1e-12)
+    shifts = 5 * torch.randn(n, dtype=torch.float64)
+    torch.testing.assert_close(mean_log_sum(shifts + 100), mean_log_sum(shifts) + 100, rtol=1e-12, atol=1e-12)
+
+
+def test_divergence_of_two_categories_is_the_binary_one() -> None:
+    shift = torch.linspace(-20, 20, 41, dtype=torch.float64)
+    zero = torch.zeros_like(shift)
+    nary = kl_divergence(
+        c.ExpConcrete(torch.stack([shift, zero], -1), 0.3), c.ExpConcrete(torch.zeros(41, 2).double(), 0.3)
+    )
+    torch.testing.assert_close(
+        nary, kl_divergence(c.Logistic(shift, 0.3), c.Logistic(zero, 0.3)), rtol=1e-9, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        (c.Gumbel(tensor(0.5)), c.Gumbel(tensor(-0.3))),
+        (c.ExpConcrete(tensor(1, 2, -3, 0.5), 0.3), c.ExpConcrete(tensor(-1, 1, 0, 0.2), 0.3)),
+        (c.Concrete(tensor(8, 0, 0), 0.1), c.Concrete(tensor(0, 0, 0), tensor(0.1))),
+        (c.HypercubeConcrete(tensor(1, 2, -3, 0.5), 0.3), c.HypercubeConcrete(tensor(-1, 1, 0, 0.2), 0.3)),
+        (c.HypercubeConcrete(tensor(2, 0), 0.3), c.HypercubeConcrete(tensor(-1, 0), 0.5)),
+        (c.LogisticNormal(tensor(1, 2, -3, 0.5), 0.3), c.LogisticNormal(tensor(-1, 1, 0, 0.2), 0.5)),
+        (c.BinaryCircuit(tensor(3.0), 0.3), c.BinaryCircuit(tensor(-1.0), 0.5)),
+        (c.BinaryConcrete(tensor(3.0), 2 / 3), c.BinaryConcrete(tensor(-1.0), 1 / 2)),
+    ],
+    ids=str,
+)
+def test_divergence_is_the_mean_of_the_log_ratio(
+    p: torch.distributions.Distribution, q: torch.distributions.Distribution
+) -> None:
+    value = p.sample((100_000,))
+    assert_mean(p.log_prob(value) - q.log_prob(value), kl_divergence(p, q).item())
+    assert kl_divergence(p, p).item() == pytest.approx(0, abs=1e-10)
+
+
+@pytest.mark.parametrize("temperature", [2 / 3, 0.2, 0.1, 0.05])
+@pytest.mark.parametrize("logit", [8.0, -8.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_divergence_estimated_from_draws_on_the_unit_interval_is_right(
+    logit: float, temperature: float, dtype: torch.dtype
+) -> None:
+    exact = 8 / math.tanh(4) - 2
+    p, q = (c.BinaryConcrete(torch.tensor(x, dtype=dtype), temperature) for x in (logit, 0.0))
+    value = p.sample((1_000_000,))
+    log_ratio = p.log_prob(value).double() - q.log_prob(value).double()
+    if dtype in (torch.float64, torch.float32):
+        assert_mean(log_ratio, exact)
+    else:  # each of the two scores is rounded, by much more than the error of their mean
+        assert log_ratio.mean().item() == pytest.approx(exact, rel=2e-2)
+
+
+def test_swapping_zero_and_one_changes_nothing() -> None:
+    noise = c.Logistic(torch.tensor(8.0), 0.05).noise((1000,))
+    scores = []
+    for sign in (1, -1):
+        p, q = (c.BinaryConcrete(torch.tensor(sign * x), 0.05) for x in (8.0, 0.0))
+        value = p.push(sign * noise)
+        scores.append(p.log_prob(value) - q.log_prob(value))
+    assert torch.equal(*scores)
+
+
+def test_monte_carlo_estimate_is_unbiased_and_has_a_gradient() -> None:
+    logits = tensor(1, 0, -1).requires_grad_()
+    p, q = c.Concrete(logits, 0.5), c.Concrete(tensor(0, 0, 0), 0.5)
+    exact = kl_divergence(p, q)
+    draws = torch.stack([c.monte_carlo_kl(p, q, samples=5) for _ in range(2000)])
+    assert_mean(draws.detach(), exact.item())
+    (expected,) = torch.autograd.grad(exact, logits)
+    p = c.Concrete(logits.expand(20_000, 3), 0.5)
+    (gradient,) = torch.autograd.grad(c.monte_carlo_kl(p, q).mean(), logits)
+    torch.testing.assert_close(gradient, expected, rtol=0.1, atol=0.05)
+
+
+def test_what_has_no_exact_divergence_says_what_to_do() -> None:
+    with pytest.raises(NotImplementedError, match=r"different temperatures: estimate it with monte_carlo_kl"):
+        kl_divergence(c.Concrete(tensor(0, 0, 0), 0.5), c.Concrete(tensor(0, 0, 0), 0.6))
+    with pytest.raises(NotImplementedError, match="normal noise only: estimate it with monte_carlo_kl"):
+        kl_divergence(*(c.BinaryCircuit(tensor(0.0), 0.5, noise="laplace") for _ in range(2)))
+    with pytest.raises(ValueError, match="samples must be positive, got 0"):
+        c.monte_carlo_kl(c.Concrete(tensor(0, 0, 0), 0.5), c.Concrete(tensor(0, 0, 0), 0.6), samples=0)

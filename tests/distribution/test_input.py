@@ -1,0 +1,194 @@
+"""Bad input gets one sentence with the value and the place."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import concretely as c
+from tests.cases import MASSES, TEMPERED, Case, each
+
+pytestmark = pytest.mark.unchecked
+
+BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (
+        lambda: c.Logistic(torch.zeros(3), -0.5),
+        ValueError,
+        "temperature must be positive, or 0 for the discrete limit, got -0.5",
+    ),
+    (
+        lambda: c.BinaryConcrete(torch.zeros(3), math.nan),
+        ValueError,
+        "temperature must be positive, or 0 for the discrete limit, got nan",
+    ),
+    (
+        lambda: c.Concrete(torch.zeros(2, 3), torch.tensor([0.5, -1.0])),
+        ValueError,
+        "temperature must be positive, or 0 for the discrete limit, got -1 at index 1",
+    ),
+    (
+        lambda: c.ExpConcrete(torch.zeros(2, 3), math.inf),
+        ValueError,
+        "temperature must be positive, or 0 for the discrete limit, got inf",
+    ),
+    (
+        lambda: c.Logistic(torch.zeros(3), "1"),
+        TypeError,
+        "temperature must be a number or a floating tensor, got str",
+    ),
+    (
+        lambda: c.Logistic(torch.zeros(3), torch.tensor(1)),
+        TypeError,
+        "temperature must be a number or a floating tensor, got torch.int64",
+    ),
+    (
+        lambda: c.Concrete(torch.zeros(2, 3), torch.ones(3)),
+        ValueError,
+        "temperature must broadcast with batch_shape (2,), got shape (3,)",
+    ),
+    (
+        lambda: c.Discrete(torch.tensor([[0.0, 1.0], [math.nan, 0.0]])),
+        ValueError,
+        "logits must be numbers, got nan at index (1, 0)",
+    ),
+    (
+        lambda: c.Discrete(torch.tensor([0.0, math.inf])),
+        ValueError,
+        "logits must be below infinity, got inf at index 1",
+    ),
+    (
+        lambda: c.Concrete(torch.tensor([0.0, -math.inf]), 0.5),
+        ValueError,
+        "logits must be finite to be relaxed, got -inf at index 1",
+    ),
+    (
+        lambda: c.Bernoulli(torch.tensor([1, 0])),
+        TypeError,
+        "logits must be a floating tensor, got torch.int64; convert them with logits.float()",
+    ),
+    (lambda: c.Bernoulli([0.0]), TypeError, "logits must be a floating tensor or a number, got list"),
+    (
+        lambda: c.Discrete(torch.tensor(0.0)),
+        ValueError,
+        "logits must have a last axis of at least 2 categories, got shape ()",
+    ),
+    (
+        lambda: c.Concrete(torch.zeros(5, 1), 0.5),
+        ValueError,
+        "logits must have a last axis of at least 2 categories, got shape (5, 1)",
+    ),
+    (
+        lambda: c.Hypercube(torch.zeros(4, 6)),
+        ValueError,
+        "logits must have a last axis of n states with n a power of two, or of 1 for a single log-odds, "
+        "got shape (4, 6)",
+    ),
+    (
+        lambda: c.HypercubeConcrete(torch.zeros(4, 3), 0.5),
+        ValueError,
+        "logits must have a last axis of n states with n a power of two, or of 1 for a single log-odds, "
+        "got shape (4, 3)",
+    ),
+    (
+        lambda: c.BinaryCircuit(torch.zeros(2), 0.5, noise="norml"),
+        ValueError,
+        "unknown noise 'norml'; did you mean 'normal'?",
+    ),
+    (
+        lambda: c.BinaryCircuit(torch.zeros(2), 0.5, noise=torch.distributions.Normal(torch.zeros(2), 1.0)),
+        ValueError,
+        "noise must be a distribution of single numbers, got batch and event shapes (2,) and ()",
+    ),
+    (
+        lambda: c.Bernoulli.from_probs(torch.tensor([0.5, 1.5])),
+        ValueError,
+        "probs must lie between 0 and 1, got 1.5 at index 1",
+    ),
+    (
+        lambda: c.Bernoulli(torch.zeros(2)).log_prob(torch.tensor([0.0, 0.5])),
+        ValueError,
+        "value must lie in the support of Bernoulli, got 0.5 at index 1",
+    ),
+    (
+        lambda: c.Concrete(torch.zeros(2), 0.5).log_prob(torch.tensor([[0.5, 0.5], [0.5, 0.75]])),
+        ValueError,
+        "value must lie in the support of Concrete, got [0.5, 0.75] at index 1",
+    ),
+    (
+        lambda: c.Concrete(torch.zeros(3), 0.5).log_prob(torch.zeros(2)),
+        ValueError,
+        "value must end in event_shape (3,), got shape (2,)",
+    ),
+    (
+        lambda: c.Logistic(torch.zeros(3), 0.5).log_prob(torch.zeros(2)),
+        ValueError,
+        "value must broadcast with shape (3,), got shape (2,)",
+    ),
+    (lambda: c.Logistic(torch.zeros(3), 0.5).log_prob(0.5), TypeError, "value must be a tensor, got float"),
+    (
+        lambda: c.Logistic(torch.zeros(2), 0.5).log_prob(torch.tensor([0.0, math.nan])),
+        ValueError,
+        "value must lie in the support of Logistic, got nan at index 1",
+    ),
+    (
+        lambda: c.BinaryConcrete(torch.zeros(2), 0.0).log_prob(torch.tensor([0.5, 0.5])),
+        ValueError,
+        "temperature must be positive to have a density, got 0: score the discrete variable instead",
+    ),
+    (
+        lambda: c.Logistic(torch.zeros(2), 0.5).icdf(torch.tensor([0.5, 1.5])),
+        ValueError,
+        "value must lie between 0 and 1, got 1.5 at index 1",
+    ),
+    (
+        lambda: c.Logistic(torch.zeros(2), 0.5).push(torch.zeros(3)),
+        ValueError,
+        "noise must broadcast with shape (2,), got shape (3,)",
+    ),
+    (
+        lambda: c.HypercubeConcrete(torch.zeros(4), 0.5).log_prob(torch.zeros(2)),
+        ValueError,
+        "value of a HypercubeConcrete with 4 states must be the very tensor drawn, which remembers its node: "
+        "a point of the hypercube does not determine one",
+    ),
+    (
+        lambda: c.Bernoulli(torch.zeros(2)).rsample(),
+        NotImplementedError,
+        "Bernoulli has no pathwise gradient: draw from Bernoulli(...).relax(temperature) instead",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "sentence"), BAD, ids=[sentence for _, _, sentence in BAD])
+def test_bad_input_gets_one_sentence(call: Callable[[], object], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == sentence
+
+
+@each(*MASSES, *TEMPERED)
+def test_checks_can_be_turned_off(case: Case) -> None:
+    options = () if case in MASSES else (-0.5,)
+    logits = torch.full_like(case.logits(4, batch=(2,)), math.nan)
+    case.build(logits, *options, validate_args=False)
+    with pytest.raises(ValueError, match="got nan at index" if case in MASSES else "got"):
+        case.build(logits, *options, validate_args=True)
+
+
+def test_checks_outlive_the_compilation_of_a_program() -> None:
+    torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))  # after which those of torch are off
+    with pytest.raises(ValueError, match="logits must be numbers, got nan"):
+        c.Logistic(torch.tensor(math.nan), 1.0)
+
+
+def test_value_rounded_to_the_edge_is_refused_once_it_has_forgotten_its_node() -> None:
+    variable = c.BinaryConcrete(torch.tensor(8.0), 0.05)
+    value = variable.sample((3,))
+    assert variable.log_prob(value).isfinite().all()
+    with pytest.raises(ValueError) as caught:
+        variable.log_prob(value.clone())
+    assert str(caught.value) == (
+        "value must lie far enough inside the support of BinaryConcrete for torch.float32 to tell its density, "
+        "got 0.99999994 at index 0: score the very tensor that was drawn, which remembers its node, or the node"
+    )

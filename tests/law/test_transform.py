@@ -1,0 +1,124 @@
+"""Variables work under torch.compile, vmap, func.grad, autocast and a generator."""
+
+import pytest
+import torch
+
+import concretely as c
+from tests.budget import assert_frequency, assert_mean
+from tests.cases import MASSES, TEMPERED, Case, each
+
+TRACED = tuple(case for case in TEMPERED if case.name not in ("CircuitNode-logistic", "CircuitNode-laplace"))
+
+
+def drawn(case: Case, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Everything that a training step asks of a variable."""
+    variable = case.build(logits, 0.5)
+    value, log_prob = variable.rsample_and_log_prob((3,))
+    return value, log_prob, variable.log_prob(value)
+
+
+@pytest.mark.unchecked
+@each(*TRACED)
+def test_variable_is_one_graph_under_compile(case: Case) -> None:
+    logits = case.logits(4, batch=(5,), dtype=torch.float32).requires_grad_()
+    compiled = torch.compile(lambda logits: drawn(case, logits), fullgraph=True, backend="aot_eager")
+    value, log_prob, scored = compiled(logits)
+    assert case.build(logits, 0.5).support.check(value).all()
+    torch.testing.assert_close(log_prob, scored, rtol=1e-4, atol=1e-4)
+    (gradient,) = torch.autograd.grad(value.sum() + scored.sum(), logits)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.unchecked
+@each(*MASSES)
+def test_mass_is_one_graph_under_compile(case: Case) -> None:
+    logits = case.logits(4, batch=(5,), dtype=torch.float32)
+    compiled = torch.compile(
+        lambda logits: case.build(logits).sample_and_log_prob((3,)), fullgraph=True, backend="aot_eager"
+    )
+    value, log_prob = compiled(logits)
+    torch.testing.assert_close(case.build(logits).log_prob(value), log_prob)
+
+
+@pytest.mark.unchecked
+def test_compiled_program_draws_the_right_law() -> None:
+    logits = torch.tensor([7.0, *[0.0] * 1023])
+    probability = c.Discrete(logits.double()).probs[0].item()
+    compiled = torch.compile(lambda logits: c.ExpConcrete(logits, 0.5).rsample_and_log_prob((4000,)), fullgraph=True)
+    value, log_prob = compiled(logits)
+    assert_frequency(int((value.argmax(-1) == 0).sum()), of=4000, probability=probability)
+    assert_mean(-log_prob, c.ExpConcrete(logits, 0.5).entropy().item())
+    torch.testing.assert_close(c.ExpConcrete(logits, 0.5).log_prob(value), log_prob, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.unchecked
+def test_compiled_program_takes_changing_shapes_and_temperatures() -> None:
+    compiled = torch.compile(lambda logits, temperature: c.Logistic(logits, temperature).rsample(), fullgraph=True)
+    for size, temperature in ((4, 0.5), (5, 0.6), (6, 0.7)):
+        assert compiled(torch.zeros(size), temperature).shape == (size,)
+    for size in (4, 5, 6):
+        assert compiled(torch.zeros(size), torch.tensor(0.5)).shape == (size,)
+
+
+@each(*TEMPERED)
+def test_vmap_is_a_loop(case: Case) -> None:
+    logits = case.logits(4, batch=(6, 5))
+    noise = case.build(logits, 0.5).noise()
+
+    def program(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        variable = case.build(logits, 0.5)
+        value = variable.push(noise)
+        return value, variable.log_prob(value)
+
+    value, log_prob = torch.func.vmap(program)(logits, noise)
+    for row in range(6):
+        torch.testing.assert_close((value[row], log_prob[row]), program(logits[row], noise[row]))
+
+
+@each(*TEMPERED)
+def test_vmap_draws_differ_or_not_as_asked(case: Case) -> None:
+    logits = case.logits(4, batch=(5,)).expand(6, *case.logits(4, batch=(5,)).shape)
+    for randomness, distinct in (("different", 6), ("same", 1)):
+        value = torch.func.vmap(lambda logits: drawn(case, logits)[0], randomness=randomness)(logits)
+        assert len(value.flatten(1).unique(dim=0)) == distinct
+
+
+@each(*TEMPERED)
+def test_functional_gradient_is_that_of_autograd(case: Case) -> None:
+    logits = case.logits(4, batch=(5,)).requires_grad_()
+    noise = case.build(logits, 0.5).noise((3,)).detach()
+
+    def loss(logits: torch.Tensor) -> torch.Tensor:
+        variable = case.build(logits, 0.5)
+        value = variable.push(noise)
+        return value.square().sum() + variable.log_prob(value).square().sum()
+
+    (expected,) = torch.autograd.grad(loss(logits), logits)
+    torch.testing.assert_close(torch.func.grad(loss)(logits.detach()), expected)
+
+
+@each(*TEMPERED)
+def test_autocast_changes_nothing(case: Case) -> None:
+    logits = case.logits(4, batch=(5,), dtype=torch.float32)
+    variable = case.build(logits, 0.5)
+    noise = variable.noise()
+    plain = variable.push(noise)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = variable.push(noise)
+        torch.testing.assert_close(variable.log_prob(cast), variable.log_prob(plain))
+    torch.testing.assert_close(cast, plain, rtol=0, atol=0)
+
+
+@each(*MASSES, *TEMPERED)
+def test_generator_repeats_a_draw_and_leaves_the_global_one_alone(case: Case) -> None:
+    options = () if case in MASSES else (0.5,)
+    variable = case.build(case.logits(4, batch=(5,)), *options)
+    state = torch.get_rng_state()
+    first, second = (variable.sample((9,), generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(first, variable.sample((9,), generator=torch.Generator().manual_seed(4)))
+    torch.manual_seed(5)
+    drawn = variable.sample((9,))
+    torch.manual_seed(5)
+    assert torch.equal(drawn, variable.sample((9,)))
