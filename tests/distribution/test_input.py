@@ -186,9 +186,9 @@ def test_value_rounded_to_the_edge_is_refused_once_it_has_forgotten_its_node() -
     variable = c.BinaryConcrete(torch.tensor(8.0), 0.05)
     value = variable.sample((3,))
     assert variable.log_prob(value).isfinite().all()
-    with pytest.raises(ValueError) as caught:
-        variable.log_prob(value.clone())
-    assert str(caught.value) == (
+    sentence = (
         "value must lie far enough inside the support of BinaryConcrete for torch.float32 to tell its density, "
         "got 0.99999994 at index 0: score the very tensor that was drawn, which remembers its node, or the node"
     )
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        variable.log_prob(value.clone())

@@ -1,0 +1,130 @@
+"""Entropies, modes, moments and distribution functions agree with the densities and masses they belong to."""
+
+import math
+
+import pytest
+import torch
+
+import concretely as c
+from tests.budget import assert_mean
+from tests.cases import MASSES, NODES, Case, each
+
+LINE = [
+    c.Gumbel(torch.tensor(0.7, dtype=torch.float64)),
+    *(c.Logistic(torch.tensor(0.7, dtype=torch.float64), temperature) for temperature in (0.3, 1.0, 2.0)),
+    *(c.CircuitNode(torch.tensor(0.7, dtype=torch.float64), 0.6, noise=n) for n in ("logistic", "normal", "laplace")),
+]
+
+
+@pytest.mark.parametrize("variable", LINE, ids=str)
+def test_moments_on_the_line_are_integrals_of_the_density(variable: c.Logistic) -> None:
+    value = torch.arange(-200, 200, 1e-3, dtype=torch.float64)
+    log_prob = variable.log_prob(value)
+    weight = log_prob.exp() * 1e-3
+    mean = (weight * value).sum()
+    torch.testing.assert_close(variable.mean, mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(variable.variance, (weight * (value - mean).square()).sum(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(variable.entropy(), -(weight * log_prob).nansum(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(variable.cdf(value[200_500]), weight[:200_500].sum(), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("variable", [v for v in LINE if not isinstance(v, c.CircuitNode)], ids=str)
+def test_mode_has_the_highest_density(variable: c.Logistic) -> None:
+    around = variable.mode + torch.linspace(-3, 3, 61, dtype=torch.float64)
+    assert (variable.log_prob(around) <= variable.log_prob(variable.mode)).all()
+
+
+@pytest.mark.parametrize("build", [c.ExpConcrete, c.ExpLogisticNormal])
+def test_mode_on_the_log_simplex_has_the_highest_density(build: type[c.ExpConcrete]) -> None:
+    variable = build(torch.randn(5, dtype=torch.float64), 0.4)
+    around = (variable.mode + 0.1 * torch.randn(200, 5, dtype=torch.float64)).log_softmax(-1)
+    assert (variable.log_prob(around) <= variable.log_prob(variable.mode)).all()
+
+
+@each(*(case for case in NODES if "cauchy" not in case.name))
+def test_entropy_is_the_mean_of_minus_the_log_density(case: Case) -> None:
+    for temperature in (0.1, 1.0, 3.0):
+        variable = case.build(case.logits(6), temperature)
+        assert_mean(-variable.rsample_and_log_prob((50_000,))[1], variable.entropy().item(), f"{variable}")
+
+
+def test_entropy_of_two_categories_is_the_binary_one() -> None:
+    for temperature in (0.1, 2 / 3, 5.0):
+        pair, one = c.ExpConcrete(torch.zeros(2), temperature), c.Logistic(torch.tensor(3.0), temperature)
+        torch.testing.assert_close(pair.entropy(), one.entropy())
+
+
+@each(*MASSES)
+def test_mass_of_all_states_is_one_and_gives_the_moments(case: Case) -> None:
+    for n in (2, 4, 64) if case.has_categories else (2,):
+        variable = case.build(case.logits(n, batch=(3,)))
+        states = variable.enumerate_support()
+        mass = variable.log_prob(states).exp()
+        torch.testing.assert_close(mass.sum(0), torch.ones(3, dtype=torch.float64))
+        weight = mass.reshape(mass.shape + (1,) * len(variable.event_shape))
+        mean = (weight * states).sum(0)
+        torch.testing.assert_close(variable.mean, mean)
+        torch.testing.assert_close(variable.variance, (weight * (states - mean).square()).sum(0))
+        torch.testing.assert_close(variable.entropy(), -(mass * mass.log()).sum(0))
+        assert (variable.log_prob(variable.mode) == mass.amax(0).log()).all() or torch.allclose(
+            variable.log_prob(variable.mode), mass.amax(0).log()
+        )
+        assert variable.enumerate_support(expand=False).shape[1] == 1
+
+
+def test_impossible_states_have_no_mass_and_add_no_entropy() -> None:
+    variable = c.Discrete(torch.tensor([0.0, 0.0, -math.inf]))
+    assert variable.probs.tolist() == [0.5, 0.5, 0.0]
+    assert variable.entropy().item() == pytest.approx(math.log(2))
+    assert variable.log_prob(torch.tensor([0.0, 0.0, 1.0])).item() == -math.inf
+    assert variable.sample((1000,))[:, 2].sum() == 0
+    certain = c.Bernoulli(torch.tensor([math.inf, -math.inf]))
+    assert certain.sample().tolist() == [1, 0]
+    assert certain.entropy().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("noise", ["logistic", "normal", "laplace", "cauchy"])
+def test_icdf_inverts_cdf(noise: str) -> None:
+    for logit in (-5.0 if noise == "cauchy" else -30.0, 0.0, 5.0):  # the location of Cauchy noise is e³⁰
+        node = c.CircuitNode(torch.tensor(logit, dtype=torch.float64), 0.3, noise=noise)
+        relaxed = c.BinaryCircuit(torch.tensor(logit, dtype=torch.float64), 3.0, noise=noise)
+        p = torch.tensor([1e-12, 1e-3, 0.2, 0.5, 0.9, 1 - 1e-9], dtype=torch.float64)
+        torch.testing.assert_close(node.cdf(node.icdf(p)), p, rtol=1e-6, atol=0)
+        torch.testing.assert_close(relaxed.cdf(relaxed.icdf(p)), p, rtol=1e-6, atol=0)
+
+
+def test_from_probs_is_the_inverse_of_probs() -> None:
+    probs = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
+    torch.testing.assert_close(c.Bernoulli.from_probs(probs).probs, probs)
+    torch.testing.assert_close(c.Discrete.from_probs(probs).probs, probs)
+    torch.testing.assert_close(c.Discrete.from_probs(probs / 2).probs, probs)
+    torch.testing.assert_close(c.Concrete.from_probs(probs, 0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.BinaryConcrete.from_probs(probs, 0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.BinaryCircuit.from_probs(probs, 0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.LogisticNormal.from_probs(probs, 0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.Logistic.from_probs(probs, 0.5).cdf(torch.zeros(3).double()), 1 - probs)
+    torch.testing.assert_close(c.ExpConcrete.from_probs(probs, 0.5).logits.softmax(-1), probs)
+    quarters = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    torch.testing.assert_close(c.Hypercube.from_probs(quarters).mean, torch.tensor([0.4, 0.2], dtype=torch.float64))
+    torch.testing.assert_close(c.Hypercube.from_probs(probs.unsqueeze(-1)).mean.squeeze(-1), 2 * probs - 1)
+    torch.testing.assert_close(
+        c.HypercubeConcrete.from_probs(quarters, 0.5).discretize().mean, torch.tensor([0.4, 0.2], dtype=torch.float64)
+    )
+
+
+def test_relax_and_discretize_are_inverse() -> None:
+    logits = torch.randn(3, 4)
+    for mass in (c.Bernoulli(logits), c.Discrete(logits), c.Hypercube(logits)):
+        back = mass.relax(0.5).discretize()
+        assert type(back) is type(mass)
+        assert torch.equal(back.logits, mass.logits)
+
+
+def test_two_states_of_a_hypercube_are_one_log_odds() -> None:
+    pair, one = c.Hypercube(torch.tensor([1.0, 3.5])), c.Hypercube(torch.tensor([2.5]))
+    assert torch.equal(pair.logits, one.logits)
+    noise = one.relax(0.5).noise((100,))
+    assert torch.equal(one.push(noise), 2 * c.Bernoulli(torch.tensor(2.5)).push(noise).unsqueeze(-1) - 1)
+    torch.testing.assert_close(
+        one.relax(0.5).push(noise), 2 * c.BinaryConcrete(torch.tensor(2.5), 0.5).push(noise).unsqueeze(-1) - 1
+    )

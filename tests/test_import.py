@@ -1,0 +1,56 @@
+"""The rooms import one way only, and the package imports nothing before it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
+ORDER = ["noise", "distribution", "report", "cli"]
+
+
+def imported(file: Path) -> set[str]:
+    """The rooms of the package that a file imports from."""
+    depth = len(file.relative_to(PACKAGE).parts)
+    rooms = set()
+    for statement in ast.walk(ast.parse(file.read_text())):
+        if isinstance(statement, ast.ImportFrom):
+            path = (statement.module or "").split(".")
+            if statement.level == 0 and path[0] == "concretely":
+                rooms |= {path[1]} if len(path) > 1 else {name.name for name in statement.names}
+            elif statement.level == depth:
+                rooms |= {path[0]} if path[0] else {name.name for name in statement.names}
+    return rooms & set(ORDER)
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_room_imports_only_from_rooms_before_it(room: str) -> None:
+    files = [*(PACKAGE / room).rglob("*.py")] if (PACKAGE / room).is_dir() else [PACKAGE / f"{room}.py"]
+    assert files
+    allowed = set(ORDER[: ORDER.index(room) + 1])
+    for file in files:
+        assert imported(file) <= allowed, file.name
+
+
+def test_every_room_has_its_place_in_the_order() -> None:
+    rooms = {path.stem for path in PACKAGE.iterdir() if not path.stem.startswith("__") and path.name != "py.typed"}
+    assert rooms == set(ORDER)
+
+
+def test_package_does_not_import_torch_before_it_is_used() -> None:
+    program = (
+        "import sys, concretely; assert 'torch' not in sys.modules; concretely.Bernoulli; assert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_public_names_are_those_of_the_rooms() -> None:
+    import concretely
+    from concretely import distribution
+
+    assert set(concretely.__all__) == set(distribution.__all__)
+    assert set(concretely.__all__) <= set(dir(concretely))
+    with pytest.raises(AttributeError, match="module 'concretely' has no attribute 'Bernouli'"):
+        concretely.Bernouli  # noqa: B018

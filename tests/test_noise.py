@@ -1,0 +1,88 @@
+"""Noise follows its law to the ends of its tails, and is never infinite."""
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+from scipy import stats
+
+from concretely import noise
+from tests.budget import assert_likely
+from tests.cases import DEVICES
+
+LAWS = {noise.uniform: "uniform", noise.logistic: "logistic", noise.gumbel: "gumbel_r", noise.normal: "norm"}
+KINDS = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+WORDS = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
+"""The words of 32 bits next to which anything could go wrong."""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@KINDS
+def test_noise_follows_its_law(law: noise.uniform, dtype: torch.dtype, device: str) -> None:
+    draws = law((100_000,), dtype, device=torch.device(device))
+    assert draws.dtype == dtype
+    assert_likely(stats.kstest(draws.cpu().numpy(), LAWS[law]).pvalue, law.__name__)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@KINDS
+def test_noise_follows_its_law_under_compile(law: noise.uniform, dtype: torch.dtype) -> None:
+    draws = torch.compile(lambda: law((100_001,), dtype), fullgraph=True, backend="aot_eager")()
+    assert draws.shape == (100_001,)
+    assert_likely(stats.kstest(draws.numpy(), LAWS[law]).pvalue, law.__name__)
+
+
+def of_words(law: noise.uniform, words: list[int]) -> torch.Tensor:
+    """The float32 noise that comes of given random words."""
+    pairs = torch.tensor([w - 2**32 * (w >= 2**31) for w in [*words, *[0] * (len(words) % 2)]], dtype=torch.int32)
+    with mock.patch.object(torch, "randint", return_value=pairs.view(torch.int64)):
+        return law((len(words),))
+
+
+@KINDS
+def test_float32_noise_is_finite_at_every_word(law: noise.uniform) -> None:
+    assert of_words(law, WORDS).isfinite().all()
+
+
+def test_float32_noise_reaches_its_tails() -> None:
+    edge = 33 * math.log(2)
+    assert of_words(noise.logistic, WORDS).abs().max().item() == pytest.approx(edge, rel=1e-6)
+    assert of_words(noise.gumbel, WORDS).max().item() == pytest.approx(edge, rel=1e-6)
+    assert of_words(noise.gumbel, WORDS).min().item() == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)
+    assert of_words(noise.normal, WORDS).abs().max().item() == pytest.approx(stats.norm.isf(2**-33), rel=1e-5)
+    uniform = of_words(noise.uniform, WORDS)
+    assert 0 < uniform.min() < uniform.max() < 1
+
+
+def test_symmetric_noise_is_symmetric_word_by_word() -> None:
+    mirrored = [2**32 - 1 - word for word in WORDS]
+    for law in (noise.logistic, noise.normal):
+        assert torch.equal(of_words(law, WORDS), -of_words(law, mirrored))
+
+
+@pytest.mark.parametrize(
+    ("seed", "nonce", "answer"),
+    [
+        (0, 0, ["6627e8d5", "e169c58d", "bc57ac4c", "9b00dbd8"]),
+    ],
+)
+def test_philox_gives_its_published_answers(seed: int, nonce: int, answer: list[str]) -> None:
+    with mock.patch.object(torch, "randint", return_value=torch.tensor([seed, nonce])):
+        words = noise._philox(4, 32, None)
+    assert [f"{word[0].item():08x}" for word in words] == answer
+
+
+def test_philox_words_of_52_bits_fill_their_range() -> None:
+    words = torch.cat(noise._philox(100_000, 52, None))
+    assert words.min() >= 0
+    assert words.max() < 2**52
+    assert_likely(stats.kstest(words.double().numpy() / 2**52, "uniform").pvalue)
+
+
+def test_odd_and_empty_shapes() -> None:
+    for shape in ((), (0,), (1,), (3, 5), (2, 0, 4)):
+        for law in LAWS:
+            assert law(shape).shape == shape

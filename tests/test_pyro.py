@@ -1,0 +1,45 @@
+"""Variables are sites of pyro programs. Needs the extra `pyro`."""
+
+import pytest
+import torch
+
+import concretely as c
+from tests.cases import MASSES, TEMPERED, Case, each
+
+pytestmark = [
+    pytest.mark.unchecked,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+pyro = pytest.importorskip("pyro", reason="needs the extra 'pyro'")
+
+
+@each(*MASSES, *TEMPERED)
+def test_variable_is_a_site(case: Case) -> None:
+    options = () if case in MASSES else (0.5,)
+    logits = case.logits(4, batch=(3,), dtype=torch.float32)
+
+    def program() -> torch.Tensor:
+        with pyro.plate("batch", 3):
+            return pyro.sample("z", case.build(logits, *options))
+
+    trace = pyro.poutine.trace(program).get_trace()
+    trace.compute_log_prob()
+    site = trace.nodes["z"]
+    torch.testing.assert_close(site["log_prob"], case.build(logits, *options).log_prob(site["value"]))
+
+
+def test_elbo_of_a_program_is_minus_the_divergence() -> None:
+    logits = torch.tensor([1.0, -2.0, 0.5])
+
+    def model() -> None:
+        with pyro.plate("batch", 3):
+            pyro.sample("z", c.BinaryConcrete(torch.zeros(3), 0.5))
+
+    def guide() -> None:
+        with pyro.plate("batch", 3):
+            pyro.sample("z", c.BinaryConcrete(logits, 0.5))
+
+    elbo = pyro.infer.Trace_ELBO(num_particles=2000, vectorize_particles=False)
+    exact = torch.distributions.kl_divergence(c.BinaryConcrete(logits, 0.5), c.BinaryConcrete(torch.zeros(3), 0.5))
+    assert elbo.loss(model, guide) == pytest.approx(exact.sum().item(), abs=0.2)
