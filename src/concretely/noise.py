@@ -27,7 +27,7 @@ def logistic(
     torch.Size([2, 3])
     """
     signed = _words(shape, dtype, device, generator, signed=True)
-    return torch.logit(signed.abs()).copysign_(signed)  # by the smaller of the two tail probabilities
+    return signed.abs().logit_().copysign_(signed)  # by the smaller of the two tail probabilities
 
 
 def gumbel(

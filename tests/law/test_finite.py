@@ -33,12 +33,13 @@ def test_own_draws_their_densities_and_gradients_are_finite_and_valid(
             assert score.isfinite().all(), where
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @each(*TEMPERED)
-def test_values_and_densities_drawn_together_are_finite_and_agree(case: Case, dtype: torch.dtype) -> None:
+def test_values_and_densities_drawn_together_are_finite(case: Case, dtype: torch.dtype, device: str) -> None:
     for n in case.sizes():
         for temperature in TEMPERATURES:
-            logits = sweep(case, n, dtype=dtype, temperature=temperature).requires_grad_()
+            logits = sweep(case, n, dtype=dtype, temperature=temperature, device=device).requires_grad_()
             variable = case.build(logits, temperature)
             value, log_prob = variable.rsample_and_log_prob((DRAWS,))
             assert value.isfinite().all()

@@ -5,7 +5,7 @@ import torch
 
 import concretely as c
 from tests.budget import assert_frequency, assert_mean
-from tests.cases import MASSES, TEMPERED, Case, each
+from tests.cases import DEVICES, MASSES, TEMPERED, Case, each
 
 TRACED = tuple(case for case in TEMPERED if case.name not in ("CircuitNode-logistic", "CircuitNode-laplace"))
 
@@ -41,8 +41,9 @@ def test_mass_is_one_graph_under_compile(case: Case) -> None:
 
 
 @pytest.mark.unchecked
-def test_compiled_program_draws_the_right_law() -> None:
-    logits = torch.tensor([7.0, *[0.0] * 1023])
+@pytest.mark.parametrize("device", DEVICES)
+def test_compiled_program_draws_the_right_law(device: str) -> None:
+    logits = torch.tensor([7.0, *[0.0] * 1023], device=device)
     probability = c.Discrete(logits.double()).probs[0].item()
     compiled = torch.compile(lambda logits: c.ExpConcrete(logits, 0.5).rsample_and_log_prob((4000,)), fullgraph=True)
     value, log_prob = compiled(logits)

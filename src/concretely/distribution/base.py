@@ -149,7 +149,8 @@ class Node(Continuous):
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log densities from the same noise: the form to train with."""
         noise = self.noise(sample_shape, generator=generator)
-        return self.push(noise), cast(self._log_density_of_noise(noise), self.logits.dtype)
+        value = self._rounded(self._push(noise))
+        return value, cast(self._log_density_of_noise(noise), self.logits.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log density of a value."""
@@ -165,7 +166,7 @@ class Node(Continuous):
 
     @abstractmethod
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
-        """The log density of the value that noise becomes."""
+        """The log density of the value that noise becomes; the noise is used up."""
 
 
 class Tempered(Node):

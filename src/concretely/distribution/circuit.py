@@ -57,7 +57,7 @@ class LogisticNoise:
     mean, variance, entropy = 0.0, math.pi**2 / 3, 2.0
 
     def log_density(self, noise: Tensor) -> Tensor:
-        return logistic.standard_log_density(noise)
+        return logistic.standard_log_density(noise.clone())
 
     def cdf(self, noise: Tensor) -> Tensor:
         return torch.sigmoid(noise)

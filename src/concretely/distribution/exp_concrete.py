@@ -75,16 +75,15 @@ class ExpConcrete(Tempered):
     def _log_density(self, value: Tensor) -> Tensor:
         # a shift common to all categories cancels, and with it the normaliser between a value and its noise
         noise = self._value_temperature * value - wide(self.logits)
-        return self._score(noise, log_sum=(-noise).logsumexp(-1))
+        return self._score(noise.sum(-1), (-noise).logsumexp(-1))
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
-        # drawn noise is bounded below by -4, so that the plain exponential is safe
-        return self._score(noise, log_sum=wide((-noise).exp_().sum(-1)).log_())
+        # drawn noise is above -4, so that the plain exponential is safe
+        return self._score(wide(noise.sum(-1)), wide(noise.neg_().exp_().sum(-1)).log_())
 
-    def _score(self, noise: Tensor, *, log_sum: Tensor) -> Tensor:
-        n = noise.shape[-1]
-        constant = math.lgamma(n) + (n - 1) * log(self._batch_temperature)
-        return constant - wide(noise.sum(-1)) - n * log_sum
+    def _score(self, total: Tensor, log_sum: Tensor) -> Tensor:
+        n = self.event_shape[0]
+        return (math.lgamma(n) + (n - 1) * log(self._batch_temperature)) - total - n * log_sum
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """The differential entropy, which the logits do not change."""

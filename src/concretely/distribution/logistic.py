@@ -23,8 +23,8 @@ def push(logits: Float[Tensor, "..."], temperature: Temperature, noise: Float[Te
 
 
 def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The log density of standard logistic noise."""
-    size = noise.abs().neg_()
+    """The log density of standard logistic noise, which is used up."""
+    size = noise.abs_().neg_()
     return softplus(size).mul_(-2).add_(size)
 
 
