@@ -108,8 +108,10 @@ def _philox(count: int, bits: int, device: torch.device | None) -> list[Tensor]:
     mask = 2**32 - 1
     seed, nonce = torch.randint(-(2**63), 2**63 - 1, (2,), device=device).unbind()
     key = [seed & mask, seed >> 32 & mask]
-    first = torch.arange((count + 3) // 4 if bits == 32 else (count + 1) // 2, device=device)
-    word = [first, torch.zeros_like(first), first * 0 + (nonce & mask), first * 0 + (nonce >> 32 & mask)]
+    place = torch.arange((count + 3) // 4 if bits == 32 else (count + 1) // 2, device=device)
+    # all words depend on a drawn one: of places alone, the compiler for CUDA would form products in 32 bits
+    zero = torch.zeros_like(place)
+    word = [place + (nonce & mask) & mask, zero, zero + (nonce >> 32 & mask), zero]
     for _ in range(10):
         left, right = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
         word = [
