@@ -90,8 +90,9 @@ def main(
         "dtype": "float32",
         "rounds": rounds,
         "threads": THREADS,
+        "load_before": round(load, 2),
     }
-    record.write(out, recipe, seed=SEED, load=load, results=results)
+    record.write(out, recipe, seed=SEED, results=[record.described(task, timings) for task, timings in results])
 
 
 def share_cores() -> None:

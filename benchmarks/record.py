@@ -26,17 +26,15 @@ PACKAGES = (
 )
 
 
-def write(
-    path: Path, recipe: Mapping[str, Any], *, seed: int, load: float, results: Sequence[tuple[Task, Sequence[Timing]]]
-) -> None:
-    """Write the record of a run; the load is what the machine carried before it."""
+def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any) -> None:
+    """Write the record of a run, with the circumstances of its numbers."""
     record = {
         "recipe": recipe,
         "commit": commit(),
         "versions": versions(),
-        "device": {**device(), "load": _rounded(load)},
+        "device": device(),
         "seed": seed,
-        "results": [described(task, timings) for task, timings in results],
+        "results": results,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from .contender.base import Contender
 
 WARM_UPS = 5
-TURN_SECONDS = 0.005
-"""The least that a turn lasts: a shorter call is repeated, or what stands around it would be timed as well."""
+TURN_SECONDS = 0.02
+"""The least that a turn lasts: threads of OpenMP spin for 5 ms after their last work, on a core that others need."""
 
 
 class Spread(NamedTuple):
@@ -61,13 +61,13 @@ def interleaved(
     calls = [_calls(contender) for contender in contenders]
     seconds = np.empty((len(contenders), rounds))
     order = list(range(len(contenders)))
-    for turn in range(rounds):
+    for number in range(rounds):
         shuffle(order)
         for i in order:
-            seeds = range((turn + 1) * 2 * calls[i], (turn + 2) * 2 * calls[i])
-            # the threads of the contender before may still spin, and the caches hold its numbers
+            seeds = range(number * 2 * calls[i], (number + 1) * 2 * calls[i])
+            # as long a turn without the clock first, in which the contender before comes to rest
             _seconds(contenders[i], seeds[: calls[i]])
-            seconds[i, turn] = _seconds(contenders[i], seeds[calls[i] :]) / calls[i]
+            seconds[i, number] = _seconds(contenders[i], seeds[calls[i] :]) / calls[i]
         finished()
     return seconds
 

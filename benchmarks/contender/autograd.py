@@ -25,7 +25,7 @@ def step(
     def forward(*logits: Tensor) -> tuple[Tensor, ...]:
         return scored(build, draw, logits=logits, temperatures=temperatures)
 
-    # the first shape would otherwise be the only one compiled as what it is
+    # shapes are fixed, as in training; the compiler would take the second it meets for one of many
     forward = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
 
     def forward_and_backward(seed: int) -> Result:
