@@ -2,7 +2,7 @@
 
 Three kinds follow. A `Mass` is discrete. A `Node` is continuous and unbounded, and knows the log density of its own
 draws from their noise alone. A `Relaxation` squashes a node into the bounded set that spans the states of a mass.
-Methods that begin with an underscore compute, on noise in at least float32 and on given values in float64; the public
+Methods that begin with an underscore compute, in at least float32 and in float64 where terms may cancel; the public
 ones round the result, once.
 """
 
@@ -154,7 +154,7 @@ class Node(Continuous):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log density of a value."""
-        return cast(self._log_density(wide(self._checked(value))), self.logits.dtype)
+        return cast(self._log_density(self._checked(value)), self.logits.dtype)
 
     @abstractmethod
     def _push(self, noise: Tensor) -> Tensor:

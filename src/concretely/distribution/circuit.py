@@ -243,7 +243,7 @@ class CircuitNode(Tempered):
         return logistic.push(self._location(), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
-        return self._log_density_of_noise(self._value_temperature * value - self._location())
+        return self._log_density_of_noise(self._value_temperature * wide(value) - self._location())
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         return self.family.log_density(noise) + log(self._batch_temperature)

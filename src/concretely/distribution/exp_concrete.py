@@ -13,6 +13,7 @@ from . import check
 from .base import Tempered
 from .cast import cast, wide, working
 from .constraint import log_simplex
+from .recover import recover
 from .temperature import Temperature, cool, log
 
 
@@ -74,15 +75,13 @@ class ExpConcrete(Tempered):
 
     def _log_density(self, value: Tensor) -> Tensor:
         # a shift common to all categories cancels, and with it the normaliser between a value and its noise
-        noise = self._value_temperature * value - wide(self.logits)
-        return self._score(noise.sum(-1), (-noise).logsumexp(-1))
+        return self._log_density_of_noise(recover(value, self.logits, self._value_temperature, up_to_shift=True))
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
-        # drawn noise is above -4, so that the plain exponential is safe
-        return self._score(wide(noise.sum(-1)), wide(noise.neg_().exp_().sum(-1)).log_())
-
-    def _score(self, total: Tensor, log_sum: Tensor) -> Tensor:
+        # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe
         n = self.event_shape[0]
+        total = wide(noise.sum(-1))
+        log_sum = wide(noise.neg_().exp().sum(-1)).log()
         return (math.lgamma(n) + (n - 1) * log(self._batch_temperature)) - total - n * log_sum
 
     def entropy(self) -> Float[Tensor, "*batch"]:

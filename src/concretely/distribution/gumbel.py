@@ -43,7 +43,7 @@ class Gumbel(Node):
         return self.logits + noise
 
     def _log_density(self, value: Tensor) -> Tensor:
-        return self._log_density_of_noise(value - wide(self.logits))
+        return self._log_density_of_noise(wide(value) - wide(self.logits))
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         return -noise - torch.exp(-noise)

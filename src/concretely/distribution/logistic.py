@@ -14,6 +14,7 @@ from .. import noise
 from . import check
 from .base import Tempered
 from .cast import cast, wide, working
+from .recover import recover
 from .temperature import Temperature, cool, log
 
 
@@ -57,7 +58,7 @@ class Logistic(Tempered):
         return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
-        return self._log_density_of_noise(self._value_temperature * value - wide(self.logits))
+        return self._log_density_of_noise(recover(value, self.logits, self._value_temperature))
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         return standard_log_density(noise) + log(self._value_temperature)

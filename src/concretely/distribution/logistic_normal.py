@@ -15,6 +15,7 @@ from .cast import cast, wide, working
 from .concrete import Discrete
 from .constraint import log_simplex
 from .exp_concrete import push
+from .recover import recover
 from .squash import OnSimplex
 from .temperature import Temperature, log
 
@@ -50,7 +51,7 @@ class ExpLogisticNormal(Tempered):
         return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
-        return self._log_density_of_noise(self._value_temperature * value - wide(self.logits))
+        return self._log_density_of_noise(recover(value, self.logits, self._value_temperature, up_to_shift=True))
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         n = noise.shape[-1]
