@@ -28,6 +28,7 @@ check: $(VENV)/ready
 # The peers that we are timed against live in an environment of their own.
 bench: $(BENCH)/ready
 	env -u OMP_NUM_THREADS $(BENCH)/bin/python -m benchmarks.node
+	$(BENCH)/bin/python -m benchmarks.exactness
 
 clean:
 	rm -rf $(VENV) $(BENCH) out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -47,7 +47,7 @@ OUT = Path(__file__).parent / "records" / "node.json"
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How often every contender is timed.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="How often every contender is timed.")] = 40,
     quick: Annotated[bool, typer.Option("--quick", help="Three rounds, to see that all runs.")] = False,
     out: Annotated[Path, typer.Option(help="Where to write the record.", show_default=False)] = OUT,
 ) -> None:
