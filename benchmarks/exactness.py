@@ -5,6 +5,7 @@ categories and dtype; those whose logit over the temperature the dtype cannot ho
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -63,7 +64,7 @@ FAMILIES = (
 
 def main(out: Annotated[Path, typer.Option(help="Where to write the record.", show_default=False)] = OUT) -> None:
     """Count where this library and torch are right."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     torch.manual_seed(SEED)
     results = [
         {"class": family.name, **counted(family)}

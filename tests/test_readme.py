@@ -1,0 +1,68 @@
+"""Every number that the README quotes stands in a record of the repository."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def record(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "records" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def cells(start: str) -> list[str]:
+    """The cells of the row of a table that starts so."""
+    (row,) = (line for line in README.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in row.strip("| ").split("|")][1:]
+
+
+@pytest.mark.parametrize("row", record("exactness")["results"]["sweep"], ids=lambda row: row["class"])
+def test_shares_are_those_of_the_record(row: dict[str, Any]) -> None:
+    library, name = row["class"].split()
+    shares = [row.get(key) for key in ("log_density_not_finite", "draw_refused", "gradient_wrong")]
+    expected = ["" if share is None else f"{share:.1%}".replace("%", " %") for share in shares]
+    assert [*cells(f"{library} `{name}`"), ""][:3] == expected
+
+
+def test_divergences_are_those_of_the_record() -> None:
+    rows = {(row["library"], row["temperature"]): row for row in record("exactness")["results"]["divergence"]}
+    ours, theirs = rows["concretely", 0.1], rows["torch", 0.1]
+    assert f"is {ours['exact']:.3f}" in README
+    assert f"{ours['estimate']:.3f} ± {ours['standard_error']:.3f} here" in README
+    assert f"{theirs['estimate']:.3f} with torch".replace("-", "−") in README
+
+
+@pytest.mark.parametrize(
+    ("start", "peers", "compiled"),
+    [
+        ("torch log-space class ÷ ours", ("torch LogitRelaxedBernoulli", "torch ExpRelaxedCategorical"), ""),
+        (
+            "JAX class under jit (tfp) ÷ ours compiled",
+            ("tfp Logistic, jit", "tfp ExpRelaxedOneHotCategorical, jit"),
+            ", compiled",
+        ),
+        (
+            "our own formulas by hand in JAX under jit ÷ ours compiled",
+            ("jax Logistic by hand, jit", "jax ExpConcrete by hand, jit"),
+            ", compiled",
+        ),
+    ],
+)
+def test_ratios_are_those_of_the_record(start: str, peers: tuple[str, str], compiled: str) -> None:
+    tasks = {tuple(task["shape"]): task for task in record("node")["results"] if task["task"] == "node"}
+    for cell, peer, shape, name in zip(
+        cells(start), peers, ((3200, 200), (3200, 80, 8)), ("Logistic", "ExpConcrete"), strict=True
+    ):
+        (contender,) = (row for row in tasks[shape]["contenders"] if row["name"] == peer)
+        ratio = contender["ratio"][f"concretely {name}{compiled}"]
+        low, high = ratio["quartiles"]
+        assert cell == f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
+
+
+@pytest.mark.parametrize("name", ["node", "exactness"])
+def test_records_are_of_a_clean_tree(name: str) -> None:
+    assert record(name)["commit"]["dirty"] is False
