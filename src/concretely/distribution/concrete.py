@@ -13,7 +13,8 @@ from . import check
 from .base import Mass
 from .cast import cast, wide
 from .constraint import one_hot
-from .exp_concrete import ExpConcrete, one_hot_argmax, perturb
+from .exp_concrete import ExpConcrete
+from .log_simplex import one_hot_argmax, perturb
 from .squash import OnSimplex
 from .temperature import Temperature
 
@@ -122,14 +123,7 @@ class Concrete(OnSimplex):
     (torch.Size([4, 3]), torch.Size([4]))
     """
 
-    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
-        node = ExpConcrete(logits, temperature, validate_args=validate_args)
-        super().__init__(node, logits=node.logits, event_shape=node.event_shape)
-
-    @classmethod
-    def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
-        """Build the variable from the probabilities of its largest entries."""
-        return cls(check.as_log_probs(probs), temperature, validate_args=validate_args)
+    node_class = ExpConcrete
 
     def discretize(self) -> Discrete:
         """The discrete variable with the same logits."""

@@ -1,5 +1,7 @@
 """The two ways of squashing a node: a sigmoid onto the unit interval, an exponential onto the simplex."""
 
+from typing import Self
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -10,6 +12,8 @@ from . import check
 from .base import Relaxation
 from .cast import wide
 from .constraint import simplex, smallest
+from .log_simplex import OnLogSimplex
+from .temperature import Temperature
 
 
 def inside(value: Tensor, low: float, high: float) -> Tensor:
@@ -51,6 +55,17 @@ class OnSimplex(Relaxation):
 
     support = simplex
     is_ranked = True
+
+    node_class: type[OnLogSimplex]
+
+    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
+        node = self.node_class(logits, temperature, validate_args=validate_args)
+        super().__init__(node, logits=node.logits, event_shape=node.event_shape)
+
+    @classmethod
+    def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
+        """Build the variable from the probabilities whose logarithms are its logits."""
+        return cls(check.as_log_probs(probs), temperature, validate_args=validate_args)
 
     def _squash(self, node: Tensor) -> Tensor:
         value = torch.exp(node)
