@@ -5,7 +5,7 @@ VENV := .venv
 BENCH := .venv-bench
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types check bench clean
+.PHONY: demo test lint types check check-pyro bench clean
 
 demo: $(VENV)/ready
 	$(VENV)/bin/concretely figure simplex
@@ -24,6 +24,11 @@ types: $(VENV)/ready
 check: $(VENV)/ready
 	$(VENV)/bin/pytest --numprocesses 2
 	CONCRETELY_UNCHECKED=1 $(VENV)/bin/pytest --numprocesses 2
+
+# Variables as sites of pyro programs, which the tests above do without.
+check-pyro: $(VENV)/ready
+	$(VENV)/bin/pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[test,pyro]'
+	CONCRETELY_UNCHECKED=1 $(VENV)/bin/pytest tests/test_pyro.py
 
 # The peers that we are timed against live in an environment of their own.
 bench: $(BENCH)/ready

@@ -29,6 +29,18 @@ def test_variable_is_a_site(case: Case) -> None:
     torch.testing.assert_close(site["log_prob"], case.build(logits, *options).log_prob(site["value"]))
 
 
+@each(*MASSES, *TEMPERED)
+def test_variable_has_the_interface_of_pyro(case: Case) -> None:
+    options = () if case in MASSES else (0.5,)
+    variable = case.build(case.logits(4, batch=(3,)), *options)
+    assert variable.event_dim == len(variable.event_shape)
+    assert variable.shape() == variable.batch_shape + variable.event_shape
+    assert variable.expand_by((2,)).batch_shape == (2, 3)
+    assert variable.to_event(1).batch_shape == ()
+    value = variable()
+    assert (variable.mask(False).log_prob(value) == 0).all()
+
+
 def test_elbo_of_a_program_is_minus_the_divergence() -> None:
     logits = torch.tensor([1.0, -2.0, 0.5])
 
@@ -40,6 +52,6 @@ def test_elbo_of_a_program_is_minus_the_divergence() -> None:
         with pyro.plate("batch", 3):
             pyro.sample("z", c.BinaryConcrete(logits, 0.5))
 
-    elbo = pyro.infer.Trace_ELBO(num_particles=2000, vectorize_particles=False)
+    elbo = pyro.infer.Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1)
     exact = torch.distributions.kl_divergence(c.BinaryConcrete(logits, 0.5), c.BinaryConcrete(torch.zeros(3), 0.5))
     assert elbo.loss(model, guide) == pytest.approx(exact.sum().item(), abs=0.2)

@@ -1,6 +1,7 @@
 """Bad input gets one sentence with the value and the place."""
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -192,3 +193,10 @@ def test_value_rounded_to_the_edge_is_refused_once_it_has_forgotten_its_node() -
     )
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         variable.log_prob(value.clone())
+
+
+def test_interface_of_pyro_is_absent_without_pyro(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyro.distributions.torch_distribution", None)
+    with pytest.raises(AttributeError, match=r"Bernoulli\.to_event is pyro's, which is not installed"):
+        c.Bernoulli(torch.zeros(2)).to_event(1)
+    assert not hasattr(c.Bernoulli(torch.zeros(2)), "mask")

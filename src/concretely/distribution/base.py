@@ -13,11 +13,12 @@ from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Generator, Size, Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 
 from . import check
 from .cast import WIDE, cast, cast_in_order, wide, working
 from .memory import recall, remember
+from .site import Site
 from .temperature import Temperature
 
 
@@ -30,7 +31,7 @@ class Law(Protocol):
     ) -> Tensor: ...
 
 
-class Variable(Distribution):
+class Variable(Site):
     """A random variable that is a deterministic function of its parameters and of noise with a fixed law."""
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (declared so by torch)

@@ -1,0 +1,50 @@
+"""Variables as sites of pyro programs: the interface that pyro adds to torch's, borrowed when it is asked for."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution
+
+
+class _Borrowed:
+    """A member of pyro's mixin for distributions, bound as if it were the variable's own."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        try:
+            from pyro.distributions.torch_distribution import TorchDistributionMixin  # type: ignore[import-not-found]
+        except ImportError as error:
+            raise AttributeError(f"{owner.__name__}.{self.name} is pyro's, which is not installed") from error
+        return getattr(TorchDistributionMixin, self.name).__get__(instance, owner)
+
+
+class Site(Distribution):
+    """A distribution that `pyro.sample` takes as it takes pyro's own."""
+
+    event_dim = _Borrowed()
+    expand_by = _Borrowed()
+    has_rsample_ = _Borrowed()
+    infer_shapes = _Borrowed()
+    mask = _Borrowed()
+    score_parts = _Borrowed()
+    shape = _Borrowed()
+    to_event = _Borrowed()
+
+    def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args: bool) -> None:
+        super().__init__(batch_shape, event_shape, validate_args=validate_args)
+        # pyro asks whether a site is of its kind; a program that has not imported pyro has no sites
+        pyro = None if torch.compiler.is_compiling() else sys.modules.get("pyro.distributions.torch_distribution")
+        if pyro is not None:
+            pyro.TorchDistributionMixin.register(Site)
+
+    def __call__(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw values, with the pathwise gradient if there is one."""
+        shape = tuple(sample_shape)
+        return self.rsample(shape) if self.has_rsample else self.sample(shape)
