@@ -63,8 +63,8 @@ def uniform(
     generator: Generator | None = None,
 ) -> Float[Tensor, "..."]:
     """Uniform noise strictly between 0 and 1, with all its precision near 0."""
-    shrink = 1 - torch.finfo(dtype).eps / 2  # what lies next to 1 would be rounded to it
-    return _words(shape, dtype, device, generator, signed=False).mul_(shrink)
+    noise = _words(shape, dtype, device, generator, signed=False)
+    return noise if dtype == torch.float64 else noise.mul_(1 - 2.0**-24)  # what lies next to 1 was rounded to it
 
 
 def _words(
@@ -82,6 +82,8 @@ def _words(
     bits = 52 if dtype == torch.float64 else 32
     count = math.prod(shape)
     if torch.compiler.is_compiling():
+        if generator is not None:
+            raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
         word = torch.cat(_philox(count, bits, device))
         word = word - 2 ** (bits - 1) if signed else word
     elif bits == 32:  # two words from one draw of the generator, which takes no longer than one

@@ -62,8 +62,11 @@ def test_divergence_is_differentiated_right() -> None:
     def logistic(a, b, s, t):  # type: ignore[no-untyped-def]
         return kl_divergence(c.Logistic(a, s, validate_args=False), c.Logistic(b, t, validate_args=False))
 
-    assert torch.autograd.gradcheck(logistic, arguments)
-    assert torch.autograd.gradcheck(mean_log_sum, torch.randn(4, 5, dtype=torch.float64, requires_grad=True))
+    assert torch.autograd.gradcheck(logistic, arguments, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(logistic, arguments)
+    shifts = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(mean_log_sum, shifts, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(mean_log_sum, shifts)
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 64])
@@ -152,3 +155,14 @@ def test_what_has_no_exact_divergence_says_what_to_do() -> None:
         kl_divergence(*(c.BinaryCircuit(tensor(0.0), 0.5, noise="laplace") for _ in range(2)))
     with pytest.raises(ValueError, match="samples must be positive, got 0"):
         c.monte_carlo_kl(c.Concrete(tensor(0, 0, 0), 0.5), c.Concrete(tensor(0, 0, 0), 0.6), samples=0)
+
+
+@pytest.mark.unchecked
+def test_divergences_compile() -> None:
+    def divergence(logits: torch.Tensor) -> torch.Tensor:
+        categorical = kl_divergence(c.ExpConcrete(logits, 0.5), c.ExpConcrete(torch.zeros(3), 0.5))
+        return categorical + kl_divergence(c.Logistic(logits, 0.5), c.Logistic(torch.zeros(3), 0.6)).sum()
+
+    logits = torch.tensor([1.0, 0.0, -2.0])
+    compiled = torch.compile(divergence, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(logits), divergence(logits))

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
@@ -154,6 +155,47 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "a point of the hypercube does not determine one",
     ),
     (
+        lambda: c.Discrete(torch.full((2,), -math.inf)),
+        ValueError,
+        "logits must leave at least one category possible, got -inf at index 0",
+    ),
+    (
+        lambda: c.Concrete(torch.zeros(3), 0.0).rsample_and_log_prob(),
+        ValueError,
+        "temperature must be positive to have a density, got 0: score the discrete variable instead",
+    ),
+    (
+        lambda: c.Logistic(torch.zeros(3), torch.zeros(())).entropy(),
+        ValueError,
+        "temperature must be positive to have a density, got 0: score the discrete variable instead",
+    ),
+    (
+        lambda: torch.distributions.kl_divergence(*(c.BinaryConcrete(torch.zeros(3), 0.0) for _ in range(2))),
+        ValueError,
+        "temperature must be positive to have a density, got 0: score the discrete variable instead",
+    ),
+    (
+        lambda: torch.distributions.kl_divergence(c.Discrete(torch.zeros(3)), c.Discrete(torch.zeros(4))),
+        ValueError,
+        "event shapes must be equal, got (3,) and (4,)",
+    ),
+    (
+        lambda: c.monte_carlo_kl(c.Bernoulli(0.0), c.Bernoulli(0.0)),
+        TypeError,
+        "p and q must have densities, got Bernoulli and Bernoulli: kl_divergence is exact for discrete variables",
+    ),
+    (
+        lambda: c.BinaryCircuit(torch.zeros(2), 0.5, noise=3),
+        TypeError,
+        "noise must be a name, a distribution or a family, got int",
+    ),
+    (lambda: c.Logistic(torch.zeros(2), 0.5).icdf(0.5), TypeError, "value must be a tensor, got float"),
+    (
+        lambda: c.Concrete(torch.zeros(2), 0.5).log_prob(torch.tensor([1, 0])),
+        TypeError,
+        "value must be a floating tensor, got torch.int64",
+    ),
+    (
         lambda: c.Bernoulli(torch.zeros(2)).rsample(),
         NotImplementedError,
         "Bernoulli has no pathwise gradient: draw from Bernoulli(...).relax(temperature) instead",
@@ -200,3 +242,26 @@ def test_interface_of_pyro_is_absent_without_pyro(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(AttributeError, match=r"Bernoulli\.to_event is pyro's, which is not installed"):
         c.Bernoulli(torch.zeros(2)).to_event(1)
     assert not hasattr(c.Bernoulli(torch.zeros(2)), "mask")
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    assert c.Logistic(torch.zeros(2), np.float32(0.5)).temperature == 0.5
+    assert c.Bernoulli.from_probs(1).sample() == 1
+
+
+def test_compiled_program_refuses_a_generator() -> None:
+    generator = torch.Generator()
+
+    def program() -> torch.Tensor:
+        return c.Logistic(torch.zeros(2), 0.5).sample(generator=generator)
+
+    with pytest.raises(Exception, match="draw the noise outside and push it inside"):
+        torch.compile(program, fullgraph=True, backend="aot_eager")()
+    # where torch may fall back on plain Python, the generator is obeyed
+    drawn = torch.compile(program, backend="aot_eager")
+    assert torch.equal(*(drawn() for _ in range(2) if generator.manual_seed(0)))
+
+
+def test_edges_of_the_unit_interval_have_their_probabilities() -> None:
+    relaxed = c.BinaryConcrete(torch.tensor(1.0), 0.5)
+    assert relaxed.cdf(torch.tensor([0.0, 1.0])).tolist() == [0, 1]

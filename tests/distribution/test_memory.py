@@ -27,9 +27,9 @@ def test_value_scored_without_its_node_gets_the_same_score_where_it_is_precise()
 
 def test_memory_ends_with_a_change_in_place() -> None:
     value = c.BinaryConcrete(torch.zeros(3), 0.5).sample()
-    assert recall(value) is value.node
+    assert recall(value, support=c.BinaryConcrete.support) is value.node
     value.mul_(0.5)
-    assert recall(value) is None
+    assert recall(value, support=c.BinaryConcrete.support) is None
 
 
 def test_memory_works_in_inference_mode() -> None:
@@ -55,3 +55,33 @@ def test_pathwise_gradient_of_a_score_goes_through_the_node() -> None:
     noise = 0.05 * value.node.detach() - 8
     # the log ratio is that of the nodes: log f(L) - log f(L + logits), whose slope is tanh((L + logits) / 2)
     assert gradient.item() == pytest.approx(torch.tanh((noise + 8) / 2).sum().item(), rel=1e-9)
+
+
+def test_memory_ends_with_a_change_in_place_in_inference_mode() -> None:
+    with torch.inference_mode():
+        value = c.BinaryConcrete(torch.zeros(3), 0.5).sample()
+        value.fill_(0.5)
+        assert recall(value, support=c.BinaryConcrete.support) is None
+
+
+def test_memory_is_of_no_use_to_another_way_of_squashing() -> None:
+    value = c.Concrete(torch.zeros(3), 0.5).sample()
+    other = c.BinaryConcrete(torch.zeros(3), 0.5)
+    torch.testing.assert_close(other.log_prob(value), other.log_prob(value.clone()))
+
+
+def log_ratio(value: torch.Tensor) -> torch.Tensor:
+    """The log density ratio of a sure variable and of a fair one, both cold."""
+    p, q = (c.BinaryConcrete(torch.tensor(logit), 0.1) for logit in (8.0, 0.0))
+    return p.log_prob(value) - q.log_prob(value)
+
+
+@pytest.mark.unchecked
+def test_value_that_has_lost_its_node_is_never_scored_wrongly() -> None:
+    value = c.BinaryConcrete(torch.tensor(8.0), 0.1).sample((1000,))
+    edge = value >= 1 - 2**-24
+    assert edge.any()
+    for scored in (torch.func.vmap(log_ratio)(value), torch.compile(log_ratio, backend="aot_eager")(value.clone())):
+        assert torch.equal(scored.isnan(), edge)
+    with pytest.raises(ValueError, match="far enough inside the support"):
+        log_ratio(value.double())

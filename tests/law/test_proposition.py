@@ -1,5 +1,7 @@
 """The two propositions of the paper: reparameterisation, rounding, zero temperature, eventual log-convexity."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor
@@ -108,11 +110,34 @@ def test_categories_are_drawn_with_their_probabilities_among_a_thousand(dtype: t
     assert_frequency(int((corner == -1).all(-1).sum()), of=draws, probability=probability, what="Hypercube")
 
 
-def test_rare_categories_are_not_lost() -> None:
-    # a logit 19 below the rest is drawn once in 2e8: float32 noise with 24 bits would never reach it
-    logits = torch.tensor([0.0, -17.0])
-    noise = torch.tensor([[-2.0, 22.0]])
-    assert c.Discrete(logits).push(noise).tolist() == [[0.0, 1.0]]
+def test_rare_events_are_within_reach_of_float32_noise() -> None:
+    # once in 6e8 and in 3e9: noise of 24 bits, which ends at 16.6, never gets there
+    words = torch.tensor([-1, -1, 0, 0], dtype=torch.int32).view(torch.int64)
+    with mock.patch.object(torch, "randint", return_value=words):
+        logits = torch.full((4,), -20.0)
+        assert c.Bernoulli(logits).sample().tolist() == [0, 0, 1, 1]
+    with mock.patch.object(torch, "randint", return_value=torch.tensor([[2**31, 0]]).int().view(torch.int64)):
+        assert c.Discrete(torch.tensor([0.0, -20.0])).sample().tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("noise", ["logistic", "normal", "laplace", "cauchy"])
+def test_both_tails_of_the_noise_of_a_circuit_are_alike(noise: str) -> None:
+    extremes = torch.tensor([-(2**51), 2**51 - 1])
+    with mock.patch.object(torch, "randint", return_value=extremes):
+        low, high = c.CircuitNode(torch.zeros(2), 1.0, noise=noise).noise().tolist()
+    assert low == pytest.approx(-high, rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_logits_that_a_narrow_dtype_cannot_subtract_make_no_difference(dtype: torch.dtype) -> None:
+    logits = torch.full((64,), 0.0156, dtype=dtype)
+    logits[0] = 4.16
+    mass = c.Discrete(logits)
+    noise = mass.noise((20_000,))
+    hard, soft = mass.push(noise), mass.relax(0.5).push(noise)
+    assert torch.equal(hard.argmax(-1), soft.argmax(-1))
+    probability = c.Discrete(logits.double()).probs[0].item()
+    assert_frequency(int(hard[:, 0].sum()), of=20_000, probability=probability)
 
 
 def curvature(variable: c.Concrete, x: Tensor, direction: Tensor) -> Tensor:

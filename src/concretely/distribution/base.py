@@ -7,6 +7,7 @@ ones round the result, once.
 """
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
@@ -78,11 +79,16 @@ class Variable(Site):
         """A value in the dtype of the logits."""
         return (cast_in_order if self.is_ranked else cast)(value, self.logits.dtype)
 
-    def _checked(self, value: Tensor) -> Tensor:
-        """A value to be scored; its shape is always looked at, its entries when arguments are validated."""
-        value = self._shaped("value", value)
+    def _require_density(self) -> None:
+        """Refuse what the discrete limit does not have."""
         if self._validate_args:
             check.has_density(self._temperature)
+
+    def _checked(self, value: Tensor) -> Tensor:
+        """A value to be scored; its shape is always looked at, its entries when arguments are validated."""
+        self._require_density()
+        value = self._shaped("value", value)
+        if self._validate_args:
             check.in_support(value, self.support, owner=type(self).__name__)
         return value
 
@@ -149,6 +155,7 @@ class Node(Continuous):
         self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log densities from the same noise: the form to train with."""
+        self._require_density()
         noise = self.noise(sample_shape, generator=generator)
         value = self._rounded(self._push(noise))
         return value, cast(self._log_density_of_noise(noise), self.logits.dtype)
@@ -208,7 +215,8 @@ class Tempered(Node):
         return temperature.unsqueeze(-1) if self.category_axes and isinstance(temperature, Tensor) else temperature
 
     def _filled(self, constant: Temperature) -> Tensor:
-        """A quantity that the logits do not change, for every member of the batch."""
+        """A quantity of the density that the logits do not change, for every member of the batch."""
+        self._require_density()
         filled = torch.as_tensor(constant, dtype=WIDE, device=self.logits.device)
         return cast(filled.expand(self.batch_shape), self.logits.dtype)
 
@@ -248,6 +256,7 @@ class Relaxation(Continuous):
         self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log densities from the same noise: the form to train with."""
+        self._require_density()
         noise = self.noise(sample_shape, generator=generator)
         node = self.node._push(noise)
         log_density = self.node._log_density_of_noise(noise) - self._log_slope(node)
@@ -260,14 +269,16 @@ class Relaxation(Continuous):
 
     def _value(self, node: Tensor) -> Tensor:
         """The value of a node, which it remembers."""
-        return remember(self._rounded(self._squash(node)), self.node._rounded(node))
+        return remember(self._rounded(self._squash(node)), self.node._rounded(node), support=self.support)
 
     def _node_of(self, value: Tensor) -> Tensor:
-        node = recall(value)
+        """The node that a value remembers or, failing that, determines; NaN if it does neither and none can be told."""
+        node = recall(value, support=self.support)
         if node is None:
+            determined = self._determined(value)
             if self._validate_args:
-                self._check_determined(value)
-            return self._unsquash(wide(value))
+                check.determined(value, determined, owner=type(self).__name__)
+            return torch.where(determined, self._unsquash(wide(value)), math.nan)
         if value.requires_grad and not node.requires_grad:  # the gradient was asked for after the draw
             inverse = self._unsquash(wide(value))
             return wide(node) + (inverse - inverse.detach())
@@ -290,5 +301,5 @@ class Relaxation(Continuous):
         """The logarithm of the volume that squashing makes of a unit volume around a node."""
 
     @abstractmethod
-    def _check_determined(self, value: Tensor) -> None:
-        """Refuse a value rounded so far that it no longer determines its node."""
+    def _determined(self, value: Tensor) -> Tensor:
+        """Whether a value lies far enough inside the edge to determine its node, also before it was widened."""

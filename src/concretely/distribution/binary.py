@@ -40,7 +40,7 @@ class Bernoulli(Mass):
     @classmethod
     def from_probs(cls, probs: Tensor | float, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probability of 1."""
-        return cls(check.as_log_odds(probs), validate_args=validate_args)
+        return cls(check.as_log_odds(probs, validate_args=validate_args), validate_args=validate_args)
 
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """The Concrete variable with the same logits."""
@@ -113,7 +113,7 @@ class BinaryConcrete(OnUnitInterval):
     @classmethod
     def from_probs(cls, probs: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probability that it rounds to 1."""
-        return cls(check.as_log_odds(probs), temperature, validate_args=validate_args)
+        return cls(check.as_log_odds(probs, validate_args=validate_args), temperature, validate_args=validate_args)
 
     def discretize(self) -> Bernoulli:
         """The Bernoulli variable with the same logits."""

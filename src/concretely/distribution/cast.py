@@ -22,11 +22,15 @@ class _Saturate(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
-        ctx.dtype = inputs[0].dtype
+        ctx.dtype, ctx.target = inputs[0].dtype, inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
         return cast(grad[0], ctx.dtype), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return cast(tangent, ctx.target)
 
 
 def cast(value: Tensor, dtype: torch.dtype) -> Tensor:

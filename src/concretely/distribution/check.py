@@ -1,6 +1,7 @@
 """Checks of what a user passes in, each failing with one sentence that names the value and the place."""
 
 import math
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -58,6 +59,8 @@ def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "ei
         require("logits", "be numbers", logits, ~logits.isnan())
         if infinite == "minus":
             require("logits", "be below infinity", logits, logits < math.inf)
+            possible = logits.amax(-1, keepdim=True) > -math.inf
+            require("logits", "leave at least one category possible", logits, possible.broadcast_to(logits.shape))
         if infinite == "never":
             require("logits", "be finite to be relaxed", logits, logits.isfinite())
     return logits
@@ -72,7 +75,7 @@ def as_temperature(temperature: Temperature, *, validate: bool) -> Temperature:
             holds = (temperature >= 0) & (temperature < math.inf)
             require("temperature", "be positive, or 0 for the discrete limit", temperature, holds)
         return temperature
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float, torch.SymFloat)):
+    if isinstance(temperature, bool) or not isinstance(temperature, (Real, torch.SymFloat)):
         raise TypeError(f"temperature must be a number or a floating tensor, got {type(temperature).__name__}")
     if validate and not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be positive, or 0 for the discrete limit, got {temperature:.9g}")
@@ -83,6 +86,8 @@ def as_shaped(name: str, value: Tensor, *, batch_shape: Size, event_shape: Size)
     """A value or its noise, refused when its shape cannot belong to the distribution."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating tensor, got {value.dtype}")
     batch = value.shape[: max(value.dim() - len(event_shape), 0)]
     if value.shape[len(batch) :] != event_shape:
         raise ValueError(f"{name} must end in event_shape {tuple(event_shape)}, got shape {tuple(value.shape)}")
@@ -96,6 +101,8 @@ def as_shaped(name: str, value: Tensor, *, batch_shape: Size, event_shape: Size)
 
 def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
     """A probability whose quantile is asked for, in float64."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"value must be a tensor, got {type(value).__name__}")
     if validate:
         require("value", "lie between 0 and 1", value, (value >= 0) & (value <= 1))
     return wide(value)
@@ -158,22 +165,23 @@ def shortened(text: str, width: int = 60) -> str:
     return text if len(text) <= width else text[:width] + " ..."
 
 
-def as_log_odds(probs: Tensor | float) -> Tensor:
+def as_log_odds(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
     """The log-odds of probabilities."""
-    probs = as_probs(probs)
+    probs = as_probs(probs, validate=validates(validate_args))
     return cast(torch.logit(wide(probs)), probs.dtype)
 
 
-def as_log_probs(probs: Tensor | float) -> Tensor:
+def as_log_probs(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
     """The logarithms of probabilities, which need not be normalised."""
-    probs = as_probs(probs)
+    probs = as_probs(probs, validate=validates(validate_args))
     return cast(wide(probs).log(), probs.dtype)
 
 
-def as_probs(probs: Tensor | float) -> Tensor:
+def as_probs(probs: Tensor | float, *, validate: bool) -> Tensor:
     """Probabilities as a floating tensor, refused outside [0, 1]."""
-    probs = torch.as_tensor(probs)
+    probs = probs if isinstance(probs, Tensor) else torch.tensor(float(probs))
     if not probs.is_floating_point():
         raise TypeError(f"probs must be a floating tensor or a number, got {probs.dtype}")
-    require("probs", "lie between 0 and 1", probs, (probs >= 0) & (probs <= 1))
+    if validate:
+        require("probs", "lie between 0 and 1", probs, (probs >= 0) & (probs <= 1))
     return probs

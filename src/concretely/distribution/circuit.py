@@ -16,7 +16,7 @@ from ..noise import uniform
 from . import check, logistic
 from .base import Tempered
 from .binary import Bernoulli
-from .cast import cast, wide
+from .cast import WIDE, cast, wide
 from .squash import OnUnitInterval
 from .temperature import Temperature, log
 
@@ -186,13 +186,22 @@ def as_family(noise: str | Distribution | Family) -> Family:
             shapes = f"{tuple(noise.batch_shape)} and {tuple(noise.event_shape)}"
             raise ValueError(f"noise must be a distribution of single numbers, got batch and event shapes {shapes}")
         return LawNoise(noise)
-    if not isinstance(noise, str):
+    if isinstance(noise, Family):
         return noise
+    if not isinstance(noise, str):
+        raise TypeError(f"noise must be a name, a distribution or a family, got {type(noise).__name__}")
     if noise not in known:
         near = difflib.get_close_matches(noise, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
         raise ValueError(f"unknown noise {noise!r}; {hint}")
     return known[noise]()
+
+
+def uniform_wide(
+    shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Generator | None
+) -> Tensor:
+    """Uniform noise in float64 for every dtype: that of float32 is precise near 0 only, and either tail counts."""
+    return uniform(shape, WIDE, device=device, generator=generator)
 
 
 class CircuitNode(Tempered):
@@ -230,11 +239,13 @@ class CircuitNode(Tempered):
         validate_args: bool | None = None,
     ) -> Self:
         """Build the variable from the probability that its value is positive."""
-        return cls(check.as_log_odds(probs), temperature, noise=noise, validate_args=validate_args)
+        return cls(
+            check.as_log_odds(probs, validate_args=validate_args), temperature, noise=noise, validate_args=validate_args
+        )
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw noise of the family."""
-        return self.family.quantile(wide(self._drawn(uniform, sample_shape, generator)))
+        return self.family.quantile(self._drawn(uniform_wide, sample_shape, generator))
 
     def _location(self) -> Tensor:
         return self.family.location(wide(self.logits))
@@ -306,7 +317,9 @@ class BinaryCircuit(OnUnitInterval):
         validate_args: bool | None = None,
     ) -> Self:
         """Build the variable from the probability that it rounds to 1."""
-        return cls(check.as_log_odds(probs), temperature, noise=noise, validate_args=validate_args)
+        return cls(
+            check.as_log_odds(probs, validate_args=validate_args), temperature, noise=noise, validate_args=validate_args
+        )
 
     def discretize(self) -> Bernoulli:
         """The Bernoulli variable with the same logits."""

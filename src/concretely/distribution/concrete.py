@@ -42,7 +42,7 @@ class Discrete(Mass):
     @classmethod
     def from_probs(cls, probs: Tensor, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probabilities of its categories."""
-        return cls(check.as_log_probs(probs), validate_args=validate_args)
+        return cls(check.as_log_probs(probs, validate_args=validate_args), validate_args=validate_args)
 
     def relax(self, temperature: Temperature) -> "Concrete":
         """The Concrete variable with the same logits."""

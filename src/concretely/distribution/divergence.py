@@ -7,7 +7,7 @@ import torch
 from torch import Generator, Tensor
 from torch.distributions import kl_divergence, register_kl
 
-from .base import Continuous, Relaxation, Tempered
+from .base import Continuous, Relaxation, Tempered, Variable
 from .binary import Bernoulli, BinaryConcrete
 from .cast import cast, wide
 from .check import known
@@ -28,6 +28,9 @@ def monte_carlo_kl(p: Continuous, q: Continuous, samples: int = 1, *, generator:
     >>> monte_carlo_kl(p, q, samples=100).shape
     torch.Size([])
     """
+    if not (isinstance(p, Continuous) and isinstance(q, Continuous)):
+        names = f"{type(p).__name__} and {type(q).__name__}"
+        raise TypeError(f"p and q must have densities, got {names}: kl_divergence is exact for discrete variables")
     if samples < 1:
         raise ValueError(f"samples must be positive, got {samples}")
     if isinstance(p, Relaxation) and isinstance(q, Relaxation):
@@ -50,6 +53,7 @@ def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
 
 @register_kl(Discrete, Discrete)
 def _discrete(p: Discrete, q: Discrete) -> Tensor:
+    comparable(p, q)
     log_p, log_q = wide(p.logits).log_softmax(-1), wide(q.logits).log_softmax(-1)
     return cast(expected(log_p, log_p - log_q), p.logits.dtype)
 
@@ -92,6 +96,7 @@ def _exp_concrete(p: ExpConcrete, q: ExpConcrete) -> Tensor:
 
 @register_kl(ExpLogisticNormal, ExpLogisticNormal)
 def _exp_logistic_normal(p: ExpLogisticNormal, q: ExpLogisticNormal) -> Tensor:
+    comparable(p, q)
     # Gaussians on the n - 1 dimensions that a common shift leaves
     n = p.event_shape[0]
     stretch = wide(q.temperature) / wide(p.temperature)
@@ -107,6 +112,7 @@ def _circuit(p: CircuitNode, q: CircuitNode) -> Tensor:
             "an exact divergence between circuits is known for normal noise only: "
             "estimate it with monte_carlo_kl(p, q, samples)"
         )
+    comparable(p, q)
     stretch = wide(q.temperature) / wide(p.temperature)
     shift = stretch * p._location() - q._location()
     return cast((stretch.square() - 1 - 2 * stretch.log() + shift.square()) / 2, p.logits.dtype)
@@ -121,8 +127,17 @@ def _relaxation(p: Relaxation, q: Relaxation) -> Tensor:
     return kl_divergence(p.node, q.node)
 
 
+def comparable(p: Variable, q: Variable) -> None:
+    """Refuse a divergence where a temperature is zero, or between variables of different sizes."""
+    p._require_density()
+    q._require_density()
+    if p.event_shape != q.event_shape:
+        raise ValueError(f"event shapes must be equal, got {tuple(p.event_shape)} and {tuple(q.event_shape)}")
+
+
 def same_temperature(p: Tempered, q: Tempered) -> bool:
     """Whether two variables are known to have one temperature."""
+    comparable(p, q)
     if p._temperature is q._temperature:
         return True
     same = p._temperature == q._temperature

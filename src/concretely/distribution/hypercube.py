@@ -16,7 +16,7 @@ from .concrete import Discrete, log_mass_of
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
 from .logistic import Logistic
-from .squash import inside
+from .squash import inside, sigmoid
 from .temperature import Temperature
 
 
@@ -45,9 +45,13 @@ def as_states(logits: Tensor) -> Tensor:
     return logits[..., 1:] - logits[..., :1] if n == 2 else logits
 
 
-def log_probs(probs: Tensor) -> Tensor:
+def log_probs(probs: Tensor, *, validate_args: bool | None) -> Tensor:
     """Logits from the probabilities of the states, or from that of plus one if it stands alone."""
-    return check.as_log_odds(probs) if probs.shape[-1:] == (1,) else check.as_log_probs(probs)
+    return (
+        check.as_log_odds(probs, validate_args=validate_args)
+        if probs.shape[-1:] == (1,)
+        else check.as_log_probs(probs, validate_args=validate_args)
+    )
 
 
 def bits(logits: Tensor) -> Size:
@@ -89,7 +93,7 @@ class Hypercube(Mass):
     @classmethod
     def from_probs(cls, probs: Tensor, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probabilities of its states, or from that of plus one if it stands alone."""
-        return cls(log_probs(probs), validate_args=validate_args)
+        return cls(log_probs(probs, validate_args=validate_args), validate_args=validate_args)
 
     def relax(self, temperature: Temperature) -> "HypercubeConcrete":
         """The relaxed variable with the same logits."""
@@ -172,7 +176,7 @@ class HypercubeConcrete(Relaxation):
     @classmethod
     def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probabilities of its states, or from that of plus one if it stands alone."""
-        return cls(log_probs(probs), temperature, validate_args=validate_args)
+        return cls(log_probs(probs, validate_args=validate_args), temperature, validate_args=validate_args)
 
     def discretize(self) -> Hypercube:
         """The discrete variable with the same logits."""
@@ -180,7 +184,7 @@ class HypercubeConcrete(Relaxation):
 
     def _squash(self, node: Tensor) -> Tensor:
         if self.event_shape[0] == 1:
-            return torch.tanh(node / 2).unsqueeze(-1)
+            return to_corner(sigmoid(node), self.event_shape)
         return inside(to_corner(node.exp(), self.event_shape), -1, 1)
 
     def _unsquash(self, value: Tensor) -> Tensor:
@@ -194,5 +198,8 @@ class HypercubeConcrete(Relaxation):
     def _log_slope(self, node: Tensor) -> Tensor:
         return torch.zeros((), dtype=node.dtype, device=node.device)
 
-    def _check_determined(self, value: Tensor) -> None:
-        check.determined(value, value.abs() < 1, owner=type(self).__name__)
+    def _determined(self, value: Tensor) -> Tensor:
+        if self.event_shape[0] == 1:
+            edge = 1 - max(torch.finfo(value.dtype).eps, torch.finfo(self.logits.dtype).eps) / 2
+            return value.squeeze(-1).abs() < edge
+        return torch.ones((), dtype=torch.bool, device=value.device)

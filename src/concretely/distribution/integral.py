@@ -1,52 +1,75 @@
-"""The two one-dimensional integrals behind exact divergences, with their gradients.
+"""The two one-dimensional integrals behind exact divergences, with their derivatives.
 
-Both integrands are analytic in a strip about the real line and decay exponentially, so that the trapezoidal rule is
-exact to the last bits [trefethen2014exponentially]. The sums run over a few nodes at a time: memory is that of the
-arguments and not of the grid.
+Both integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so that the trapezoidal
+rule is exact to the last bits [trefethen2014exponentially]. The sums run over a block of nodes at a time: memory is
+that of some copies of the arguments, and not of the grid.
 """
 
-import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from .gumbel import EULER
 
-STEP = 0.25  # within ±iπ/2 both integrands are analytic and bounded: the error is exp(-π²/STEP), or 7e-18
+STEP = 0.25  # the error is exp(-π²/STEP), or 7e-18
+BLOCK = 32
+ROOTS, SHARES = (numbers.tolist() for numbers in leggauss(20))  # a constant: the compiler cannot trace its making
+
+
+def _nodes(low: int, high: int, like: Tensor) -> Iterator[Tensor]:
+    """The nodes of the trapezoidal rule, a block at a time."""
+    count = round((high - low) / STEP)
+    for start in range(0, count, BLOCK):
+        block = [low + STEP * i for i in range(start, min(start + BLOCK, count))]
+        yield torch.tensor(block, dtype=like.dtype, device=like.device)
+
+
+def _log_sum(shifts: Tensor) -> Tensor:
+    level = shifts.logsumexp(-1, keepdim=True)
+    mean = level.squeeze(-1) - EULER
+    for node in _nodes(-40, 46, shifts):
+        # by Frullani's integral, log S is that of (1/(1+t) - exp(-tS))/t less Euler's constant; here t = exp(node)
+        laplace = torch.exp(-softplus((shifts - level).unsqueeze(-1) + node).sum(-2))
+        mean = mean + STEP * (torch.sigmoid(-node) - laplace).sum(-1)
+    return mean
 
 
 class _MeanLogSum(torch.autograd.Function):
-    """The mean of log Σ exp(Δₖ) Eₖ for standard exponential Eₖ, with its gradient."""
+    """The mean of a log sum, with a derivative that is an integral of its own."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(shifts: Tensor) -> tuple[Tensor, Tensor]:
-        level = shifts.logsumexp(-1, keepdim=True)
-        shifts = shifts - level
-        mean, gradient = level.squeeze(-1) - EULER, torch.zeros_like(shifts)
-        for node in torch.arange(-40, 46, STEP, dtype=shifts.dtype).tolist():
-            # by Frullani's integral, log S is that of (1/(1+t) - exp(-tS))/t less Euler's constant; here t = exp(node)
-            laplace = torch.exp(-softplus(shifts + node).sum(-1))
-            mean = mean + STEP * (1 / (1 + math.exp(node)) - laplace)
-            gradient = gradient + STEP * laplace.unsqueeze(-1) * torch.sigmoid(shifts + node)
-        return mean, gradient
+    def forward(shifts: Tensor) -> Tensor:
+        return _log_sum(shifts)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad: Tensor) -> Tensor:
-        (gradient,) = ctx.saved_tensors
-        product: Tensor = grad[0].unsqueeze(-1) * gradient
-        return product
+        return grad[0].unsqueeze(-1) * _share(*ctx.saved_tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
+        return (tangent[0] * _share(*ctx.saved_tensors)).sum(-1)
+
+
+def _share(shifts: Tensor) -> Tensor:
+    """The mean share that each term has in the sum."""
+    shifts = shifts - shifts.logsumexp(-1, keepdim=True)
+    share = torch.zeros_like(shifts)
+    for node in _nodes(-40, 46, shifts):
+        moved = shifts.unsqueeze(-1) + node
+        laplace = torch.exp(-softplus(moved).sum(-2, keepdim=True))
+        share = share + STEP * (laplace * torch.sigmoid(moved)).sum(-1)
+    return share
 
 
 def mean_log_sum(shifts: Tensor) -> Tensor:
@@ -57,33 +80,40 @@ def mean_log_sum(shifts: Tensor) -> Tensor:
     >>> mean_log_sum(torch.zeros(3, dtype=torch.float64)), torch.tensor(3.0).digamma()
     (tensor(0.9228, dtype=torch.float64), tensor(0.9228))
     """
-    mean: Tensor = _MeanLogSum.apply(shifts)[0]  # type: ignore[no-untyped-call]
+    if torch.compiler.is_compiling():  # which makes a derivative of its own
+        return _log_sum(shifts)
+    mean: Tensor = _MeanLogSum.apply(shifts)  # type: ignore[no-untyped-call]
     return mean
 
 
+def _soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
+    near, far = _contracted(stretch.clamp(max=1), shift), _stretched(stretch.clamp(min=1), shift)
+    return torch.where(stretch <= 1, near[0], far[0])
+
+
 class _MeanSoftSize(torch.autograd.Function):
-    """The mean of the soft size of a stretched and shifted logistic variable, with its gradient."""
+    """The mean of a soft size, with derivatives that are integrals of their own."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        stretch, shift = torch.broadcast_tensors(stretch, shift)
-        narrow = _contracted(stretch.clamp(max=1), shift)
-        wide = _stretched(stretch.clamp(min=1), shift)
-        mean, by_stretch, by_shift = (torch.where(stretch <= 1, a, b) for a, b in zip(narrow, wide, strict=True))
-        return mean, by_stretch, by_shift
+    def forward(stretch: Tensor, shift: Tensor) -> Tensor:
+        return _soft_size(stretch, shift)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        ctx.mark_non_differentiable(output[1], output[2])
-        ctx.shapes = inputs[0].shape, inputs[1].shape
-        ctx.save_for_backward(output[1], output[2])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, ...]:
-        return tuple((grad[0] * by).sum_to_size(s) for by, s in zip(ctx.saved_tensors, ctx.shapes, strict=True))
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, Tensor]:
+        by_stretch, by_shift = _slopes(*ctx.saved_tensors)
+        return grad[0] * by_stretch, grad[0] * by_shift
+
+    @staticmethod
+    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
+        by_stretch, by_shift = _slopes(*ctx.saved_tensors)
+        return tangent[0] * by_stretch + tangent[1] * by_shift
 
 
 def mean_soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
@@ -92,29 +122,38 @@ def mean_soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
     >>> mean_soft_size(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
     tensor(2.0000, dtype=torch.float64)
     """
-    mean: Tensor = _MeanSoftSize.apply(stretch, shift)[0]  # type: ignore[no-untyped-call]
+    stretch, shift = torch.broadcast_tensors(stretch, shift)
+    if torch.compiler.is_compiling():  # which makes a derivative of its own
+        return _soft_size(stretch, shift)
+    mean: Tensor = _MeanSoftSize.apply(stretch, shift)  # type: ignore[no-untyped-call]
     return mean
 
 
-def _density(noise: Tensor | float) -> Tensor:
-    noise = torch.as_tensor(noise, dtype=torch.float64)
+def _slopes(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """The derivatives of the mean soft size in the stretch and in the shift."""
+    near, far = _contracted(stretch.clamp(max=1), shift), _stretched(stretch.clamp(min=1), shift)
+    by_stretch, by_shift = (torch.where(stretch <= 1, near[i], far[i]) for i in (1, 2))
+    return by_stretch, by_shift
+
+
+def _density(noise: Tensor) -> Tensor:
     return torch.sigmoid(noise) * torch.sigmoid(-noise)
 
 
 def _contracted(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and gradient for a stretch of at most 1, whose integrand is as smooth as the logistic density."""
+    """Mean and derivatives for a stretch of at most 1, whose integrand is as smooth as the logistic density."""
     mean, by_stretch, by_shift = (torch.zeros_like(shift) for _ in range(3))
-    for node in torch.arange(-42, 42.5, STEP, dtype=shift.dtype).tolist():
-        point = stretch * node + shift
-        weight = STEP * float(_density(node))
+    for node in _nodes(-42, 43, shift):
+        point = stretch.unsqueeze(-1) * node + shift.unsqueeze(-1)
+        weight = STEP * _density(node)
         slope = weight * torch.tanh(point / 2)
-        mean = mean + weight * (softplus(point) + softplus(-point))
-        by_stretch, by_shift = by_stretch + node * slope, by_shift + slope
+        mean = mean + (weight * (softplus(point) + softplus(-point))).sum(-1)
+        by_stretch, by_shift = by_stretch + (node * slope).sum(-1), by_shift + slope.sum(-1)
     return mean, by_stretch, by_shift
 
 
 def _stretched(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and gradient for a stretch of at least 1.
+    """Mean and derivatives for a stretch of at least 1.
 
     The soft size is the plain one, whose mean is known, plus 2 log(1 + exp(-|t|)), which is integrated over t on either
     side of its kink.
@@ -123,13 +162,14 @@ def _stretched(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     size = softplus(centre) + softplus(-centre)
     slope = torch.tanh(centre / 2)
     mean, by_stretch, by_shift = stretch * size, size - centre * slope, slope
+    stretch, shift = stretch.unsqueeze(-1), shift.unsqueeze(-1)
+    roots, shares = (torch.tensor(x, dtype=shift.dtype, device=shift.device) for x in (ROOTS, SHARES))
     for low, high in ((0, 2), (2, 6), (6, 16), (16, 40)):
-        for root, share in zip(*leggauss(20), strict=True):
-            node = low + (high - low) * (float(root) + 1) / 2
-            above, below = (node - shift) / stretch, (node + shift) / stretch
-            density = [(high - low) / 2 * float(share) * _density(noise) / stretch for noise in (above, below)]
-            bump, dip = math.log1p(math.exp(-node)), 1 / (1 + math.exp(node))
-            mean = mean + 2 * bump * (density[0] + density[1])
-            by_stretch = by_stretch - 2 * dip * (above * density[0] + below * density[1])
-            by_shift = by_shift - 2 * dip * (density[0] - density[1])
+        node, weight = low + (high - low) * (roots + 1) / 2, (high - low) * shares / stretch
+        above, below = (node - shift) / stretch, (node + shift) / stretch
+        risen, fallen = weight * _density(above), weight * _density(below)
+        dip = torch.sigmoid(-node)
+        mean = mean + (softplus(-node) * (risen + fallen)).sum(-1)
+        by_stretch = by_stretch - (dip * (above * risen + below * fallen)).sum(-1)
+        by_shift = by_shift - (dip * (risen - fallen)).sum(-1)
     return mean, by_stretch, by_shift

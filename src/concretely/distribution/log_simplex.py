@@ -26,6 +26,7 @@ def push(
 
 def perturb(logits: Float[Tensor, "*batch n"], noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out n"]:
     """The noisy logits, up to a shift: beside a logit of a thousand, noise would be rounded away."""
+    logits = cast(logits, working(logits.dtype))
     return (logits - logits.detach().amax(-1, keepdim=True)) + noise
 
 
@@ -50,7 +51,7 @@ class OnLogSimplex(Tempered):
     @classmethod
     def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probabilities whose logarithms are its logits."""
-        return cls(check.as_log_probs(probs), temperature, validate_args=validate_args)
+        return cls(check.as_log_probs(probs, validate_args=validate_args), temperature, validate_args=validate_args)
 
     @property
     def mode(self) -> Float[Tensor, "*batch n"]:
@@ -58,7 +59,7 @@ class OnLogSimplex(Tempered):
         return self.push(torch.zeros_like(self.logits))
 
     def _push(self, noise: Tensor) -> Tensor:
-        return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
+        return push(self.logits, self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
         # a shift common to all categories cancels, and with it the normaliser between a value and its noise

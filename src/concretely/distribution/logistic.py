@@ -48,7 +48,7 @@ class Logistic(Tempered):
     @classmethod
     def from_probs(cls, probs: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probability that its value is positive."""
-        return cls(check.as_log_odds(probs), temperature, validate_args=validate_args)
+        return cls(check.as_log_odds(probs, validate_args=validate_args), temperature, validate_args=validate_args)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard logistic noise."""

@@ -44,6 +44,7 @@ class _Recover(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float, bool], output: Tensor) -> None:
         value, logits, ctx.temperature, _ = inputs
+        ctx.shape = output.shape
         ctx.value, ctx.logits = (value.shape, value.dtype), (logits.shape, logits.dtype)
 
     @staticmethod
@@ -54,3 +55,9 @@ class _Recover(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             by_logits = cast(-grad[0].sum_to_size(ctx.logits[0]), ctx.logits[1])
         return by_value, by_logits, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangent: Tensor | None) -> Tensor:
+        moved = 0 if tangent[0] is None else ctx.temperature * tangent[0].to(torch.float32)
+        drawn = 0 if tangent[1] is None else tangent[1].to(torch.float32)
+        return torch.as_tensor(moved - drawn).expand(ctx.shape)

@@ -13,12 +13,18 @@ from .base import Relaxation
 from .cast import wide
 from .constraint import simplex, smallest
 from .log_simplex import OnLogSimplex
+from .memory import recall
 from .temperature import Temperature
 
 
 def inside(value: Tensor, low: float, high: float) -> Tensor:
     """A value kept off the edge that rounding would take it to, with its gradient untouched."""
     return value + (value.clamp(low, high) - value).detach()
+
+
+def sigmoid(node: Tensor) -> Tensor:
+    """The sigmoid, with a derivative that keeps its precision where that of `torch.sigmoid` is rounded to 0."""
+    return torch.exp(logsigmoid(node))
 
 
 class OnUnitInterval(Relaxation):
@@ -28,15 +34,15 @@ class OnUnitInterval(Relaxation):
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The probability of a smaller value."""
-        return self.node.cdf(self._node_of(self._checked(value)))
+        node = recall(self._checked(value), support=self.support)
+        return self.node.cdf(self._unsquash(wide(value)) if node is None else node)
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The value below which the variable falls with a given probability."""
         return self._value(wide(self.node.icdf(value)))
 
     def _squash(self, node: Tensor) -> Tensor:
-        # the derivative of exp(logsigmoid) keeps its relative precision where that of sigmoid is rounded to 0
-        value = torch.exp(logsigmoid(node))
+        value = sigmoid(node)
         return torch.where(node.isinf(), value, inside(value, *_edges(self.logits.dtype)))  # 0 and 1 are limits
 
     def _unsquash(self, value: Tensor) -> Tensor:
@@ -45,9 +51,9 @@ class OnUnitInterval(Relaxation):
     def _log_slope(self, node: Tensor) -> Tensor:
         return -softplus(node) - softplus(-node)
 
-    def _check_determined(self, value: Tensor) -> None:
-        low, high = _edges(value.dtype)
-        check.determined(value, (value > low) & (value < high), owner=type(self).__name__)
+    def _determined(self, value: Tensor) -> Tensor:
+        (low, high), (near, far) = _edges(value.dtype), _edges(self.logits.dtype)
+        return (value > max(low, near)) & (value < min(high, far))
 
 
 class OnSimplex(Relaxation):
@@ -65,7 +71,7 @@ class OnSimplex(Relaxation):
     @classmethod
     def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probabilities whose logarithms are its logits."""
-        return cls(check.as_log_probs(probs), temperature, validate_args=validate_args)
+        return cls(check.as_log_probs(probs, validate_args=validate_args), temperature, validate_args=validate_args)
 
     def _squash(self, node: Tensor) -> Tensor:
         value = torch.exp(node)
@@ -77,8 +83,8 @@ class OnSimplex(Relaxation):
     def _log_slope(self, node: Tensor) -> Tensor:
         return node.sum(-1)
 
-    def _check_determined(self, value: Tensor) -> None:
-        check.determined(value, value > smallest(value.dtype), owner=type(self).__name__)
+    def _determined(self, value: Tensor) -> Tensor:
+        return value > max(smallest(value.dtype), smallest(self.logits.dtype))
 
 
 def _edges(dtype: torch.dtype) -> tuple[float, float]:

@@ -25,4 +25,6 @@ def cool(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Tens
 
 def log(temperature: Temperature) -> Temperature:
     """The logarithm of a temperature."""
-    return temperature.log() if isinstance(temperature, Tensor) else math.log(temperature)
+    if isinstance(temperature, Tensor):
+        return temperature.log()
+    return math.log(temperature) if temperature > 0 else -math.inf
