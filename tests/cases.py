@@ -79,6 +79,8 @@ RELAXATIONS = (
     Case("BinaryCircuit-cauchy", _circuit("cauchy"), has_categories=False, location=_cauchy),
 )
 TEMPERED = (*NODES, *RELAXATIONS)
+GUMBEL = Case("Gumbel", lambda logits, temperature, **options: c.Gumbel(logits, **options), has_categories=False)
+CONTINUOUS = (*TEMPERED, GUMBEL)
 
 
 def each(*cases: Case) -> pytest.MarkDecorator:

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from tests.cases import DEVICES, DTYPES, TEMPERATURES, TEMPERED, Case, each, sweep
+from tests.cases import CONTINUOUS, DEVICES, DTYPES, TEMPERATURES, TEMPERED, Case, each, sweep
 
 DRAWS = 16
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each(*TEMPERED)
+@each(*CONTINUOUS)
 def test_own_draws_their_densities_and_gradients_are_finite_and_valid(
     case: Case, dtype: torch.dtype, device: str
 ) -> None:
@@ -35,7 +35,7 @@ def test_own_draws_their_densities_and_gradients_are_finite_and_valid(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each(*TEMPERED)
+@each(*CONTINUOUS)
 def test_values_and_densities_drawn_together_are_finite(case: Case, dtype: torch.dtype, device: str) -> None:
     for n in case.sizes():
         for temperature in TEMPERATURES:
@@ -50,7 +50,7 @@ def test_values_and_densities_drawn_together_are_finite(case: Case, dtype: torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each(*(case for case in TEMPERED if "Hypercube" not in case.name))
+@each(*(case for case in CONTINUOUS if "Hypercube" not in case.name))
 def test_gradient_in_the_value_is_finite(case: Case, dtype: torch.dtype) -> None:
     for temperature in TEMPERATURES:
         variable = case.build(sweep(case, 8, dtype=dtype, temperature=temperature), temperature)

@@ -5,9 +5,9 @@ import torch
 
 import concretely as c
 from tests.budget import assert_frequency, assert_mean
-from tests.cases import DEVICES, LOG_SPACE, MASSES, TEMPERED, Case, each
+from tests.cases import CONTINUOUS, DEVICES, LOG_SPACE, MASSES, Case, each
 
-TRACED = tuple(case for case in TEMPERED if case.name not in ("CircuitNode-logistic", "CircuitNode-laplace"))
+TRACED = tuple(case for case in CONTINUOUS if case.name not in ("CircuitNode-logistic", "CircuitNode-laplace"))
 
 
 def drawn(case: Case, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -61,7 +61,7 @@ def test_compiled_program_takes_changing_shapes_and_temperatures() -> None:
         assert compiled(torch.zeros(size), torch.tensor(0.5)).shape == (size,)
 
 
-@each(*TEMPERED)
+@each(*CONTINUOUS)
 def test_vmap_is_a_loop(case: Case) -> None:
     logits = case.logits(4, batch=(6, 5))
     noise = case.build(logits, 0.5).noise()
@@ -76,7 +76,7 @@ def test_vmap_is_a_loop(case: Case) -> None:
         torch.testing.assert_close((value[row], log_prob[row]), program(logits[row], noise[row]))
 
 
-@each(*TEMPERED)
+@each(*CONTINUOUS)
 def test_vmap_draws_differ_or_not_as_asked(case: Case) -> None:
     logits = case.logits(4, batch=(5,)).expand(6, *case.logits(4, batch=(5,)).shape)
     for randomness, distinct in (("different", 6), ("same", 1)):
@@ -84,7 +84,7 @@ def test_vmap_draws_differ_or_not_as_asked(case: Case) -> None:
         assert len(value.flatten(1).unique(dim=0)) == distinct
 
 
-@each(*TEMPERED)
+@each(*CONTINUOUS)
 def test_functional_gradient_is_that_of_autograd(case: Case) -> None:
     logits = case.logits(4, batch=(5,)).requires_grad_()
     noise = case.build(logits, 0.5).noise((3,)).detach()
@@ -109,7 +109,7 @@ def test_forward_and_reverse_derivatives_agree(case: Case) -> None:
     torch.testing.assert_close(torch.func.jacfwd(score)(logits), torch.func.grad(score)(logits))
 
 
-@each(*TEMPERED)
+@each(*CONTINUOUS)
 def test_autocast_changes_nothing(case: Case) -> None:
     logits = case.logits(4, batch=(5,), dtype=torch.float32)
     variable = case.build(logits, 0.5)
@@ -122,7 +122,7 @@ def test_autocast_changes_nothing(case: Case) -> None:
     assert torch.equal(cast, plain)
 
 
-@each(*MASSES, *TEMPERED)
+@each(*MASSES, *CONTINUOUS)
 def test_generator_repeats_a_draw_and_leaves_the_global_one_alone(case: Case) -> None:
     options = () if case in MASSES else (0.5,)
     variable = case.build(case.logits(4, batch=(5,)), *options)
