@@ -36,29 +36,29 @@ def test_divergences_are_those_of_the_record() -> None:
     assert f"{theirs['estimate']:.3f} with torch".replace("-", "−") in README
 
 
+TORCH = ("torch LogitRelaxedBernoulli", "torch ExpRelaxedCategorical")
+TFP = ("tfp Logistic, jit", "tfp ExpRelaxedOneHotCategorical, jit")
+JAX = ("jax Logistic by hand, jit", "jax ExpConcrete by hand, jit")
+PRIOR = "also scored under a prior: "
+
+
 @pytest.mark.parametrize(
     ("start", "peers", "compiled"),
     [
-        ("torch log-space class ÷ ours", ("torch LogitRelaxedBernoulli", "torch ExpRelaxedCategorical"), ""),
-        (
-            "JAX class under jit (tfp) ÷ ours compiled",
-            ("tfp Logistic, jit", "tfp ExpRelaxedOneHotCategorical, jit"),
-            ", compiled",
-        ),
-        (
-            "our own formulas by hand in JAX under jit ÷ ours compiled",
-            ("jax Logistic by hand, jit", "jax ExpConcrete by hand, jit"),
-            ", compiled",
-        ),
+        ("torch log-space class ÷ ours", TORCH, ""),
+        ("JAX class under jit (tfp) ÷ ours compiled", TFP, ", compiled"),
+        ("our own formulas by hand in JAX under jit ÷ ours compiled", JAX, ", compiled"),
+        (f"{PRIOR}torch log-space class ÷ ours", TORCH, ""),
+        (f"{PRIOR}our formulas by hand in JAX under jit ÷ ours compiled", JAX, ", compiled"),
     ],
 )
 def test_ratios_are_those_of_the_record(start: str, peers: tuple[str, str], compiled: str) -> None:
-    tasks = {tuple(task["shape"]): task for task in record("node")["results"] if task["task"] == "node"}
-    for cell, peer, shape, name in zip(
-        cells(start), peers, ((3200, 200), (3200, 80, 8)), ("Logistic", "ExpConcrete"), strict=True
-    ):
+    name = "posterior scored under a prior" if start.startswith(PRIOR) else "node"
+    tasks = {tuple(task["shape"]): task for task in record("node")["results"] if task["task"] == name}
+    ours = ((3200, 200), "Logistic"), ((3200, 80, 8), "ExpConcrete")
+    for cell, peer, (shape, node) in zip(cells(start), peers, ours, strict=True):
         (contender,) = (row for row in tasks[shape]["contenders"] if row["name"] == peer)
-        ratio = contender["ratio"][f"concretely {name}{compiled}"]
+        ratio = contender["ratio"][f"concretely {node}{compiled}"]
         low, high = ratio["quartiles"]
         assert cell == f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
 
