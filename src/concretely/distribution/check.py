@@ -26,7 +26,7 @@ def is_finite(value: Tensor) -> Tensor:
     """Whether all entries are finite, in one pass."""
     if value.numel() == 0:
         return torch.ones((), dtype=torch.bool)
-    low, high = torch.aminmax(value)  # either end is NaN when any entry is
+    low, high = torch.aminmax(value.detach())  # either end is NaN when any entry is
     return torch.isfinite(low) & torch.isfinite(high)
 
 
