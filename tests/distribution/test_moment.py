@@ -28,7 +28,7 @@ def test_moments_on_the_line_are_integrals_of_the_density(variable: c.Logistic) 
     torch.testing.assert_close(variable.cdf(value[200_500]), weight[:200_500].sum(), rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("variable", [v for v in LINE if not isinstance(v, c.CircuitNode)], ids=str)
+@pytest.mark.parametrize("variable", LINE, ids=str)
 def test_mode_has_the_highest_density(variable: c.Logistic) -> None:
     around = variable.mode + torch.linspace(-3, 3, 61, dtype=torch.float64)
     assert (variable.log_prob(around) <= variable.log_prob(variable.mode)).all()
@@ -104,6 +104,7 @@ def test_from_probs_is_the_inverse_of_probs() -> None:
     torch.testing.assert_close(c.LogisticNormal.from_probs(probs, 0.5).discretize().probs, probs)
     torch.testing.assert_close(c.Logistic.from_probs(probs, 0.5).cdf(torch.zeros(3).double()), 1 - probs)
     torch.testing.assert_close(c.ExpConcrete.from_probs(probs, 0.5).logits.softmax(-1), probs)
+    torch.testing.assert_close(c.Gumbel.from_probs(probs).mode.exp(), probs)
     quarters = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     torch.testing.assert_close(c.Hypercube.from_probs(quarters).mean, torch.tensor([0.4, 0.2], dtype=torch.float64))
     torch.testing.assert_close(c.Hypercube.from_probs(probs.unsqueeze(-1)).mean.squeeze(-1), 2 * probs - 1)
@@ -128,3 +129,14 @@ def test_two_states_of_a_hypercube_are_one_log_odds() -> None:
     torch.testing.assert_close(
         one.relax(0.5).push(noise), 2 * c.BinaryConcrete(torch.tensor(2.5), 0.5).push(noise).unsqueeze(-1) - 1
     )
+
+
+def test_circuit_takes_any_distribution_as_its_noise() -> None:
+    law = torch.distributions.Normal(torch.tensor(0.3, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64))
+    logits = torch.tensor([-2.0, 0.0, 1.5], dtype=torch.float64)
+    node = c.CircuitNode(logits, 0.7, noise=law)
+    torch.testing.assert_close(node.cdf(torch.zeros(3, dtype=torch.float64)), torch.sigmoid(-logits))
+    value, log_prob = node.rsample_and_log_prob((1000,))
+    torch.testing.assert_close(node.log_prob(value), log_prob)
+    torch.testing.assert_close(node.mode, node.mean)
+    torch.testing.assert_close(node.variance, torch.full((3,), 4 / 0.49, dtype=torch.float64))

@@ -36,6 +36,9 @@ class Family(Protocol):
     def mean(self) -> float: ...
 
     @property
+    def mode(self) -> float: ...
+
+    @property
     def variance(self) -> float: ...
 
     @property
@@ -54,7 +57,7 @@ class Family(Protocol):
 class LogisticNoise:
     """Noise whose circuit is the binary Concrete variable."""
 
-    mean, variance, entropy = 0.0, math.pi**2 / 3, 2.0
+    mean, mode, variance, entropy = 0.0, 0.0, math.pi**2 / 3, 2.0
 
     def log_density(self, noise: Tensor) -> Tensor:
         return logistic.standard_log_density(noise.clone())
@@ -72,7 +75,7 @@ class LogisticNoise:
 class NormalNoise:
     """Gaussian noise, the probit unit."""
 
-    mean, variance, entropy = 0.0, 1.0, (1 + math.log(2 * math.pi)) / 2
+    mean, mode, variance, entropy = 0.0, 0.0, 1.0, (1 + math.log(2 * math.pi)) / 2
 
     def log_density(self, noise: Tensor) -> Tensor:
         return -(noise.square() + math.log(2 * math.pi)) / 2
@@ -105,7 +108,7 @@ class NormalNoise:
 class LaplaceNoise:
     """Double exponential noise."""
 
-    mean, variance, entropy = 0.0, 2.0, 1 + math.log(2)
+    mean, mode, variance, entropy = 0.0, 0.0, 2.0, 1 + math.log(2)
 
     def log_density(self, noise: Tensor) -> Tensor:
         return -noise.abs() - math.log(2)
@@ -124,7 +127,7 @@ class LaplaceNoise:
 class CauchyNoise:
     """Noise with tails so heavy that it has no mean."""
 
-    mean, variance, entropy = math.nan, math.nan, math.log(4 * math.pi)
+    mean, mode, variance, entropy = math.nan, 0.0, math.nan, math.log(4 * math.pi)
 
     def log_density(self, noise: Tensor) -> Tensor:
         return -2 * torch.hypot(torch.ones_like(noise), noise).log() - math.log(math.pi)
@@ -151,6 +154,10 @@ class LawNoise:
     @property
     def mean(self) -> float:
         return float(self.law.mean)
+
+    @property
+    def mode(self) -> float:
+        return float(self.law.mode)
 
     @property
     def variance(self) -> float:
@@ -276,6 +283,11 @@ class CircuitNode(Tempered):
     def mean(self) -> Float[Tensor, "..."]:
         """The expected value, which the Cauchy circuit lacks."""
         return cast((self._location() + self.family.mean) / self._value_temperature, self.logits.dtype)
+
+    @property
+    def mode(self) -> Float[Tensor, "..."]:
+        """The most probable value."""
+        return cast((self._location() + self.family.mode) / self._value_temperature, self.logits.dtype)
 
     @property
     def variance(self) -> Float[Tensor, "..."]:

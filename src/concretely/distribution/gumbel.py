@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from jaxtyping import Float
@@ -34,6 +35,11 @@ class Gumbel(Node):
         validate = check.validates(validate_args)
         logits = check.as_logits(logits, infinite="never", validate=validate)
         super().__init__(logits, logits.shape, torch.Size(), validate=validate)
+
+    @classmethod
+    def from_probs(cls, probs: Tensor | float, *, validate_args: bool | None = None) -> Self:
+        """Build the variable from the probability whose logarithm is its location."""
+        return cls(check.as_log_probs(probs, validate_args=validate_args), validate_args=validate_args)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
         """Draw standard Gumbel noise."""
