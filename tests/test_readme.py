@@ -48,6 +48,7 @@ PRIOR = "also scored under a prior: "
         ("torch log-space class ÷ ours", TORCH, ""),
         ("JAX class under jit (tfp) ÷ ours compiled", TFP, ", compiled"),
         ("our own formulas by hand in JAX under jit ÷ ours compiled", JAX, ", compiled"),
+        ("our own formulas by hand in JAX under jit ÷ ours, not compiled", JAX, ""),
         (f"{PRIOR}torch log-space class ÷ ours", TORCH, ""),
         (f"{PRIOR}our formulas by hand in JAX under jit ÷ ours compiled", JAX, ", compiled"),
     ],

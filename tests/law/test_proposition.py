@@ -174,7 +174,7 @@ def test_threshold_of_log_convexity_is_tight(n: int) -> None:
     direction[0, 0] = 1
     assert curvature(c.Concrete(logits, temperature, validate_args=False), x, direction).item() < 0
     at = curvature(c.Concrete(logits, 1 / (n - 1), validate_args=False), x, direction).item()
-    assert at >= -1e-6 * 1e12  # the scale of the terms is 1/x²
+    assert at >= -1  # rounding, of terms as large as 1/x² or 1e12
 
 
 def test_binary_density_is_log_convex_up_to_temperature_one_and_no_further() -> None:
