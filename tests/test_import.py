@@ -3,12 +3,27 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
-ORDER = ["noise", "distribution", "report", "cli"]
+ORDER = [
+    "spelling",
+    "notation",
+    "noise",
+    "distribution",
+    "trace",
+    "mode",
+    "graph",
+    "model",
+    "objective",
+    "estimator",
+    "evaluation",
+    "report",
+    "cli",
+]
 
 
 def imported(file: Path) -> set[str]:
@@ -48,9 +63,11 @@ def test_package_does_not_import_torch_before_it_is_used() -> None:
 
 def test_public_names_are_those_of_the_rooms() -> None:
     import concretely
-    from concretely import distribution
 
-    assert set(concretely.__all__) == set(distribution.__all__)
+    rooms = [import_module(f"concretely.{room}") for room in concretely._ROOMS]
+    assert {"mode"}.union(*(room.__all__ for room in rooms)) == set(concretely.__all__)
+    assert sum(len(room.__all__) for room in rooms) + 1 == len(concretely.__all__)
+    assert all(getattr(concretely, name) is not None for name in concretely.__all__)
     assert set(concretely.__all__) <= set(dir(concretely))
     with pytest.raises(AttributeError, match="module 'concretely' has no attribute 'Bernouli'"):
         concretely.Bernouli  # noqa: B018

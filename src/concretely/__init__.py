@@ -4,33 +4,68 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import mode
     from .distribution import *
+    from .estimator import *
+    from .graph import *
+    from .model import *
+    from .notation import *
+    from .objective import *
+    from .trace import *
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "NVIL",
+    "RLOO",
+    "VIMCO",
+    "Architecture",
     "Bernoulli",
     "BinaryCircuit",
     "BinaryConcrete",
     "CircuitNode",
     "Concrete",
     "Discrete",
+    "Draw",
+    "Estimate",
+    "Estimator",
+    "Exact",
     "ExpConcrete",
     "ExpLogisticNormal",
     "Gumbel",
+    "GumbelSoftmax",
     "Hypercube",
     "HypercubeConcrete",
     "Logistic",
     "LogisticNormal",
+    "Model",
+    "Pathwise",
+    "Score",
+    "StraightThrough",
+    "StraightThroughGumbelSoftmax",
+    "Trace",
+    "average",
+    "bound",
+    "density",
+    "estimate",
+    "mode",
     "monte_carlo_kl",
+    "parse",
+    "prediction",
+    "run",
 ]
+
+_ROOMS = ("distribution", "notation", "trace", "graph", "model", "objective", "estimator")
 
 
 def __getattr__(name: str) -> Any:
     """Import the library, and with it torch, on first use: the command answers `--help` without either."""
     if name not in __all__:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
-    return getattr(import_module(".distribution", __name__), name)
+    if name == "mode":
+        return import_module(".mode", __name__)
+    rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
+    return next(getattr(room, name) for room in rooms if name in room.__all__)
 
 
 def __dir__() -> list[str]:

@@ -119,9 +119,24 @@ class Mass(Variable):
         """The log mass of a value."""
         return cast(self._log_mass(self._checked(value)), self.logits.dtype)
 
+    def interpolated_log_prob(self, value: Tensor) -> Tensor:
+        """The log masses of the states, weighed as a relaxed value weighs the states; at a state, its log mass.
+
+        It has a derivative in the value. Put in place of a density it leaves an objective that bounds nothing.
+        """
+        return cast(self._interpolated_log_mass(self._shaped("value", value)), self.logits.dtype)
+
+    @abstractmethod
+    def relax(self, temperature: Temperature) -> "Relaxation":
+        """The relaxation with the same logits."""
+
     @abstractmethod
     def _log_mass(self, value: Tensor) -> Tensor:
         """The log mass of a value in the support."""
+
+    @abstractmethod
+    def _interpolated_log_mass(self, value: Tensor) -> Tensor:
+        """The log masses of the states, weighed as a value weighs the states."""
 
 
 class Continuous(Variable):
@@ -158,11 +173,16 @@ class Node(Continuous):
         self._require_density()
         noise = self.noise(sample_shape, generator=generator)
         value = self._rounded(self._push(noise))
-        return value, cast(self._log_density_of_noise(noise), self.logits.dtype)
+        return value, self.log_prob_of_noise_(noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log density of a value."""
         return cast(self._log_density(self._checked(value)), self.logits.dtype)
+
+    def log_prob_of_noise_(self, noise: Tensor) -> Tensor:
+        """The log density of the value that noise becomes; the noise is used up."""
+        self._require_density()
+        return cast(self._log_density_of_noise(noise), self.logits.dtype)
 
     @abstractmethod
     def _push(self, noise: Tensor) -> Tensor:
@@ -266,6 +286,10 @@ class Relaxation(Continuous):
         """The log density of a value, at the node it remembers or, failing that, at the node it determines."""
         node = self._node_of(self._checked(value))
         return cast(self.node._log_density(node) - self._log_slope(node), self.logits.dtype)
+
+    def node_log_prob(self, value: Tensor) -> Tensor:
+        """The log density, at its node, of a value: what stands for the log mass of the state it relaxes."""
+        return cast(self.node._log_density(self._node_of(self._checked(value))), self.logits.dtype)
 
     def _value(self, node: Tensor) -> Tensor:
         """The value of a node, which it remembers."""

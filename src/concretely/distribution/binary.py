@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .. import noise
 from . import check
 from .base import Mass
-from .cast import cast, wide
+from .cast import cast, wide, working
 from .logistic import Logistic
 from .squash import OnUnitInterval
 from .temperature import Temperature
@@ -55,7 +55,15 @@ class Bernoulli(Mass):
         return (self.logits + self._shaped("noise", noise) >= 0).to(self.logits.dtype)
 
     def _log_mass(self, value: Tensor) -> Tensor:
-        return logsigmoid(torch.where(value > 0.5, wide(self.logits), -wide(self.logits)))
+        logits = cast(self.logits, working(self.logits.dtype))
+        return logsigmoid(torch.where(value > 0.5, logits, -logits))
+
+    def _interpolated_log_mass(self, value: Tensor) -> Tensor:
+        logits, value = (cast(tensor, working(tensor.dtype)) for tensor in (self.logits, value))
+        # an impossible state that the value leaves out adds nothing
+        one = torch.where(value == 0, 0, logsigmoid(logits))
+        zero = torch.where(value == 1, 0, logsigmoid(-logits))
+        return value * one + (1 - value) * zero
 
     @property
     def probs(self) -> Float[Tensor, "..."]:

@@ -62,6 +62,9 @@ class Discrete(Mass):
     def _log_mass(self, value: Tensor) -> Tensor:
         return log_mass_of(self._log_probs(), value.argmax(-1))
 
+    def _interpolated_log_mass(self, value: Tensor) -> Tensor:
+        return weighed(self._log_probs(), wide(value))
+
     @property
     def probs(self) -> Float[Tensor, "*batch n"]:
         """The probabilities of the categories."""
@@ -102,10 +105,14 @@ def log_mass_of(log_probs: Tensor, category: Tensor) -> Tensor:
     return log_probs.gather(-1, category.expand(shape).unsqueeze(-1)).squeeze(-1)
 
 
+def weighed(log_probs: Tensor, weight: Tensor) -> Tensor:
+    """The sum of weights times log probabilities, to which impossible categories of no weight add nothing."""
+    return (weight * torch.where(weight == 0, 0, log_probs)).sum(-1)
+
+
 def expected(log_probs: Tensor, quantity: Tensor) -> Tensor:
     """The expectation of a quantity over categories, to which impossible ones add nothing."""
-    probs = log_probs.exp()
-    return (probs * torch.where(probs == 0, 0, quantity)).sum(-1)
+    return weighed(quantity, log_probs.exp())
 
 
 class Concrete(OnSimplex):

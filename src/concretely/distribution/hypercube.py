@@ -16,6 +16,7 @@ from .concrete import Discrete, log_mass_of
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
 from .logistic import Logistic
+from .memory import recall
 from .squash import inside, sigmoid
 from .temperature import Temperature
 
@@ -65,6 +66,15 @@ def to_corner(state: Float[Tensor, "..."], event_shape: Size) -> Float[Tensor, "
         return (2 * state - 1).unsqueeze(-1)
     with torch.autocast(state.device.type, enabled=False):  # a product in a narrower dtype would leave the corners
         return state @ corners(2 ** event_shape[0], dtype=state.dtype, device=state.device)
+
+
+def _closeness(value: Float[Tensor, "*shape bits"]) -> Float[Tensor, "*shape n"]:
+    """Weights of the corners, linear in each bit of a point, that have the point as their mean."""
+    weight = torch.ones_like(value[..., :1])
+    for bit in value.unbind(-1):
+        weight = torch.stack([weight * (1 - bit.unsqueeze(-1)) / 2, weight * (1 + bit.unsqueeze(-1)) / 2], -1)
+        weight = weight.flatten(-2)
+    return weight
 
 
 class Hypercube(Mass):
@@ -121,6 +131,12 @@ class Hypercube(Mass):
         place = 2 ** torch.arange(self.event_shape[0] - 1, -1, -1, device=value.device)
         category = (on.long() * place).sum(-1)
         return log_mass_of(wide(self.logits).log_softmax(-1), category)
+
+    def _interpolated_log_mass(self, value: Tensor) -> Tensor:
+        if self.event_shape[0] == 1:
+            return self.state._interpolated_log_mass((1 + value.squeeze(-1)) / 2)
+        node = recall(value, support=cube)
+        return self.state._interpolated_log_mass(_closeness(value) if node is None else node.exp())
 
     @property
     def mean(self) -> Float[Tensor, "*batch bits"]:

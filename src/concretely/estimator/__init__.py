@@ -1,0 +1,23 @@
+"""Gradient estimators, one file a method."""
+
+from .base import Estimate, Estimator, estimate
+from .exact import Exact
+from .nvil import NVIL
+from .pathwise import GumbelSoftmax, Pathwise, StraightThrough, StraightThroughGumbelSoftmax
+from .score import RLOO, Score
+from .vimco import VIMCO
+
+__all__ = [
+    "NVIL",
+    "RLOO",
+    "VIMCO",
+    "Estimate",
+    "Estimator",
+    "Exact",
+    "GumbelSoftmax",
+    "Pathwise",
+    "Score",
+    "StraightThrough",
+    "StraightThroughGumbelSoftmax",
+    "estimate",
+]

@@ -1,0 +1,82 @@
+"""What all estimators share: they turn a target, its inputs and a number of samples into an estimate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Generator, Tensor
+
+from ..graph import Program
+from ..model.base import Model
+from ..objective import Objective, average, bound, effective_sample_size
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A loss whose gradient is the estimate, and the evidence for it."""
+
+    loss: Tensor
+    """Minus the objective, averaged over the batch; to be minimised."""
+    bound: Tensor
+    """The objective for every data point."""
+    log_w: Tensor
+    """The log-weights, one for each sample and data point."""
+    bounds: str | None = None
+    """What the objective is, on average, a lower bound of; None if of nothing."""
+    signal: Mapping[str, Tensor] = field(default_factory=dict)
+    """The learning signal of every node, one number for each sample and data point; none if gradients are pathwise."""
+
+    @property
+    def effective_sample_size(self) -> Tensor:
+        """The number of equal weights that would be worth as much as these, for every data point."""
+        return effective_sample_size(self.log_w)
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """A way of estimating the gradient of an objective."""
+
+    def __call__(
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Generator | None,
+    ) -> Estimate: ...
+
+
+def estimate(
+    target: Model | Program,
+    *inputs: Any,
+    estimator: Estimator,
+    samples: int = 1,
+    objective: Objective | None = None,
+    generator: Generator | None = None,
+) -> Estimate:
+    """Estimate the objective of a model, or the expected cost of a program, with a loss to take the gradient of.
+
+    The objective is the multi-sample bound for a model and the average for a program; a program that returns minus a
+    log-weight may ask for `objective=bound`.
+
+    >>> import torch, concretely as c
+    >>> logits = torch.zeros(3, requires_grad=True)
+    >>> def program(draw):
+    ...     return (draw("b", c.Bernoulli(logits)) - 0.45).square().sum(-1)
+    >>> c.estimate(program, estimator=c.RLOO(), samples=4).loss.backward()
+    >>> logits.grad.shape
+    torch.Size([3])
+    """
+    if not isinstance(estimator, Estimator) or isinstance(estimator, type):
+        name = estimator.__name__ if isinstance(estimator, type) else type(estimator).__name__
+        raise TypeError(f"estimator must be an estimator such as Pathwise(temperature=2/3), got {name}")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a positive whole number, got {samples!r}")
+    if objective is None:
+        objective = bound if isinstance(target, Model) else average
+    return estimator(target, *inputs, samples=samples, objective=objective, generator=generator)
+
+
+def log_likelihood(target: Model | Program) -> str | None:
+    """What the objective of a target bounds when its graph is discrete."""
+    return "the log-likelihood" if isinstance(target, Model) else None

@@ -1,0 +1,50 @@
+"""The exact objective and its gradient, by enumeration: the oracle of all other estimators."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..graph import Program
+from ..mode import STATES, Enumerate
+from ..model.base import Model
+from ..objective import Objective, average, total, weigh
+from .base import Estimate, log_likelihood
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The expectation over all states of all samples.
+
+    Approximates: nothing; it is the gradient.
+    With: every joint state of the graph, for each of the samples if the objective has several.
+    Requires: at most 2²⁰ joint states.
+    Bias: none, and no variance.
+    """
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+    ) -> Estimate:
+        """Work out an objective."""
+        weighing = weigh(target, *inputs, mode=Enumerate())
+        log_w, log_q = weighing.log_w, total(weighing.log_q)
+        value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)
+        return Estimate(-value.mean(), value.detach(), log_w.detach(), log_likelihood(target))
+
+
+def expectation(
+    log_w: Float[Tensor, "states *batch"], log_q: Float[Tensor, "states *batch"], *, samples: int, objective: Objective
+) -> Float[Tensor, "*batch"]:
+    """The expected objective of independent samples, given the log-weight and the log probability of every state."""
+    states = len(log_w)
+    if samples * math.log2(states) > math.log2(STATES):
+        raise ValueError(
+            f"a graph must have at most 2^20 states of all samples to be enumerated, got {states} of each of {samples}"
+        )
+    state = torch.cartesian_prod(*[torch.arange(states, device=log_w.device)] * samples).view(-1, samples).T
+    probability = log_q[state].sum(0).exp()
+    # a state that cannot happen adds nothing, whatever its weight
+    return (probability * torch.where(probability == 0, 0, objective(log_w[state]))).sum(0)

@@ -1,0 +1,139 @@
+"""NVIL: the score-function estimator with a local signal, a learned baseline and a running scale for every node."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor, nn
+
+from ..distribution.base import Mass
+from ..graph import Program, run
+from ..mode import Discrete
+from ..model.base import Model
+from ..objective import Objective, Weighing, average, total, weigh
+from ..trace import Trace
+from .base import Estimate, log_likelihood
+from .surrogate import credited
+
+
+class NVIL(nn.Module):
+    r"""The score-function estimator of neural variational inference and learning.
+
+    $$\frac{l_i - C_i(z_{i-1}) - c_i}{\max(1, \sqrt{v_i})} \, ∇ \log q(z_i | z_{i-1})$$
+
+    Approximates: the gradient of the single-sample bound, averaged over samples if there are several.
+    With: for every node the local signal, the terms of log p and log q that it or a later node enters; less a baseline,
+        a network with one hidden layer of tanh units on the nodes before it or, if there are none, on the first input,
+        centred; less a running mean, over a running standard deviation where that exceeds 1. Mean and deviation are
+        updated before they are used.
+    Requires: parameters of its own, to be given to the optimiser beside those of the target. It is built with a batch
+        of inputs, whose mean centres the first input.
+    Bias: none before the running mean and deviation, which have seen the sample. See [mnih2014neural].
+
+    `baseline`, `centre` and `scale` leave out a part each: say which variant a run has used.
+
+    >>> import concretely as c
+    >>> model, x = c.density("2H-4V"), torch.zeros(8, 4)
+    >>> c.estimate(model, x, estimator=c.NVIL(model, x)).signal["h1"].shape
+    torch.Size([1, 8])
+    """
+
+    offset: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        width: int = 100,
+        rate: float = 0.8,
+        baseline: bool = True,
+        centre: bool = True,
+        scale: bool = True,
+    ) -> None:
+        super().__init__()
+        self.rate, self.centre, self.scale = rate, centre, scale
+        p, q = _runs(target, inputs)
+        self.nodes = [name for name in q.latent if isinstance(q[name].distribution, Mass)]
+        self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}
+        self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
+        like = q[self.nodes[0]].value
+        first = _flat(inputs[0], len(q.batch_shape)).to(like) if inputs else like.new_zeros(1, 1)
+        self.register_buffer("offset", first.flatten(0, -2).mean(0))
+        self.register_buffer("mean", like.new_zeros(len(self.nodes)))
+        self.register_buffer("variance", like.new_ones(len(self.nodes)))
+        sizes = [self._seen(name, q, inputs).shape[-1] for name in self.nodes]
+        self.baselines = nn.ModuleList(_network(size, width).to(like) for size in sizes if baseline)
+
+    def forward(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+    ) -> Estimate:
+        """Estimate the average over samples, with a loss that trains the baselines too."""
+        weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        signal: dict[str, Tensor] = {}
+        praise = []
+        for index, name in enumerate(self.nodes):
+            local = self._local(weighing, name)
+            if not self.baselines:
+                signal[name] = self._normalized(local, index) / samples
+                continue
+            baseline = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
+            signal[name] = self._normalized(local - baseline.detach(), index) / samples
+            praise.append((signal[name] * baseline).sum(0).mean())
+        estimate = credited(weighing, average(weighing.log_w_given_q), signal, bounds=log_likelihood(target))
+        fit = torch.stack([*praise, torch.zeros_like(estimate.loss)]).sum()
+        return replace(estimate, loss=estimate.loss - (fit - fit.detach()))
+
+    def _local(self, weighing: Weighing, name: str) -> Float[Tensor, "m *batch"]:
+        """The terms of the log-weight that a node or a later one enters."""
+        log_w = total({term: weighing.log_p[term] for term in self.terms[name]})
+        if weighing.divides:
+            log_w = log_w - total({node: weighing.log_q[node] for node in _from(name, weighing.q)})
+        return log_w.detach()
+
+    def _seen(self, name: str, q: Trace, inputs: tuple[Any, ...]) -> Float[Tensor, "*shape size"]:
+        """What the baseline of a node sees: the nodes before it or, failing these, the first input, centred."""
+        before = [_flat(q[parent].value, len(q.shape)) for parent in self.before[name]]
+        if before:
+            return torch.cat(before, -1)
+        return _flat(inputs[0], len(q.batch_shape)) - self.offset if inputs else self.offset
+
+    def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
+        """The signal less its running mean, over its running deviation where that exceeds 1."""
+        if self.training:
+            self.mean[index].lerp_(signal.mean(), 1 - self.rate)
+            self.variance[index].lerp_(signal.var(correction=0), 1 - self.rate)
+        centred = signal - self.mean[index] if self.centre else signal
+        return centred / self.variance[index].sqrt().clamp(min=1) if self.scale else centred
+
+
+def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | None, Trace]:
+    """A run of p, if there is one, and a run of what draws the latents."""
+    if isinstance(target, Model):
+        return target.trace(*inputs, mode=Discrete())
+    return None, run(target, Discrete(), *inputs)
+
+
+def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
+    """The terms of log p that a node or a later one enters; all others are known before the node is drawn."""
+    if p is None:
+        return ["cost"]
+    later = set(_from(name, q))
+    terms = p.observed if p is q else list(p)
+    return [term for term in terms if later & {term, *p.parents[term]}]
+
+
+def _from(name: str, q: Trace) -> list[str]:
+    """A latent node and those drawn after it."""
+    return q.latent[q.latent.index(name) :]
+
+
+def _flat(value: Tensor, axes: int) -> Float[Tensor, "*shape size"]:
+    """A value without its gradient, and with all axes but the first few made one."""
+    return value.detach().reshape(*value.shape[:axes], -1)
+
+
+def _network(size: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(size, width), nn.Tanh(), nn.Linear(width, 1))

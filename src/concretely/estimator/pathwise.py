@@ -1,0 +1,162 @@
+"""Estimators that backpropagate through the draws: of the relaxed graph, or of the discrete one by its stand-in."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Generator
+
+from ..graph import Program
+from ..mode import Mode, Relaxed, Temperatures
+from ..mode import StraightThrough as StraightThroughMode
+from ..model.base import Model
+from ..objective import Objective, Treatment, weigh
+from .base import Estimate, log_likelihood
+from .surrogate import credited
+
+NoBound = Literal["mass", "analytic"]
+
+
+@dataclass(frozen=True)
+class Pathwise:
+    """Concrete relaxations: the pathwise gradient of the relaxed graph.
+
+    Approximates: the gradient of the objective of the discrete graph, by that of the same objective of the relaxed one.
+    With: relaxed draws at `temperature`, scored under p at `prior_temperature`, by default the same; either may be a
+        map from the names of nodes to their temperatures.
+    Requires: a cost with a derivative between the states.
+    Bias: none for the relaxed objective, which is a lower bound of the relaxed log-likelihood if `kl` is "density"; as
+        a gradient of the discrete one, a bias that falls with the temperature. With `kl` "mass" or "analytic" it is a
+        bound of nothing. See [maddison2017concrete].
+
+    >>> Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
+    'density'
+    """
+
+    temperature: Temperatures
+    prior_temperature: Temperatures | None = None
+    kl: Treatment = "density"
+
+    def __post_init__(self) -> None:
+        _require_known(self.kl, "density", "mass", "analytic")
+        self._modes()
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+    ) -> Estimate:
+        """Estimate an objective."""
+        mode, prior_mode = self._modes()
+        weighing = weigh(
+            target,
+            *inputs,
+            mode=mode,
+            prior_mode=prior_mode,
+            analytic=self.kl == "analytic",
+            samples=samples,
+            generator=generator,
+        )
+        is_bound = isinstance(target, Model) and (self.kl == "density" or target.q is None)
+        return credited(
+            weighing, objective(weighing.log_w), {}, bounds="the relaxed log-likelihood" if is_bound else None
+        )
+
+    def _modes(self) -> tuple[Mode, Mode]:
+        scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
+        prior = self.temperature if self.prior_temperature is None else self.prior_temperature
+        return Relaxed(self.temperature, scored_by), Relaxed(prior, scored_by)
+
+
+@dataclass(frozen=True)
+class GumbelSoftmax:
+    """The relaxed draw with a discrete divergence, as in the Gumbel-Softmax paper.
+
+    Approximates: the gradient of the objective of the discrete graph.
+    With: relaxed draws, whose log masses are weighed as the value weighs the states or, with `kl` "analytic", replaced
+        by the divergence of the discrete distributions.
+    Requires: a cost with a derivative between the states.
+    Bias: yes; the objective is a bound of nothing, and drifts away from the discrete one if trained for long.
+        See [jang2017categorical] and [maddison2017concrete], appendix C.2.
+    """
+
+    temperature: Temperatures
+    kl: NoBound = "mass"
+
+    def __post_init__(self) -> None:
+        _require_known(self.kl, "mass", "analytic")
+        Pathwise(self.temperature, kl=self.kl)
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+    ) -> Estimate:
+        """Estimate an objective."""
+        return Pathwise(self.temperature, kl=self.kl)(
+            target, *inputs, samples=samples, objective=objective, generator=generator
+        )
+
+
+@dataclass(frozen=True)
+class StraightThrough:
+    """The discrete draw with the gradient of its mean.
+
+    Approximates: the gradient of the objective of the discrete graph.
+    With: discrete draws, which pass the gradient on to their mean as if they were it.
+    Requires: a cost with a derivative at the states.
+    Bias: yes, at any setting, unless the cost is linear; the objective itself is that of the discrete graph.
+        See [bengio2013estimating].
+    """
+
+    kl: NoBound = "mass"
+
+    def __post_init__(self) -> None:
+        _require_known(self.kl, "mass", "analytic")
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+    ) -> Estimate:
+        """Estimate an objective."""
+        return _straight_through(self, StraightThroughMode(), target, inputs, samples, objective, generator)
+
+
+@dataclass(frozen=True)
+class StraightThroughGumbelSoftmax:
+    """The discrete draw with the gradient of its relaxed twin.
+
+    Approximates: the gradient of the objective of the discrete graph.
+    With: discrete draws, which pass the gradient on to the relaxed draw of the same noise.
+    Requires: a cost with a derivative at the states.
+    Bias: yes; the objective itself is that of the discrete graph. See [jang2017categorical].
+    """
+
+    temperature: Temperatures
+    kl: NoBound = "mass"
+
+    def __post_init__(self) -> None:
+        _require_known(self.kl, "mass", "analytic")
+        StraightThroughMode(self.temperature)
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+    ) -> Estimate:
+        """Estimate an objective."""
+        mode = StraightThroughMode(self.temperature)
+        return _straight_through(self, mode, target, inputs, samples, objective, generator)
+
+
+def _straight_through(
+    method: StraightThrough | StraightThroughGumbelSoftmax,
+    mode: Mode,
+    target: Model | Program,
+    inputs: tuple[Any, ...],
+    samples: int,
+    objective: Objective,
+    generator: Generator | None,
+) -> Estimate:
+    analytic = method.kl == "analytic"
+    weighing = weigh(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
+    # the mean of several weights with an analytic divergence may exceed the likelihood
+    bounds = None if analytic and samples > 1 else log_likelihood(target)
+    return credited(weighing, objective(weighing.log_w), {}, bounds=bounds)
+
+
+def _require_known(kl: str, *treatments: str) -> None:
+    if kl not in treatments:
+        raise ValueError(f"kl must be one of {', '.join(map(repr, treatments))}, got {kl!r}")

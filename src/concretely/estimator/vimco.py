@@ -1,0 +1,72 @@
+"""VIMCO: the score-function estimator of the multi-sample bound."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..graph import Program
+from ..mode import Discrete
+from ..model.base import Model
+from ..objective import Objective, bound, weigh
+from .base import Estimate, log_likelihood
+from .surrogate import surrogate
+
+Mean = Literal["geometric", "arithmetic"]
+
+
+@dataclass(frozen=True)
+class VIMCO:
+    r"""The score-function estimator that gives each sample credit for what it adds to the multi-sample bound.
+
+    $$\hat L - \hat L_{-i}, \quad \hat L_{-i} \text{ with } w_i \text{ replaced by a mean of the others}$$
+
+    Approximates: the gradient of the multi-sample bound.
+    With: m draws of the discrete graph.
+    Requires: at least 2 samples, and log-weights.
+    Bias: none. See [mnih2016variational].
+    """
+
+    mean: Mean = "geometric"
+
+    def __post_init__(self) -> None:
+        if self.mean not in ("geometric", "arithmetic"):
+            raise ValueError(f"mean must be 'geometric' or 'arithmetic', got {self.mean!r}")
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+    ) -> Estimate:
+        """Estimate the multi-sample bound."""
+        if samples < 2:
+            raise ValueError(f"samples must be at least 2 for VIMCO, got {samples}: NVIL is its twin for a single one")
+        if objective is not bound:
+            raise ValueError("objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight")
+        weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        return surrogate(weighing, bound, lambda log_w: vimco(log_w, self.mean), bounds=log_likelihood(target))
+
+
+def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[Tensor, "m *batch"]:
+    """What each sample adds to the bound.
+
+    >>> vimco(torch.zeros(3))
+    tensor([0., 0., 0.])
+    """
+    m = len(log_w)
+    others = _log_sum_of_others(log_w)
+    if mean == "arithmetic":
+        without = others - math.log(m - 1)
+    else:
+        replaced = (log_w.sum(0) - log_w) / (m - 1)
+        without = torch.logaddexp(others, replaced) - math.log(m)
+    return bound(log_w) - without
+
+
+def _log_sum_of_others(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
+    """The log of the sum of all weights but one, without a difference: from those before it and those after it."""
+    nothing = torch.full_like(log_w[:1], -math.inf)
+    before = torch.cat([nothing, log_w[:-1].logcumsumexp(0)])
+    after = torch.cat([log_w[1:].flip(0).logcumsumexp(0).flip(0), nothing])
+    return torch.logaddexp(before, after)

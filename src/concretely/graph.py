@@ -1,0 +1,190 @@
+"""Stochastic graphs: programs whose random nodes go through the `draw` that is passed to them.
+
+A program is any function of `draw` and its inputs, `draw(name, distribution)` giving a value and
+`draw(name, distribution, observed=value)` scoring one. It must be written for leading axes, as `nn.Linear` and
+elementwise functions are: with several samples, what has passed a draw has a sample axis in front.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Generator, Size, Tensor
+from torch.distributions import Distribution
+
+from .distribution.base import Mass
+from .mode import Mode, Shape, Structure
+from .spelling import nearest
+from .trace import Outcome, Trace
+
+__all__ = ["Draw", "run"]
+
+
+@runtime_checkable
+class Draw(Protocol):
+    """How a program asks for the value of a node, or has an observed one scored."""
+
+    def __call__(self, name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor: ...
+
+
+Program = Callable[..., Any]
+"""A function of a `Draw` and of inputs."""
+
+
+def run(
+    program: Program,
+    mode: Mode,
+    *inputs: Any,
+    samples: int | None = None,
+    generator: Generator | None = None,
+    batch_dims: int = 1,
+) -> Trace:
+    """Run a program once, with its draws answered by a mode.
+
+    With `samples`, a leading axis of so many independent samples appears at the first draw, so that what depends on
+    the inputs alone is computed once. The first `batch_dims` axes of the first input count data points. The batch
+    shape of every drawn node begins with them; its further axes are independent units.
+
+    >>> from concretely import Bernoulli, mode
+    >>> def program(draw, x):
+    ...     gate = draw("gate", Bernoulli(x))
+    ...     return (gate * x).sum(-1)
+    >>> trace = run(program, mode.Discrete(), torch.zeros(4, 3), samples=5)
+    >>> trace.values["gate"].shape, trace.log_prob("gate").shape, trace.output.shape
+    (torch.Size([5, 4, 3]), torch.Size([5, 4]), torch.Size([5, 4]))
+    """
+    batch_shape = _batch_shape(inputs, batch_dims)
+    structure = _Structure(program, inputs, batch_shape)
+    mode = mode.prepare(structure)
+    samples = _agreed(samples, mode.samples)
+    outcomes: dict[str, Outcome] = {}
+    sample_axis = False
+
+    def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
+        nonlocal sample_axis
+        _require_new(name, outcomes)
+        if observed is not None:
+            outcome = Outcome(observed, distribution, observed=True, score=lambda: distribution.log_prob(observed))
+        else:
+            sample_shape: tuple[int, ...] = ()
+            if samples is not None and mode.repeats:
+                earlier = structure if sample_axis else None
+                sample_shape = _sample_shape(name, distribution, samples, batch_shape, earlier)
+            value, score = mode.draw(name, distribution, sample_shape, generator)
+            outcome = Outcome(value, distribution, observed=False, score=score)
+            sample_axis = samples is not None
+        outcomes[name] = outcome
+        return outcome.value
+
+    output = program(draw, *inputs)
+    for name in sorted(mode.names - outcomes.keys()):
+        raise ValueError(f"temperature must name nodes of the graph, got {name!r}{nearest(name, outcomes)}")
+    return Trace(
+        outcomes,
+        output,
+        samples=samples,
+        batch_shape=batch_shape,
+        find_parents=lambda: _parents(program, inputs, {name: outcome.value for name, outcome in outcomes.items()}),
+    )
+
+
+def _parents(program: Program, inputs: tuple[Any, ...], values: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
+    """For every node, the nodes that its distribution depends on.
+
+    The values are replayed, and dependence is read off the derivatives of the parameters of the distribution.
+    """
+    found = {}
+    with torch.enable_grad():
+        leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
+
+        def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
+            found[name] = _reached(distribution, leaves)
+            return leaves[name]
+
+        program(draw, *inputs)
+    return found
+
+
+def _reached(distribution: Distribution, leaves: dict[str, Tensor]) -> tuple[str, ...]:
+    """The names of the leaves that the parameters of a distribution were computed from."""
+    parameters = [getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)]
+    moving = [parameter for parameter in parameters if isinstance(parameter, Tensor) and parameter.requires_grad]
+    if not moving:
+        return ()
+    total = torch.stack([parameter.sum() for parameter in moving]).sum()
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, retain_graph=True)
+    return tuple(name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None)
+
+
+class _Structure:
+    """The drawn nodes of a program as they are without a sample axis, found by a run with the modes of all nodes."""
+
+    def __init__(self, program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> None:
+        self.program, self.inputs, self.batch_shape = program, inputs, batch_shape
+        self.found: Structure | None = None
+
+    def __call__(self) -> Structure:
+        if self.found is None:
+            self.found = self._find()
+        return self.found
+
+    def _find(self) -> Structure:
+        shapes: dict[str, Shape] = {}
+
+        def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
+            if observed is not None:
+                return observed
+            _require_new(name, shapes)
+            _require_batch(name, distribution, self.batch_shape)
+            shape = distribution.batch_shape
+            categories = len(distribution.enumerate_support(expand=False)) if isinstance(distribution, Mass) else None
+            shapes[name] = Shape(shape, shape[len(self.batch_shape) :], categories)
+            return distribution.mode if isinstance(distribution, Mass) else distribution.mean
+
+        with torch.no_grad():
+            self.program(draw, *self.inputs)
+        return shapes
+
+
+def _batch_shape(inputs: tuple[Any, ...], batch_dims: int) -> Size:
+    first = inputs[0] if inputs else None
+    return first.shape[:batch_dims] if isinstance(first, Tensor) else Size()
+
+
+def _agreed(asked: int | None, brought: int | None) -> int | None:
+    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
+        raise ValueError(f"samples must be a positive whole number, got {asked!r}")
+    if asked is not None and brought is not None and asked != brought:
+        raise ValueError(f"samples must be left out in a mode that brings {brought} of them, got {asked}")
+    return asked if brought is None else brought
+
+
+def _sample_shape(
+    name: str,
+    distribution: Distribution,
+    samples: int,
+    batch_shape: Size,
+    structure: Callable[[], Structure] | None,
+) -> tuple[int, ...]:
+    """The axes that a draw must add: the sample axis, unless an earlier draw has already given it to the node."""
+    shape = distribution.batch_shape
+    if structure is None or shape[: len(batch_shape) + 1] != (samples, *batch_shape):
+        _require_batch(name, distribution, batch_shape)
+        return (samples,)
+    # the axis in front may also be one of the data or of units that happens to be as long
+    may_lack = shape[: len(batch_shape)] == batch_shape
+    return (samples,) if may_lack and shape == structure()[name].batch_shape else ()
+
+
+def _require_batch(name: str, distribution: Distribution, batch_shape: Size) -> None:
+    shape = distribution.batch_shape
+    if shape[: len(batch_shape)] != batch_shape:
+        raise ValueError(
+            f"node {name!r} must have a batch shape that begins with that of the first input, {tuple(batch_shape)}, "
+            f"got {tuple(shape)}: expand its logits, one set for each data point"
+        )
+
+
+def _require_new(name: str, names: Any) -> None:
+    if name in names:
+        raise ValueError(f"a node must have a name of its own, got {name!r} twice")

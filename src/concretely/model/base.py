@@ -1,0 +1,60 @@
+"""A latent variable model: a generative program and, where there is one, an inference program."""
+
+from typing import Any
+
+from torch import Generator, Tensor, nn
+
+from ..graph import Program, run
+from ..mode import Discrete, Mode, Replay
+from ..trace import Trace
+
+
+class Model(nn.Module):
+    """A generative program p and an inference program q, either of them a module or any function of `draw` and inputs.
+
+    Both are given the same inputs. Program p draws the latent nodes and then the observed ones, which it passes on as
+    `observed`; q draws nodes of the same names as the latent ones. Without q the latents are drawn from p itself, as
+    in structured prediction.
+
+    >>> import torch
+    >>> from concretely import Bernoulli, Model, mode
+    >>> encoder, decoder = torch.nn.Linear(6, 2), torch.nn.Linear(2, 6)
+    >>> def p(draw, x=None):
+    ...     z = draw("z", Bernoulli(torch.zeros(2)))
+    ...     return draw("x", Bernoulli(decoder(z)), observed=x)
+    >>> def q(draw, x):
+    ...     draw("z", Bernoulli(encoder(x)))
+    >>> Model(p, q).sample(3).shape
+    torch.Size([3, 6])
+    """
+
+    def __init__(self, p: Program, q: Program | None = None) -> None:
+        super().__init__()
+        self.p = p
+        self.q = q
+
+    def trace(
+        self,
+        *inputs: Any,
+        mode: Mode,
+        prior_mode: Mode | None = None,
+        samples: int | None = None,
+        generator: Generator | None = None,
+    ) -> tuple[Trace, Trace]:
+        """Draw the latents in one mode and score them under p in another; the runs of p and of what drew the latents.
+
+        Without q the two are one.
+        """
+        if self.q is None:
+            trace = run(self.p, mode, *inputs, samples=samples, generator=generator)
+            return trace, trace
+        q = run(self.q, mode, *inputs, samples=samples, generator=generator)
+        p = run(self.p, Replay(q, mode if prior_mode is None else prior_mode), *inputs)
+        for name in q.latent:
+            if name not in p:
+                raise ValueError(f"p must draw every node that q draws, got no {name!r}")
+        return p, q
+
+    def sample(self, samples: int, *inputs: Tensor, generator: Generator | None = None) -> Any:
+        """What p returns for so many draws of the discrete graph, given its context if it has one."""
+        return run(self.p, Discrete(), *inputs, samples=samples, generator=generator).output

@@ -1,0 +1,141 @@
+"""The parts of the paper's models: conditioning functions, layers of n-ary units, centring."""
+
+import math
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Generator, Tensor, nn
+
+from ..distribution.binary import Bernoulli
+from ..distribution.check import first, known
+from ..distribution.hypercube import Hypercube
+from ..notation import Layer, Link
+
+RARE = 1e-3
+"""Base rates are kept so far from 0 and 1: a pixel that is always off would start with an infinite logit."""
+
+
+def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> nn.Module:
+    """A conditioning function: linear, or with two layers of tanh units in front, initialised as Glorot and Bengio do.
+
+    See [glorot2010understanding] and [maddison2017concrete], appendix D.1.
+    """
+    sizes = [inputs, outputs] if link == "-" else [inputs, width, width, outputs]
+    parts: list[nn.Module] = []
+    for size, following in pairwise(sizes):
+        linear = nn.Linear(size, following)
+        nn.init.xavier_uniform_(linear.weight, generator=generator)
+        nn.init.zeros_(linear.bias)
+        parts += [linear, nn.Tanh()]
+    return nn.Sequential(*parts[:-1])
+
+
+class Hidden(nn.Module):
+    """A layer of n-ary units, given the state of the layer before it.
+
+    A binary unit has one logit, an n-ary one n.
+    """
+
+    def __init__(self, before: int, layer: Layer, link: Link, *, width: int, generator: Generator | None) -> None:
+        super().__init__()
+        self.shape = node_shape(layer)
+        self.network = conditional(before, math.prod(self.shape), link, width=width, generator=generator)
+
+    def forward(self, state: Float[Tensor, "*batch before"]) -> Hypercube:
+        """The distribution of the layer."""
+        return Hypercube(self.network(state).unflatten(-1, self.shape), validate_args=False)
+
+
+class Top(nn.Module):
+    """A layer of n-ary units that is drawn first, from learned logits."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(node_shape(layer)))
+
+    def forward(self) -> Hypercube:
+        """The distribution of the layer."""
+        return Hypercube(self.logits, validate_args=False)
+
+
+class Visible(nn.Module):
+    """The observed layer of bits, given the state of the layer before it; its bias starts at the base rate."""
+
+    def __init__(
+        self,
+        before: int,
+        layer: Layer,
+        link: Link,
+        *,
+        width: int,
+        base_rate: Tensor | None,
+        generator: Generator | None,
+    ) -> None:
+        super().__init__()
+        self.units = layer.units
+        self.network = conditional(before, layer.units, link, width=width, generator=generator)
+        if base_rate is not None:
+            bias = [module for module in self.network.modules() if isinstance(module, nn.Linear)][-1].bias
+            with torch.no_grad():
+                bias.copy_(torch.logit(as_rate(base_rate, layer.units).clamp(RARE, 1 - RARE)))
+
+    def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
+        """The distribution of the layer."""
+        return Bernoulli(self.network(state), validate_args=False)
+
+
+class Centre(nn.Module):
+    """Subtracts a running average of the state over minibatches, and only then updates it; without a gradient.
+
+    In evaluation the average is still subtracted, and no longer updated.
+    See [maddison2017concrete], appendix D.4.
+    """
+
+    offset: Tensor
+
+    def __init__(self, units: int, rate: float = 0.9) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("offset", torch.zeros(units))
+
+    def forward(self, state: Float[Tensor, "*batch units"]) -> Float[Tensor, "*batch units"]:
+        """The centred state."""
+        centred = state - self.offset
+        if self.training:
+            with torch.no_grad():
+                self.offset.lerp_(state.detach().flatten(0, -2).mean(0), 1 - self.rate)
+        return centred
+
+
+def node_shape(layer: Layer) -> tuple[int, int]:
+    """The shape of the logits of a layer: its nodes, and the logits of each."""
+    return layer.groups, 1 if layer.arity == 2 else layer.arity
+
+
+def as_state(bits: Shaped[Tensor, "*batch units"], like: Tensor) -> Float[Tensor, "*batch units"]:
+    """Bits as states of minus and plus one."""
+    return 2 * bits.to(like.dtype) - 1
+
+
+def as_bits(name: str, bits: Tensor, units: int, like: Tensor) -> Float[Tensor, "*batch units"]:
+    """Observed bits in the dtype of the model, refused if they are none or too many."""
+    if not isinstance(bits, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(bits).__name__}")
+    if bits.dim() == 0 or bits.shape[-1] != units:
+        raise ValueError(f"{name} must have a last axis of {units} bits, got shape {tuple(bits.shape)}")
+    holds = (bits == 0) | (bits == 1)
+    if known(holds.all()) is False:
+        raise ValueError(f"{name} must be bits of 0 and 1, got {first(bits, ~holds)}")
+    return bits.to(like.dtype)
+
+
+def as_rate(rate: Tensor, units: int) -> Tensor:
+    """The base rate of every pixel."""
+    if rate.shape != (units,):
+        raise ValueError(
+            f"base_rate must have shape ({units},), one rate for each observed unit, got {tuple(rate.shape)}"
+        )
+    if known(((rate >= 0) & (rate <= 1)).all()) is False:
+        raise ValueError(f"base_rate must lie between 0 and 1, got {first(rate, (rate < 0) | (rate > 1))}")
+    return rate

@@ -1,0 +1,141 @@
+"""Objectives: what is made of the log-weights of several samples, and what the log-weights are made of.
+
+Three treatments of the divergence between q and p are known when the latents are relaxed. `density` puts densities in
+the place of masses, and only with it is the objective a lower bound, of the log-likelihood of the relaxed model.
+`mass` weighs the discrete log masses as the relaxed value weighs the states, and `analytic` takes the divergence of
+the discrete distributions; neither is a bound of anything. See [maddison2017concrete], appendix C.2.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+from torch.distributions import kl_divergence
+
+from .distribution.base import Mass
+from .graph import Program, run
+from .mode import Mode
+from .model.base import Model
+from .trace import Trace
+
+__all__ = ["average", "bound"]
+
+Treatment = Literal["density", "mass", "analytic"]
+Objective = Callable[[Tensor], Tensor]
+"""A function from the log-weights of m samples, along the first axis, to one number for each data point."""
+
+
+def bound(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
+    r"""The multi-sample variational bound.
+
+    $$\hat L_m = \log \frac1m \sum_{i=1}^m w_i$$
+
+    See [burda2016importance] and [maddison2017concrete], equation 5.
+
+    >>> bound(torch.tensor([[0.0], [0.0]]))
+    tensor([0.])
+    """
+    return log_w.logsumexp(0) - math.log(len(log_w))
+
+
+def average(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
+    """The mean over samples: an expectation, or the single-sample bound."""
+    return log_w.mean(0)
+
+
+def effective_sample_size(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
+    """The number of equal weights that would be worth as much as these.
+
+    >>> effective_sample_size(torch.tensor([0.0, 0.0, -1e4]))
+    tensor(2.)
+    """
+    return torch.exp(2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0))
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """The parts of the log-weights, each with one number for each sample and data point."""
+
+    log_p: Mapping[str, Tensor]
+    """The terms of the log-weight, by node; those of q excepted."""
+    q: Trace
+    """The run that drew the latents."""
+    divides: bool
+    """Whether the log probability of what was drawn is subtracted."""
+
+    @cached_property
+    def log_q(self) -> dict[str, Tensor]:
+        """The log probabilities of what was drawn, by node."""
+        return {name: self.q.log_prob(name) for name in self.q.latent}
+
+    @property
+    def credited(self) -> list[str]:
+        """The nodes without a pathwise gradient, to which a score function must give credit."""
+        return [name for name in self.q.latent if isinstance(self.q[name].distribution, Mass)]
+
+    @cached_property
+    def log_w(self) -> Tensor:
+        """The log-weights."""
+        return total(self.log_p) - total(self.log_q) if self.divides else total(self.log_p)
+
+    @cached_property
+    def log_w_given_q(self) -> Tensor:
+        """The log-weights without the direct gradient of log q, whose mean over q is zero."""
+        held = {name: log_q.detach() if name in self.credited else log_q for name, log_q in self.log_q.items()}
+        return total(self.log_p) - total(held) if self.divides else total(self.log_p)
+
+
+def total(terms: Mapping[str, Tensor]) -> Tensor:
+    """The sum of terms."""
+    return functools.reduce(operator.add, terms.values())
+
+
+def weigh(
+    target: Model | Program,
+    *inputs: Any,
+    mode: Mode,
+    prior_mode: Mode | None = None,
+    analytic: bool = False,
+    samples: int | None = None,
+    generator: Generator | None = None,
+) -> Weighing:
+    """Run a target, and take apart the log-weights of its samples.
+
+    The log-weight of a program is minus the cost that it returns. That of a model is log p(x, z) - log q(z | x) or,
+    without q, the log probability of what is observed. If analytic, the divergence of q from p takes the place of the
+    latents' terms.
+    """
+    if not isinstance(target, Model):
+        trace = run(target, mode, *inputs, samples=samples, generator=generator)
+        return Weighing({"cost": -_cost(trace)}, trace, divides=False)
+    p, q = target.trace(*inputs, mode=mode, prior_mode=prior_mode, samples=samples, generator=generator)
+    if not p.observed:
+        raise ValueError("p must observe something, got no call of draw with observed=")
+    if p is q:
+        return Weighing({name: p.log_prob(name) for name in p.observed}, q, divides=False)
+    if analytic:
+        terms = {name: p.total(_divergence(p, q, name)) if name in q else p.log_prob(name) for name in p}
+        return Weighing(terms, q, divides=False)
+    return Weighing({name: p.log_prob(name) for name in p}, q, divides=True)
+
+
+def _divergence(p: Trace, q: Trace, name: str) -> Tensor:
+    return -kl_divergence(q[name].distribution, p[name].distribution)
+
+
+def _cost(trace: Trace) -> Tensor:
+    expected = (
+        f"the cost of a program must be a tensor of shape {tuple(trace.shape)}, a number for each sample and data point"
+    )
+    if not isinstance(trace.output, Tensor):
+        raise TypeError(f"{expected}, got {type(trace.output).__name__}")
+    if trace.output.shape != trace.shape:
+        raise ValueError(f"{expected}, got shape {tuple(trace.output.shape)}")
+    return trace.output

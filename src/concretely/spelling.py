@@ -1,0 +1,19 @@
+"""What a misspelt name may have meant."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a sentence that refuses a name: the nearest known one, or all of them if none is near.
+
+    >>> nearest("vimcoo", ["nvil", "vimco"])
+    "; did you mean 'vimco'?"
+    >>> nearest("x", ["h1", "h2"])
+    "; known are 'h1', 'h2'"
+    """
+    names = sorted(names)
+    close = get_close_matches(name, names, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {', '.join(map(repr, names))}" if names else "; there are none"

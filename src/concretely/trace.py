@@ -1,0 +1,97 @@
+"""What a run of a stochastic graph leaves behind: a value, a distribution and a log probability for every node."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Distribution
+
+__all__ = ["Trace"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened at a node."""
+
+    value: Tensor
+    distribution: Distribution
+    """The distribution as the program gave it, whatever the mode made of it."""
+    observed: bool
+    score: Callable[[], Tensor] = field(repr=False)
+
+    @cached_property
+    def log_prob(self) -> Tensor:
+        """The log probability of the value, worked out when it is first asked for."""
+        return self.score()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The outcomes of a run by the name of their node, in the order of the program, and what the program returned.
+
+    Values begin with the sample axis, if there is one, and the axes of the batch.
+    """
+
+    outcomes: Mapping[str, Outcome]
+    output: Any
+    samples: int | None
+    """The length of the sample axis, or None if there is none."""
+    batch_shape: Size
+    find_parents: Callable[[], dict[str, tuple[str, ...]]] = field(repr=False)
+
+    @cached_property
+    def parents(self) -> dict[str, tuple[str, ...]]:
+        """For every node, the nodes that its distribution depends on; asked for, the program runs once more."""
+        return self.find_parents()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.outcomes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.outcomes
+
+    def __getitem__(self, name: str) -> Outcome:
+        return self.outcomes[name]
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The value of every node."""
+        return {name: outcome.value for name, outcome in self.outcomes.items()}
+
+    @property
+    def distributions(self) -> dict[str, Distribution]:
+        """The distribution of every node, as the program gave it."""
+        return {name: outcome.distribution for name, outcome in self.outcomes.items()}
+
+    @property
+    def log_probs(self) -> dict[str, Tensor]:
+        """The log probability of every node, one number for each of its units."""
+        return {name: outcome.log_prob for name, outcome in self.outcomes.items()}
+
+    @property
+    def latent(self) -> list[str]:
+        """The names of the nodes that were not observed."""
+        return [name for name, outcome in self.outcomes.items() if not outcome.observed]
+
+    @property
+    def observed(self) -> list[str]:
+        """The names of the nodes that were observed."""
+        return [name for name, outcome in self.outcomes.items() if outcome.observed]
+
+    @property
+    def shape(self) -> Size:
+        """The shape of what belongs to one sample of one data point: the sample axis and the axes of the batch."""
+        return self.batch_shape if self.samples is None else Size((self.samples, *self.batch_shape))
+
+    def log_prob(self, name: str) -> Tensor:
+        """The log probability of a node, summed over its units."""
+        return self.total(self.outcomes[name].log_prob)
+
+    def total(self, quantity: Tensor) -> Tensor:
+        """A quantity of the units of a node, summed over all but samples and batch."""
+        axes = len(self.shape)
+        quantity = quantity.flatten(axes).sum(-1) if quantity.dim() > axes else quantity
+        return quantity.expand(torch.broadcast_shapes(quantity.shape, self.shape))
