@@ -11,10 +11,8 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 from torch.distributions import kl_divergence
@@ -39,6 +37,7 @@ def bound(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
 
     See [burda2016importance] and [maddison2017concrete], equation 5.
 
+    >>> import torch
     >>> bound(torch.tensor([[0.0], [0.0]]))
     tensor([0.])
     """
@@ -53,10 +52,11 @@ def average(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
 def effective_sample_size(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
     """The number of equal weights that would be worth as much as these.
 
+    >>> import torch
     >>> effective_sample_size(torch.tensor([0.0, 0.0, -1e4]))
     tensor(2.)
     """
-    return torch.exp(2 * log_w.logsumexp(0) - (2 * log_w).logsumexp(0))
+    return 1 / log_w.softmax(0).square().sum(0)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Weighing:
     divides: bool
     """Whether the log probability of what was drawn is subtracted."""
 
-    @cached_property
+    @property
     def log_q(self) -> dict[str, Tensor]:
         """The log probabilities of what was drawn, by node."""
         return {name: self.q.log_prob(name) for name in self.q.latent}
@@ -80,12 +80,12 @@ class Weighing:
         """The nodes without a pathwise gradient, to which a score function must give credit."""
         return [name for name in self.q.latent if isinstance(self.q[name].distribution, Mass)]
 
-    @cached_property
+    @property
     def log_w(self) -> Tensor:
         """The log-weights."""
         return total(self.log_p) - total(self.log_q) if self.divides else total(self.log_p)
 
-    @cached_property
+    @property
     def log_w_given_q(self) -> Tensor:
         """The log-weights without the direct gradient of log q, whose mean over q is zero."""
         held = {name: log_q.detach() if name in self.credited else log_q for name, log_q in self.log_q.items()}

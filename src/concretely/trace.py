@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
@@ -21,11 +20,14 @@ class Outcome:
     """The distribution as the program gave it, whatever the mode made of it."""
     observed: bool
     score: Callable[[], Tensor] = field(repr=False)
+    _memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    @property
     def log_prob(self) -> Tensor:
-        """The log probability of the value, worked out when it is first asked for."""
-        return self.score()
+        """The log probability of the value, one number for each unit, worked out when it is first asked for."""
+        if "log_prob" not in self._memory:  # a cached property would stop the compiler
+            self._memory["log_prob"] = self.score()
+        return self._memory["log_prob"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Trace:
     """The length of the sample axis, or None if there is none."""
     batch_shape: Size
     find_parents: Callable[[], dict[str, tuple[str, ...]]] = field(repr=False)
+    _totals: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:
@@ -88,10 +91,12 @@ class Trace:
 
     def log_prob(self, name: str) -> Tensor:
         """The log probability of a node, summed over its units."""
-        return self.total(self.outcomes[name].log_prob)
+        if name not in self._totals:
+            self._totals[name] = self.total(self.outcomes[name].log_prob)
+        return self._totals[name]
 
     def total(self, quantity: Tensor) -> Tensor:
         """A quantity of the units of a node, summed over all but samples and batch."""
         axes = len(self.shape)
         quantity = quantity.flatten(axes).sum(-1) if quantity.dim() > axes else quantity
-        return quantity.expand(torch.broadcast_shapes(quantity.shape, self.shape))
+        return quantity if quantity.shape == self.shape else quantity.broadcast_to(self.shape)

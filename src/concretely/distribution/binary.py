@@ -56,7 +56,8 @@ class Bernoulli(Mass):
 
     def _log_mass(self, value: Tensor) -> Tensor:
         logits = cast(self.logits, working(self.logits.dtype))
-        return logsigmoid(torch.where(value > 0.5, logits, -logits))
+        sign = 2 * value.detach().to(logits.dtype) - 1
+        return logsigmoid(logits * sign)  # one pass, where a choice between the logits and their negative takes three
 
     def _interpolated_log_mass(self, value: Tensor) -> Tensor:
         logits, value = (cast(tensor, working(tensor.dtype)) for tensor in (self.logits, value))

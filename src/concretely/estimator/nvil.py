@@ -55,7 +55,8 @@ class NVIL(nn.Module):
     ) -> None:
         super().__init__()
         self.rate, self.centre, self.scale = rate, centre, scale
-        p, q = _runs(target, inputs)
+        with torch.no_grad():
+            p, q = _runs(target, inputs)
         self.nodes = [name for name in q.latent if isinstance(q[name].distribution, Mass)]
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}
         self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
@@ -82,7 +83,7 @@ class NVIL(nn.Module):
             baseline = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
             signal[name] = self._normalized(local - baseline.detach(), index) / samples
             praise.append((signal[name] * baseline).sum(0).mean())
-        estimate = credited(weighing, average(weighing.log_w_given_q), signal, bounds=log_likelihood(target))
+        estimate = credited(weighing, weighing.log_w_given_q, average, signal, bounds=log_likelihood(target))
         fit = torch.stack([*praise, torch.zeros_like(estimate.loss)]).sum()
         return replace(estimate, loss=estimate.loss - (fit - fit.detach()))
 
@@ -103,8 +104,8 @@ class NVIL(nn.Module):
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
         """The signal less its running mean, over its running deviation where that exceeds 1."""
         if self.training:
-            self.mean[index].lerp_(signal.mean(), 1 - self.rate)
-            self.variance[index].lerp_(signal.var(correction=0), 1 - self.rate)
+            self.mean[index].mul_(self.rate).add_(signal.mean(), alpha=1 - self.rate)
+            self.variance[index].mul_(self.rate).add_(signal.var(correction=0), alpha=1 - self.rate)
         centred = signal - self.mean[index] if self.centre else signal
         return centred / self.variance[index].sqrt().clamp(min=1) if self.scale else centred
 

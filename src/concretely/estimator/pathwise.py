@@ -55,9 +55,8 @@ class Pathwise:
             generator=generator,
         )
         is_bound = isinstance(target, Model) and (self.kl == "density" or target.q is None)
-        return credited(
-            weighing, objective(weighing.log_w), {}, bounds="the relaxed log-likelihood" if is_bound else None
-        )
+        bounds = "the relaxed log-likelihood" if is_bound else None
+        return credited(weighing, weighing.log_w, objective, {}, bounds=bounds)
 
     def _modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
@@ -154,7 +153,7 @@ def _straight_through(
     weighing = weigh(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
     # the mean of several weights with an analytic divergence may exceed the likelihood
     bounds = None if analytic and samples > 1 else log_likelihood(target)
-    return credited(weighing, objective(weighing.log_w), {}, bounds=bounds)
+    return credited(weighing, weighing.log_w, objective, {}, bounds=bounds)
 
 
 def _require_known(kl: str, *treatments: str) -> None:

@@ -19,15 +19,21 @@ def surrogate(weighing: Weighing, objective: Objective, signal: Signal, *, bound
     """
     log_w = weighing.log_w_given_q if objective is average else weighing.log_w
     credit = signal(log_w.detach())
-    return credited(weighing, objective(log_w), dict.fromkeys(weighing.credited, credit), bounds=bounds)
+    return credited(weighing, log_w, objective, dict.fromkeys(weighing.credited, credit), bounds=bounds)
 
 
 def credited(
-    weighing: Weighing, value: Float[Tensor, "*batch"], signal: Mapping[str, Tensor], *, bounds: str | None
+    weighing: Weighing,
+    log_w: Float[Tensor, "m *batch"],
+    objective: Objective,
+    signal: Mapping[str, Tensor],
+    *,
+    bounds: str | None,
 ) -> Estimate:
-    """An estimate in which every node has a signal of its own."""
+    """An estimate in which every node has a signal of its own, or none if its gradient is pathwise."""
+    value = objective(log_w)
     loss = -value
     if signal:
         score = total({name: credit * weighing.log_q[name] for name, credit in signal.items()}).sum(0)
         loss = loss - (score - score.detach())
-    return Estimate(loss.mean(), value.detach(), weighing.log_w.detach(), bounds, signal)
+    return Estimate(loss.mean(), value.detach(), log_w.detach(), bounds, signal)

@@ -5,7 +5,7 @@ from torch import Generator, Tensor, nn
 from ..graph import Draw
 from ..notation import Architecture, parse
 from .base import Model
-from .layer import Centre, Hidden, Top, Visible, as_bits, as_state
+from .layer import Centre, Hidden, Top, Visible, as_bits, as_units, dtype_of
 
 
 def density(
@@ -55,7 +55,7 @@ class Generative(nn.Module):
 
     def forward(self, draw: Draw, x: Tensor | None = None) -> Tensor:
         """Draw the latents, and draw or score the data."""
-        x = None if x is None else as_bits("x", x, self.visible.units, self.top.logits)
+        x = None if x is None else as_bits("x", x, self.visible.units, self.top.logits.dtype)
         state = draw(self.names[0], self.top()).flatten(-2)
         for name, layer in zip(self.names[1:], self.layers, strict=True):
             state = draw(name, layer(state)).flatten(-2)
@@ -67,6 +67,7 @@ class Inference(nn.Module):
 
     def __init__(self, architecture: Architecture, *, encoder_width: int | None, generator: Generator | None) -> None:
         super().__init__()
+        self.units = architecture.observed.units
         above = architecture.latent[::-1]
         below = (architecture.observed, *above[:-1])
         widths = (encoder_width or above[0].units, *(layer.units for layer in above[:-1]))
@@ -79,6 +80,6 @@ class Inference(nn.Module):
 
     def forward(self, draw: Draw, x: Tensor) -> None:
         """Draw the latents given the data."""
-        state = as_state(x, like=next(self.parameters()))
+        state = 2 * as_units("x", x, self.units, dtype_of(self.layers)) - 1  # p looks at every bit
         for name, layer, centre in zip(self.names, self.layers, (*self.centres, nn.Identity()), strict=True):
             state = centre(draw(name, layer(state)).flatten(-2))

@@ -4,10 +4,11 @@ import math
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from ..distribution.binary import Bernoulli
+from ..distribution.cast import working
 from ..distribution.check import first, known
 from ..distribution.hypercube import Hypercube
 from ..notation import Layer, Link
@@ -16,7 +17,7 @@ RARE = 1e-3
 """Base rates are kept so far from 0 and 1: a pixel that is always off would start with an infinite logit."""
 
 
-def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> nn.Module:
+def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> nn.Sequential:
     """A conditioning function: linear, or with two layers of tanh units in front, initialised as Glorot and Bengio do.
 
     See [glorot2010understanding] and [maddison2017concrete], appendix D.1.
@@ -44,7 +45,7 @@ class Hidden(nn.Module):
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Hypercube:
         """The distribution of the layer."""
-        return Hypercube(self.network(state).unflatten(-1, self.shape), validate_args=False)
+        return Hypercube(_wide_enough(self.network(state)).unflatten(-1, self.shape), validate_args=False)
 
 
 class Top(nn.Module):
@@ -82,13 +83,13 @@ class Visible(nn.Module):
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
         """The distribution of the layer."""
-        return Bernoulli(self.network(state), validate_args=False)
+        return Bernoulli(_wide_enough(self.network(state)), validate_args=False)
 
 
 class Centre(nn.Module):
     """Subtracts a running average of the state over minibatches, and only then updates it; without a gradient.
 
-    In evaluation the average is still subtracted, and no longer updated.
+    In evaluation, and where no gradient is asked for, the average is still subtracted, and no longer updated.
     See [maddison2017concrete], appendix D.4.
     """
 
@@ -102,10 +103,15 @@ class Centre(nn.Module):
     def forward(self, state: Float[Tensor, "*batch units"]) -> Float[Tensor, "*batch units"]:
         """The centred state."""
         centred = state - self.offset
-        if self.training:
+        if self.training and torch.is_grad_enabled():
             with torch.no_grad():
-                self.offset.lerp_(state.detach().flatten(0, -2).mean(0), 1 - self.rate)
+                self.offset.mul_(self.rate).add_(state.flatten(0, -2).mean(0), alpha=1 - self.rate)
         return centred
+
+
+def _wide_enough(logits: Tensor) -> Tensor:
+    """Logits in at least float32, in which log probabilities are summed; autocast would leave them in less."""
+    return logits.to(working(logits.dtype))
 
 
 def node_shape(layer: Layer) -> tuple[int, int]:
@@ -113,21 +119,30 @@ def node_shape(layer: Layer) -> tuple[int, int]:
     return layer.groups, 1 if layer.arity == 2 else layer.arity
 
 
-def as_state(bits: Shaped[Tensor, "*batch units"], like: Tensor) -> Float[Tensor, "*batch units"]:
-    """Bits as states of minus and plus one."""
-    return 2 * bits.to(like.dtype) - 1
+def dtype_of(layers: nn.ModuleList) -> torch.dtype:
+    """The dtype of the parameters of layers, found without a walk through all of them."""
+    hidden = layers[0]
+    assert isinstance(hidden, Hidden)
+    linear = hidden.network[0]
+    assert isinstance(linear, nn.Linear)
+    return linear.weight.dtype
 
 
-def as_bits(name: str, bits: Tensor, units: int, like: Tensor) -> Float[Tensor, "*batch units"]:
-    """Observed bits in the dtype of the model, refused if they are none or too many."""
+def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
+    """Observed bits in the dtype of the model, refused if they are too many or too few."""
     if not isinstance(bits, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(bits).__name__}")
     if bits.dim() == 0 or bits.shape[-1] != units:
         raise ValueError(f"{name} must have a last axis of {units} bits, got shape {tuple(bits.shape)}")
-    holds = (bits == 0) | (bits == 1)
-    if known(holds.all()) is False:
-        raise ValueError(f"{name} must be bits of 0 and 1, got {first(bits, ~holds)}")
-    return bits.to(like.dtype)
+    return bits.to(dtype)
+
+
+def as_bits(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
+    """Observed bits in the dtype of the model, refused if any is none."""
+    bits = as_units(name, bits, units, dtype)
+    if known((bits.square() - bits).any()):  # not zero for all that is no bit, NaN included
+        raise ValueError(f"{name} must be bits of 0 and 1, got {first(bits, (bits != 0) & (bits != 1))}")
+    return bits
 
 
 def as_rate(rate: Tensor, units: int) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Generator, Tensor, nn
 from ..graph import Draw
 from ..notation import Architecture, parse
 from .base import Model
-from .layer import Hidden, Visible, as_bits, as_state
+from .layer import Hidden, Visible, as_bits, dtype_of
 
 
 def prediction(
@@ -61,9 +61,9 @@ class Predictive(nn.Module):
 
     def forward(self, draw: Draw, context: Tensor, x: Tensor | None = None) -> Tensor:
         """Draw the latents given the context, and draw or score what is predicted."""
-        like = next(self.parameters())
-        state = as_state(as_bits("context", context, self.context, like), like)
-        x = None if x is None else as_bits("x", x, self.visible.units, like)
+        dtype = dtype_of(self.layers)
+        state = 2 * as_bits("context", context, self.context, dtype) - 1
+        x = None if x is None else as_bits("x", x, self.visible.units, dtype)
         for name, layer in zip(self.names, self.layers, strict=True):
             state = draw(name, layer(state)).flatten(-2)
         return draw("x", self.visible(state), observed=x)

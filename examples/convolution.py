@@ -1,0 +1,92 @@
+"""A model of one's own: convolutions on either side of 8-way discrete codes, trained with two estimators.
+
+The programs p and q are plain modules. Nothing in them knows whether the codes are relaxed or discrete, or how many
+samples there are: what has passed a draw has a sample axis in front, which `over_images` folds into the batch for the
+convolutions, who know of no other axis. Run it with `python examples/convolution.py`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+import concretely as c
+
+SIDE, CODES, CATEGORIES = 8, 4, 8
+
+
+def stripes(count: int, generator: torch.Generator) -> Tensor:
+    """Pictures of 8 × 8 pixels, of horizontal or vertical stripes, with one pixel in fifty flipped."""
+    line = torch.rand(count, 1, SIDE, 1, generator=generator) < 0.4
+    upright = torch.rand(count, 1, 1, 1, generator=generator) < 0.5
+    picture = torch.where(upright, line, line.mT).expand(-1, -1, SIDE, SIDE)
+    flip = torch.rand(picture.shape, generator=generator) < 0.02
+    return (picture ^ flip).float()
+
+
+def over_images(network: nn.Module, code: Tensor) -> Tensor:
+    """Apply a network that wants exactly one batch axis."""
+    return network(code.flatten(0, -2)).unflatten(0, code.shape[:-1])
+
+
+class Generative(nn.Module):
+    """Codes from learned logits, then a picture from the codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(CODES, CATEGORIES))
+        self.decoder = nn.Sequential(
+            nn.Linear(CODES * CATEGORIES, 32 * 4),
+            nn.Tanh(),
+            nn.Unflatten(-1, (32, 2, 2)),
+            nn.ConvTranspose2d(32, 32, 4, stride=2, padding=1),
+            nn.Tanh(),
+            nn.ConvTranspose2d(32, 1, 4, stride=2, padding=1),
+        )
+
+    def forward(self, draw: c.Draw, x: Tensor | None = None) -> Tensor:
+        code = draw("code", c.Discrete(self.logits))
+        return draw("x", c.Bernoulli(over_images(self.decoder, code.flatten(-2))), observed=x)
+
+
+class Inference(nn.Module):
+    """Codes from a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv2d(1, 32, 4, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(32, 32, 4, stride=2, padding=1),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(32 * 4, CODES * CATEGORIES),
+            nn.Unflatten(-1, (CODES, CATEGORIES)),
+        )
+
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        draw("code", c.Discrete(self.encoder(2 * x - 1)))
+
+
+def train(model: c.Model, estimator: c.Estimator, *, samples: int, data: Tensor, steps: int) -> None:
+    """Minimise the loss of an estimator; to change the estimator is to change one argument."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        batch = data[torch.randint(len(data), (64,))]
+        optimizer.zero_grad()
+        c.estimate(model, batch, estimator=estimator, samples=samples).loss.backward()
+        optimizer.step()
+
+
+def main(steps: int = 1500) -> None:
+    torch.manual_seed(0)
+    data, held_out = (stripes(size, torch.Generator().manual_seed(size)) for size in (2000, 500))
+    rate = data.mean(0).clamp(1e-3, 1 - 1e-3)
+    independent = -c.Bernoulli.from_probs(rate).log_prob(held_out).flatten(1).sum(-1).mean()
+    print(f"independent pixels: {independent:.2f} nats a picture")
+    for name, estimator in {"concrete": c.Pathwise(temperature=2 / 3), "vimco": c.VIMCO()}.items():
+        model = c.Model(Generative(), Inference())
+        train(model, estimator, samples=5, data=data, steps=steps)
+        print(f"{name}: {c.evaluate(model, held_out, samples=1000)}")
+
+
+if __name__ == "__main__":
+    main()

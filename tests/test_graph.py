@@ -1,0 +1,372 @@
+"""Stochastic graphs: one program, run in every mode."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+import concretely as c
+from tests.budget import assert_frequency
+
+MODES = {
+    "discrete": c.mode.Discrete(),
+    "relaxed": c.mode.Relaxed(0.5),
+    "straight-through": c.mode.StraightThrough(),
+    "straight-through-relaxed": c.mode.StraightThrough(0.5),
+}
+MASSES = {
+    "bernoulli": lambda logits: c.Bernoulli(logits[..., 0]),
+    "discrete": c.Discrete,
+    "hypercube": c.Hypercube,
+    "hypercube-binary": lambda logits: c.Hypercube(logits[..., :1]),
+}
+
+each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+each_mass = pytest.mark.parametrize("mass", MASSES.values(), ids=MASSES)
+
+
+def diamond(draw: c.Draw, x: Tensor) -> Tensor:
+    """Two independent nodes of different rank and one that depends on both."""
+    a = draw("a", c.Bernoulli(x))
+    b = draw("b", c.Bernoulli(-x[..., 0]))
+    both = draw("c", c.Bernoulli(a.sum(-1) - b))
+    return both + a.sum(-1)
+
+
+@each_mode
+def test_sample_axis_appears_at_the_first_draw_of_every_path(mode: c.mode.Mode) -> None:
+    trace = c.run(diamond, mode, torch.randn(7, 3), samples=5)
+    assert {name: value.shape for name, value in trace.values.items()} == {"a": (5, 7, 3), "b": (5, 7), "c": (5, 7)}
+    assert all(trace.log_prob(name).shape == (5, 7) for name in trace)
+    assert trace.output.shape == (5, 7)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "units"), [(3, 3, 3), (3, 3, 2), (2, 3, 3), (3, 2, 3), (1, 1, 1), (4, 1, 4)]
+)
+def test_equal_lengths_of_samples_batch_and_units_do_not_confuse_the_axes(samples: int, batch: int, units: int) -> None:
+    trace = c.run(diamond, c.mode.Discrete(), torch.randn(batch, units), samples=samples)
+    assert trace.values["a"].shape == (samples, batch, units)
+    assert trace.values["b"].shape == trace.values["c"].shape == (samples, batch)
+
+
+def test_independent_nodes_without_a_batch_get_independent_samples_of_their_own() -> None:
+    def program(draw: c.Draw) -> Tensor:
+        return draw("a", c.Bernoulli(torch.zeros(2))) * draw("b", c.Bernoulli(torch.zeros(2)))
+
+    trace = c.run(program, c.mode.Discrete(), samples=2)
+    assert trace.values["a"].shape == trace.values["b"].shape == trace.output.shape == (2, 2)
+
+
+def test_what_depends_on_the_input_alone_is_computed_once() -> None:
+    seen = []
+
+    class Encoder(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(x.shape)
+            return x
+
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("a", c.Bernoulli(Encoder()(x))).sum(-1)
+
+    c.run(program, c.mode.Relaxed(0.5), torch.zeros(4, 3), samples=50)
+    assert seen == [(4, 3)]
+
+
+def test_samples_of_a_node_are_independent() -> None:
+    def program(draw: c.Draw) -> Tensor:
+        return draw("a", c.Bernoulli(torch.zeros(()))) == draw("b", c.Bernoulli(torch.zeros(())))
+
+    equal = c.run(program, c.mode.Discrete(), samples=10_000).output
+    assert_frequency(int(equal.sum()), of=10_000, probability=0.5)
+
+
+@each_mass
+def test_modes_agree_on_the_state_that_noise_becomes(mass: Any) -> None:
+    logits = torch.randn(6, 4)
+
+    def program(draw: c.Draw) -> Tensor:
+        return draw("z", mass(logits))
+
+    def value(mode: c.mode.Mode) -> Tensor:
+        return c.run(program, mode, samples=50, generator=torch.Generator().manual_seed(0)).values["z"]
+
+    hard = value(c.mode.Discrete())
+    assert torch.equal(hard, value(c.mode.StraightThrough()))
+    assert torch.equal(hard, value(c.mode.StraightThrough(0.3)))
+    soft = value(c.mode.Relaxed(1e-3))
+    # a noisy logit within the temperature of another leaves a relaxed value between states
+    assert (soft - hard).abs().lt(1e-3).float().mean() > 0.97
+
+
+@each_mass
+def test_relaxed_nodes_are_scored_at_their_node(mass: Any) -> None:
+    logits = torch.randn(6, 4)
+
+    def program(draw: c.Draw) -> Tensor:
+        return draw("z", mass(logits))
+
+    trace = c.run(program, c.mode.Relaxed(0.5), samples=3)
+    node = trace.values["z"].node
+    torch.testing.assert_close(trace.log_probs["z"], mass(logits).relax(0.5).node.log_prob(node), rtol=1e-5, atol=1e-5)
+
+
+@each_mass
+def test_mass_scores_of_relaxed_nodes_weigh_the_states(mass: Any) -> None:
+    logits = torch.randn(6, 4, dtype=torch.float64)
+
+    def program(draw: c.Draw) -> Tensor:
+        return draw("z", mass(logits))
+
+    trace = c.run(program, c.mode.Relaxed(0.5, scored_by="mass"), samples=3)
+    node = trace.values["z"].node
+    log_probs = mass(logits).log_prob(mass(logits).enumerate_support()).movedim(0, -1)
+    weight = torch.stack([torch.sigmoid(-node), torch.sigmoid(node)], -1) if log_probs.shape[-1] == 2 else node.exp()
+    torch.testing.assert_close(trace.log_probs["z"], (weight * log_probs).sum(-1))
+
+
+def test_straight_through_passes_the_gradient_of_the_mean() -> None:
+    logits = torch.randn(5, requires_grad=True)
+
+    def program(draw: c.Draw) -> Tensor:
+        return draw("z", c.Bernoulli(logits))
+
+    c.run(program, c.mode.StraightThrough()).output.sum().backward()
+    torch.testing.assert_close(logits.grad, torch.sigmoid(logits) * torch.sigmoid(-logits))
+
+
+def test_straight_through_with_a_temperature_passes_the_gradient_of_the_relaxed_twin() -> None:
+    logits = torch.randn(5, requires_grad=True)
+
+    def program(draw: c.Draw) -> Tensor:
+        return draw("z", c.Bernoulli(logits))
+
+    def gradient(mode: c.mode.Mode) -> Tensor:
+        output = c.run(program, mode, generator=torch.Generator().manual_seed(1)).output
+        return torch.autograd.grad(output.sum(), logits)[0]
+
+    torch.testing.assert_close(gradient(c.mode.StraightThrough(0.4)), gradient(c.mode.Relaxed(0.4)))
+
+
+def test_enumeration_runs_through_every_joint_state_once() -> None:
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        a = draw("a", c.Bernoulli(x))
+        b = draw("b", c.Discrete(torch.stack([a.sum(-1), -a.sum(-1), a[..., 0]], -1)))
+        draw("c", c.Hypercube(b.sum(-1, keepdim=True).unsqueeze(-1).expand(*b.shape[:-1], 1, 4)))
+        return a.sum(-1)
+
+    trace = c.run(program, c.mode.Enumerate(), torch.randn(5, 2, dtype=torch.float64))
+    assert trace.samples == 2**2 * 3 * 4
+    joint = torch.cat([value.flatten(2) for value in trace.values.values()], -1)
+    assert joint.shape[:2] == (48, 5)
+    assert len(joint[:, 0].unique(dim=0)) == 48
+    total = sum(trace.log_prob(name) for name in trace)
+    torch.testing.assert_close(total.exp().sum(0), torch.ones(5, dtype=torch.float64))
+
+
+def test_replay_gives_the_values_and_the_scores_of_another_run() -> None:
+    x = torch.randn(7, 3)
+    for mode in (c.mode.Discrete(), c.mode.Relaxed(0.5)):
+        trace = c.run(diamond, mode, x, samples=5)
+        again = c.run(diamond, c.mode.Replay(trace, mode), x)
+        assert again.samples == 5
+        for name in trace:
+            assert again.values[name] is trace.values[name]
+            torch.testing.assert_close(again.log_probs[name], trace.log_probs[name], rtol=1e-5, atol=1e-5)
+
+
+def test_replay_of_plain_values_scores_them() -> None:
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("a", c.Bernoulli(x))
+
+    x = torch.randn(4, 3)
+    trace = c.run(program, c.mode.Replay({"a": torch.ones(4, 3)}), x)
+    torch.testing.assert_close(trace.log_prob("a"), torch.nn.functional.logsigmoid(x).sum(-1))
+
+
+@each_mode
+def test_observed_values_are_scored_by_their_log_mass_in_every_mode(mode: c.mode.Mode) -> None:
+    x = torch.randint(2, (4, 3)).float()
+
+    def program(draw: c.Draw, x: Tensor) -> None:
+        z = draw("z", c.Bernoulli(x))
+        draw("x", c.Bernoulli(z), observed=x)
+
+    trace = c.run(program, mode, x, samples=2)
+    assert trace.observed == ["x"]
+    assert trace.latent == ["z"]
+    torch.testing.assert_close(trace.log_probs["x"], c.Bernoulli(trace.values["z"]).log_prob(x))
+
+
+def test_continuous_nodes_are_pathwise_in_every_mode() -> None:
+    mean = torch.zeros(3, requires_grad=True)
+
+    def program(draw: c.Draw) -> Tensor:
+        return draw("normal", Normal(mean, 1.0)) + draw("b", c.Bernoulli(torch.zeros(3)))
+
+    for mode in MODES.values():
+        trace = c.run(program, mode, samples=2)
+        (gradient,) = torch.autograd.grad(trace.output.sum(), mean)
+        assert torch.equal(gradient, torch.full((3,), 2.0))
+        assert trace.log_probs["normal"].shape == (2, 3)
+
+
+def test_scores_are_worked_out_when_asked_for_and_once() -> None:
+    trace = c.run(diamond, c.mode.Relaxed(0.5), torch.zeros(4, 3), samples=2)
+    assert trace["a"].log_prob is trace["a"].log_prob
+    assert trace.log_prob("a") is trace.log_prob("a")
+
+
+def test_parents_are_the_nodes_that_a_distribution_depends_on() -> None:
+    trace = c.run(diamond, c.mode.Discrete(), torch.randn(4, 3), samples=2)
+    assert trace.parents == {"a": (), "b": (), "c": ("a", "b")}
+    model = c.density("2H-3H~4V")
+    p, q = model.trace(torch.zeros(5, 4), mode=c.mode.Discrete(), samples=2)
+    assert p.parents == {"h2": (), "h1": ("h2",), "x": ("h1",)}
+    assert q.parents == {"h1": (), "h2": ("h1",)}
+
+
+def test_a_generator_makes_a_run_repeat() -> None:
+    runs = [
+        c.run(diamond, c.mode.Relaxed(0.5), torch.zeros(4, 3), generator=torch.Generator().manual_seed(3)).output
+        for _ in range(2)
+    ]
+    assert torch.equal(*runs)
+
+
+def test_a_temperature_by_name_reaches_its_node() -> None:
+    mode = c.mode.Relaxed({"a": 1e-4, "b": 10.0, "c": 1.0})
+    trace = c.run(diamond, mode, torch.randn(50, 3), samples=20)
+    inside = {name: ((value > 0.1) & (value < 0.9)).float().mean() for name, value in trace.values.items()}
+    assert inside["a"] < 0.01
+    assert inside["b"] > 0.9
+
+
+def duplicate(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", c.Bernoulli(x)) + draw("a", c.Bernoulli(x))
+
+
+def shared(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", c.Bernoulli(torch.zeros(2)))
+
+
+def torch_latent(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", torch.distributions.Bernoulli(logits=x))
+
+
+def normal_latent(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", Normal(x, 1.0))
+
+
+def many(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("b", c.Bernoulli(x)).sum(-1) + draw("a", c.Bernoulli(torch.zeros(len(x), 20))).sum(-1)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("program", "mode", "options", "sentence"),
+    [
+        (duplicate, c.mode.Discrete(), {}, "a node must have a name of its own, got 'a' twice"),
+        (duplicate, c.mode.Enumerate(), {}, "a node must have a name of its own, got 'a' twice"),
+        (
+            diamond,
+            c.mode.Relaxed({"a": 1.0, "b": 1.0, "c": 1.0, "aa": 1.0}),
+            {},
+            "temperature must name nodes of the graph, got 'aa'; did you mean 'a'?",
+        ),
+        (diamond, c.mode.Relaxed({"b": 1.0}), {}, "temperature must name every node, got none for 'a'"),
+        (
+            shared,
+            c.mode.Discrete(),
+            {"samples": 2},
+            "node 'a' must have a batch shape that begins with that of the first input, (4,), got (2,): "
+            "expand its logits, one set for each data point",
+        ),
+        (
+            torch_latent,
+            c.mode.Discrete(),
+            {},
+            "node 'a' must be one of concretely's masses, or have a pathwise gradient, got Bernoulli",
+        ),
+        (
+            normal_latent,
+            c.mode.Discrete(),
+            {"generator": torch.Generator()},
+            "node 'a' must be one of concretely's to take a generator, got Normal",
+        ),
+        (normal_latent, c.mode.Enumerate(), {}, "a graph must be discrete to be enumerated, got a continuous node 'a'"),
+        (
+            many,
+            c.mode.Enumerate(),
+            {},
+            "a graph must have at most 2^20 states to be enumerated, got 2^23 up to node 'a'",
+        ),
+        (diamond, c.mode.Discrete(), {"samples": 0}, "samples must be a positive whole number, got 0"),
+        (diamond, c.mode.Discrete(), {"samples": 2.0}, "samples must be a positive whole number, got 2.0"),
+        (
+            diamond,
+            c.mode.Enumerate(),
+            {"samples": 3},
+            "samples must be left out in a mode that brings 32 of them, got 3",
+        ),
+        (
+            diamond,
+            c.mode.Replay({"a": torch.ones(4, 3), "bb": torch.ones(4)}),
+            {},
+            "a replayed run must have every node of the graph, got no 'b'; did you mean 'bb'?",
+        ),
+    ],
+)
+def test_bad_graphs_are_refused_with_one_sentence(
+    program: Any, mode: c.mode.Mode, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        c.run(program, mode, torch.zeros(4, 3), **options)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("temperature", "sentence"),
+    [
+        (0.0, "temperature must be positive, got 0"),
+        (-0.5, "temperature must be positive, got -0.5"),
+        (math.nan, "temperature must be positive, got nan"),
+        (math.inf, "temperature must be positive, got inf"),
+        ({"h1": 1.0, "h2": -0.5}, "temperature must be positive, got -0.5 at node 'h2'"),
+        (torch.tensor([1.0, 0.0]), "temperature must be positive, got [1.0, 0.0]"),
+        ("warm", "temperature must be a number or a tensor, got str"),
+        ({"h1": None}, "temperature must be a number or a tensor, got NoneType at node 'h1'"),
+    ],
+)
+@pytest.mark.parametrize("mode", [c.mode.Relaxed, c.mode.StraightThrough])
+def test_bad_temperatures_are_refused_with_one_sentence(mode: Any, temperature: Any, sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        mode(temperature)
+    assert str(error.value) == sentence
+
+
+@pytest.mark.unchecked
+@each_mode
+def test_runs_compile_without_a_break(mode: c.mode.Mode) -> None:
+    def loss(x: Tensor) -> Tensor:
+        trace = c.run(diamond, mode, x, samples=3)
+        return trace.output.sum() + trace.log_prob("c").sum()
+
+    assert torch.compile(loss, fullgraph=True)(torch.randn(4, 2)).isfinite()
+
+
+@pytest.mark.unchecked
+@each_mode
+def test_runs_are_mapped_over_a_batch_of_inputs(mode: c.mode.Mode) -> None:
+    def outputs(x: Tensor) -> tuple[Tensor, Tensor]:
+        trace = c.run(diamond, mode, x, samples=3)
+        return trace.output, trace.log_prob("a")
+
+    x = torch.randn(6, 4, 2)
+    output, log_prob = torch.func.vmap(outputs, randomness="different")(x)
+    assert output.shape == log_prob.shape == (6, 3, 4)
+    assert len(output.flatten(1).unique(dim=0)) > 1
