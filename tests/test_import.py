@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
 ORDER = [
     "spelling",
     "notation",
+    "schedule",
     "noise",
     "distribution",
     "trace",

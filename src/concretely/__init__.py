@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .model import *
     from .notation import *
     from .objective import *
+    from .schedule import *
     from .trace import *
 
 __version__ = "0.1.0"
@@ -19,6 +20,7 @@ __all__ = [
     "NVIL",
     "RLOO",
     "VIMCO",
+    "Annealing",
     "Architecture",
     "Bernoulli",
     "BinaryCircuit",
@@ -55,7 +57,7 @@ __all__ = [
     "run",
 ]
 
-_ROOMS = ("distribution", "notation", "trace", "graph", "model", "objective", "estimator")
+_ROOMS = ("distribution", "notation", "schedule", "trace", "graph", "model", "objective", "estimator")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,30 @@
+"""Quantities that change during training."""
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["Annealing"]
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """A temperature that falls by the same factor at every step, and stays once it has arrived.
+
+    >>> temperature = Annealing(start=1.0, end=0.25, steps=1000)
+    >>> temperature(0), temperature(500), temperature(5000)
+    (1.0, 0.5, 0.25)
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        for name, value in (("start", self.start), ("end", self.end), ("steps", self.steps)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive, got {value:.9g}")
+
+    def __call__(self, step: int) -> float:
+        """The temperature at a step, counted from 0."""
+        gone = min(max(step / self.steps, 0.0), 1.0)
+        return self.start ** (1 - gone) * self.end**gone

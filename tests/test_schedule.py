@@ -1,0 +1,26 @@
+"""Annealing of temperatures."""
+
+import pytest
+
+import concretely as c
+
+
+def test_annealing_falls_by_the_same_factor_and_then_stays() -> None:
+    temperature = c.Annealing(start=2.0, end=0.5, steps=4)
+    values = [temperature(step) for step in range(7)]
+    assert values == pytest.approx([2.0, 2**0.5, 1.0, 2**-0.5, 0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ((0.0, 0.5, 10), "start must be positive, got 0"),
+        ((1.0, -0.5, 10), "end must be positive, got -0.5"),
+        ((1.0, 0.5, 0), "steps must be positive, got 0"),
+        ((float("nan"), 0.5, 1), "start must be positive, got nan"),
+    ],
+)
+def test_bad_schedules_are_refused_with_one_sentence(values: tuple[float, float, int], sentence: str) -> None:
+    with pytest.raises(ValueError) as error:
+        c.Annealing(*values)
+    assert str(error.value) == sentence
