@@ -229,6 +229,32 @@ def test_parents_are_the_nodes_that_a_distribution_depends_on() -> None:
     assert q.parents == {"h1": (), "h2": ("h1",)}
 
 
+def test_parents_are_found_through_steps_without_a_derivative() -> None:
+    def program(draw: c.Draw) -> None:
+        a = draw("a", c.Bernoulli(torch.zeros(())))
+        b = draw("b", c.Discrete(torch.zeros(3)))
+        d = draw("d", c.Hypercube(torch.zeros(2, 4)))
+        draw("of a", c.Bernoulli((a > 0.5).float()))
+        draw("of b", c.Bernoulli(b.argmax(-1).float()))
+        draw("of d", c.Bernoulli(d[0].prod()))
+
+    parents = c.run(program, c.mode.Discrete()).parents
+    assert {name: parents[name] for name in ("of a", "of b", "of d")} == {
+        "of a": ("a",),
+        "of b": ("b",),
+        "of d": ("d",),
+    }
+
+
+def test_asking_for_parents_teaches_the_model_nothing() -> None:
+    model = c.density("3H-2H-4V")
+    _, q = model.trace(torch.zeros(5, 4), mode=c.mode.Discrete(), samples=3)
+    before = model.q.centres[0].offset.clone()
+    assert q.parents["h2"] == ("h1",)
+    assert torch.equal(model.q.centres[0].offset, before)
+    assert all(module.training for module in model.modules())
+
+
 def test_a_generator_makes_a_run_repeat() -> None:
     runs = [
         c.run(diamond, c.mode.Relaxed(0.5), torch.zeros(4, 3), generator=torch.Generator().manual_seed(3)).output

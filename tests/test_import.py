@@ -16,6 +16,8 @@ ORDER = [
     "noise",
     "distribution",
     "trace",
+    "program",
+    "dependence",
     "mode",
     "graph",
     "model",

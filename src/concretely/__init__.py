@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .model import *
     from .notation import *
     from .objective import *
+    from .program import *
     from .schedule import *
     from .trace import *
 
@@ -57,7 +58,7 @@ __all__ = [
     "run",
 ]
 
-_ROOMS = ("distribution", "notation", "schedule", "trace", "graph", "model", "objective", "estimator")
+_ROOMS = ("distribution", "notation", "schedule", "trace", "program", "graph", "model", "objective", "estimator")
 
 
 def __getattr__(name: str) -> Any:

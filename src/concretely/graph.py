@@ -1,34 +1,20 @@
-"""Stochastic graphs: programs whose random nodes go through the `draw` that is passed to them.
+"""Runs of stochastic graphs."""
 
-A program is any function of `draw` and its inputs, `draw(name, distribution)` giving a value and
-`draw(name, distribution, observed=value)` scoring one. It must be written for leading axes, as `nn.Linear` and
-elementwise functions are: with several samples, what has passed a draw has a sample axis in front.
-"""
-
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, Size, Tensor
 from torch.distributions import Distribution
 
+from .dependence import parents
 from .distribution.base import Mass
 from .mode import Mode, Shape, Structure
+from .program import Program
 from .spelling import nearest
 from .trace import Outcome, Trace
 
-__all__ = ["Draw", "run"]
-
-
-@runtime_checkable
-class Draw(Protocol):
-    """How a program asks for the value of a node, or has an observed one scored."""
-
-    def __call__(self, name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor: ...
-
-
-Program = Callable[..., Any]
-"""A function of a `Draw` and of inputs."""
+__all__ = ["run"]
 
 
 def run(
@@ -84,36 +70,8 @@ def run(
         output,
         samples=samples,
         batch_shape=batch_shape,
-        find_parents=lambda: _parents(program, inputs, {name: outcome.value for name, outcome in outcomes.items()}),
+        find_parents=lambda: parents(program, inputs, outcomes),
     )
-
-
-def _parents(program: Program, inputs: tuple[Any, ...], values: Mapping[str, Tensor]) -> dict[str, tuple[str, ...]]:
-    """For every node, the nodes that its distribution depends on.
-
-    The values are replayed, and dependence is read off the derivatives of the parameters of the distribution.
-    """
-    found = {}
-    with torch.enable_grad():
-        leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
-
-        def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
-            found[name] = _reached(distribution, leaves)
-            return leaves[name]
-
-        program(draw, *inputs)
-    return found
-
-
-def _reached(distribution: Distribution, leaves: dict[str, Tensor]) -> tuple[str, ...]:
-    """The names of the leaves that the parameters of a distribution were computed from."""
-    parameters = [getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)]
-    moving = [parameter for parameter in parameters if isinstance(parameter, Tensor) and parameter.requires_grad]
-    if not moving:
-        return ()
-    total = torch.stack([parameter.sum() for parameter in moving]).sum()
-    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, retain_graph=True)
-    return tuple(name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None)
 
 
 class _Structure:

@@ -18,9 +18,10 @@ from torch import Generator, Tensor
 from torch.distributions import kl_divergence
 
 from .distribution.base import Mass
-from .graph import Program, run
+from .graph import run
 from .mode import Mode
 from .model.base import Model
+from .program import Program
 from .trace import Trace
 
 __all__ = ["average", "bound"]

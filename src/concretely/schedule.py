@@ -27,4 +27,4 @@ class Annealing:
     def __call__(self, step: int) -> float:
         """The temperature at a step, counted from 0."""
         gone = min(max(step / self.steps, 0.0), 1.0)
-        return self.start ** (1 - gone) * self.end**gone
+        return float(self.start ** (1 - gone) * self.end**gone)

@@ -87,9 +87,11 @@ def test_weights_start_as_glorot_and_biases_at_zero_but_for_the_base_rate() -> N
             assert not parameter.any()
 
 
-def test_the_same_generator_builds_the_same_model() -> None:
+def test_the_same_generator_builds_the_same_model_and_no_other_randomness_is_used() -> None:
+    state = torch.get_rng_state()
     one, two = (c.density("6H~8V", generator=torch.Generator().manual_seed(1)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_both_networks_are_fed_plus_and_minus_one() -> None:

@@ -6,9 +6,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
-from ..graph import Program
 from ..model.base import Model
 from ..objective import Objective, average, bound, effective_sample_size
+from ..program import Program
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..graph import Program
 from ..mode import STATES, Enumerate
 from ..model.base import Model
 from ..objective import Objective, average, total, weigh
+from ..program import Program
 from .base import Estimate, log_likelihood
 
 

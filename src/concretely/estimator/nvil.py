@@ -8,10 +8,11 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from ..distribution.base import Mass
-from ..graph import Program, run
+from ..graph import run
 from ..mode import Discrete
 from ..model.base import Model
 from ..objective import Objective, Weighing, average, total, weigh
+from ..program import Program
 from ..trace import Trace
 from .base import Estimate, log_likelihood
 from .surrogate import credited

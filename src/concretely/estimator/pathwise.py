@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from torch import Generator
 
-from ..graph import Program
 from ..mode import Mode, Relaxed, Temperatures
 from ..mode import StraightThrough as StraightThroughMode
 from ..model.base import Model
 from ..objective import Objective, Treatment, weigh
+from ..program import Program
 from .base import Estimate, log_likelihood
 from .surrogate import credited
 

@@ -6,10 +6,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..graph import Program
 from ..mode import Discrete
 from ..model.base import Model
 from ..objective import Objective, average, weigh
+from ..program import Program
 from .base import Estimate, log_likelihood
 from .surrogate import surrogate
 

@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..graph import Program
 from ..mode import Discrete
 from ..model.base import Model
 from ..objective import Objective, bound, weigh
+from ..program import Program
 from .base import Estimate, log_likelihood
 from .surrogate import surrogate
 

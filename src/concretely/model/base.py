@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
-from ..graph import Program, run
+from ..graph import run
 from ..mode import Discrete, Mode, Replay
+from ..program import Program
 from ..trace import Trace
 
 

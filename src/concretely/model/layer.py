@@ -25,7 +25,7 @@ def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator:
     sizes = [inputs, outputs] if link == "-" else [inputs, width, width, outputs]
     parts: list[nn.Module] = []
     for size, following in pairwise(sizes):
-        linear = nn.Linear(size, following)
+        linear = nn.utils.skip_init(nn.Linear, size, following)
         nn.init.xavier_uniform_(linear.weight, generator=generator)
         nn.init.zeros_(linear.bias)
         parts += [linear, nn.Tanh()]
