@@ -5,7 +5,8 @@ A program is any function of `draw` and its inputs, `draw(name, distribution)` g
 elementwise functions are: with several samples, what has passed a draw has a sample axis in front.
 """
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from torch.distributions import Distribution
