@@ -33,6 +33,7 @@ check-pyro: $(VENV)/ready
 # The peers that we are timed against live in an environment of their own.
 bench: $(BENCH)/ready
 	env -u OMP_NUM_THREADS $(BENCH)/bin/python -m benchmarks.node
+	env -u OMP_NUM_THREADS $(BENCH)/bin/python -m benchmarks.step
 	$(BENCH)/bin/python -m benchmarks.exactness
 
 clean:

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .task import Task
 from .timing import Spread, Timing
 
 PACKAGES = (
@@ -40,18 +39,14 @@ def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any) -> 
     path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def described(task: Task, timings: Sequence[Timing]) -> dict[str, Any]:
-    """The timings of a task; ratios are against each contender of this library, in either space."""
+def described(task: Any, timings: Sequence[Timing[Any]]) -> dict[str, Any]:
+    """The timings of a task; ratios are against each contender of this library."""
     ours = [timing for timing in timings if timing.contender.ours]
     return {
-        "task": task.name,
-        "kind": task.kind,
-        "shape": task.shape,
-        "temperatures": task.temperatures,
+        **task.described,
         "contenders": [
             {
-                "name": timing.contender.name,
-                "space": timing.contender.space,
+                **timing.contender.described,
                 "first_call_ms": _rounded(timing.first * 1e3),
                 "ms": _described(Spread.of(timing.rounds * 1e3)),
                 "ratio": {other.contender.name: _described(timing.over(other)) for other in ours},

@@ -1,40 +1,46 @@
 """Timings as a table for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.table import Table
 
-from .contender.base import Space
-from .task import Task
 from .timing import Spread, Timing
 
-SPACES: tuple[Space, ...] = ("node", "unit")
+SPACES = ("node", "unit")
 
 
-def table(task: Task, timings: Sequence[Timing]) -> Table:
-    """The contenders of a task, slowest last; ratios are against this library in the same space."""
-    shown = Table(
-        title=f"{task.name}, {task.kind} {task.shape}", caption="ratio: times as long as ours takes, in the same space"
-    )
-    shown.add_column("value")
-    shown.add_column("contender")
-    for heading in ("first call ms", "median ms", "quartiles ms", "÷ ours", "÷ ours compiled"):
-        shown.add_column(heading, justify="right")
+def by_space(title: str, timings: Sequence[Timing[Any]]) -> Table:
+    """The contenders for a node, fastest first; ratios are against this library in the same space."""
+    shown = blank(title, labels=("value",), references=("ours", "ours compiled"))
+    shown.caption = "ratio: times as long as ours takes, in the same space"
     for space in SPACES:
-        rows = [timing for timing in timings if timing.contender.space == space]
-        references = [row for row in rows if row.contender.ours]
-        for row in sorted(rows, key=lambda row: Spread.of(row.rounds).median):
-            spread = Spread.of(row.rounds * 1e3)
-            shown.add_row(
-                space,
-                f"[bold]{row.contender.name}[/bold]" if row.contender.ours else row.contender.name,
-                f"{row.first * 1e3:.1f}",
-                f"{spread.median:.3f}",
-                f"{spread.lower:.3f} – {spread.upper:.3f}",
-                *(ratio(row.over(reference)) for reference in references),
-            )
+        for cells in rows([timing for timing in timings if timing.contender.space == space]):
+            shown.add_row(space, *cells)
         shown.add_section()
     return shown
+
+
+def blank(title: str, *, labels: Iterable[str] = (), references: Iterable[str]) -> Table:
+    """A table to be filled with rows, each of which begins with its labels."""
+    shown = Table(*labels, "contender", title=title)
+    for heading in ("first call ms", "median ms", "quartiles ms", *(f"÷ {reference}" for reference in references)):
+        shown.add_column(heading, justify="right")
+    return shown
+
+
+def rows(timings: Sequence[Timing[Any]]) -> Iterator[list[str]]:
+    """The cells of contenders, fastest first; ratios are against each of this library."""
+    references = [timing for timing in timings if timing.contender.ours]
+    for timing in sorted(timings, key=lambda timing: Spread.of(timing.rounds).median):
+        spread = Spread.of(timing.rounds * 1e3)
+        yield [
+            f"[bold]{timing.contender.name}[/bold]" if timing.contender.ours else timing.contender.name,
+            f"{timing.first * 1e3:.1f}",
+            f"{spread.median:.3f}",
+            f"{spread.lower:.3f} – {spread.upper:.3f}",
+            *(ratio(timing.over(reference)) for reference in references),
+        ]
 
 
 def ratio(spread: Spread) -> str:

@@ -26,6 +26,16 @@ class Task:
     seed: int
 
     @property
+    def title(self) -> str:
+        """The task in a line."""
+        return f"{self.name}, {self.kind} {self.shape}"
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a record says of the task."""
+        return {"task": self.name, "kind": self.kind, "shape": self.shape, "temperatures": self.temperatures}
+
+    @property
     def logits(self) -> list[NDArray[np.float32]]:
         """The logits of the variable that is drawn, then those of the variables that only score."""
         random = np.random.default_rng((self.seed, 0))

@@ -5,16 +5,30 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .contender.base import Contender
-
 WARM_UPS = 5
 TURN_SECONDS = 0.02
 """The least that a turn lasts: threads of OpenMP spin for 5 ms after their last work, on a core that others need."""
+
+
+class Contender(Protocol):
+    """A way of doing a task, whose work is done when the call returns."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def ours(self) -> bool: ...
+
+    @property
+    def step(self) -> Callable[[int], Any]: ...
+
+
+Entrant = TypeVar("Entrant", bound=Contender)
 
 
 class Spread(NamedTuple):
@@ -36,14 +50,14 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Generic[Entrant]):
     """The seconds of a contender's first call, and those of a call in each round."""
 
-    contender: Contender
+    contender: Entrant
     first: float
     rounds: NDArray[np.float64]
 
-    def over(self, reference: "Timing") -> Spread:
+    def over(self, reference: "Timing[Any]") -> Spread:
         """How many times longer than another a contender takes, round by round."""
         return Spread.of(self.rounds / reference.rounds)
 

@@ -31,3 +31,8 @@ class Contender:
     space: Space
     step: Callable[[int], Result]
     ours: bool = False
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a record says of the contender."""
+        return {"name": self.name, "space": self.space}
