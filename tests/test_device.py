@@ -25,7 +25,7 @@ ESTIMATORS: dict[str, Any] = {
 @pytest.mark.parametrize("name", [*ESTIMATORS, "nvil"])
 def test_estimates_stay_on_the_device_of_the_model(name: str, notation: str, device: str) -> None:
     is_density = c.parse(notation).context is None
-    model = (c.density if is_density else c.prediction)(notation).to(device)
+    model = (c.density if is_density else c.prediction)(notation).to(device).eval()
     bits = torch.randint(2, (6, 5), device=device)
     inputs = (bits,) if is_density else (bits, bits)
     estimator, samples = (c.NVIL(model, *inputs), 1) if name == "nvil" else ESTIMATORS[name]

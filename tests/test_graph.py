@@ -201,6 +201,18 @@ def test_observed_values_are_scored_by_their_log_mass_in_every_mode(mode: c.mode
     torch.testing.assert_close(trace.log_probs["x"], c.Bernoulli(trace.values["z"]).log_prob(x))
 
 
+def test_observed_nodes_that_depend_on_no_draw_are_summed_over_their_units_alone() -> None:
+    logits, x = torch.tensor([0.0, 5.0, -5.0, 9.0]), torch.zeros(4, 4)
+
+    def program(draw: c.Draw, x: Tensor) -> None:
+        draw("z", c.Bernoulli(torch.zeros(len(x), 2)))
+        draw("x", c.Bernoulli(logits), observed=x)
+
+    trace = c.run(program, c.mode.Discrete(), x, samples=4)
+    expected = torch.nn.functional.logsigmoid(-logits).sum()
+    torch.testing.assert_close(trace.log_prob("x"), expected.expand(4, 4))
+
+
 def test_continuous_nodes_are_pathwise_in_every_mode() -> None:
     mean = torch.zeros(3, requires_grad=True)
 
@@ -279,6 +291,14 @@ def shared(draw: c.Draw, x: Tensor) -> Tensor:
     return draw("a", c.Bernoulli(torch.zeros(2)))
 
 
+def wrong_data(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", c.Bernoulli(x), observed=torch.zeros(3))
+
+
+def no_data(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", c.Bernoulli(x), observed=1.0)
+
+
 def torch_latent(draw: c.Draw, x: Tensor) -> Tensor:
     return draw("a", torch.distributions.Bernoulli(logits=x))
 
@@ -301,7 +321,7 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             diamond,
             c.mode.Relaxed({"a": 1.0, "b": 1.0, "c": 1.0, "aa": 1.0}),
             {},
-            "temperature must name nodes of the graph, got 'aa'; did you mean 'a'?",
+            "temperature must name nodes that the graph draws, got 'aa'; did you mean 'a'?",
         ),
         (diamond, c.mode.Relaxed({"b": 1.0}), {}, "temperature must name every node, got none for 'a'"),
         (
@@ -311,6 +331,13 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             "node 'a' must have a batch shape that begins with that of the first input, (4,), got (2,): "
             "expand its logits, one set for each data point",
         ),
+        (
+            wrong_data,
+            c.mode.Discrete(),
+            {},
+            "the observed value of node 'a' must have a shape that begins with that of the first input, (4,), got (3,)",
+        ),
+        (no_data, c.mode.Discrete(), {}, "the observed value of node 'a' must be a tensor, got float"),
         (
             torch_latent,
             c.mode.Discrete(),

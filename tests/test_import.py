@@ -1,6 +1,7 @@
 """The rooms import one way only, and the package imports nothing before it is used."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -74,3 +75,9 @@ def test_public_names_are_those_of_the_rooms() -> None:
     assert set(concretely.__all__) <= set(dir(concretely))
     with pytest.raises(AttributeError, match="module 'concretely' has no attribute 'Bernouli'"):
         concretely.Bernouli  # noqa: B018
+
+
+def test_every_reference_is_in_the_bibliography() -> None:
+    keys = set(re.findall(r"^@\w+\{(\w+),", (PACKAGE.parent.parent / "references.bib").read_text(), re.MULTILINE))
+    cited = {key for file in PACKAGE.rglob("*.py") for key in re.findall(r"\[([a-z]+\d{4}[a-z]+)\]", file.read_text())}
+    assert cited == keys

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from . import mode
     from .distribution import *
     from .estimator import *
+    from .evaluation import *
     from .graph import *
     from .model import *
     from .notation import *
@@ -35,10 +36,12 @@ __all__ = [
     "Exact",
     "ExpConcrete",
     "ExpLogisticNormal",
+    "GradientStudy",
     "Gumbel",
     "GumbelSoftmax",
     "Hypercube",
     "HypercubeConcrete",
+    "Likelihood",
     "Logistic",
     "LogisticNormal",
     "Model",
@@ -51,6 +54,9 @@ __all__ = [
     "bound",
     "density",
     "estimate",
+    "evaluate",
+    "exact_log_likelihood",
+    "gradient_study",
     "mode",
     "monte_carlo_kl",
     "parse",
@@ -58,7 +64,18 @@ __all__ = [
     "run",
 ]
 
-_ROOMS = ("distribution", "notation", "schedule", "trace", "program", "graph", "model", "objective", "estimator")
+_ROOMS = (
+    "distribution",
+    "notation",
+    "schedule",
+    "trace",
+    "program",
+    "graph",
+    "model",
+    "objective",
+    "estimator",
+    "evaluation",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -50,6 +50,7 @@ def run(
         nonlocal sample_axis
         _require_new(name, outcomes)
         if observed is not None:
+            _require_data(name, observed, batch_shape)
             outcome = Outcome(observed, distribution, observed=True, score=lambda: distribution.log_prob(observed))
         else:
             sample_shape: tuple[int, ...] = ()
@@ -63,8 +64,9 @@ def run(
         return outcome.value
 
     output = program(draw, *inputs)
-    for name in sorted(mode.names - outcomes.keys()):
-        raise ValueError(f"temperature must name nodes of the graph, got {name!r}{nearest(name, outcomes)}")
+    drawn = [name for name, outcome in outcomes.items() if not outcome.observed]
+    for name in sorted(mode.names.difference(drawn)):
+        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{nearest(name, drawn)}")
     return Trace(
         outcomes,
         output,
@@ -140,6 +142,16 @@ def _require_batch(name: str, distribution: Distribution, batch_shape: Size) -> 
         raise ValueError(
             f"node {name!r} must have a batch shape that begins with that of the first input, {tuple(batch_shape)}, "
             f"got {tuple(shape)}: expand its logits, one set for each data point"
+        )
+
+
+def _require_data(name: str, observed: Tensor, batch_shape: Size) -> None:
+    if not isinstance(observed, Tensor):
+        raise TypeError(f"the observed value of node {name!r} must be a tensor, got {type(observed).__name__}")
+    if observed.shape[: len(batch_shape)] != batch_shape:
+        raise ValueError(
+            f"the observed value of node {name!r} must have a shape that begins with that of the first input, "
+            f"{tuple(batch_shape)}, got {tuple(observed.shape)}"
         )
 
 

@@ -122,7 +122,7 @@ def weigh(
     if p is q:
         return Weighing({name: p.log_prob(name) for name in p.observed}, q, divides=False)
     if analytic:
-        terms = {name: p.total(_divergence(p, q, name)) if name in q else p.log_prob(name) for name in p}
+        terms = {name: p.total(name, _divergence(p, q, name)) if name in q else p.log_prob(name) for name in p}
         return Weighing(terms, q, divides=False)
     return Weighing({name: p.log_prob(name) for name in p}, q, divides=True)
 

@@ -92,11 +92,13 @@ class Trace:
     def log_prob(self, name: str) -> Tensor:
         """The log probability of a node, summed over its units."""
         if name not in self._totals:
-            self._totals[name] = self.total(self.outcomes[name].log_prob)
+            self._totals[name] = self.total(name, self.outcomes[name].log_prob)
         return self._totals[name]
 
-    def total(self, quantity: Tensor) -> Tensor:
-        """A quantity of the units of a node, summed over all but samples and batch."""
-        axes = len(self.shape)
-        quantity = quantity.flatten(axes).sum(-1) if quantity.dim() > axes else quantity
+    def total(self, name: str, quantity: Tensor) -> Tensor:
+        """A quantity of the units of a node, summed over them, for every sample and data point."""
+        outcome = self.outcomes[name]
+        shape = self.batch_shape if outcome.observed else self.shape  # what is observed has no sample axis
+        unit_axes = outcome.value.dim() - len(outcome.distribution.event_shape) - len(shape)
+        quantity = quantity.flatten(-unit_axes).sum(-1) if unit_axes else quantity
         return quantity if quantity.shape == self.shape else quantity.broadcast_to(self.shape)

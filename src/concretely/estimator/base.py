@@ -34,7 +34,10 @@ class Estimate:
 
 @runtime_checkable
 class Estimator(Protocol):
-    """A way of estimating the gradient of an objective."""
+    """A way of estimating the gradient of an objective.
+
+    One that averages over samples whatever the objective says so by an attribute `averages` that is true.
+    """
 
     def __call__(
         self,
@@ -77,6 +80,8 @@ def estimate(
     return estimator(target, *inputs, samples=samples, objective=objective, generator=generator)
 
 
-def log_likelihood(target: Model | Program) -> str | None:
-    """What the objective of a target bounds when its graph is discrete."""
-    return "the log-likelihood" if isinstance(target, Model) else None
+def bounded(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
+    """What an objective of a target is a lower bound of."""
+    if not isinstance(target, Model) or objective not in (bound, average):
+        return None
+    return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

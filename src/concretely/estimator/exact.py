@@ -12,7 +12,7 @@ from ..mode import STATES, Enumerate
 from ..model.base import Model
 from ..objective import Objective, average, total, weigh
 from ..program import Program
-from .base import Estimate, log_likelihood
+from .base import Estimate, bounded
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Exact:
         weighing = weigh(target, *inputs, mode=Enumerate())
         log_w, log_q = weighing.log_w, total(weighing.log_q)
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)
-        return Estimate(-value.mean(), value.detach(), log_w.detach(), log_likelihood(target))
+        return Estimate(-value.mean(), value.detach(), log_w.detach(), bounded(target, objective))
 
 
 def expectation(

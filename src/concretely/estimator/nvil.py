@@ -14,7 +14,7 @@ from ..model.base import Model
 from ..objective import Objective, Weighing, average, total, weigh
 from ..program import Program
 from ..trace import Trace
-from .base import Estimate, log_likelihood
+from .base import Estimate, bounded
 from .surrogate import credited
 
 
@@ -40,6 +40,7 @@ class NVIL(nn.Module):
     torch.Size([1, 8])
     """
 
+    averages = True
     offset: Tensor
     mean: Tensor
     variance: Tensor
@@ -62,7 +63,7 @@ class NVIL(nn.Module):
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}
         self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
         like = q[self.nodes[0]].value
-        first = _flat(inputs[0], len(q.batch_shape)).to(like) if inputs else like.new_zeros(1, 1)
+        first = _flat(inputs[0].to(like), len(q.batch_shape)) if inputs else like.new_zeros(1, 1)
         self.register_buffer("offset", first.flatten(0, -2).mean(0))
         self.register_buffer("mean", like.new_zeros(len(self.nodes)))
         self.register_buffer("variance", like.new_ones(len(self.nodes)))
@@ -84,7 +85,7 @@ class NVIL(nn.Module):
             baseline = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
             signal[name] = self._normalized(local - baseline.detach(), index) / samples
             praise.append((signal[name] * baseline).sum(0).mean())
-        estimate = credited(weighing, weighing.log_w_given_q, average, signal, bounds=log_likelihood(target))
+        estimate = credited(weighing, weighing.log_w_given_q, average, signal, bounds=bounded(target, average))
         fit = torch.stack([*praise, torch.zeros_like(estimate.loss)]).sum()
         return replace(estimate, loss=estimate.loss - (fit - fit.detach()))
 
@@ -100,7 +101,7 @@ class NVIL(nn.Module):
         before = [_flat(q[parent].value, len(q.shape)) for parent in self.before[name]]
         if before:
             return torch.cat(before, -1)
-        return _flat(inputs[0], len(q.batch_shape)) - self.offset if inputs else self.offset
+        return _flat(inputs[0].to(self.offset), len(q.batch_shape)) - self.offset if inputs else self.offset
 
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
         """The signal less its running mean, over its running deviation where that exceeds 1."""

@@ -10,7 +10,7 @@ from ..mode import StraightThrough as StraightThroughMode
 from ..model.base import Model
 from ..objective import Objective, Treatment, weigh
 from ..program import Program
-from .base import Estimate, log_likelihood
+from .base import Estimate, bounded
 from .surrogate import credited
 
 NoBound = Literal["mass", "analytic"]
@@ -24,9 +24,10 @@ class Pathwise:
     With: relaxed draws at `temperature`, scored under p at `prior_temperature`, by default the same; either may be a
         map from the names of nodes to their temperatures.
     Requires: a cost with a derivative between the states.
-    Bias: none for the relaxed objective, which is a lower bound of the relaxed log-likelihood if `kl` is "density"; as
-        a gradient of the discrete one, a bias that falls with the temperature. With `kl` "mass" or "analytic" it is a
-        bound of nothing. See [maddison2017concrete].
+    Bias: none for the relaxed objective, which is a lower bound of the relaxed log-likelihood if `kl` is "density" and
+        of nothing if it is "mass" or "analytic". As a gradient of the discrete objective, a bias that falls to zero
+        with the temperature; of a model with q, only to the gradient of what the divergence of its nodes, which the
+        temperature does not change, exceeds that of its units by. See [maddison2017concrete].
 
     >>> Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
     'density'
@@ -54,8 +55,8 @@ class Pathwise:
             samples=samples,
             generator=generator,
         )
-        is_bound = isinstance(target, Model) and (self.kl == "density" or target.q is None)
-        bounds = "the relaxed log-likelihood" if is_bound else None
+        is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
+        bounds = bounded(target, objective, relaxed=True) if is_bound else None
         return credited(weighing, weighing.log_w, objective, {}, bounds=bounds)
 
     def _modes(self) -> tuple[Mode, Mode]:
@@ -122,7 +123,8 @@ class StraightThroughGumbelSoftmax:
     Approximates: the gradient of the objective of the discrete graph.
     With: discrete draws, which pass the gradient on to the relaxed draw of the same noise.
     Requires: a cost with a derivative at the states.
-    Bias: yes; the objective itself is that of the discrete graph. See [jang2017categorical].
+    Bias: yes, as it tends with the temperature to the slope at the states, averaged, and not to the difference between
+        them; the objective itself is that of the discrete graph. See [jang2017categorical].
     """
 
     temperature: Temperatures
@@ -152,7 +154,7 @@ def _straight_through(
     analytic = method.kl == "analytic"
     weighing = weigh(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
     # the mean of several weights with an analytic divergence may exceed the likelihood
-    bounds = None if analytic and samples > 1 else log_likelihood(target)
+    bounds = None if analytic and samples > 1 else bounded(target, objective)
     return credited(weighing, weighing.log_w, objective, {}, bounds=bounds)
 
 

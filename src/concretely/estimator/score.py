@@ -1,7 +1,7 @@
 """Score-function estimators: the plain one, and the one with the other samples as its baseline."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Generator, Tensor
@@ -10,7 +10,7 @@ from ..mode import Discrete
 from ..model.base import Model
 from ..objective import Objective, average, weigh
 from ..program import Program
-from .base import Estimate, log_likelihood
+from .base import Estimate, bounded
 from .surrogate import surrogate
 
 
@@ -35,7 +35,7 @@ class Score:
         def signal(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
             return log_w / samples if objective is average else objective(log_w).expand_as(log_w)
 
-        return surrogate(weighing, objective, signal, bounds=log_likelihood(target))
+        return surrogate(weighing, objective, signal, bounds=bounded(target, objective))
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class RLOO:
     Bias: none. See [kool2019buy].
     """
 
+    averages: ClassVar[bool] = True
+
     def __call__(
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
     ) -> Estimate:
@@ -57,7 +59,7 @@ class RLOO:
         if samples < 2:
             raise ValueError(f"samples must be at least 2 for RLOO, whose baseline is the others, got {samples}")
         weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
-        return surrogate(weighing, average, _leave_one_out, bounds=log_likelihood(target))
+        return surrogate(weighing, average, _leave_one_out, bounds=bounded(target, average))
 
 
 def _leave_one_out(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:

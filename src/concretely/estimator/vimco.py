@@ -1,6 +1,7 @@
 """VIMCO: the score-function estimator of the multi-sample bound."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from ..mode import Discrete
 from ..model.base import Model
 from ..objective import Objective, bound, weigh
 from ..program import Program
-from .base import Estimate, log_likelihood
+from .base import Estimate, bounded
 from .surrogate import surrogate
 
 Mean = Literal["geometric", "arithmetic"]
@@ -45,7 +46,7 @@ class VIMCO:
         if objective is not bound:
             raise ValueError("objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight")
         weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
-        return surrogate(weighing, bound, lambda log_w: vimco(log_w, self.mean), bounds=log_likelihood(target))
+        return surrogate(weighing, bound, lambda log_w: vimco(log_w, self.mean), bounds=bounded(target, bound))
 
 
 def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[Tensor, "m *batch"]:
@@ -55,18 +56,20 @@ def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[T
     tensor([0., 0., 0.])
     """
     m = len(log_w)
-    others = _log_sum_of_others(log_w)
+    others = torch.logaddexp(*_around(log_w, Tensor.logcumsumexp, nothing=-math.inf))
     if mean == "arithmetic":
         without = others - math.log(m - 1)
     else:
-        replaced = (log_w.sum(0) - log_w) / (m - 1)
-        without = torch.logaddexp(others, replaced) - math.log(m)
+        before, after = _around(log_w, Tensor.cumsum, nothing=0.0)
+        without = torch.logaddexp(others, (before + after) / (m - 1)) - math.log(m)
     return bound(log_w) - without
 
 
-def _log_sum_of_others(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
-    """The log of the sum of all weights but one, without a difference: from those before it and those after it."""
-    nothing = torch.full_like(log_w[:1], -math.inf)
-    before = torch.cat([nothing, log_w[:-1].logcumsumexp(0)])
-    after = torch.cat([log_w[1:].flip(0).logcumsumexp(0).flip(0), nothing])
-    return torch.logaddexp(before, after)
+def _around(
+    log_w: Float[Tensor, "m *batch"], cumulated: Callable[[Tensor, int], Tensor], *, nothing: float
+) -> tuple[Float[Tensor, "m *batch"], Float[Tensor, "m *batch"]]:
+    """What comes before each sample and after it, together: differences of sums would not survive infinite weights."""
+    none = torch.full_like(log_w[:1], nothing)
+    before = torch.cat([none, cumulated(log_w[:-1], 0)])
+    after = torch.cat([cumulated(log_w[1:].flip(0), 0).flip(0), none])
+    return before, after

@@ -1,3 +1,6 @@
 """Likelihoods of models, and the bias and variance of gradient estimators."""
 
-__all__: list[str] = []
+from .likelihood import Likelihood, evaluate, exact_log_likelihood
+from .study import GradientStudy, gradient_study
+
+__all__ = ["GradientStudy", "Likelihood", "evaluate", "exact_log_likelihood", "gradient_study"]

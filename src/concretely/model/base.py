@@ -50,6 +50,8 @@ class Model(nn.Module):
             trace = run(self.p, mode, *inputs, samples=samples, generator=generator)
             return trace, trace
         q = run(self.q, mode, *inputs, samples=samples, generator=generator)
+        if not q.latent:
+            raise ValueError("q must draw the latent nodes, got no call of draw")
         p = run(self.p, Replay(q, mode if prior_mode is None else prior_mode), *inputs)
         for name in q.latent:
             if name not in p:

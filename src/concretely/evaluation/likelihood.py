@@ -1,0 +1,247 @@
+"""The log-likelihood of data under the discrete graph of a model: estimated from many samples, or by enumeration."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from jaxtyping import Float64, Shaped
+from torch import Generator, Tensor
+from torch.distributions import Distribution
+
+from ..distribution.base import Mass
+from ..mode import Discrete, Enumerate
+from ..model.base import Model
+from ..objective import total, weigh
+from ..program import Program
+
+PAIRS_ON_CPU, PAIRS_ELSEWHERE = 4_096, 65_536
+"""How many pairs of a sample and a data point are run at once: a layer of 784 units then takes 13 or 206 MB.
+
+Beyond that a CPU spends its time on fresh memory; below it, other devices spend theirs on waiting to be told.
+"""
+
+Data = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """The log-likelihood of every data point, and how well it is known."""
+
+    log_likelihood: Float64[Tensor, " points"]
+    """On average a lower bound, which more samples tighten; minus infinity if no sample can have given the data."""
+    effective_sample_size: Float64[Tensor, " points"]
+    """The number of equal weights that would be worth as much as those found, zero if there are none but zeros."""
+    samples: int
+    """The number of samples for each data point."""
+    seconds: float
+
+    @property
+    def mean(self) -> float:
+        """The log-likelihood in nats, averaged over the data."""
+        return self.log_likelihood.mean().item()
+
+    @property
+    def nll(self) -> float:
+        """The negative log-likelihood in nats, averaged over the data."""
+        return -self.mean
+
+    @property
+    def standard_error(self) -> float:
+        """How far chance in the choice of the data moves the mean; what chance in the samples adds is left out.
+
+        It is infinite if nothing is known of it: for a single data point, and if the mean is infinite.
+        """
+        points = len(self.log_likelihood)
+        if points == 1 or not math.isfinite(self.mean):
+            return math.inf
+        return self.log_likelihood.std().item() / math.sqrt(points)
+
+    def __str__(self) -> str:
+        return (
+            f"NLL {self.nll:.2f} ± {self.standard_error:.2f} ({self.samples:,} sample{'s' * (self.samples > 1)}, "
+            f"mean effective sample size {self.effective_sample_size.mean().item():,.0f}, {self.seconds:.1f} s)"
+        )
+
+
+def evaluate(
+    model: Model,
+    *data: Shaped[Tensor, "points ..."],
+    samples: int = 50_000,
+    chunk: int | None = None,
+    generator: Generator | None = None,
+    progress: bool = False,
+) -> Likelihood:
+    r"""Estimate the log-likelihood of data under the discrete graph by the multi-sample bound.
+
+    $$\log \frac1m \sum_{i=1}^m \frac{p(x, z_i)}{q(z_i \mid x)}, \quad z_i \sim q$$
+
+    The data are the inputs of the model: x, or the context and x. Their first axis counts data points. However many
+    there are, and however many samples, only `chunk` pairs of a sample and a data point are in memory at once, by
+    default as many as suit the device. The modules of the model are in evaluation mode meanwhile. `progress` shows a
+    bar on stderr.
+    See [burda2016importance] and [maddison2017concrete], section 5.
+
+    >>> import concretely as c
+    >>> result = evaluate(c.density("2H-6V"), torch.zeros(10, 6), samples=100)
+    >>> result.log_likelihood.shape, result.samples
+    (torch.Size([10]), 100)
+    """
+    started = time.perf_counter()
+    _require_data(model, data)
+    chunk = _suitable(data) if chunk is None else chunk
+    _require_positive("samples", samples)
+    _require_positive("chunk", chunk)
+    at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, all of nearly one size
+    sums = []
+    with _counting(len(data[0]) * samples, shown=progress) as advance, _evaluating(model):
+        _require_scores(model.p, data, chunk)
+        for first, part in _parts(data, max(1, chunk // at_once)):
+            runs = _log_sums(model, part, samples, at_once=at_once, generator=generator, advance=advance)
+            sums.append(_numbers(reduce(torch.logaddexp, runs).cpu(), first))
+    log_sum, log_sum_of_squares = torch.cat(sums, -1)
+    effective = torch.where(log_sum == -math.inf, 0, torch.exp(2 * log_sum - log_sum_of_squares))
+    return Likelihood(log_sum - math.log(samples), effective, samples, seconds=time.perf_counter() - started)
+
+
+def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> Float64[Tensor, " points"]:
+    r"""Work out the log-likelihood of every data point from all states of the latents, of which 2²⁰ are allowed.
+
+    $$\log \sum_z p(x, z)$$
+
+    All states of at least one data point are in memory at once.
+
+    >>> import concretely as c
+    >>> exact_log_likelihood(c.density("2H-6V"), torch.zeros(10, 6)).shape
+    torch.Size([10])
+    """
+    _require_data(model, data)
+    with _evaluating(model):
+        _require_scores(model.p, data, _suitable(data))
+        states = len(_log_joint(model, tuple(tensor[:1] for tensor in data)))
+        parts = _parts(data, max(1, _suitable(data) // states))
+        return torch.cat([_numbers(_log_joint(model, part).logsumexp(0).cpu(), first) for first, part in parts])
+
+
+def _log_sums(
+    model: Model,
+    part: Data,
+    samples: int,
+    *,
+    at_once: int,
+    generator: Generator | None,
+    advance: Callable[[int], None],
+) -> Iterator[Float64[Tensor, "2 points"]]:
+    """The logarithms of the sum of weights and of the sum of their squares, for some samples after another."""
+    for done in range(0, samples, at_once):
+        drawn = min(at_once, samples - done)
+        log_w = weigh(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
+        yield torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)])
+        advance(log_w.numel())
+
+
+def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
+    """The log probability of the data together with every state of the latents."""
+    weighing = weigh(model, *part, mode=Enumerate())
+    # without q, what was drawn was drawn from p
+    terms = weighing.log_p if weighing.divides else {**weighing.log_q, **weighing.log_p}
+    return total(terms).double()
+
+
+def _suitable(data: Data) -> int:
+    """How many pairs to run at once where the data are."""
+    return PAIRS_ON_CPU if data[0].device.type == "cpu" else PAIRS_ELSEWHERE
+
+
+def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
+    """So many data points after another, and the index of the first of them."""
+    for first in range(0, len(data[0]), points):
+        yield first, tuple(tensor[first : first + points] for tensor in data)
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """Leave the model as it is: no gradient, no training, and afterwards every module back in the mode it was in."""
+    training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, was in training.items():
+            module.training = was
+
+
+@contextmanager
+def _counting(pairs: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A function to be told how many pairs are done, which may show it."""
+    if not shown:
+        yield lambda done: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError as error:
+        raise ImportError("progress needs rich, which is not installed: pip install 'concretely[command]'") from error
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("log-likelihood", total=pairs)
+        yield lambda done: bar.advance(task, done)
+
+
+def _require_positive(name: str, number: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{name} must be a positive whole number, got {number!r}")
+
+
+def _require_data(model: Model, data: Data) -> None:
+    if not isinstance(model, Model):
+        raise TypeError(f'model must be a Model, such as density("200H~784V"), got {type(model).__name__}')
+    if not data:
+        raise ValueError("data must be one or more tensors, the inputs of the model, got none")
+    for tensor in data:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"data must be tensors, got {type(tensor).__name__}")
+        if tensor.dim() == 0:
+            raise ValueError("data must have a first axis that counts data points, got shape ()")
+        if len(tensor) == 0:
+            raise ValueError(f"data must have at least one data point, got shape {tuple(tensor.shape)}")
+    if len({len(tensor) for tensor in data}) > 1:
+        raise ValueError(
+            f"data must have as many data points in every input, got {' and '.join(str(len(part)) for part in data)}"
+        )
+
+
+def _require_scores(p: Program, data: Data, chunk: int) -> None:
+    """Have p score all data once, at the likeliest latents, so that what it refuses is refused before any work."""
+    try:
+        for _, part in _parts(data, chunk):
+            _score(p, part)
+    except Exception:
+        refused = True
+    else:
+        refused = False
+    if refused:
+        _score(p, data)  # again, so that the place in its sentence is one in the whole data
+    _score(p, tuple(tensor[:1] for tensor in data))  # a lone data point without its axis does not pass for many
+
+
+def _score(p: Program, inputs: Data) -> None:
+    def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
+        if observed is None:
+            return distribution.mode if isinstance(distribution, Mass) else distribution.sample()
+        distribution.log_prob(observed)
+        return observed
+
+    p(draw, *inputs)
+
+
+def _numbers(found: Float64[Tensor, "*sums points"], first: int) -> Float64[Tensor, "*sums points"]:
+    """What was found for data points from the first on, refused if it is not a number."""
+    wrong = found.isnan().view(-1, found.shape[-1]).any(0)
+    if wrong.any():
+        index = first + int(wrong.nonzero()[0])
+        raise ValueError(f"the log-likelihood must be a number, got nan at data point {index}: is a parameter nan?")
+    return found
