@@ -246,11 +246,14 @@ class Enumerate(Mode):
 
 @dataclass(frozen=True)
 class Replay(Mode):
-    """Nodes take the values of another run, or of a map from names to values, and are scored as another mode does."""
+    """Nodes take the values of another run, or of a map from names to values, and are scored as another mode does.
+
+    Left out, the other mode is the discrete one.
+    """
 
     repeats = False
     trace: Trace | Mapping[str, Tensor]
-    scored: Mode = Discrete()
+    scored_as: Mode | None = None
 
     @property
     def samples(self) -> int | None:
@@ -260,7 +263,7 @@ class Replay(Mode):
     @property
     def names(self) -> frozenset[str]:
         """The nodes that the other mode speaks of."""
-        return self.scored.names
+        return frozenset() if self.scored_as is None else self.scored_as.names
 
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
@@ -272,11 +275,12 @@ class Replay(Mode):
                 f"a replayed run must have every node of the graph, got no {name!r}{nearest(name, values)}"
             )
         value = values[name]
-        return Drawn(value, lambda: self.scored.score(name, distribution, value))
+        return Drawn(value, lambda: self.score(name, distribution, value))
 
     def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
         """The log probability in the other mode."""
-        return self.scored.score(name, distribution, value)
+        mode = Discrete() if self.scored_as is None else self.scored_as
+        return mode.score(name, distribution, value)
 
 
 def _pathwise(

@@ -87,12 +87,19 @@ def _words(
         word = torch.cat(_philox(count, bits, device))
         word = word - 2 ** (bits - 1) if signed else word
     elif bits == 32:  # two words from one draw of the generator, which takes no longer than one
-        pairs = _integers((count + 1) // 2, 64, device, generator)
-        word = pairs.view(torch.int32 if signed else torch.uint32)
+        word = _halves(_integers((count + 1) // 2, 64, device, generator), signed=signed)
     else:
         word = _integers(count, bits, device, generator)
         word = word if signed else word.add_(2 ** (bits - 1))
     return word[:count].view(tuple(shape)).to(dtype).add_(0.5).mul_(2.0**-bits)
+
+
+def _halves(pairs: Tensor, *, signed: bool) -> Tensor:
+    """The two words of 32 bits that an integer of 64 bits consists of."""
+    try:
+        return pairs.view(torch.int32 if signed else torch.uint32)
+    except RuntimeError:  # vmap has no rule for it before torch 2.12
+        return torch.cat([pairs >> 32, pairs << 32 >> 32]) if signed else torch.cat([pairs, pairs >> 32]) & 2**32 - 1
 
 
 def _integers(count: int, bits: int, device: torch.device | None, generator: Generator | None) -> Tensor:

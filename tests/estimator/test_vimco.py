@@ -64,3 +64,10 @@ def test_signal_does_not_depend_on_the_order_or_the_scale_of_the_weights(mean: s
     order = torch.randperm(7)
     torch.testing.assert_close(vimco(log_w, mean)[order], vimco(log_w[order], mean))
     torch.testing.assert_close(vimco(log_w + 1e3, mean), vimco(log_w, mean), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mean", MEANS)
+def test_an_impossible_sample_leaves_a_signal_to_all(mean: str) -> None:
+    log_w = torch.tensor([0.0, -1.0, -math.inf], dtype=torch.float64)
+    torch.testing.assert_close(vimco(log_w, mean), by_definition(log_w, mean))
+    assert vimco(log_w, mean).isfinite().all()
