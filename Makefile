@@ -10,6 +10,7 @@ export OMP_NUM_THREADS ?= 1
 demo: $(VENV)/ready
 	$(VENV)/bin/concretely figure simplex
 	$(VENV)/bin/concretely figure binary
+	$(VENV)/bin/concretely figure graph
 
 test: lint types check
 

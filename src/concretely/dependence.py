@@ -1,15 +1,14 @@
 """Which nodes of a stochastic graph depend on which others."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
 
 from .distribution import Bernoulli, Discrete, Hypercube
-from .program import Program
+from .program import Program, at_rest
 from .trace import Outcome
 
 
@@ -20,7 +19,7 @@ def parents(program: Program, inputs: tuple[Any, ...], trace: Mapping[str, Outco
     value of the other, even one of zero, or change when that value is turned into its opposite.
     """
     values = {name: outcome.value.detach() for name, outcome in trace.items()}
-    with _at_rest(program):
+    with at_rest(program):
         with torch.enable_grad():
             leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
             connected = {
@@ -79,18 +78,5 @@ def _opposite(outcome: Outcome) -> Tensor:
 
 
 def _equal(before: list[Tensor], after: list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-
-@contextmanager
-def _at_rest(program: Program) -> Iterator[None]:
-    """Keep the modules of a program from learning anything, such as running averages, from runs that only look."""
-    modules = list(program.modules()) if isinstance(program, nn.Module) else []
-    training = [module.training for module in modules]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, was_training in zip(modules, training, strict=True):
-            module.training = was_training
+    pairs = zip(before, after, strict=True)
+    return all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs)

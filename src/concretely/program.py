@@ -5,10 +5,11 @@ A program is any function of `draw` and its inputs, `draw(name, distribution)` g
 elementwise functions are: with several samples, what has passed a draw has a sample axis in front.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 __all__ = ["Draw"]
@@ -23,3 +24,17 @@ class Draw(Protocol):
 
 Program = Callable[..., Any]
 """A function of a `Draw` and of inputs."""
+
+
+@contextmanager
+def at_rest(program: Program) -> Iterator[None]:
+    """Keep the modules of a program from learning anything, such as running averages, from runs that only look."""
+    modules = list(program.modules()) if isinstance(program, nn.Module) else []
+    training = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, was_training in zip(modules, training, strict=True):
+            module.training = was_training

@@ -13,7 +13,7 @@ from concretely.cli import app
 
 pytestmark = pytest.mark.unchecked
 
-HELPS = ([], ["figure"], ["figure", "simplex"], ["figure", "binary"])
+HELPS = ([], ["figure"], ["figure", "simplex"], ["figure", "binary"], ["figure", "graph"])
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
@@ -25,7 +25,7 @@ def call(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, *plain
 
 
-@pytest.mark.parametrize("name", ["simplex", "binary"])
+@pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
 def test_both_files_are_written_and_named(name: str, tmp_path: Path) -> None:
     out = tmp_path / "a long folder [bold] :smile:" / ("deep" * 20)
     code, stdout, stderr = call("figure", name, "--temperature", "0, 1/2", "--out", str(out))
@@ -57,8 +57,12 @@ def test_alpha_and_temperature_change_the_picture(tmp_path: Path) -> None:
         ),
         *(("binary", "alpha", text, "be one positive number") for text in ("-2", "0", "2,1", "two", "1/2/3", "")),
         *(
+            ("graph", "alpha", text, "be one to six positive numbers")
+            for text in ("2,-1,1", "0", "two", "1,1,1,1,1,1,1", "1,,1", "")
+        ),
+        *(
             (name, "temperature", text, "be one or more numbers not below 0")
-            for name in ("simplex", "binary")
+            for name in ("simplex", "binary", "graph")
             for text in ("-1", "0,-1/2", "inf", "nan", "cold", "1,", "", "1\n2")
         ),
     ],
@@ -69,6 +73,39 @@ def test_bad_numbers_get_one_sentence_and_leave_no_files(
     code, stdout, stderr = call("figure", name, f"--{option}", text, "--out", str(tmp_path / "out"))
     assert (code, stdout) == (2, "")
     assert stderr == f"{option} must {must}, got {text!r}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_notation_draws_its_networks_in_place_of_a_variable(tmp_path: Path) -> None:
+    calls = ([], ["20H~30V"], ["20H-20H~30V"], ["(20h ∼ 30v)"], ["12V-20H-30V"], ["20H~30V", "--temperature", "1"])
+    for folder, arguments in enumerate(calls):
+        code, stdout, stderr = call("figure", "graph", *arguments, "--out", str(tmp_path / str(folder)))
+        assert (code, stderr) == (0, "")
+        assert [Path(line).name for line in stdout.splitlines()] == ["graph.png", "graph.svg"]
+    drawn = [(tmp_path / str(folder) / "graph.svg").read_bytes() for folder in range(len(calls))]
+    assert drawn[1] == drawn[3]
+    assert len(set(drawn)) == len(calls) - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["200H-784"], "notation must have H or V after the units, got nothing at column 9\n200H-784\n        ^"),
+        ([""], "notation must have a layer such as 200H, got nothing at column 1\n\n^"),
+        (["20H~30V", "--alpha", "1,1"], "alpha must be left out beside a notation, got '1,1'"),
+        *(
+            (
+                [text],
+                "notation must have at most 8 layers of at most 2048 units and an arity of at most 16 to be drawn, "
+                f"got '{text}'",
+            )
+            for text in ("4000H-3V", "3H-4000V", "20H:1024-3V", "2H-" * 8 + "3V")
+        ),
+    ],
+)
+def test_a_notation_that_cannot_be_drawn_is_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    code, stdout, stderr = call("figure", "graph", *arguments, "--out", str(tmp_path / "out"))
+    assert (code, stdout, stderr) == (2, "", f"{sentence}\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,9 +1,10 @@
-"""`concretely figure`: draw the paper's pictures of the Concrete density."""
+"""`concretely figure`: draw the paper's pictures of the Concrete density and of sampling graphs."""
 
 import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -11,11 +12,16 @@ import typer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..notation import Architecture
+
 app = typer.Typer(
-    help="Draw the paper's pictures of the Concrete density, as PNG and SVG.",
+    help="Draw the paper's pictures of the Concrete density and of sampling graphs, as PNG and SVG.",
     epilog="Example: concretely figure binary --alpha 1",
     no_args_is_help=True,
 )
+
+LAYERS, UNITS, ARITY = 8, 2048, 16
+"""The most that a drawn model may have, so that it fits on a page and into memory."""
 
 Temperature = Annotated[str, typer.Option(help="Temperatures λ separated by commas, one panel each; 0 is discrete.")]
 Out = Annotated[Path, typer.Option(help="The folder to write to, created where it is missing.")]
@@ -55,6 +61,55 @@ def binary(
     from ..report import figure
 
     _write(figure.binary(alphas[0], temperatures), out / "binary")
+
+
+@app.command(epilog="Example: concretely figure graph 200H~784V --temperature 2/3")
+def graph(
+    notation: Annotated[
+        str | None, typer.Argument(help="A model in the paper's notation, whose networks to draw instead.")
+    ] = None,
+    alpha: Annotated[
+        str | None,
+        typer.Option(
+            help="Up to six unnormalised probabilities α, separated by commas; one alone is the odds of a binary one.",
+            show_default="2,0.5,1",
+        ),
+    ] = None,
+    temperature: Temperature = "0,1/2",
+    *,
+    out: Out = Path("out/figure"),
+) -> None:
+    """Draw how a variable is sampled, or the networks of a model."""
+    temperatures = _temperatures(temperature)
+    alphas = _numbers("2,0.5,1" if alpha is None else alpha)
+    if len(alphas) > 6 or not _positive(alphas):
+        _refuse(f"alpha must be one to six positive numbers, got {alpha!r}")
+    architecture = None if notation is None else _architecture(notation)
+    if architecture is not None and alpha is not None:
+        _refuse(f"alpha must be left out beside a notation, got {alpha!r}")
+    _prepare(out)
+
+    from ..report import graph
+
+    if architecture is None:
+        _write(graph.sampling(alphas, temperatures), out / "graph")
+    else:
+        _write(graph.networks(architecture, temperatures), out / "graph")
+
+
+def _architecture(notation: str) -> "Architecture":
+    """A model that can be drawn."""
+    from ..notation import parse
+
+    try:
+        architecture = parse(notation)
+    except ValueError as error:
+        _refuse(str(error))
+    layers = architecture.layers
+    if len(layers) > LAYERS or any(layer.units > UNITS or layer.arity > ARITY for layer in layers):
+        most = f"{LAYERS} layers of at most {UNITS} units and an arity of at most {ARITY}"
+        _refuse(f"notation must have at most {most} to be drawn, got {shortened(str(architecture))}")
+    return architecture
 
 
 def _temperatures(text: str) -> list[float]:

@@ -13,10 +13,10 @@ from torch import Generator, Tensor
 from torch.distributions import Distribution
 
 from ..distribution.base import Mass
-from ..mode import Discrete, Enumerate
+from ..mode import Discrete, Drawn, Enumerate, Mode
 from ..model.base import Model
 from ..objective import total, weigh
-from ..program import Program
+from ..program import at_rest
 
 PAIRS_ON_CPU, PAIRS_ELSEWHERE = 4_096, 65_536
 """How many pairs of a sample and a data point are run at once: a layer of 784 units then takes 13 or 206 MB.
@@ -97,8 +97,8 @@ def evaluate(
     _require_positive("chunk", chunk)
     at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, all of nearly one size
     sums = []
-    with _counting(len(data[0]) * samples, shown=progress) as advance, _evaluating(model):
-        _require_scores(model.p, data, chunk)
+    with _counting(len(data[0]) * samples, shown=progress) as advance, at_rest(model), torch.no_grad():
+        _require_scores(model, data, chunk)
         for first, part in _parts(data, max(1, chunk // at_once)):
             runs = _log_sums(model, part, samples, at_once=at_once, generator=generator, advance=advance)
             sums.append(_numbers(reduce(torch.logaddexp, runs).cpu(), first))
@@ -119,8 +119,8 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> F
     torch.Size([10])
     """
     _require_data(model, data)
-    with _evaluating(model):
-        _require_scores(model.p, data, _suitable(data))
+    with at_rest(model), torch.no_grad():
+        _require_scores(model, data, _suitable(data))
         states = len(_log_joint(model, tuple(tensor[:1] for tensor in data)))
         parts = _parts(data, max(1, _suitable(data) // states))
         return torch.cat([_numbers(_log_joint(model, part).logsumexp(0).cpu(), first) for first, part in parts])
@@ -163,19 +163,6 @@ def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
 
 
 @contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """Leave the model as it is: no gradient, no training, and afterwards every module back in the mode it was in."""
-    training = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, was in training.items():
-            module.training = was
-
-
-@contextmanager
 def _counting(pairs: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """A function to be told how many pairs are done, which may show it."""
     if not shown:
@@ -214,28 +201,37 @@ def _require_data(model: Model, data: Data) -> None:
         )
 
 
-def _require_scores(p: Program, data: Data, chunk: int) -> None:
-    """Have p score all data once, at the likeliest latents, so that what it refuses is refused before any work."""
+def _require_scores(model: Model, data: Data, chunk: int) -> None:
+    """Have the model score all data once, at its likeliest latents: what it refuses is refused before any work."""
     try:
-        for _, part in _parts(data, chunk):
-            _score(p, part)
+        for _, part in _parts(data, max(1, chunk // 4)):  # which leaves room for what a run remembers
+            _score(model, part)
     except Exception:
         refused = True
     else:
         refused = False
     if refused:
-        _score(p, data)  # again, so that the place in its sentence is one in the whole data
-    _score(p, tuple(tensor[:1] for tensor in data))  # a lone data point without its axis does not pass for many
+        _score(model, data)  # again, so that the place in its sentence is one in the whole data
+    _score(model, tuple(tensor[:1] for tensor in data))  # a lone data point without its axis does not pass for many
 
 
-def _score(p: Program, inputs: Data) -> None:
-    def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
-        if observed is None:
-            return distribution.mode if isinstance(distribution, Mass) else distribution.sample()
-        distribution.log_prob(observed)
-        return observed
+def _score(model: Model, inputs: Data) -> None:
+    p, _ = model.trace(*inputs, mode=_Likeliest())
+    for name in p.observed:
+        p.log_prob(name)
 
-    p(draw, *inputs)
+
+class _Likeliest(Mode):
+    """Every discrete node takes its most probable state, without any randomness."""
+
+    def draw(
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+    ) -> Drawn:
+        value = distribution.mode if isinstance(distribution, Mass) else distribution.sample()
+        return Drawn(value, lambda: self.score(name, distribution, value))
+
+    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
+        return distribution.log_prob(value)
 
 
 def _numbers(found: Float64[Tensor, "*sums points"], first: int) -> Float64[Tensor, "*sums points"]:

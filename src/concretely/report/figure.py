@@ -115,11 +115,11 @@ def _page(temperatures: Sequence[float], *, height: float) -> Figure:
     figure = Figure(figsize=(2.4 * columns, height * rows), layout=ConstrainedLayoutEngine(hspace=0.08))
     for place, temperature in enumerate(temperatures, start=1):
         axes = figure.add_subplot(rows, columns, place, frame_on=False, xticks=[], yticks=[])
-        axes.set_xlabel(f"λ = {_written(temperature)}", fontsize=11)
+        axes.set_xlabel(f"λ = {written(temperature)}", fontsize=11)
     return figure
 
 
-def _written(number: float) -> str:
+def written(number: float) -> str:
     """A number as one would write it, 1/2 and not 0.5."""
     simple = Fraction(number).limit_denominator(12)
     return str(simple) if simple.numerator <= 12 and math.isclose(simple, number) else f"{number:g}"

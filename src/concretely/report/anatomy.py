@@ -1,0 +1,171 @@
+"""What there is to draw of a run of a stochastic graph: how every node made its state, and an example of it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Size, Tensor
+
+from ..distribution import Bernoulli, BinaryConcrete, Concrete, Discrete, Hypercube, HypercubeConcrete
+from ..trace import Outcome, Trace
+from .figure import written
+
+DETAIL = 12
+"""The most logits that a graph may have to be drawn with all of them."""
+
+SHOWN = 4096
+"""The most entries of a state that are shown."""
+
+GROUND = "#e4e4e4"
+"""The grey under what was observed."""
+
+
+class Operation(NamedTuple):
+    """A step that makes a state."""
+
+    text: str
+    discrete: bool
+    stochastic: bool = False
+    lends: bool = False
+    """Whether the state has nothing but its gradient from here."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What there is to draw of a node: the first sample of the first data point."""
+
+    name: str
+    law: str
+    observed: bool
+    discrete: bool
+    logits: Float[Tensor, "units n"]
+    """Of a law that has none, no columns."""
+    noise: str
+    """The letter of the noise that was added to the logits, empty if none was."""
+    operations: tuple[Operation, ...]
+    shape: tuple[int, ...]
+    brightness: Float[Tensor, "units entries"]
+
+    @property
+    def units(self) -> int:
+        """The number of independent variables."""
+        return len(self.brightness)
+
+    @property
+    def n(self) -> int:
+        """The number of logits of each, or none."""
+        return self.logits.shape[1]
+
+    @property
+    def table(self) -> Tensor:
+        """The state as a rectangle no more than four times as wide as high, filled up with NaN if it must be."""
+        state = self.brightness.flatten()[:SHOWN]
+        n = len(state)
+        rows = next((rows for rows in range(math.isqrt(n), 0, -1) if n % rows == 0 and n <= 4 * rows**2), math.isqrt(n))
+        return torch.cat([state, state.new_full((-n % rows,), math.nan)]).view(rows, -1)
+
+    def subscript(self, unit: int, entry: int) -> str:
+        """That of a logit, empty if there is one only."""
+        digits = (str(unit + 1) if self.units > 1 else "") + (str(entry + 1) if self.n > 1 else "")
+        return digits.translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
+
+
+def anatomy(trace: Trace) -> list[Node]:
+    """The nodes of a run, in the order of the program.
+
+    >>> from concretely import mode, run
+    >>> (node,) = anatomy(run(lambda draw: draw("D", Discrete(torch.zeros(3))), mode.Discrete()))
+    >>> node.noise, [operation.text for operation in node.operations]
+    ('G', ['argmax'])
+    """
+    if not trace.outcomes:
+        raise ValueError("a run must have a node to be drawn, got none")
+    for name, value in trace.values.items():
+        if not value.numel():
+            raise ValueError(f"a node must have a value to be drawn, got shape {tuple(value.shape)} at node {name!r}")
+    return [_node(trace, name) for name in trace]
+
+
+def is_small(nodes: Sequence[Node]) -> bool:
+    """Whether there is room for every logit."""
+    return sum(node.units * max(node.n, 1) for node in nodes) <= DETAIL
+
+
+def extent(shape: Sequence[int]) -> str:
+    """A shape without its ones."""
+    return " × ".join(str(length) for length in shape if length > 1) or "1"
+
+
+def _node(trace: Trace, name: str) -> Node:
+    value, law, observed = trace[name].value, trace[name].distribution, trace[name].observed
+    law_shape, entries = law.batch_shape + law.event_shape, law.event_shape.numel()
+    unit_axes = _unit_axes(trace, trace[name])
+
+    def first(tensor: Tensor) -> Tensor:
+        return tensor.detach()[(0,) * max(tensor.dim() - unit_axes, 0)].double().cpu()
+
+    shape = torch.broadcast_shapes(first(value).shape, law_shape[len(law_shape) - unit_axes :])
+    example = first(value).expand(shape)
+    mass, temperature = law, None
+    if isinstance(law, BinaryConcrete | Concrete | HypercubeConcrete):
+        mass, temperature = law.discretize(), law.temperature
+    if isinstance(mass, Bernoulli | Discrete | Hypercube):
+        noise, operations = _sampling(value, mass, temperature)
+        discrete = operations[0].discrete
+        if observed:
+            noise, operations = "", ()
+        shade = ((1 + example) / 2 if isinstance(mass, Hypercube) else example).clamp(0, 1)
+        n = mass.logits.shape[-1] if law.event_shape else 1
+        logits = first(mass.logits).expand((*shape[:-1], n) if law.event_shape else shape).reshape(-1, n)
+    else:
+        discrete = law.support is not None and law.support.is_discrete
+        noise, operations = "", (Operation(type(law).__name__, discrete, stochastic=True),)
+        low, high = example.aminmax()
+        shade = torch.full_like(example, 0.5) if low == high else (example - low) / (high - low)
+        logits = example.new_empty(example.numel() // entries, 0)
+    brightness = shade.reshape(-1, entries)
+    return Node(name, type(law).__name__, observed, discrete, logits, noise, operations, tuple(shape), brightness)
+
+
+def _unit_axes(trace: Trace, outcome: Outcome) -> int:
+    """The number of axes of a node that are neither of samples nor of data points."""
+    value, law = outcome.value, outcome.distribution
+    axes = len(law.batch_shape + law.event_shape)
+    if outcome.observed:  # unlike its distribution it may have no axis of samples
+        shapes = (trace.shape, trace.batch_shape, Size())
+        return axes - next(len(shape) for shape in shapes if law.batch_shape[: len(shape)] == shape)
+    return min(max(value.dim() - len(trace.shape), len(law.event_shape)), axes)
+
+
+def _sampling(
+    value: Tensor, mass: Bernoulli | Discrete | Hypercube, temperature: Tensor | None
+) -> tuple[str, tuple[Operation, ...]]:
+    """The letter of the noise that was added to logits, and what made a value of them.
+
+    Where the temperature is not known, a value that remembers its node is relaxed, and so is one between the states. A
+    state has no gradient of its own, so that one with a gradient has gone straight through.
+    """
+    if temperature is None:
+        discrete = getattr(value, "node", None) is None and bool(mass.support.check(value).all())
+    else:
+        discrete = not temperature.any()
+    noise, hard, soft = _steps(mass)
+    operations = [Operation(hard, discrete=True)] if discrete else []
+    if not discrete or value.requires_grad:
+        text = "λ" if temperature is None or temperature.numel() > 1 else written(temperature.item())
+        operations.append(Operation(soft.format(text), discrete=False, lends=discrete))
+    return noise, tuple(operations)
+
+
+def _steps(mass: Bernoulli | Discrete | Hypercube) -> tuple[str, str, str]:
+    """The letter of the noise, and the operation that makes a state of noisy logits, hard and soft."""
+    if isinstance(mass, Bernoulli):
+        return "L", "step", "sigmoid( · / {} )"
+    if isinstance(mass, Discrete):
+        return "G", "argmax", "softmax( · / {} )"
+    if mass.logits.shape[-1] == 1:
+        return "L", "2 step − 1", "2 sigmoid( · / {} ) − 1"
+    return "G", "C argmax", "C softmax( · / {} )"

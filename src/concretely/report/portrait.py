@@ -1,0 +1,166 @@
+"""Nodes of stochastic graphs on paper: a small one in full, a large one as a box around its state."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.path import Path
+
+from .anatomy import GROUND, Node, extent
+from .figure import INK, PALE
+from .pen import Point, arrow, box, circle, legible, text
+
+PITCH, RADIUS, PLUS, CELL, LEVEL = 1.0, 0.2, 0.11, 0.28, 0.6
+"""Of a small node, in inches: from logit to logit, the radii of a leaf and of a sum, a state, from step to step."""
+
+GRID = 1.0
+"""The state of a large node, in inches."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A node as a box as blue as what is stochastic, or grey if it was observed: its name, its state and its shape."""
+
+    node: Node
+
+    @property
+    def size(self) -> Point:
+        """The room that it takes."""
+        return GRID + 0.24, self._table_size[1] + 0.58
+
+    @property
+    def _table_size(self) -> Point:
+        rows, columns = self.node.table.shape
+        side = min(CELL, GRID / max(rows, columns))
+        return columns * side, rows * side
+
+    def draw(self, axes: Axes, middle: Point) -> None:
+        """Draw it around a point."""
+        node, (x, y), (width, height) = self.node, middle, self._table_size
+        color = GROUND if node.observed else PALE
+        box(axes, middle, self.size, rounding=0 if node.discrete else 0.14, facecolor=color)
+        axes.imshow(
+            node.table.numpy(),
+            cmap="gray",
+            vmin=0,
+            vmax=1,
+            extent=(x - width / 2, x + width / 2, y - height / 2, y + height / 2),
+            interpolation="nearest",
+            aspect="auto",
+            zorder=3,
+        )
+        box(axes, middle, (width, height), facecolor="none", zorder=4)
+        text(axes, (x, y + height / 2 + 0.15), legible(node.name), size=9)
+        text(axes, (x, y - height / 2 - 0.15), extent(node.shape), size=8, color=INK)
+
+
+@dataclass(frozen=True)
+class Full:
+    """A node unit by unit: logits and noise, their sums, what is done to them, the state, and above it the name."""
+
+    node: Node
+    framed: bool
+
+    @property
+    def size(self) -> Point:
+        """The room that it takes."""
+        width = max(self.node.units * self._unit_width, 0.1 * len(legible(self.node.name)))
+        return width + 0.1, self._levels[-1] + CELL / 2 + 0.34
+
+    @property
+    def _unit_width(self) -> float:
+        node = self.node
+        return max(node.n * PITCH, _row(self._widths), CELL * node.brightness.shape[1]) + 0.2
+
+    @property
+    def _widths(self) -> list[float]:
+        """Those of the operations of a unit; one alone is wide enough for arrows straight up."""
+        widths = [0.066 * len(operation.text) + 0.24 for operation in self.node.operations]
+        return [max(widths[0], (self.node.n - 1) * PITCH + 0.5)] if len(widths) == 1 else widths
+
+    @property
+    def _levels(self) -> list[float]:
+        """The heights of leaves, sums, operations and state."""
+        steps = [self.node.n > 0, bool(self.node.noise), bool(self.node.operations), True]
+        return [RADIUS + 0.1 + LEVEL * (sum(steps[: place + 1]) - 1) for place in range(4)]
+
+    def draw(self, axes: Axes, middle: Point) -> None:
+        """Draw it around a point."""
+        (x, y), (_, height) = middle, self.size
+        leaf, total, step, state = (y - height / 2 + level for level in self._levels)
+        if self.framed:
+            box(axes, middle, self.size, rounding=0.1, edgecolor=PALE, zorder=1)
+        for unit in range(self.node.units):
+            centre = x + (unit - (self.node.units - 1) / 2) * self._unit_width
+            sources = self._draw_leaves(axes, unit, (centre, leaf), total=total)
+            self._draw_operations(axes, sources, (centre, step), state=state)
+            self._draw_state(axes, unit, (centre, state))
+        text(axes, (x, state + CELL / 2 + 0.18), legible(self.node.name), size=10)
+
+    def _draw_leaves(self, axes: Axes, unit: int, middle: Point, *, total: float) -> list[Point]:
+        """Draw logits and, where there is noise, sums; tell where arrows leave them."""
+        node, (centre, leaf), sources = self.node, middle, []
+        for entry in range(node.n):
+            x, index = centre + (entry - (node.n - 1) / 2) * PITCH, node.subscript(unit, entry)
+            if node.noise:
+                circle(axes, (x, total), PLUS, label="+", size=9)
+                for side, letter, color in ((x - 0.23, "log α", "white"), (x + 0.23, node.noise, PALE)):
+                    circle(axes, (side, leaf), RADIUS, label=letter + index, facecolor=color)
+                    arrow(axes, _shortened((side, leaf), (x, total), by=(RADIUS, PLUS)))
+            else:
+                circle(axes, (x, leaf), RADIUS, label=f"log α{index}")
+            sources.append((x, total + PLUS if node.noise else leaf + RADIUS))
+        return sources
+
+    def _draw_operations(self, axes: Axes, sources: Sequence[Point], middle: Point, *, state: float) -> None:
+        """Draw what is done in a row, and all arrows from the sources to the state."""
+        node, (centre, step), widths = self.node, middle, self._widths
+        half, floor = CELL * node.brightness.shape[1] / 2, state - CELL / 2 - self._margin
+        left = centre - _row(widths) / 2
+        for place, (operation, width) in enumerate(zip(node.operations, widths, strict=True)):
+            x = left + width / 2
+            color = PALE if operation.stochastic else "white"
+            box(axes, (x, step), (width, 0.32), rounding=0 if operation.discrete else 0.16, facecolor=color)
+            text(axes, (x, step), operation.text, size=8)
+            room = min(PITCH, (width - 0.3) / max(node.n - 1, 1))
+            for entry, source in enumerate(sources):
+                door = x + (entry - (node.n - 1) / 2) * room
+                arrow(axes, Path([source, (door, step - 0.16)]), dashed=operation.lends)
+            gate = centre + (place - (len(widths) - 1) / 2) * min(half, 0.24)
+            arrow(axes, Path([(x, step + 0.16), (gate, floor)]), dashed=operation.lends)
+            left += width + 0.2
+        if not node.operations:
+            for x, y in sources:
+                arrow(axes, Path([(x, y), (min(max(x, centre - half), centre + half), floor)]))
+
+    def _draw_state(self, axes: Axes, unit: int, middle: Point) -> None:
+        """Draw a state as squares or, if it is relaxed, circles, and the ground under it if it was observed."""
+        node, (centre, y), shades = self.node, middle, self.node.brightness[unit].tolist()
+        width, margin = CELL * len(shades), 2 * self._margin
+        if node.observed:
+            box(axes, middle, (width + margin, CELL + margin), facecolor=GROUND)
+        for entry, shade in enumerate(shades):
+            color = "none" if math.isnan(shade) else str(shade)
+            cell = centre - width / 2 + CELL * (entry + 0.5), y
+            if node.discrete:
+                box(axes, cell, (CELL, CELL), facecolor=color, zorder=3)
+            else:
+                circle(axes, cell, CELL / 2, facecolor=color, zorder=3)
+
+    @property
+    def _margin(self) -> float:
+        """Of the ground around a state."""
+        return 0.07 if self.node.observed else 0.0
+
+
+def _row(widths: Sequence[float]) -> float:
+    """The width of things in a row."""
+    return sum(widths) + 0.2 * (len(widths) - 1)
+
+
+def _shortened(start: Point, end: Point, *, by: Point) -> Path:
+    """The line between two points, less so much at its ends."""
+    length = math.dist(start, end)
+    ways = (by[0] / length, 1 - by[1] / length)
+    return Path([(start[0] + way * (end[0] - start[0]), start[1] + way * (end[1] - start[1])) for way in ways])
