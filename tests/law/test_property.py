@@ -36,8 +36,10 @@ def test_categorical_draws_are_normalised_and_ordered_as_their_noisy_logits(
     logits, noise = (torch.tensor(part, dtype=torch.float64) for part in row)
     node = c.ExpConcrete(logits, temperature).push(noise)
     assert abs(node.logsumexp(-1).item()) < 1e-12
-    assert (torch.diff(node[(logits + noise).argsort()]) >= 0).all()
-    assert torch.equal(c.Concrete(logits, temperature).push(noise).argmax(), node.argmax())
+    # sums that differ by their rounding alone may come in either order
+    tie = 4 * torch.finfo(torch.float64).eps * max(logits.abs().max().item(), 1) / min(temperature, 1)
+    assert (torch.diff(node[(logits + noise).argsort()]) >= -tie).all()
+    assert node[c.Concrete(logits, temperature).push(noise).argmax()] >= node.max() - tie
 
 
 @given(row=ROWS, temperature=TEMPERATURES, shift=st.floats(-1e3, 1e3))

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 
@@ -17,6 +16,7 @@ from ..mode import Discrete, Drawn, Enumerate, Mode
 from ..model.base import Model
 from ..objective import total, weigh
 from ..program import at_rest
+from .progress import counting
 
 PAIRS_ON_CPU, PAIRS_ELSEWHERE = 4_096, 65_536
 """How many pairs of a sample and a data point are run at once: a layer of 784 units then takes 13 or 206 MB.
@@ -97,7 +97,7 @@ def evaluate(
     _require_positive("chunk", chunk)
     at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, all of nearly one size
     sums = []
-    with _counting(len(data[0]) * samples, shown=progress) as advance, at_rest(model), torch.no_grad():
+    with counting("log-likelihood", len(data[0]) * samples, shown=progress) as advance, at_rest(model), torch.no_grad():
         _require_scores(model, data, chunk)
         for first, part in _parts(data, max(1, chunk // at_once)):
             runs = _log_sums(model, part, samples, at_once=at_once, generator=generator, advance=advance)
@@ -160,22 +160,6 @@ def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
     """So many data points after another, and the index of the first of them."""
     for first in range(0, len(data[0]), points):
         yield first, tuple(tensor[first : first + points] for tensor in data)
-
-
-@contextmanager
-def _counting(pairs: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A function to be told how many pairs are done, which may show it."""
-    if not shown:
-        yield lambda done: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError as error:
-        raise ImportError("progress needs rich, which is not installed: pip install 'concretely[command]'") from error
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("log-likelihood", total=pairs)
-        yield lambda done: bar.advance(task, done)
 
 
 def _require_positive(name: str, number: int) -> None:
