@@ -100,5 +100,5 @@ class Trace:
         outcome = self.outcomes[name]
         shape = self.batch_shape if outcome.observed else self.shape  # what is observed has no sample axis
         unit_axes = outcome.value.dim() - len(outcome.distribution.event_shape) - len(shape)
-        quantity = quantity.flatten(-unit_axes).sum(-1) if unit_axes else quantity
+        quantity = quantity.sum(tuple(range(-unit_axes, 0))) if unit_axes else quantity
         return quantity if quantity.shape == self.shape else quantity.broadcast_to(self.shape)

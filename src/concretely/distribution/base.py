@@ -32,6 +32,11 @@ class Law(Protocol):
     ) -> Tensor: ...
 
 
+def expanded(logits: Tensor, shape: Size) -> Tensor:
+    """Logits of a shape; those that have it already are spared a step that would be differentiated."""
+    return logits if logits.shape == shape else logits.expand(shape)
+
+
 class Variable(Site):
     """A random variable that is a deterministic function of its parameters and of noise with a fixed law."""
 
@@ -214,7 +219,7 @@ class Tempered(Node):
         self._temperature = check.as_temperature(temperature, validate=validate)
         batch_shape, event_shape = check.split(logits, self.category_axes)
         batch_shape = check.broadcast(batch_shape, temperature)
-        super().__init__(logits.expand(batch_shape + event_shape), batch_shape, event_shape, validate=validate)
+        super().__init__(expanded(logits, batch_shape + event_shape), batch_shape, event_shape, validate=validate)
 
     @property
     def temperature(self) -> Tensor:
@@ -284,7 +289,7 @@ class Relaxation(Continuous):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log density of a value, at the node it remembers or, failing that, at the node it determines."""
-        node = self._node_of(self._checked(value))
+        node = wide(self._node_of(self._checked(value)))
         return cast(self.node._log_density(node) - self._log_slope(node), self.logits.dtype)
 
     def node_log_prob(self, value: Tensor) -> Tensor:
@@ -306,7 +311,7 @@ class Relaxation(Continuous):
         if value.requires_grad and not node.requires_grad:  # the gradient was asked for after the draw
             inverse = self._unsquash(wide(value))
             return wide(node) + (inverse - inverse.detach())
-        return wide(node)
+        return node
 
     @abstractmethod
     def discretize(self) -> Mass:

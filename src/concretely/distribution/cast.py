@@ -38,7 +38,9 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
     Only float16 is narrow enough for ordinary nodes, densities and gradients to leave its range.
     """
-    if value.dtype != dtype and torch.float16 in (value.dtype, dtype):
+    if value.dtype == dtype:
+        return value
+    if torch.float16 in (value.dtype, dtype):
         saturated: Tensor = _Saturate.apply(value, dtype)  # type: ignore[no-untyped-call]
         return saturated
     return value.to(dtype)

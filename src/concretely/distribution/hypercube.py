@@ -7,11 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Size, Tensor
 from torch.distributions import constraints
+from torch.nn.functional import logsigmoid
 
 from . import check
-from .base import Mass, Relaxation, Tempered
+from .base import Mass, Relaxation, Tempered, expanded
 from .binary import Bernoulli
-from .cast import wide
+from .cast import cast, wide, working
 from .concrete import Discrete, log_mass_of
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
@@ -125,9 +126,10 @@ class Hypercube(Mass):
         return to_corner(self.state.push(noise), self.event_shape)
 
     def _log_mass(self, value: Tensor) -> Tensor:
-        on = (value > 0).to(value.dtype)
         if self.event_shape[0] == 1:
-            return self.state._log_mass(on.squeeze(-1))
+            logits = cast(self.logits, working(self.logits.dtype)).squeeze(-1)
+            return logsigmoid(logits * value.detach().squeeze(-1))
+        on = value > 0
         place = 2 ** torch.arange(self.event_shape[0] - 1, -1, -1, device=value.device)
         category = (on.long() * place).sum(-1)
         return log_mass_of(wide(self.logits).log_softmax(-1), category)
@@ -186,7 +188,7 @@ class HypercubeConcrete(Relaxation):
             node = Logistic(logits.squeeze(-1), temperature, validate_args=validate_args)
         else:
             node = ExpConcrete(logits, temperature, validate_args=validate_args)
-        logits = logits.expand(node.batch_shape + logits.shape[-1:])
+        logits = expanded(logits, node.batch_shape + logits.shape[-1:])
         super().__init__(node, logits=logits, event_shape=bits(logits))
 
     @classmethod

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cast import WIDE, cast, wide, working
+from .cast import cast, wide, working
 from .temperature import Temperature
 
 MILD = 2.0
@@ -21,43 +21,67 @@ def recover(value: Tensor, logits: Tensor, temperature: Temperature, *, up_to_sh
     >>> recover(torch.tensor(1e4), torch.tensor(9999.0), 1.0)
     tensor(1.)
     """
-    dtype = WIDE
-    if isinstance(temperature, float) and temperature <= MILD:
-        dtype = working(torch.promote_types(logits.dtype, value.dtype))
-    if dtype != WIDE and not torch.compiler.is_compiling():
-        noise: Tensor = _Recover.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
-        return noise
+    if is_narrow(value, logits, temperature) and not torch.compiler.is_compiling():
+        found: Tensor = _Recover.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
+        return found
     noise = temperature * wide(value) - wide(logits)
-    return (noise - noise.detach().amin(-1, keepdim=True) if up_to_shift else noise).to(dtype)
+    noise = noise - noise.detach().amin(-1, keepdim=True) if up_to_shift else noise
+    return noise.to(torch.float32) if is_narrow(value, logits, temperature) else noise
+
+
+def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
+    """Whether scores need the noise in float32 only, once it has been recovered."""
+    is_mild = isinstance(temperature, float) and temperature <= MILD
+    return is_mild and working(torch.promote_types(logits.dtype, value.dtype)) == torch.float32
+
+
+def narrow(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """The noise in float64, of values that are narrower."""
+    return wide(value).mul_(temperature) - wide(logits)
+
+
+def keep(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:
+    """Remember what the derivatives of the noise need to know."""
+    ctx.temperature = temperature
+    ctx.value, ctx.logits = (value.shape, value.dtype), (logits.shape, logits.dtype)
+
+
+def pull(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the value and of the logits, from that of the noise; they need no float64."""
+    by_value = by_logits = None
+    if ctx.needs_input_grad[0]:
+        by_value = cast((ctx.temperature * grad).sum_to_size(ctx.value[0]), ctx.value[1])
+    if ctx.needs_input_grad[1]:
+        by_logits = cast(-grad.sum_to_size(ctx.logits[0]), ctx.logits[1])
+    return by_value, by_logits
+
+
+def push(ctx: Any, by_value: Tensor | None, by_logits: Tensor | None) -> Tensor:
+    """The tangent of the noise, from those of the value and of the logits."""
+    moved = 0 if by_value is None else ctx.temperature * by_value.to(torch.float32)
+    drawn = 0 if by_logits is None else by_logits.to(torch.float32)
+    shape = torch.broadcast_shapes(ctx.value[0], ctx.logits[0])
+    return torch.as_tensor(moved - drawn).expand(shape)
 
 
 class _Recover(torch.autograd.Function):
-    """The recovery of float32 noise, whose gradients need no float64."""
+    """The recovery of float32 noise."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(value: Tensor, logits: Tensor, temperature: float, up_to_shift: bool) -> Tensor:
-        noise = wide(value).mul_(temperature) - wide(logits)  # the value is narrower, so that this is a copy
+        noise = narrow(value, logits, temperature)
         return (noise.sub_(noise.amin(-1, keepdim=True)) if up_to_shift else noise).to(torch.float32)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float, bool], output: Tensor) -> None:
-        value, logits, ctx.temperature, _ = inputs
-        ctx.shape = output.shape
-        ctx.value, ctx.logits = (value.shape, value.dtype), (logits.shape, logits.dtype)
+        keep(ctx, *inputs[:3])
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
-        by_value = by_logits = None
-        if ctx.needs_input_grad[0]:
-            by_value = cast((ctx.temperature * grad[0]).sum_to_size(ctx.value[0]), ctx.value[1])
-        if ctx.needs_input_grad[1]:
-            by_logits = cast(-grad[0].sum_to_size(ctx.logits[0]), ctx.logits[1])
-        return by_value, by_logits, None, None
+        return *pull(ctx, grad[0]), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangent: Tensor | None) -> Tensor:
-        moved = 0 if tangent[0] is None else ctx.temperature * tangent[0].to(torch.float32)
-        drawn = 0 if tangent[1] is None else tangent[1].to(torch.float32)
-        return torch.as_tensor(moved - drawn).expand(ctx.shape)
+        return push(ctx, *tangent[:2])

@@ -70,7 +70,7 @@ def estimate(
     >>> logits.grad.shape
     torch.Size([3])
     """
-    if not isinstance(estimator, Estimator) or isinstance(estimator, type):
+    if isinstance(estimator, type) or not callable(estimator):
         name = estimator.__name__ if isinstance(estimator, type) else type(estimator).__name__
         raise TypeError(f"estimator must be an estimator such as Pathwise(temperature=2/3), got {name}")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:

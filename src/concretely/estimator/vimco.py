@@ -69,7 +69,6 @@ def _around(
     log_w: Float[Tensor, "m *batch"], cumulated: Callable[[Tensor, int], Tensor], *, nothing: float
 ) -> tuple[Float[Tensor, "m *batch"], Float[Tensor, "m *batch"]]:
     """What comes before each sample and after it, together: differences of sums would not survive infinite weights."""
-    none = torch.full_like(log_w[:1], nothing)
-    before = torch.cat([none, cumulated(log_w[:-1], 0)])
-    after = torch.cat([cumulated(log_w[1:].flip(0), 0).flip(0), none])
-    return before, after
+    gathered = cumulated(torch.stack([log_w, log_w.flip(0)]), 1)[:, :-1]
+    before, after = torch.cat([torch.full_like(gathered[:, :1], nothing), gathered], 1).unbind()
+    return before, after.flip(0)

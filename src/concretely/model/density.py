@@ -76,10 +76,10 @@ class Inference(nn.Module):
             Hidden(before.units, layer, link, width=width, generator=generator)
             for before, layer, link, width in zip(below, above, architecture.links[::-1], widths, strict=True)
         )
-        self.centres = nn.ModuleList(Centre(layer.units) for layer in above[:-1])
+        self.centres = nn.ModuleList([*(Centre(layer.units) for layer in above[:-1]), nn.Identity()])
 
     def forward(self, draw: Draw, x: Tensor) -> None:
         """Draw the latents given the data."""
         state = 2 * as_units("x", x, self.units, dtype_of(self.layers)) - 1  # p looks at every bit
-        for name, layer, centre in zip(self.names, self.layers, (*self.centres, nn.Identity()), strict=True):
+        for name, layer, centre in zip(self.names, self.layers, self.centres, strict=True):
             state = centre(draw(name, layer(state)).flatten(-2))

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from ..distribution.binary import Bernoulli
-from ..distribution.cast import working
+from ..distribution.cast import cast, working
 from ..distribution.check import first, known
 from ..distribution.hypercube import Hypercube
 from ..notation import Layer, Link
@@ -45,7 +45,8 @@ class Hidden(nn.Module):
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Hypercube:
         """The distribution of the layer."""
-        return Hypercube(_wide_enough(self.network(state)).unflatten(-1, self.shape), validate_args=False)
+        logits = _wide_enough(self.network(state))
+        return Hypercube(logits.view(*logits.shape[:-1], *self.shape), validate_args=False)
 
 
 class Top(nn.Module):
@@ -111,7 +112,7 @@ class Centre(nn.Module):
 
 def _wide_enough(logits: Tensor) -> Tensor:
     """Logits in at least float32, in which log probabilities are summed; autocast would leave them in less."""
-    return logits.to(working(logits.dtype))
+    return cast(logits, working(logits.dtype))
 
 
 def node_shape(layer: Layer) -> tuple[int, int]:
