@@ -1,6 +1,5 @@
 """NVIL: the score-function estimator with a local signal, a learned baseline and a running scale for every node."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from ..objective import Objective, Weighing, average, total, weigh
 from ..program import Program
 from ..trace import Trace
 from .base import Estimate, bounded
-from .surrogate import credited
+from .surrogate import estimated
 
 
 class NVIL(nn.Module):
@@ -76,18 +75,18 @@ class NVIL(nn.Module):
         """Estimate the average over samples, with a loss that trains the baselines too."""
         weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
         signal: dict[str, Tensor] = {}
-        praise = []
+        baselines: dict[str, Tensor] = {}
         for index, name in enumerate(self.nodes):
             local = self._local(weighing, name)
             if not self.baselines:
                 signal[name] = self._normalized(local, index) / samples
                 continue
-            baseline = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
-            signal[name] = self._normalized(local - baseline.detach(), index) / samples
-            praise.append((signal[name] * baseline).sum(0).mean())
-        estimate = credited(weighing, weighing.log_w_given_q, average, signal, bounds=bounded(target, average))
-        fit = torch.stack([*praise, torch.zeros_like(estimate.loss)]).sum()
-        return replace(estimate, loss=estimate.loss - (fit - fit.detach()))
+            baselines[name] = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
+            signal[name] = self._normalized(local - baselines[name].detach(), index) / samples
+        # a baseline is praised with the log probability of its node, and so learns to foresee the signal
+        scores = {name: credit * (weighing.log_q[name] + baselines.get(name, 0)) for name, credit in signal.items()}
+        score = total(scores).sum(0)
+        return estimated(weighing.log_w_given_q, average, bounds=bounded(target, average), score=score, signal=signal)
 
     def _local(self, weighing: Weighing, name: str) -> Float[Tensor, "m *batch"]:
         """The terms of the log-weight that a node or a later one enters."""

@@ -11,7 +11,7 @@ from ..model.base import Model
 from ..objective import Objective, Treatment, weigh
 from ..program import Program
 from .base import Estimate, bounded
-from .surrogate import credited
+from .surrogate import estimated
 
 NoBound = Literal["mass", "analytic"]
 
@@ -57,7 +57,7 @@ class Pathwise:
         )
         is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
         bounds = bounded(target, objective, relaxed=True) if is_bound else None
-        return credited(weighing, weighing.log_w, objective, {}, bounds=bounds)
+        return estimated(weighing.log_w, objective, bounds=bounds)
 
     def _modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
@@ -155,7 +155,7 @@ def _straight_through(
     weighing = weigh(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
     # the mean of several weights with an analytic divergence may exceed the likelihood
     bounds = None if analytic and samples > 1 else bounded(target, objective)
-    return credited(weighing, weighing.log_w, objective, {}, bounds=bounds)
+    return estimated(weighing.log_w, objective, bounds=bounds)
 
 
 def _require_known(kl: str, *treatments: str) -> None:

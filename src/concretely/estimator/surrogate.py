@@ -19,21 +19,20 @@ def surrogate(weighing: Weighing, objective: Objective, signal: Signal, *, bound
     """
     log_w = weighing.log_w_given_q if objective is average else weighing.log_w
     credit = signal(log_w.detach())
-    return credited(weighing, log_w, objective, dict.fromkeys(weighing.credited, credit), bounds=bounds)
+    nodes = weighing.credited
+    score = (credit * total({name: weighing.log_q[name] for name in nodes})).sum(0) if nodes else None
+    return estimated(log_w, objective, bounds=bounds, score=score, signal=dict.fromkeys(nodes, credit))
 
 
-def credited(
-    weighing: Weighing,
+def estimated(
     log_w: Float[Tensor, "m *batch"],
     objective: Objective,
-    signal: Mapping[str, Tensor],
     *,
     bounds: str | None,
+    score: Float[Tensor, "*batch"] | None = None,
+    signal: Mapping[str, Tensor] | None = None,
 ) -> Estimate:
-    """An estimate in which every node has a signal of its own, or none if its gradient is pathwise."""
+    """An estimate from log-weights, and from credit times log q where gradients are not pathwise."""
     value = objective(log_w)
-    loss = -value
-    if signal:
-        score = total({name: credit * weighing.log_q[name] for name, credit in signal.items()}).sum(0)
-        loss = loss - (score - score.detach())
-    return Estimate(loss.mean(), value.detach(), log_w.detach(), bounds, signal)
+    loss = -value if score is None else -value - (score - score.detach())
+    return Estimate(loss.mean(), value.detach(), log_w.detach(), bounds, signal or {})

@@ -57,12 +57,11 @@ def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[T
     """
     m = len(log_w)
     others = torch.logaddexp(*_around(log_w, Tensor.logcumsumexp, nothing=-math.inf))
+    whole = torch.logaddexp(others, log_w)
     if mean == "arithmetic":
-        without = others - math.log(m - 1)
-    else:
-        before, after = _around(log_w, Tensor.cumsum, nothing=0.0)
-        without = torch.logaddexp(others, (before + after) / (m - 1)) - math.log(m)
-    return bound(log_w) - without
+        return whole - others - math.log(m / (m - 1))
+    before, after = _around(log_w, Tensor.cumsum, nothing=0.0)
+    return whole - torch.logaddexp(others, (before + after) / (m - 1))
 
 
 def _around(
