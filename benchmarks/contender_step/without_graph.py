@@ -14,7 +14,7 @@ def concrete(network: Network, x: Tensor, samples: int) -> Tensor:
     """The loss of one relaxed layer."""
     q = unit(network.encoder[0](2 * x - 1)).relax(TEMPERATURE)
     h, log_q = q.rsample_and_log_prob((samples,))
-    log_p = unit(network.top).relax(PRIOR_TEMPERATURE).log_prob(h)
+    log_p = unit(network.top).relax(PRIOR_TEMPERATURE).node_log_prob(h)
     log_x = c.Bernoulli(network.decoder[0](h.squeeze(-1)), validate_args=False).log_prob(x)
     return -bound((log_p - log_q).sum(-1) + log_x.sum(-1)).mean()
 

@@ -59,6 +59,8 @@ class NVIL(nn.Module):
         with torch.no_grad():
             p, q = _runs(target, inputs)
         self.nodes = [name for name in q.latent if isinstance(q[name].distribution, Mass)]
+        if not self.nodes:
+            raise ValueError("the target of NVIL must draw a discrete node, got none")
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}
         self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
         like = q[self.nodes[0]].value
@@ -75,18 +77,17 @@ class NVIL(nn.Module):
         """Estimate the average over samples, with a loss that trains the baselines too."""
         weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
         signal: dict[str, Tensor] = {}
-        baselines: dict[str, Tensor] = {}
+        scores: dict[str, Tensor] = {}
         for index, name in enumerate(self.nodes):
             local = self._local(weighing, name)
-            if not self.baselines:
-                signal[name] = self._normalized(local, index) / samples
-                continue
-            baselines[name] = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
-            signal[name] = self._normalized(local - baselines[name].detach(), index) / samples
-        # a baseline is praised with the log probability of its node, and so learns to foresee the signal
-        scores = {name: credit * (weighing.log_q[name] + baselines.get(name, 0)) for name, credit in signal.items()}
-        score = total(scores).sum(0)
-        return estimated(weighing.log_w_given_q, average, bounds=bounded(target, average), score=score, signal=signal)
+            baseline = torch.zeros_like(local)
+            if self.baselines:
+                baseline = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
+            signal[name] = self._normalized(local - baseline.detach(), index) / samples
+            # the baseline is credited beside the log probability of its node, and so learns to foresee the signal
+            scores[name] = signal[name] * (weighing.log_q[name] + baseline)
+        bounds = bounded(target, average)
+        return estimated(weighing.log_w_given_q, average, bounds=bounds, score=total(scores).sum(0), signal=signal)
 
     def _local(self, weighing: Weighing, name: str) -> Float[Tensor, "m *batch"]:
         """The terms of the log-weight that a node or a later one enters."""
