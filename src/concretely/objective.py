@@ -116,7 +116,11 @@ def weigh(
     if not isinstance(target, Model):
         trace = run(target, mode, *inputs, samples=samples, generator=generator)
         return Weighing({"cost": -_cost(trace)}, trace, divides=False)
-    p, q = target.trace(*inputs, mode=mode, prior_mode=prior_mode, samples=samples, generator=generator)
+    q = target.drawn(*inputs, mode=mode, samples=samples, generator=generator)
+    if target.q is not None and not analytic:
+        for name in q.latent:
+            q.log_prob(name)  # now, while its noise is at hand, which is let go of before p needs the room
+    p = target.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode)
     if not p.observed:
         raise ValueError("p must observe something, got no call of draw with observed=")
     if p is q:

@@ -11,23 +11,27 @@ from torch.distributions import Distribution
 __all__ = ["Trace"]
 
 
-@dataclass(frozen=True)
 class Outcome:
-    """What happened at a node."""
+    """What happened at a node: its value, its distribution as the program gave it, and whether it was observed."""
 
-    value: Tensor
-    distribution: Distribution
-    """The distribution as the program gave it, whatever the mode made of it."""
-    observed: bool
-    score: Callable[[], Tensor] = field(repr=False)
-    _memory: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    def __init__(
+        self, value: Tensor, distribution: Distribution, *, observed: bool, score: Callable[[], Tensor]
+    ) -> None:
+        self.value = value
+        self.distribution = distribution
+        self.observed = observed
+        self._score: Callable[[], Tensor] | Tensor = score
 
     @property
     def log_prob(self) -> Tensor:
         """The log probability of the value, one number for each unit, worked out when it is first asked for."""
-        if "log_prob" not in self._memory:  # a cached property would stop the compiler
-            self._memory["log_prob"] = self.score()
-        return self._memory["log_prob"]
+        if not isinstance(self._score, Tensor):
+            self._score = self._score()  # what it was worked out from, such as noise, is let go of
+        return self._score
+
+    def __repr__(self) -> str:
+        what = "observed" if self.observed else "drawn"
+        return f"Outcome({tuple(self.value.shape)} {what} from {self.distribution})"
 
 
 @dataclass(frozen=True)

@@ -46,17 +46,26 @@ class Model(nn.Module):
 
         Without q the two are one.
         """
-        if self.q is None:
-            trace = run(self.p, mode, *inputs, samples=samples, generator=generator)
-            return trace, trace
-        q = run(self.q, mode, *inputs, samples=samples, generator=generator)
-        if not q.latent:
+        q = self.drawn(*inputs, mode=mode, samples=samples, generator=generator)
+        return self.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode), q
+
+    def drawn(self, *inputs: Any, mode: Mode, samples: int | None = None, generator: Generator | None = None) -> Trace:
+        """Draw the latents: the first half of `trace`."""
+        program = self.p if self.q is None else self.q
+        trace = run(program, mode, *inputs, samples=samples, generator=generator)
+        if not trace.latent and self.q is not None:
             raise ValueError("q must draw the latent nodes, got no call of draw")
-        p = run(self.p, Replay(q, mode if prior_mode is None else prior_mode), *inputs)
-        for name in q.latent:
+        return trace
+
+    def scored(self, drawn: Trace, *inputs: Any, mode: Mode) -> Trace:
+        """Score the latents and the data under p: the second half of `trace`."""
+        if self.q is None:
+            return drawn
+        p = run(self.p, Replay(drawn, mode), *inputs)
+        for name in drawn.latent:
             if name not in p:
                 raise ValueError(f"p must draw every node that q draws, got no {name!r}")
-        return p, q
+        return p
 
     def sample(self, samples: int, *inputs: Tensor, generator: Generator | None = None) -> Any:
         """What p returns for so many draws of the discrete graph, given its context if it has one."""
