@@ -64,6 +64,36 @@ def test_ratios_are_those_of_the_record(start: str, peers: tuple[str, str], comp
         assert cell == f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
 
 
-@pytest.mark.parametrize("name", ["node", "exactness"])
+HAND, JAX_HAND = "torch by hand, torch.distributions", "jax by hand, jit"
+BARE = "concretely variables, no graph"
+
+
+@pytest.mark.parametrize(
+    ("start", "contender", "reference"),
+    [
+        ("torch by hand, with torch.distributions ÷ ours", HAND, "concretely"),
+        ("torch by hand, with torch.distributions ÷ ours compiled", HAND, "concretely, compiled"),
+        ("JAX by hand under jit ÷ ours", JAX_HAND, "concretely"),
+        ("JAX by hand under jit ÷ ours compiled", JAX_HAND, "concretely, compiled"),
+        ("ours ÷ the same without graph, model and estimator", "concretely", BARE),
+        ("the same, both compiled", "concretely, compiled", f"{BARE}, compiled"),
+    ],
+)
+def test_ratios_of_steps_are_those_of_the_record(start: str, contender: str, reference: str) -> None:
+    tasks = record("step")["results"]
+    assert [(task["method"], task["samples"]) for task in tasks] == [
+        ("concrete", 1),
+        ("concrete", 5),
+        ("concrete", 50),
+        ("vimco", 5),
+    ]
+    for cell, task in zip(cells(start), tasks, strict=True):
+        (row,) = (row for row in task["contenders"] if row["name"] == contender)
+        ratio = row["ratio"][reference]
+        low, high = ratio["quartiles"]
+        assert cell == f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
+
+
+@pytest.mark.parametrize("name", ["node", "exactness", "step"])
 def test_records_are_of_a_clean_tree(name: str) -> None:
     assert record(name)["commit"]["dirty"] is False

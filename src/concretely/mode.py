@@ -304,6 +304,8 @@ def _pathwise(
 
 
 def _relaxed(name: str, mass: Mass, temperature: Temperatures) -> Relaxation:
+    if isinstance(temperature, float | Tensor):  # asked first, as it takes no time
+        return mass.relax(temperature)
     if isinstance(temperature, Mapping):
         if name not in temperature:
             raise ValueError(f"temperature must name every node, got none for {name!r}")

@@ -53,7 +53,7 @@ def wide(value: Tensor) -> Tensor:
 
 def working(dtype: torch.dtype) -> torch.dtype:
     """The dtype of noise and of what is computed from it: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
+    return dtype if dtype.itemsize > 2 else torch.float32
 
 
 def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:

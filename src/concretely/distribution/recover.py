@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cast import cast, wide, working
+from .cast import cast, wide
 from .temperature import Temperature
 
 MILD = 2.0
@@ -32,7 +32,7 @@ def recover(value: Tensor, logits: Tensor, temperature: Temperature, *, up_to_sh
 def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
     """Whether scores need the noise in float32 only, once it has been recovered."""
     is_mild = isinstance(temperature, float) and temperature <= MILD
-    return is_mild and working(torch.promote_types(logits.dtype, value.dtype)) == torch.float32
+    return is_mild and value.dtype.itemsize < 8 and logits.dtype.itemsize < 8
 
 
 def narrow(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
