@@ -213,6 +213,43 @@ def test_observed_nodes_that_depend_on_no_draw_are_summed_over_their_units_alone
     torch.testing.assert_close(trace.log_prob("x"), expected.expand(4, 4))
 
 
+def test_scores_have_the_gradient_of_their_draw_whoever_looks_first() -> None:
+    logits = torch.zeros(3, requires_grad=True)
+    trace = c.run(lambda draw: draw("b", c.Bernoulli(logits)), c.mode.Discrete())
+    with torch.no_grad():
+        trace.log_prob("b")
+    assert trace.log_prob("b").requires_grad
+
+
+def test_parents_are_found_in_distributions_made_of_others_and_in_tables() -> None:
+    table, labels = torch.tensor([0.0, 5.0]), torch.zeros(4, dtype=torch.long)
+
+    def program(draw: c.Draw, x: Tensor) -> None:
+        z = draw("z", c.Bernoulli(x))
+        draw("independent", torch.distributions.Independent(Normal(z, 1.0), 1), observed=x)
+        draw("transformed", torch.distributions.LogNormal(z, 1.0), observed=x.exp())
+        draw("table", Normal(table[(z[..., 0] != z[..., 1]).long()], 1.0), observed=x[..., 0])
+        draw("label", torch.distributions.Categorical(logits=z), observed=labels)
+
+    parents = c.run(program, c.mode.Discrete(), torch.zeros(4, 2)).parents
+    assert all(parents[name] == ("z",) for name in ("independent", "transformed", "table", "label"))
+
+
+def test_runs_that_only_look_teach_a_module_nothing() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+            return draw("a", c.Bernoulli(x)).sum(-1) + draw("b", c.Bernoulli(self.norm(x))).sum(-1)
+
+    module = Normed()
+    for runs in (1, 2, 3):
+        c.run(module, c.mode.Discrete(), torch.randn(4, 4), samples=4)
+        assert module.norm.num_batches_tracked == runs
+
+
 def test_continuous_nodes_are_pathwise_in_every_mode() -> None:
     mean = torch.zeros(3, requires_grad=True)
 
@@ -295,6 +332,18 @@ def wrong_data(draw: c.Draw, x: Tensor) -> Tensor:
     return draw("a", c.Bernoulli(x), observed=torch.zeros(3))
 
 
+def broadcast_data(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", Normal(x[:, :1], 1.0), observed=x[:, 0])
+
+
+def repeated_data(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", c.Bernoulli(x), observed=x[:, :1])
+
+
+def no_distribution(draw: c.Draw, x: Tensor) -> Tensor:
+    return draw("a", x)
+
+
 def no_data(draw: c.Draw, x: Tensor) -> Tensor:
     return draw("a", c.Bernoulli(x), observed=1.0)
 
@@ -336,6 +385,33 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             c.mode.Discrete(),
             {},
             "the observed value of node 'a' must have a shape that begins with that of the first input, (4,), got (3,)",
+        ),
+        (
+            broadcast_data,
+            c.mode.Discrete(),
+            {"samples": 4},
+            "node 'a' must have a batch shape that fits what is observed, "
+            "got (4, 1) and an observed value of shape (4,)",
+        ),
+        (
+            repeated_data,
+            c.mode.Discrete(),
+            {},
+            "node 'a' must have a batch shape that fits what is observed, "
+            "got (4, 3) and an observed value of shape (4, 1)",
+        ),
+        (no_distribution, c.mode.Discrete(), {}, "node 'a' must be given a distribution, got Tensor"),
+        (
+            diamond,
+            c.mode.Discrete,
+            {},
+            "mode must be a mode, such as concretely.mode.Discrete(), got the class Discrete",
+        ),
+        (
+            diamond,
+            c.Discrete(torch.zeros(2)),
+            {},
+            "mode must be a mode, such as concretely.mode.Discrete(), got Discrete",
         ),
         (no_data, c.mode.Discrete(), {}, "the observed value of node 'a' must be a tensor, got float"),
         (

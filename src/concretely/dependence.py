@@ -1,42 +1,47 @@
 """Which nodes of a stochastic graph depend on which others."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Transform
 
-from .distribution import Bernoulli, Discrete, Hypercube
+from .distribution import Discrete, Hypercube
+from .distribution.base import Mass
 from .program import Program, at_rest
 from .trace import Outcome
+
+REPLAYS = 4
+"""How many random values of a node are tried beside the opposite of the one it has."""
 
 
 def parents(program: Program, inputs: tuple[Any, ...], trace: Mapping[str, Outcome]) -> dict[str, tuple[str, ...]]:
     """For every node, the nodes that its distribution depends on.
 
     The values are replayed. A node depends on another if the parameters of its distribution have a derivative in the
-    value of the other, even one of zero, or change when that value is turned into its opposite.
+    value of the other, even one of zero, or change when that value is replaced. A distribution whose parameters cannot
+    be found is taken to depend on all nodes before it.
     """
     values = {name: outcome.value.detach() for name, outcome in trace.items()}
     with at_rest(program):
         with torch.enable_grad():
-            leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
-            connected = {
-                name: _connected(parameters, leaves)
-                for name, parameters in _replayed_parameters(program, inputs, leaves).items()
-            }
+            leaves = {name: value.clone().requires_grad_(value.is_floating_point()) for name, value in values.items()}
+            seen = _replayed_parameters(program, inputs, leaves)
+            found = {name: _connected(parameters, leaves) for name, parameters in seen.items()}
         with torch.no_grad():
             before = _replayed_parameters(program, inputs, values)
-            after = {
-                name: _replayed_parameters(program, inputs, values | {name: _opposite(trace[name])}) for name in values
-            }
-    return {
-        name: tuple(
-            other for other in values if other in connected[name] or not _equal(before[name], after[other][name])
-        )
-        for name in before
-    }
+            for other, outcome in trace.items():
+                for value in _others(outcome):
+                    after = _replayed_parameters(program, inputs, values | {other: value})
+                    for name in before:
+                        if not _equal(before[name], after[name]):
+                            found[name].add(other)
+    order = list(values)
+    for name, parameters in before.items():
+        if not parameters:
+            found[name].update(order[: order.index(name)])
+    return {name: tuple(other for other in order if other in found[name]) for name in before}
 
 
 def _replayed_parameters(
@@ -46,37 +51,57 @@ def _replayed_parameters(
     parameters: dict[str, list[Tensor]] = {}
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
-        fields = [vars(distribution)[field] for field in distribution.arg_constraints if field in vars(distribution)]
-        parameters[name] = [field for field in fields if isinstance(field, Tensor)]
+        parameters[name] = list(_tensors(distribution))
         return values[name]
 
     program(draw, *inputs)
     return parameters
 
 
+def _tensors(part: object) -> Iterator[Tensor]:
+    """The tensors that a distribution is made of, those of its base and of its transforms included."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, Distribution | Transform):
+        for inner in vars(part).values():
+            yield from _tensors(inner)
+    elif isinstance(part, list | tuple) and not isinstance(part, torch.Size):
+        for inner in part:
+            yield from _tensors(inner)
+
+
 def _connected(parameters: list[Tensor], leaves: dict[str, Tensor]) -> set[str]:
     """The names of the leaves that parameters were computed from by differentiable steps."""
     moving = [parameter.sum() for parameter in parameters if parameter.requires_grad]
-    if not moving:
+    able = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    if not moving or not able:
         return set()
-    gradients = torch.autograd.grad(moving, list(leaves.values()), allow_unused=True, retain_graph=True)
-    return {name for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
+    gradients = torch.autograd.grad(moving, list(able.values()), allow_unused=True, retain_graph=True)
+    return {name for name, gradient in zip(able, gradients, strict=True) if gradient is not None}
 
 
-def _opposite(outcome: Outcome) -> Tensor:
-    """A value with nothing in common with that of an outcome."""
-    value = outcome.value.detach()
-    match outcome.distribution:
+def _others(outcome: Outcome) -> Iterator[Tensor]:
+    """The opposite of a value, then others at random."""
+    value, distribution = outcome.value.detach(), outcome.distribution
+    if not isinstance(distribution, Mass):
+        yield value + 1 if value.is_floating_point() else value.flip(0)
+        return
+    states = distribution.enumerate_support(expand=False).reshape(-1, *distribution.event_shape)
+    match distribution:
         case Hypercube():
-            return -value
+            yield -value
         case Discrete():
-            return value.roll(1, -1)
-        case Bernoulli():
-            return 1 - value
+            yield value.roll(1, -1)
         case _:
-            return value + 1
+            yield 1 - value
+    generator = torch.Generator().manual_seed(0)
+    shape = value.shape[: value.dim() - len(distribution.event_shape)]
+    for _ in range(REPLAYS):
+        yield states[torch.randint(len(states), shape, generator=generator).to(states.device)].to(value.dtype)
 
 
 def _equal(before: list[Tensor], after: list[Tensor]) -> bool:
-    pairs = zip(before, after, strict=True)
-    return all(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True) for one, other in pairs)
+    return len(before) == len(after) and all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+        for one, other in zip(before, after, strict=True)
+    )

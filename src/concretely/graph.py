@@ -1,6 +1,7 @@
 """Runs of stochastic graphs."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.distributions import Distribution
 from .dependence import parents
 from .distribution.base import Mass
 from .mode import Mode, Shape, Structure
-from .program import Program
+from .program import Program, at_rest
 from .spelling import nearest
 from .trace import Outcome, Trace
 
@@ -39,6 +40,9 @@ def run(
     >>> trace.values["gate"].shape, trace.log_prob("gate").shape, trace.output.shape
     (torch.Size([5, 4, 3]), torch.Size([5, 4]), torch.Size([5, 4]))
     """
+    if not isinstance(mode, Mode):
+        found = f"the class {mode.__name__}" if isinstance(mode, type) else type(mode).__name__
+        raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {found}")
     batch_shape = _batch_shape(inputs, batch_dims)
     structure = _Structure(program, inputs, batch_shape)
     mode = mode.prepare(structure)
@@ -49,8 +53,11 @@ def run(
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
         nonlocal sample_axis
         _require_new(name, outcomes)
+        if not isinstance(distribution, Distribution):
+            raise TypeError(f"node {name!r} must be given a distribution, got {type(distribution).__name__}")
         if observed is not None:
             _require_data(name, observed, batch_shape)
+            _require_fit(name, distribution, observed, batch_shape, samples)
             outcome = Outcome(observed, distribution, observed=True, score=lambda: distribution.log_prob(observed))
         else:
             sample_shape: tuple[int, ...] = ()
@@ -101,7 +108,9 @@ class _Structure:
             shapes[name] = Shape(shape, shape[len(self.batch_shape) :], categories)
             return distribution.mode if isinstance(distribution, Mass) else distribution.mean
 
-        with torch.no_grad():
+        # the compiler cannot put modules to rest
+        resting = nullcontext() if torch.compiler.is_compiling() else at_rest(self.program)
+        with resting, torch.no_grad():
             self.program(draw, *self.inputs)
         return shapes
 
@@ -153,6 +162,21 @@ def _require_data(name: str, observed: Tensor, batch_shape: Size) -> None:
             f"the observed value of node {name!r} must have a shape that begins with that of the first input, "
             f"{tuple(batch_shape)}, got {tuple(observed.shape)}"
         )
+
+
+def _require_fit(
+    name: str, distribution: Distribution, observed: Tensor, batch_shape: Size, samples: int | None
+) -> None:
+    """Refuse a distribution that would score an observed value more than once, or against other data points."""
+    units = observed.shape[len(batch_shape) : observed.dim() - len(distribution.event_shape)]
+    shape = distribution.batch_shape
+    lead, own = shape[: max(len(shape) - len(units), 0)], shape[max(len(shape) - len(units), 0) :]
+    leads = [(), tuple(batch_shape), (samples, *batch_shape)]
+    if tuple(lead) not in leads or any(
+        one not in (1, other) for one, other in zip(own[::-1], units[::-1], strict=False)
+    ):
+        found = f"{tuple(shape)} and an observed value of shape {tuple(observed.shape)}"
+        raise ValueError(f"node {name!r} must have a batch shape that fits what is observed, got {found}")
 
 
 def _require_new(name: str, names: Any) -> None:

@@ -122,7 +122,7 @@ def weigh(
             q.log_prob(name)  # now, while its noise is at hand, which is let go of before p needs the room
     p = target.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode)
     if not p.observed:
-        raise ValueError("p must observe something, got no call of draw with observed=")
+        raise ValueError("p must observe something, got no call of draw with observed=: was an input left out?")
     if p is q:
         return Weighing({name: p.log_prob(name) for name in p.observed}, q, divides=False)
     if analytic:

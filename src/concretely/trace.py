@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
@@ -21,12 +22,14 @@ class Outcome:
         self.distribution = distribution
         self.observed = observed
         self._score: Callable[[], Tensor] | Tensor = score
+        self._differentiates = torch.is_grad_enabled()
 
     @property
     def log_prob(self) -> Tensor:
         """The log probability of the value, one number for each unit, worked out when it is first asked for."""
         if not isinstance(self._score, Tensor):
-            self._score = self._score()  # what it was worked out from, such as noise, is let go of
+            with torch.set_grad_enabled(self._differentiates):  # as when it was drawn, whoever asks
+                self._score = self._score()  # what it was worked out from, such as noise, is let go of
         return self._score
 
     def __repr__(self) -> str:
@@ -96,7 +99,9 @@ class Trace:
     def log_prob(self, name: str) -> Tensor:
         """The log probability of a node, summed over its units."""
         if name not in self._totals:
-            self._totals[name] = self.total(name, self.outcomes[name].log_prob)
+            log_prob = self.outcomes[name].log_prob
+            with torch.set_grad_enabled(self.outcomes[name]._differentiates):
+                self._totals[name] = self.total(name, log_prob)
         return self._totals[name]
 
     def total(self, name: str, quantity: Tensor) -> Tensor:

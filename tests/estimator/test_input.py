@@ -88,7 +88,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "vimco of one sample": (
         estimate(MODEL, c.VIMCO()),
         ValueError,
-        "samples must be at least 2 for VIMCO, got 1: NVIL is its twin for a single one",
+        "samples must be at least 2 for VIMCO, got 1: use NVIL or Score for a single one",
     ),
     "rloo of one sample": (
         estimate(MODEL, c.RLOO()),
@@ -257,12 +257,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "nothing observed": (
         estimate(c.Model(unobserved, inference), c.Score()),
         ValueError,
-        "p must observe something, got no call of draw with observed=",
+        "p must observe something, got no call of draw with observed=: was an input left out?",
     ),
     "nothing observed without q": (
         estimate(c.Model(inference), c.Score()),
         ValueError,
-        "p must observe something, got no call of draw with observed=",
+        "p must observe something, got no call of draw with observed=: was an input left out?",
     ),
 }
 

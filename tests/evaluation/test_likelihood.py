@@ -432,7 +432,11 @@ DATA: list[tuple[Callable[..., object], type[Exception], str]] = [
         'model must be a Model, such as density("200H~784V"), got Linear',
     ),
     (lambda f: f(DENSITY, torch.zeros(6, 4)), ValueError, "x must have a last axis of 5 bits, got shape (6, 4)"),
-    (lambda f: f(DENSITY, torch.zeros(5)), ValueError, "x must have a last axis of 5 bits, got shape (1,)"),
+    (
+        lambda f: f(DENSITY, torch.zeros(5)),
+        ValueError,
+        "x must have an axis of data points before that of bits, got shape (5,)",
+    ),
     (
         lambda f: f(PREDICTION, torch.zeros(6, 3), BITS),
         ValueError,
@@ -441,7 +445,7 @@ DATA: list[tuple[Callable[..., object], type[Exception], str]] = [
     (
         lambda f: f(PREDICTION, torch.zeros(6, 4)),
         ValueError,
-        "p must observe something, got no call of draw with observed=",
+        "p must observe something, got no call of draw with observed=: was an input left out?",
     ),
 ]
 

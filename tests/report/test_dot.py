@@ -150,9 +150,7 @@ def test_the_state_is_the_first_sample_of_the_first_data_point(samples: int | No
         assert source.shades(place) == pytest.approx(first.flatten().tolist(), abs=1 / 255)
 
 
-def test_an_observed_value_may_have_fewer_axes_than_its_distribution() -> None:
-    source = Source(variable(lambda: Bernoulli(torch.zeros(3)), observed=torch.tensor(1.0)))
-    assert source.shades(0) == [1, 1, 1]
+def test_an_observed_value_may_have_more_units_than_its_distribution() -> None:
     source = Source(variable(lambda: Bernoulli(torch.zeros(1)), observed=torch.tensor([1.0, 0.0])))
     assert source.shades(0) == [1, 0]
 

@@ -60,7 +60,8 @@ def estimate(
     """Estimate the objective of a model, or the expected cost of a program, with a loss to take the gradient of.
 
     The objective is the multi-sample bound for a model and the average for a program; a program that returns minus a
-    log-weight may ask for `objective=bound`.
+    log-weight may ask for `objective=bound`. `RLOO` and `NVIL` estimate averages alone, of a model that of its
+    single-sample bounds.
 
     >>> import torch, concretely as c
     >>> logits = torch.zeros(3, requires_grad=True)
@@ -75,8 +76,14 @@ def estimate(
         raise TypeError(f"estimator must be an estimator such as Pathwise(temperature=2/3), got {name}")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a positive whole number, got {samples!r}")
+    if objective is not None and not callable(objective):
+        raise TypeError(f"objective must be a function, such as concretely.bound, got {type(objective).__name__}")
+    averages = getattr(estimator, "averages", False)
+    if averages and objective not in (None, average):
+        name = type(estimator).__name__
+        raise ValueError(f"objective must be `average` for {name}, which estimates no other, or be left out")
     if objective is None:
-        objective = bound if isinstance(target, Model) else average
+        objective = bound if isinstance(target, Model) and not averages else average
     return estimator(target, *inputs, samples=samples, objective=objective, generator=generator)
 
 

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from ..mode import STATES, Enumerate
 from ..model.base import Model
 from ..objective import Objective, average, total, weigh
-from ..program import Program
+from ..program import Program, at_rest
 from .base import Estimate, bounded
 
 
@@ -29,7 +29,8 @@ class Exact:
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
     ) -> Estimate:
         """Work out an objective."""
-        weighing = weigh(target, *inputs, mode=Enumerate())
+        with at_rest(target):  # states come as often as others here, whatever their probability: nothing to learn from
+            weighing = weigh(target, *inputs, mode=Enumerate())
         log_w, log_q = weighing.log_w, total(weighing.log_q)
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)
         return Estimate(-value.mean(), value.detach(), log_w.detach(), bounded(target, objective))
@@ -44,7 +45,7 @@ def expectation(
         raise ValueError(
             f"a graph must have at most 2^20 states of all samples to be enumerated, got {states} of each of {samples}"
         )
+    log_w = torch.where(log_q == -math.inf, 0, log_w)  # that of a state that cannot happen is infinite
     state = torch.cartesian_prod(*[torch.arange(states, device=log_w.device)] * samples).view(-1, samples).T
     probability = log_q[state].sum(0).exp()
-    # a state that cannot happen adds nothing, whatever its weight
-    return (probability * torch.where(probability == 0, 0, objective(log_w[state]))).sum(0)
+    return (probability * objective(log_w[state])).sum(0)

@@ -11,7 +11,7 @@ from ..graph import run
 from ..mode import Discrete
 from ..model.base import Model
 from ..objective import Objective, Weighing, average, total, weigh
-from ..program import Program
+from ..program import Program, at_rest
 from ..trace import Trace
 from .base import Estimate, bounded
 from .surrogate import estimated
@@ -56,7 +56,7 @@ class NVIL(nn.Module):
     ) -> None:
         super().__init__()
         self.rate, self.centre, self.scale = rate, centre, scale
-        with torch.no_grad():
+        with at_rest(target), torch.no_grad():
             p, q = _runs(target, inputs)
         self.nodes = [name for name in q.latent if isinstance(q[name].distribution, Mass)]
         if not self.nodes:
@@ -76,6 +76,8 @@ class NVIL(nn.Module):
     ) -> Estimate:
         """Estimate the average over samples, with a loss that trains the baselines too."""
         weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        if weighing.credited != self.nodes:
+            raise ValueError(f"the target of this NVIL must draw the nodes {self.nodes}, got {weighing.credited}")
         signal: dict[str, Tensor] = {}
         scores: dict[str, Tensor] = {}
         for index, name in enumerate(self.nodes):

@@ -97,7 +97,7 @@ def gradient_study(
 def _trial(entry: Estimator | tuple[Estimator, int], objective: Objective, samples: int) -> Trial:
     """An estimator with its own number of samples, or with that of all."""
     estimator, m = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, samples)
-    return Trial(estimator, objective, m)
+    return Trial(estimator, average if getattr(estimator, "averages", False) else objective, m)
 
 
 def _rounding(parameters: Sequence[Tensor]) -> float:

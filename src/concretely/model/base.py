@@ -3,11 +3,24 @@
 from typing import Any
 
 from torch import Generator, Tensor, nn
+from torch.distributions import Distribution
 
+from ..distribution.base import Mass
 from ..graph import run
 from ..mode import Discrete, Mode, Replay
 from ..program import Program
 from ..trace import Trace
+
+
+def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
+    """Refuse to score a discrete node, or what it was relaxed into, as something else."""
+    if isinstance(p, Mass) or isinstance(q, Mass):
+        alike = type(p) is type(q) and p.event_shape == q.event_shape
+        if not alike:
+            found = " ".join(
+                (type(p).__name__, *(f"with event shape {tuple(p.event_shape)}" for _ in p.event_shape[:1]))
+            )
+            raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be one alike in p, got {found}")
 
 
 class Model(nn.Module):
@@ -65,6 +78,7 @@ class Model(nn.Module):
         for name in drawn.latent:
             if name not in p:
                 raise ValueError(f"p must draw every node that q draws, got no {name!r}")
+            _require_alike(name, p[name].distribution, drawn[name].distribution)
         return p
 
     def sample(self, samples: int, *inputs: Tensor, generator: Generator | None = None) -> Any:

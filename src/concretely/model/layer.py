@@ -133,6 +133,8 @@ def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[T
     """Observed bits in the dtype of the model, refused if they are too many or too few."""
     if not isinstance(bits, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(bits).__name__}")
+    if bits.dim() == 1:
+        raise ValueError(f"{name} must have an axis of data points before that of bits, got shape {tuple(bits.shape)}")
     if bits.dim() == 0 or bits.shape[-1] != units:
         raise ValueError(f"{name} must have a last axis of {units} bits, got shape {tuple(bits.shape)}")
     return bits.to(dtype)
