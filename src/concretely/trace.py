@@ -1,6 +1,7 @@
 """What a run of a stochastic graph leaves behind: a value, a distribution and a log probability for every node."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -28,9 +29,14 @@ class Outcome:
     def log_prob(self) -> Tensor:
         """The log probability of the value, one number for each unit, worked out when it is first asked for."""
         if not isinstance(self._score, Tensor):
-            with torch.set_grad_enabled(self._differentiates):  # as when it was drawn, whoever asks
+            with self.as_when_drawn():
                 self._score = self._score()  # what it was worked out from, such as noise, is let go of
         return self._score
+
+    def as_when_drawn(self) -> AbstractContextManager[object]:
+        """Gradients are recorded if they were when the node was drawn, whoever asks."""
+        same = torch.is_grad_enabled() == self._differentiates
+        return nullcontext() if same else torch.set_grad_enabled(self._differentiates)
 
     def __repr__(self) -> str:
         what = "observed" if self.observed else "drawn"
@@ -99,9 +105,8 @@ class Trace:
     def log_prob(self, name: str) -> Tensor:
         """The log probability of a node, summed over its units."""
         if name not in self._totals:
-            log_prob = self.outcomes[name].log_prob
-            with torch.set_grad_enabled(self.outcomes[name]._differentiates):
-                self._totals[name] = self.total(name, log_prob)
+            with self.outcomes[name].as_when_drawn():
+                self._totals[name] = self.total(name, self.outcomes[name].log_prob)
         return self._totals[name]
 
     def total(self, name: str, quantity: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Estimators that backpropagate through the draws: of the relaxed graph, or of the discrete one by its stand-in."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Generator
@@ -36,16 +36,17 @@ class Pathwise:
     temperature: Temperatures
     prior_temperature: Temperatures | None = None
     kl: Treatment = "density"
+    _modes: tuple[Mode, Mode] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _require_known(self.kl, "density", "mass", "analytic")
-        self._modes()
+        object.__setattr__(self, "_modes", self._chosen_modes())  # looked at once, and not at every step
 
     def __call__(
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
     ) -> Estimate:
         """Estimate an objective."""
-        mode, prior_mode = self._modes()
+        mode, prior_mode = self._modes
         weighing = weigh(
             target,
             *inputs,
@@ -59,7 +60,7 @@ class Pathwise:
         bounds = bounded(target, objective, relaxed=True) if is_bound else None
         return estimated(weighing.log_w, objective, bounds=bounds)
 
-    def _modes(self) -> tuple[Mode, Mode]:
+    def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
         prior = self.temperature if self.prior_temperature is None else self.prior_temperature
         return Relaxed(self.temperature, scored_by), Relaxed(prior, scored_by)
