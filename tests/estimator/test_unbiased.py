@@ -45,7 +45,7 @@ def test_leave_one_out_teaches_q_nothing_if_all_samples_agree(target: Target) ->
 
 
 @each(*TARGETS)
-@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("samples", [1, 2, 3])
 def test_nvil_with_any_baseline_is_unbiased_for_the_average(target: Target, samples: int) -> None:
     module = target.made()
     estimator = randomised(c.NVIL(module, *target.inputs, width=4, centre=False, scale=False), seed=1)
