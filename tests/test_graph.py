@@ -312,6 +312,15 @@ def test_a_generator_makes_a_run_repeat() -> None:
     assert torch.equal(*runs)
 
 
+@pytest.mark.parametrize("shape", [(8, 1, 1), (5, 1, 1)])
+def test_a_temperature_that_would_add_axes_is_refused(shape: tuple[int, ...]) -> None:
+    mode = c.mode.Relaxed(torch.full(shape, 0.5))
+    with pytest.raises(
+        ValueError, match="temperature must broadcast to the batch shape \\(8, 2\\) of node 'a', got one"
+    ):
+        c.run(lambda draw, x: draw("a", c.Bernoulli(x)), mode, torch.zeros(8, 2), samples=5)
+
+
 def test_a_temperature_by_name_reaches_its_node() -> None:
     mode = c.mode.Relaxed({"a": 1e-4, "b": 10.0, "c": 1.0})
     trace = c.run(diamond, mode, torch.randn(50, 3), samples=20)

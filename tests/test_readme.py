@@ -20,6 +20,12 @@ def cells(start: str) -> list[str]:
     return [cell.strip() for cell in row.strip("| ").split("|")][1:]
 
 
+def quoted(ratio: dict[str, Any]) -> str:
+    """A ratio as the README writes it."""
+    low, high = ratio["quartiles"]
+    return f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
+
+
 @pytest.mark.parametrize("row", record("exactness")["results"]["sweep"], ids=lambda row: row["class"])
 def test_shares_are_those_of_the_record(row: dict[str, Any]) -> None:
     library, name = row["class"].split()
@@ -60,8 +66,7 @@ def test_ratios_are_those_of_the_record(start: str, peers: tuple[str, str], comp
     for cell, peer, (shape, node) in zip(cells(start), peers, ours, strict=True):
         (contender,) = (row for row in tasks[shape]["contenders"] if row["name"] == peer)
         ratio = contender["ratio"][f"concretely {node}{compiled}"]
-        low, high = ratio["quartiles"]
-        assert cell == f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
+        assert cell == quoted(ratio)
 
 
 HAND, JAX_HAND = "torch by hand, torch.distributions", "jax by hand, jit"
@@ -90,8 +95,7 @@ def test_ratios_of_steps_are_those_of_the_record(start: str, contender: str, ref
     for cell, task in zip(cells(start), tasks, strict=True):
         (row,) = (row for row in task["contenders"] if row["name"] == contender)
         ratio = row["ratio"][reference]
-        low, high = ratio["quartiles"]
-        assert cell == f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
+        assert cell == quoted(ratio)
 
 
 @pytest.mark.parametrize("name", ["node", "exactness", "step"])

@@ -304,13 +304,17 @@ def _pathwise(
 
 
 def _relaxed(name: str, mass: Mass, temperature: Temperatures) -> Relaxation:
-    if isinstance(temperature, float | Tensor):  # asked first, as it takes no time
-        return mass.relax(temperature)
-    if isinstance(temperature, Mapping):
+    if not isinstance(temperature, float | Tensor) and isinstance(temperature, Mapping):  # quicker in this order
         if name not in temperature:
             raise ValueError(f"temperature must name every node, got none for {name!r}")
         temperature = temperature[name]
-    return mass.relax(temperature)
+    relaxed = mass.relax(temperature)
+    if relaxed.batch_shape != mass.batch_shape:  # the axes that it adds would be taken for samples or data
+        raise ValueError(
+            f"temperature must broadcast to the batch shape {tuple(mass.batch_shape)} of node {name!r}, "
+            f"got one that enlarges it to {tuple(relaxed.batch_shape)}"
+        )
+    return relaxed
 
 
 def _names(temperature: Temperatures) -> frozenset[str]:

@@ -22,8 +22,8 @@ def with_prior(prior: Any) -> c.Model:
 @pytest.mark.parametrize(
     ("prior", "found"),
     [
-        (Normal(torch.zeros(1), 1.0), "Normal"),
-        (torch.distributions.Bernoulli(logits=torch.zeros(1), validate_args=False), "Bernoulli"),
+        (Normal(torch.zeros(1), 1.0), "Normal with event shape ()"),
+        (torch.distributions.Bernoulli(logits=torch.zeros(1), validate_args=False), "Bernoulli with event shape ()"),
         (c.Discrete(torch.zeros(1, 2)), "Discrete with event shape (2,)"),
     ],
 )
@@ -34,7 +34,7 @@ def test_a_node_must_be_the_same_kind_of_mass_in_p_and_in_q(estimator: c.Estimat
     assert str(error.value).endswith(f"got {found}")
 
 
-def test_nvil_is_unbiased_with_an_observed_distribution_made_of_another() -> None:
+def test_nvil_credits_a_node_for_what_is_observed_through_a_distribution_made_of_another() -> None:
     torch.manual_seed(0)
     encoder, decoder = nn.Linear(3, 2).double(), nn.Linear(2, 3).double()
 

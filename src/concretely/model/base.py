@@ -12,17 +12,6 @@ from ..program import Program
 from ..trace import Trace
 
 
-def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
-    """Refuse to score a discrete node, or what it was relaxed into, as something else."""
-    if isinstance(p, Mass) or isinstance(q, Mass):
-        alike = type(p) is type(q) and p.event_shape == q.event_shape
-        if not alike:
-            found = " ".join(
-                (type(p).__name__, *(f"with event shape {tuple(p.event_shape)}" for _ in p.event_shape[:1]))
-            )
-            raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be one alike in p, got {found}")
-
-
 class Model(nn.Module):
     """A generative program p and an inference program q, either of them a module or any function of `draw` and inputs.
 
@@ -84,3 +73,11 @@ class Model(nn.Module):
     def sample(self, samples: int, *inputs: Tensor, generator: Generator | None = None) -> Any:
         """What p returns for so many draws of the discrete graph, given its context if it has one."""
         return run(self.p, Discrete(), *inputs, samples=samples, generator=generator).output
+
+
+def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
+    """Refuse to score a discrete node, or what it was relaxed into, as something else."""
+    is_discrete = isinstance(p, Mass) or isinstance(q, Mass)
+    if is_discrete and (type(p) is not type(q) or p.event_shape != q.event_shape):
+        found = f"{type(p).__name__} with event shape {tuple(p.event_shape)}"
+        raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be one alike in p, got {found}")
