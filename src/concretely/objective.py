@@ -36,7 +36,7 @@ def bound(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
 
     $$\hat L_m = \log \frac1m \sum_{i=1}^m w_i$$
 
-    See [burda2016importance] and [maddison2017concrete], equation 5.
+    See [burda2016importance] and [maddison2017concrete], section 2.4.
 
     >>> import torch
     >>> bound(torch.tensor([[0.0], [0.0]]))
