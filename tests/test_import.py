@@ -12,6 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
 ORDER = [
     "spelling",
+    "file",
     "notation",
     "schedule",
     "noise",
@@ -25,6 +26,8 @@ ORDER = [
     "objective",
     "estimator",
     "evaluation",
+    "data",
+    "training",
     "report",
     "cli",
 ]

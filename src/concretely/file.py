@@ -1,0 +1,40 @@
+"""Files that are whole or not there."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+@contextmanager
+def draft(path: Path) -> Iterator[Path]:
+    """Where to write a file, which takes the place of `path` in one step once it is whole and on the disk.
+
+    If writing fails, or the process dies, `path` is what it was before.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp(), "note.txt")
+    >>> with draft(path) as place:
+    ...     written = place.write_text("whole")
+    >>> path.read_text()
+    'whole'
+    """
+    # beside its destination, so that moving it is one step of the file system
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-", ignore_cleanup_errors=True) as folder:
+        place = Path(folder, path.name)
+        yield place
+        _flush(place)
+        place.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file or a folder to the disk, where it can."""
+    if os.name != "posix" and path.is_dir():
+        return  # only there can folders be opened
+    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
