@@ -1,10 +1,15 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and folders that one process works in at a time."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+try:
+    import fcntl
+except ImportError:  # there is none outside POSIX
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -27,6 +32,20 @@ def draft(path: Path) -> Iterator[Path]:
         _flush(place)
         place.replace(path)
     _flush(path.parent)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Have a folder to oneself, or refuse if another process has it; a process that dies gives it back."""
+    if fcntl is None:
+        yield
+        return
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{str(folder)!r} is being worked in by another process") from None
+        yield
 
 
 def _flush(path: Path) -> None:

@@ -1,5 +1,6 @@
-"""What a misspelt name may have meant."""
+"""Names and numbers as people write them: what a misspelt name may have meant, fractions."""
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -17,3 +18,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known are {', '.join(map(repr, names))}" if names else "; there are none"
+
+
+def number(text: str) -> float:
+    """The number that a text stands for, which may be a fraction; NaN if it stands for none.
+
+    >>> number("2/3"), number("1e-4"), number("cold")
+    (0.6666666666666666, 0.0001, nan)
+    """
+    above, slash, below = text.partition("/")
+    try:
+        return float(above) / float(below if slash else 1)
+    except (ValueError, ZeroDivisionError):
+        return math.nan

@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import figure
+from . import figure, train
 
 app = typer.Typer(
     help="Discrete random variables, relaxed into Concrete ones.",
-    epilog="Example: concretely figure simplex",
+    epilog=train.EXAMPLE,
     no_args_is_help=True,
     add_completion=False,
 )
+app.command(epilog=train.EXAMPLE, no_args_is_help=True)(train.train)
 app.add_typer(figure.app, name="figure")
 
 

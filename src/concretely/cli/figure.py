@@ -1,13 +1,14 @@
 """`concretely figure`: draw the paper's pictures of the Concrete density and of sampling graphs."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .terminal import console, numbers, prepare, refuse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +36,10 @@ def simplex(
     out: Out = Path("out/figure"),
 ) -> None:
     """Draw the density of three categories on a triangle."""
-    alphas, temperatures = _numbers(alpha), _temperatures(temperature)
+    alphas, temperatures = numbers(alpha), _temperatures(temperature)
     if len(alphas) != 3 or not _positive(alphas):
-        _refuse(f"alpha must be three positive numbers, got {alpha!r}")
-    _prepare(out)
+        refuse(f"alpha must be three positive numbers, got {alpha!r}")
+    prepare(out)
 
     from ..report import figure
 
@@ -53,10 +54,10 @@ def binary(
     out: Out = Path("out/figure"),
 ) -> None:
     """Draw noisy log-odds, the curve they pass through and the density behind it."""
-    alphas, temperatures = _numbers(alpha), _temperatures(temperature)
+    alphas, temperatures = numbers(alpha), _temperatures(temperature)
     if len(alphas) != 1 or not _positive(alphas):
-        _refuse(f"alpha must be one positive number, got {alpha!r}")
-    _prepare(out)
+        refuse(f"alpha must be one positive number, got {alpha!r}")
+    prepare(out)
 
     from ..report import figure
 
@@ -81,13 +82,13 @@ def graph(
 ) -> None:
     """Draw how a variable is sampled, or the networks of a model."""
     temperatures = _temperatures(temperature)
-    alphas = _numbers("2,0.5,1" if alpha is None else alpha)
+    alphas = numbers("2,0.5,1" if alpha is None else alpha)
     if len(alphas) > 6 or not _positive(alphas):
-        _refuse(f"alpha must be one to six positive numbers, got {alpha!r}")
+        refuse(f"alpha must be one to six positive numbers, got {alpha!r}")
     architecture = None if notation is None else _architecture(notation)
     if architecture is not None and alpha is not None:
-        _refuse(f"alpha must be left out beside a notation, got {alpha!r}")
-    _prepare(out)
+        refuse(f"alpha must be left out beside a notation, got {alpha!r}")
+    prepare(out)
 
     from ..report import graph
 
@@ -104,59 +105,30 @@ def _architecture(notation: str) -> "Architecture":
     try:
         architecture = parse(notation)
     except ValueError as error:
-        _refuse(str(error))
+        refuse(str(error))
     layers = architecture.layers
     if len(layers) > LAYERS or any(layer.units > UNITS or layer.arity > ARITY for layer in layers):
         most = f"{LAYERS} layers of at most {UNITS} units and an arity of at most {ARITY}"
-        _refuse(f"notation must have at most {most} to be drawn, got {shortened(str(architecture))}")
+        refuse(f"notation must have at most {most} to be drawn, got {shortened(str(architecture))}")
     return architecture
 
 
 def _temperatures(text: str) -> list[float]:
-    temperatures = _numbers(text)
+    temperatures = numbers(text)
     if not all(0 <= temperature < math.inf for temperature in temperatures):
-        _refuse(f"temperature must be one or more numbers not below 0, got {text!r}")
+        refuse(f"temperature must be one or more numbers not below 0, got {text!r}")
     return temperatures
-
-
-def _numbers(text: str) -> list[float]:
-    """The numbers of a list, NaN in place of what is none."""
-    return [_number(entry) for entry in text.split(",")]
-
-
-def _number(text: str) -> float:
-    above, slash, below = text.partition("/")
-    try:
-        return float(above) / float(below if slash else 1)
-    except (ValueError, ZeroDivisionError):
-        return math.nan
 
 
 def _positive(numbers: Sequence[float]) -> bool:
     return all(0 < number < math.inf for number in numbers)
 
 
-def _prepare(out: Path) -> None:
-    """Make the folder, or say why it cannot be had."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        _refuse(f"out must be a folder that can be written to, got {str(out)!r}: {error.strerror}")
-    if not os.access(out, os.W_OK):
-        _refuse(f"out must be a folder that can be written to, got {str(out)!r}: Permission denied")
-
-
 def _write(figure: "Figure", path: Path) -> None:
     """Save a figure and say where."""
-    from rich.console import Console
     from rich.text import Text
 
     from ..report.figure import save
 
     for file in save(figure, path):
-        Console().print(Text(str(file), style="bold"), soft_wrap=True)
-
-
-def _refuse(sentence: str) -> NoReturn:
-    typer.echo(sentence, err=True)
-    raise typer.Exit(2)
+        console().print(Text(str(file), style="bold"))

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import matplotlib
 import torch
@@ -18,12 +17,16 @@ from torch import Tensor
 
 from ..distribution import BinaryConcrete, Concrete, Logistic
 from ..distribution.temperature import Temperature
+from ..file import draft
 
 SHADES = "Blues_r"
 """From dark to white in one hue, so that the order survives colour blindness and grey print."""
 
 DARK, STRONG, PALE, INK = "#08306b", "#2171b5", "#9ecae1", "#404040"
 """Three of these blues, and the grey of lines and labels."""
+
+DPI = 200
+"""Dots to the inch of everything that is written."""
 
 VERTICES = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
 """Where the vertices of the simplex lie on the page."""
@@ -69,14 +72,9 @@ def save(figure: Figure, path: Path) -> list[Path]:
     """Write a figure as PNG and as SVG under a path without suffix, both whole and the same bytes every time."""
     FigureCanvasAgg(figure)
     files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    # beside their destination, so that each is moved there in one step of the file system
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
-        png, svg = drafts = [Path(folder, file.name) for file in files]
-        with matplotlib.rc_context({"svg.hashsalt": "concretely"}):  # else its identifiers are random
-            figure.savefig(png, dpi=200)
-            figure.savefig(svg, dpi=200, metadata={"Date": None})
-        for draft, file in zip(drafts, files, strict=True):
-            draft.replace(file)
+    with draft(files[0]) as png, draft(files[1]) as svg, matplotlib.rc_context({"svg.hashsalt": "concretely"}):
+        figure.savefig(png, dpi=DPI)
+        figure.savefig(svg, dpi=DPI, metadata={"Date": None})  # which, like identifiers without salt, would differ
     return files
 
 

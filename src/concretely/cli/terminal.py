@@ -1,0 +1,67 @@
+"""What all verbs share: one sentence for bad input, folders that can be written to, where things are printed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from ..spelling import number
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Say what is wrong with the input, and stop."""
+    typer.echo(sentence, err=True)
+    raise typer.Exit(2)
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Say what the library has to say about the input, and stop."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        refuse(str(error))
+
+
+def numbers(text: str) -> list[float]:
+    """The numbers of a list, NaN in place of what is none."""
+    return [number(entry) for entry in text.split(",")]
+
+
+def prepare(out: Path) -> None:
+    """Make the folder, or say why it cannot be had."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        refuse(f"out must be a folder that can be written to, got {str(out)!r}: {error.strerror}")
+    if not os.access(out, os.W_OK):
+        refuse(f"out must be a folder that can be written to, got {str(out)!r}: Permission denied")
+
+
+def device(name: str | None) -> "torch.device":
+    """The device of a name, or the best there is."""
+    import torch
+
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(best if name is None else name)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError):
+        refuse(f"device must be one that torch has here, such as {best!r}, got {name!r}")
+    if chosen.type not in ("cpu", "cuda"):
+        refuse(f"device must be a CPU or CUDA device, got {name!r}")
+    return chosen
+
+
+def console(*, err: bool = False) -> "Console":
+    """Where a verb prints: results on stdout, progress and remarks on stderr."""
+    from rich.console import Console
+
+    return Console(stderr=err, highlight=False, soft_wrap=True)

@@ -1,0 +1,156 @@
+"""`concretely train`: train a model of the paper, watch it, stop it, go on with it."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..training.recipe import Recipe
+from .flags import resolved, with_recipe
+from .terminal import console, device, prepare, refuse, refusing
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data import Dataset
+    from ..evaluation.likelihood import Likelihood
+    from ..training.run import Run
+
+EXAMPLE = "Example: concretely train 32H~64V --steps 500"
+
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …", show_default="cuda where there is one")
+]
+
+
+@with_recipe
+def train(
+    notation: Annotated[
+        str | None, typer.Argument(help="The model in the paper's notation, such as 200H~784V.")
+    ] = None,
+    *,
+    given: dict[str, Any],
+    resume: Annotated[Path | None, typer.Option(help="The folder of a run to go on with; --steps may grow.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the run.", show_default="out/train/ and a name")
+    ] = None,
+    device_name: Device = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="The seconds from one checkpoint to the next.")] = 60.0,
+    score_samples: Annotated[int, typer.Option(help="Samples by which the trained model is scored.")] = 100,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files into the folder.")] = False,
+) -> None:
+    """Train a model, and leave a report of it. Ctrl-C saves and says how to go on."""
+    if not checkpoint_seconds >= 0:
+        refuse(f"checkpoint-seconds must not be negative, got {checkpoint_seconds}")
+    if score_samples < 1:
+        refuse(f"score-samples must be at least 1, got {score_samples}")
+    if resume is None:
+        recipe = resolved(notation, given)
+        folder = Path("out/train") / recipe.title if out is None else out
+        _require_unused(folder)
+    else:
+        recipe, folder = _continued(resume, notation, given, out), resume
+    on = device(device_name)
+    with refusing():
+        data = loaded(recipe)
+    run = fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
+    if not run.finished:
+        typer.echo(f"stopped after step {run.step:,}, saved; go on with: concretely train --resume {folder}", err=True)
+        raise typer.Exit(130)
+    finish(folder, data, on=on, samples=score_samples)
+
+
+def loaded(recipe: Recipe) -> "Dataset":
+    """The data of a recipe."""
+    from ..data import load
+
+    return load(recipe.data, width=recipe.width, binarize=recipe.binarize, progress=True)
+
+
+def fit(
+    recipe: Recipe,
+    folder: Path,
+    data: "Dataset",
+    *,
+    on: "torch.device",
+    checkpoint_seconds: float = 60.0,
+    tensorboard: bool = False,
+) -> "Run":
+    """Train in a folder before the user's eyes, until it is finished or interrupted."""
+    from ..training.run import DivergedError, train
+    from .screen import screen
+
+    prepare(folder)
+    err = console(err=True)
+    err.print(f"{recipe.toml()}# {data.source}", markup=False, style="dim")
+    with refusing(), screen(recipe, err, folder / "tensorboard" if tensorboard else None) as watch, _stopping() as stop:
+        try:
+            return train(
+                recipe, folder, data=data, device=on, checkpoint_seconds=checkpoint_seconds, watch=watch, stop=stop
+            )
+        except DivergedError as error:
+            err.print(str(error), markup=False)
+            raise typer.Exit(1) from None
+
+
+def finish(folder: Path, data: "Dataset", *, on: "torch.device", samples: int, part: str = "test") -> "Likelihood":
+    """Score what a folder holds, write its report, and say both."""
+    from ..report.run import leave, scored
+    from ..training.run import restored
+
+    out = console()
+    with refusing():
+        run, model, damaged = restored(folder, device=on)
+        for sentence in damaged:
+            console(err=True).print(f"{sentence}; scoring that of step {run.step:,}", markup=False)
+        found = scored(run.recipe, model, data, part=part, samples=samples, progress=True)
+        *_, page = leave(folder, run, model, data=data, found={part: found})
+    out.print(f"{part} {found}", markup=False)
+    out.print(str(page), style="bold", markup=False)
+    return found
+
+
+def _require_unused(folder: Path) -> None:
+    if (folder / "recipe.toml").exists():
+        refuse(f"{str(folder)!r} holds a run already: go on with it by --resume, or choose another folder by --out")
+
+
+def _continued(resume: Path, notation: str | None, given: dict[str, Any], out: Path | None) -> Recipe:
+    """The recipe of a run that goes on."""
+    from ..training.run import begun
+
+    others = [*given, *(["notation"] if notation else []), *(["out"] if out else [])]
+    if others not in ([], ["steps"]):
+        refuse(f"a run that goes on keeps its recipe, of which only steps may be given, got {', '.join(others)}")
+    with refusing():
+        recipe = begun(resume)
+    if not given:
+        return recipe
+    steps = resolved(recipe.notation, given).steps
+    if recipe.lr_schedule != "constant" and steps != recipe.steps:
+        refuse(f"steps must stay {recipe.steps:,}, as the learning rate falls towards it, got {steps:,}")
+    return replace(recipe, steps=steps)
+
+
+@contextmanager
+def _stopping() -> Iterator[Callable[[], bool]]:
+    """Whether the user or the system has asked to stop; asked a second time, it is not asked again."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -1,0 +1,61 @@
+"""A data set of bits, split for training, validation and test."""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from ..spelling import nearest
+from .bits import Bits
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Three splits of bits, and what they are.
+
+    Validation points are not among those of `train`. Where none are needed, since nothing is chosen by them, `whole`
+    has them for training too.
+
+    >>> import torch
+    >>> data = Dataset("dots", *(Bits.pack(torch.eye(points, 5)) for points in (3, 2, 1)), source="made up.")
+    >>> len(data.train), len(data.whole.train), len(data.split("valid")), data.width
+    (3, 5, 2, 5)
+    """
+
+    name: str
+    train: Bits
+    valid: Bits
+    test: Bits
+    source: str
+    """One sentence that says what the data are and how they became bits."""
+
+    def __post_init__(self) -> None:
+        widths = [self.split(name).width for name in SPLITS]
+        if len(set(widths)) > 1:
+            found = f"{widths[0]}, {widths[1]} and {widths[2]}"
+            raise ValueError(f"train, valid and test must have points of the same width, got {found} in {self.name!r}")
+
+    @property
+    def width(self) -> int:
+        """The number of bits of a point."""
+        return self.train.width
+
+    @property
+    def whole(self) -> Self:
+        """The same data with the points of `valid` joined to those of `train`; `valid` and `test` are as before."""
+        packed = torch.cat([self.train.packed, self.valid.packed])
+        source = f"{self.source.removesuffix('.')}; the validation points are among those for training."
+        return replace(self, train=Bits(packed, self.width), source=source)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same data on another device."""
+        return replace(self, train=self.train.to(device), valid=self.valid.to(device), test=self.test.to(device))
+
+    def split(self, name: str) -> Bits:
+        """The points of `train`, `valid` or `test`."""
+        if name not in SPLITS:
+            raise ValueError(f"unknown split {name!r}{nearest(name, SPLITS)}")
+        split: Bits = getattr(self, name)
+        return split

@@ -1,0 +1,14 @@
+"""Where downloaded data live."""
+
+import os
+from pathlib import Path
+
+from .need import need
+
+
+def folder() -> Path:
+    """The folder that `CONCRETELY_DATA` names, or else the one for caches of this user; it may not exist yet."""
+    if named := os.environ.get("CONCRETELY_DATA"):
+        return Path(named).expanduser().absolute()
+    platformdirs = need("platformdirs", "platformdirs", what="a data folder that CONCRETELY_DATA does not name")
+    return Path(platformdirs.user_cache_path("concretely"))

@@ -1,0 +1,72 @@
+"""MNIST in the fixed binarisation of Salakhutdinov and Murray, in which likelihoods are compared."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..file import draft
+from .archive import read, require_bytes
+from .bits import Bits, columns
+from .dataset import SPLITS, Dataset
+from .download import fetch
+from .folder import folder
+
+WIDTH = 784
+URL = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/"
+SIZE = {"train": 78_400_000, "valid": 15_680_000, "test": 15_680_000}
+SHA256 = {
+    "train": "ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d",
+    "valid": "1de3d397c40fe8eeb33dafd4099a1f665ec01e96d9be234aaeeac8a34930e2e2",
+    "test": "e6687bfea3f820c174f33b7865140b2a2dd2930ef786f35d45795fc193b5ab2c",
+}
+SOURCE = "MNIST, 28×28 pixels, in the fixed binarisation of Salakhutdinov and Murray (2008)."
+
+
+def load(*, progress: bool) -> Dataset:
+    """50,000 digits of 28×28 pixels for training, 10,000 each for validation and test, the latter sorted by digit.
+
+    They are read from `binarized_mnist.npz` in the data folder, which is made from a download if it is not there.
+    """
+    path = folder() / "binarized_mnist.npz"
+    if not path.exists():
+        try:
+            _make(path, progress=progress)
+        except FileNotFoundError:  # another process has removed the texts if it has made the file meanwhile
+            if not path.exists():
+                raise
+    arrays = read(path, SPLITS)
+    for split, array in arrays.items():
+        require_bytes(path, split, array, columns=columns(WIDTH))
+    splits = {split: Bits(torch.from_numpy(array), WIDTH) for split, array in arrays.items()}
+    return Dataset("mnist", **splits, source=SOURCE)
+
+
+def _make(path: Path, *, progress: bool) -> None:
+    """Download the three texts, and keep them as one file of packed bits."""
+    texts = {split: path.with_name(f"binarized_mnist_{split}.amat") for split in SPLITS}
+    urls = [URL + text.name for text in texts.values()]
+    manual = f"fetch {urls[0]}, {urls[1]} and {urls[2]} by hand and put them into {path.parent}"
+    packed: dict[str, Any] = {"width": WIDTH}
+    for split, text in texts.items():
+        fetch(
+            URL + text.name,
+            text,
+            digest=f"sha256:{SHA256[split]}",
+            size=SIZE[split],
+            manual=manual,
+            progress=progress,
+        )
+        packed[split] = _pack(text.read_bytes())
+    with draft(path) as place:
+        np.savez_compressed(place, **packed)
+    for text in texts.values():
+        text.unlink(missing_ok=True)
+
+
+def _pack(text: bytes) -> NDArray[np.uint8]:
+    """The packed bits of lines of 0 and 1 with a space or a line break after each."""
+    bits = np.frombuffer(text, np.uint8)[::2] - ord("0")
+    return np.packbits(bits.reshape(-1, WIDTH), axis=1)

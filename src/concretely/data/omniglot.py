@@ -1,0 +1,63 @@
+"""Omniglot at 28×28 pixels, in the split of Burda et al."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from .archive import read, require_bytes
+from .bits import Bits
+from .dataset import Dataset
+from .download import fetch
+from .folder import folder
+from .grey import Rule, binarize, how
+from .need import need
+
+SIDE = 28
+WIDTH = SIDE * SIDE
+SEED = 0
+VALID = 1_345
+URL = "https://raw.githubusercontent.com/yburda/iwae/master/datasets/OMNIGLOT/chardata.mat"
+MD5 = "21ecaf34373511aa7691cf2e0802aa3d"
+
+
+def load(rule: Rule, *, progress: bool) -> Dataset:
+    """23,000 characters of 28×28 pixels for training, 1,345 for validation, 8,070 for test.
+
+    They are those of [burda2016importance], who have no validation set: what is held out here are 1,345 of their
+    24,345 training points. For all of them, as in [maddison2017concrete], take `whole`.
+
+    They are read from the data folder: from `omniglot28.npz` with arrays `train` and `test` of bytes from 0 to 255, if
+    it is there, or else from `chardata.mat`, which is downloaded if need be. One stream of random numbers, of
+    `numpy.random.RandomState(0)`, shuffles the training points, which are sorted by character, and then draws the
+    bits of all: those for training, for validation and for test.
+    """
+    path = folder() / "omniglot28.npz"
+    if path.exists():
+        grey, top, origin = read(path, ("train", "test")), 255, "rebuilt from the originals"
+        for name, array in grey.items():
+            require_bytes(path, name, array, columns=WIDTH)
+    else:
+        grey, top, origin = _published(path.with_name("chardata.mat"), progress=progress), 1, "as published"
+    random = RandomState(SEED)
+    train = grey["train"][random.permutation(len(grey["train"]))]
+    shades = {"train": train[:-VALID], "valid": train[-VALID:], "test": grey["test"]}
+    splits = {name: Bits.pack(binarize(shade, rule, top=top, random=random)) for name, shade in shades.items()}
+    source = f"Omniglot, 28×28 pixels in the split of Burda et al. (2016), {origin}, {how(rule, SEED)}."
+    return Dataset("omniglot", **splits, source=source)
+
+
+def _published(path: Path, *, progress: bool) -> dict[str, NDArray[Any]]:
+    """The grey values that Burda et al. published."""
+    matlab = need("scipy.io", "scipy", what="the data set 'omniglot'")
+    manual = f"fetch {URL} by hand and save it as {path}"
+    fetch(URL, path, digest=f"md5:{MD5}", manual=manual, progress=progress)
+    arrays = matlab.loadmat(path, variable_names=["data", "testdata"])
+    return {"train": _upright(arrays["data"]), "test": _upright(arrays["testdata"])}
+
+
+def _upright(columns: NDArray[Any]) -> NDArray[Any]:
+    """Images, one a row and their pixels row by row, from those of MATLAB: one a column, pixels column by column."""
+    return np.ascontiguousarray(columns.T.reshape(-1, SIDE, SIDE).swapaxes(1, 2)).reshape(-1, WIDTH)

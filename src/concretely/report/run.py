@@ -1,0 +1,94 @@
+"""What a run leaves behind in its folder: its record, pictures of what it has learned, and one page with all of it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from ..data.dataset import Dataset
+from ..evaluation.likelihood import Likelihood, evaluate
+from ..file import draft
+from ..model import Model
+from ..training.chance import Purpose, generator_of
+from ..training.recipe import Recipe
+from ..training.run import Run
+from ..training.trainer import split
+from . import image, record
+from .curve import curve
+from .figure import save
+from .page import page
+
+RECORD, PAGE = "record.json", "report.html"
+SHOWN = 12
+"""How many data points are pictured."""
+
+
+def scored(
+    recipe: Recipe, model: Model, data: Dataset, *, part: str, samples: int, progress: bool = False
+) -> Likelihood:
+    """The likelihood of a part of the data, by draws that follow from the seed of the recipe."""
+    device = next(model.parameters()).device
+    inputs = split(recipe, data.split(part)[:].to(device))
+    generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
+    return evaluate(model, *inputs, samples=samples, generator=generator, progress=progress)
+
+
+def metric(found: Likelihood) -> dict[str, Any]:
+    """A likelihood as a record has it."""
+    return {
+        "value": found.nll,
+        "standard_error": found.standard_error,
+        "samples": found.samples,
+        "points": len(found.log_likelihood),
+        "effective_sample_size": found.effective_sample_size.mean().item(),
+        "seconds": found.seconds,
+    }
+
+
+def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
+    """Write the record, the pictures and the page of a run; the likelihoods are by part of the data.
+
+    Those already in the record stay, unless they are of the same part and from no more samples.
+    """
+    device = next(model.parameters()).device
+    before = record.read(folder / RECORD)["metrics"] if (folder / RECORD).exists() else {}
+    new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()}
+    kept = {name: old for name, old in before.items() if name not in new or old["samples"] > new[name]["samples"]}
+    written = record.record(
+        run.recipe.settings,
+        dict(sorted((new | kept).items())),
+        seed=run.recipe.seed,
+        seconds=run.seconds,
+        on=str(device),
+    )
+    written["step"] = run.step if run.best is None else run.best[0]
+    record.write(folder / RECORD, written)
+    rows = [asdict(row) for row in run.rows]
+    drawn = pictures(run.recipe, model, data)
+    files = [folder / RECORD]
+    for name, (_, figure) in drawn.items():
+        files += save(figure, folder / name)
+    if rows:
+        files += save(curve(rows), folder / "curve")
+    with draft(folder / PAGE) as place:
+        text = page(written, rows, dict(drawn.values()))
+        place.write_text(text, encoding="utf-8")
+    return [*files, folder / PAGE]
+
+
+def pictures(recipe: Recipe, model: Model, data: Dataset) -> dict[str, tuple[str, Figure]]:
+    """What a model has learned, as figures with their captions, by name."""
+    device = next(model.parameters()).device
+    generator = generator_of(recipe.seed, Purpose.PICTURE, device=device)
+    # spread over the test set, which may be sorted
+    chosen = torch.linspace(0, len(data.test) - 1, SHOWN).round().long()
+    inputs = split(recipe, data.test[chosen].to(device))
+    if recipe.architecture.context is not None:
+        return {"completions": (image.COMPLETIONS, image.completions(model, *inputs, generator=generator))}
+    return {
+        "samples": (image.SAMPLES, image.samples(model, generator=generator)),
+        "reconstructions": (image.RECONSTRUCTIONS, image.reconstructions(model, *inputs, generator=generator)),
+    }

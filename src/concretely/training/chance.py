@@ -1,0 +1,73 @@
+"""What is random in a run, each a function of the seed and the step, so that any step can be done again."""
+
+from enum import IntEnum, auto
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What randomness is for; every purpose has its own."""
+
+    INITIAL = auto()
+    """The parameters that training starts from."""
+    ORDER = auto()
+    """The order of the data in an epoch."""
+    NOISE = auto()
+    """The draws of the latents at a step."""
+    WATCH = auto()
+    """The draws that show how the discrete graph is doing, beside those that train."""
+    VALIDATION = auto()
+    """The draws by which the validation set is scored, the same at every look."""
+    PICTURE = auto()
+    """The draws that are shown."""
+    EVALUATION = auto()
+    """The draws by which a trained model is scored."""
+
+
+def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
+    """The seed of a step or an epoch, unrelated to that of any other.
+
+    >>> seed_of(0, Purpose.NOISE, 1) == seed_of(0, Purpose.NOISE, 1) != seed_of(0, Purpose.ORDER, 1)
+    True
+    """
+    return int(np.random.SeedSequence((seed, purpose, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of its own for a purpose."""
+    return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
+
+
+class Order:
+    """The data points of every step: epoch after epoch, each in a shuffled order of its own.
+
+    A batch at the end of an epoch is filled up from the next, so that all are of one size.
+
+    >>> order = Order(points=5, batch=4, seed=0)
+    >>> sorted(torch.cat([order.indices(step) for step in range(5)]).tolist())
+    [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]
+    """
+
+    def __init__(self, *, points: int, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
+        self.points, self.batch, self.seed, self.device = points, batch, seed, device
+        self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.int64)
+
+    def indices(self, step: int) -> Int64[Tensor, " batch"]:
+        """The data points of a step."""
+        parts, first, missing = [], step * self.batch, self.batch
+        while missing:
+            epoch, start = divmod(first, self.points)
+            part = self._order_of(epoch)[start : start + missing]
+            parts.append(part)
+            first, missing = first + len(part), missing - len(part)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _order_of(self, epoch: int) -> Int64[Tensor, " points"]:
+        if epoch != self._epoch:
+            generator = generator_of(self.seed, Purpose.ORDER, epoch)
+            # drawn on the CPU, so that the order is the same on every device
+            self._epoch, self._shuffled = epoch, torch.randperm(self.points, generator=generator).to(self.device)
+        return self._shuffled

@@ -1,0 +1,96 @@
+"""Checkpoints: tensors as safetensors, everything else as JSON, written whole, and never believed unchecked.
+
+Reading one executes nothing. A checkpoint counts once its JSON is there, which is written last and holds the digest of
+the tensors and its own; of a run the last two are kept, so that a damaged one costs the steps since the one before.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load
+from safetensors.torch import save as serialized
+from torch import Tensor
+
+from ..file import draft
+
+FORMAT = 1
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after a step."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+    damaged: tuple[str, ...] = ()
+    """A sentence about each later checkpoint that could not be read."""
+
+
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
+    """Write a checkpoint and drop all but the last two; the path of its tensors."""
+    path = _tensors(folder, step)
+    written = serialized({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    with draft(path) as place:
+        place.write_bytes(written)
+    content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
+    with draft(path.with_suffix(".json")) as place:
+        place.write_text(json.dumps({**content, "digest": _digest_of(content)}, indent=1), encoding="utf-8")
+    for old in _steps(folder)[:-KEPT]:
+        _tensors(folder, old).with_suffix(".json").unlink(missing_ok=True)  # first, so that none is half there
+        _tensors(folder, old).unlink(missing_ok=True)
+    return path
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The last checkpoint that is whole, or None where there never was one."""
+    steps, damaged = _steps(folder)[::-1], []
+    for step in steps:
+        try:
+            tensors, state = _read(_tensors(folder, step), step)
+        except ValueError as error:
+            damaged.append(str(error))
+        else:
+            return Checkpoint(step, tensors, state, tuple(damaged))
+    if damaged:
+        raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}")
+    return None
+
+
+def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a checkpoint holds, refused in a sentence if any of it has changed since it was written."""
+    try:
+        content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        known = isinstance(content, dict) and content.pop("digest", None) == _digest_of(content)
+        if not known or content["format"] != FORMAT or content["step"] != step:
+            raise ValueError
+        written = path.read_bytes()
+        if _digest(written) != content["tensors"]:
+            raise ValueError
+        return load(written), content["state"]
+    except (OSError, ValueError, KeyError, SafetensorError, RecursionError):
+        raise ValueError(f"the checkpoint of step {step:,} is damaged") from None
+
+
+def _steps(folder: Path) -> list[int]:
+    """The steps of which there are checkpoints, in order."""
+    stems = (path.stem.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*.json"))
+    return sorted(int(stem) for stem in stems if stem.isdigit())
+
+
+def _tensors(folder: Path, step: int) -> Path:
+    return folder / f"checkpoint-{step:09}.safetensors"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return _digest(json.dumps(content, sort_keys=True).encode())

@@ -1,0 +1,280 @@
+"""The recipe of a run: everything that its result depends on, as one frozen value.
+
+A recipe is read from flags and from a TOML file with the same names. What neither says is as in the paper
+[maddison2017concrete, appendix D.2], whose temperatures depend on the arity and whose learning rates on the layers.
+"""
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from ..notation import Architecture, parse
+from ..schedule import Annealing
+from ..spelling import nearest, number
+
+Temperature = float | Annealing
+
+
+class Method(NamedTuple):
+    """What a recipe must know of an estimator."""
+
+    cools: bool = False
+    """Whether it has a temperature."""
+    relaxes: bool = False
+    """Whether it runs the relaxed graph, whose bound is another than that of the discrete one."""
+    samples: int = 1
+    """How many samples it needs at least."""
+
+
+ESTIMATORS = {
+    "concrete": Method(cools=True, relaxes=True),
+    "gumbel-softmax": Method(cools=True, relaxes=True),
+    "straight-through": Method(),
+    "straight-through-gumbel-softmax": Method(cools=True),
+    "score": Method(),
+    "rloo": Method(samples=2),
+    "nvil": Method(),
+    "vimco": Method(samples=2),
+    "exact": Method(),
+}
+LR_SCHEDULES = ("constant", "linear", "cosine")
+BINARIZATIONS = ("bernoulli", "threshold")
+
+TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
+"""The paper's posterior and prior temperatures of each arity."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train a model.
+
+    >>> recipe = resolve(notation="200H~784V", data="mnist", estimator="vimco")
+    >>> recipe.samples, recipe.lr, recipe.temperature
+    (5, 0.0001, None)
+    """
+
+    notation: str
+    """The model in the paper's notation."""
+    data: str
+    """The name of a data set, or the path of one."""
+    binarize: str
+    """How grey values of a file become bits: one draw of each, or whether it exceeds one half."""
+    estimator: str
+    samples: int
+    """The number m of samples in the bound."""
+    temperature: Temperature | None
+    """That of what draws the latents, or how it falls."""
+    prior_temperature: Temperature | None
+    """That at which p scores them."""
+    steps: int
+    batch: int
+    lr: float
+    lr_schedule: str
+    """Whether the learning rate stays, or falls to zero along a line or half a wave of the cosine."""
+    weight_decay: float
+    """The factor of half the squared weights, which are added to the loss over the number of training points."""
+    seed: int
+    validate: int
+    """How many steps lie between two looks at the validation set; with any, the best parameters are kept."""
+    validation_samples: int
+    patience: int
+    """After how many looks without a better one training stops; 0 is never."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "steps", "batch", "validation_samples"):
+            _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
+        for name in ("weight_decay", "seed", "validate", "patience"):
+            _require(0 <= getattr(self, name) < math.inf, name, "not be negative", getattr(self, name))
+        _require(0 < self.lr < math.inf, "lr", "be positive", self.lr)
+        _require(self.seed < 2**63, "seed", "be below 2^63", self.seed)
+        for name, known in _CHOICES.items():
+            chosen = getattr(self, name)
+            if chosen not in known:
+                raise ValueError(f"unknown {name} {chosen!r}{nearest(chosen, known)}")
+        least = self.method.samples
+        _require(
+            self.samples >= least, "samples", f"be at least {least} for estimator {self.estimator!r}", self.samples
+        )
+        for name, there in (("temperature", self.method.cools), ("prior_temperature", self._has_prior_temperature)):
+            _require_temperature(name, getattr(self, name), there=there, recipe=self)
+        _require(self.validate > 0 or self.patience == 0, "patience", "be 0 unless validate is given", self.patience)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The model that the notation stands for."""
+        return parse(self.notation)
+
+    @property
+    def method(self) -> Method:
+        """What must be known of the estimator."""
+        return ESTIMATORS[self.estimator]
+
+    @property
+    def width(self) -> int:
+        """The number of bits of a data point: those of the context, if there is one, and those that are modelled."""
+        architecture = self.architecture
+        return architecture.observed.units + (architecture.context.units if architecture.context else 0)
+
+    @property
+    def title(self) -> str:
+        """A name for the run, made of what is most often changed."""
+        data = Path(self.data).stem
+        return f"{self.notation}-{data}-{self.estimator}-m{self.samples}-seed{self.seed}".replace(":", "x")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recipe as plain values under their names, without those that it has no use for."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _plain(value) for name, value in values.items() if value is not None}
+
+    def toml(self) -> str:
+        """The recipe as the text of a file that gives it again."""
+        # the strings and numbers of JSON are those of TOML
+        return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
+
+    def replaced(self, **changes: Any) -> Self:
+        """The recipe with some values changed."""
+        return replace(self, **changes)
+
+    @property
+    def _has_prior_temperature(self) -> bool:
+        return self.estimator == "concrete" and self.architecture.context is None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a TOML file says, to be resolved together with other wishes."""
+    try:
+        given = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ValueError(f"recipe must be a file that can be read, got {str(path)!r}: {why}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
+    try:
+        _require_known(given)
+    except ValueError as error:
+        raise ValueError(f"{error} in {str(path)!r}") from None
+    return given
+
+
+def resolve(**given: Any) -> Recipe:
+    """A recipe with all that is given, and the paper's values for the rest.
+
+    Values may be text, as in flags: `lr="3e-4"`, `temperature="2/3"`, or `temperature="1:1/2:10000"` for one that falls
+    from 1 to 1/2 within 10,000 steps. `arity` becomes part of the notation.
+
+    >>> resolve(notation="240H~784V", data="mnist", arity=8).notation
+    '240H:8~784V'
+    >>> resolve(notation="200H~784V", stepps=10)
+    Traceback (most recent call last):
+    ValueError: unknown key 'stepps'; did you mean 'steps'?
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    _require_known(given)
+    if "notation" not in given:
+        raise ValueError("notation must be given, such as 200H~784V, got none")
+    wished = {name: _read(name, value) for name, value in given.items()}
+    architecture = parse(wished["notation"], arity=wished.pop("arity", None))
+    wished["notation"] = str(architecture)
+    return Recipe(**{**_defaults(architecture, wished), **wished})
+
+
+def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str, Any]:
+    """The paper's values and, where it has none, what suits a first look."""
+    arities = {layer.arity for layer in architecture.latent}
+    # of other arities the paper says that 2/3 was best across those it tried
+    temperature, prior = TEMPERATURES.get(max(arities), TEMPERATURES[2]) if len(arities) == 1 else TEMPERATURES[2]
+    estimator = wished.get("estimator", "concrete")
+    method = ESTIMATORS.get(estimator, Method())
+    predicts = architecture.context is not None
+    steps = wished.get("steps", 20_000)
+    return {
+        "data": "digits",
+        "binarize": "bernoulli",
+        "estimator": estimator,
+        "samples": 5 if method.samples > 1 else 1,
+        "temperature": temperature if method.cools else None,
+        "prior_temperature": prior if estimator == "concrete" and not predicts else None,
+        "steps": steps,
+        "batch": 64,
+        "lr": 1e-4 if architecture.nonlinear and not predicts else 3e-4,
+        "lr_schedule": "constant",
+        "weight_decay": 1e-3 if predicts else 0.0,
+        "seed": 0,
+        "validate": max(1, steps // 50) if wished.get("patience") else 0,
+        "validation_samples": 10,
+        "patience": 0,
+    }
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "estimator": tuple(ESTIMATORS),
+    "lr_schedule": LR_SCHEDULES,
+    "binarize": BINARIZATIONS,
+}
+_TEXTS = {"notation", "data", *_CHOICES}
+_FRACTIONS = {"lr", "weight_decay"}
+_TEMPERATURES = {"temperature", "prior_temperature"}
+
+
+def _read(name: str, value: Any) -> Any:
+    """A value of the type that its key has, from text or from a value of TOML or Python."""
+    if name in _TEXTS:
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be text, got {value!r}")
+        return value
+    if name in _TEMPERATURES and isinstance(value, Annealing):
+        return value
+    if name in _TEMPERATURES and isinstance(value, str) and ":" in value:
+        return _annealing(name, value)
+    found = number(value) if isinstance(value, str) else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or math.isnan(found):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    if name in _FRACTIONS | _TEMPERATURES:
+        return float(found)
+    if found != found // 1 or math.isinf(found):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    # through the text where there is one, as large seeds are no floats
+    return int(value) if isinstance(value, str) and value.strip().isdigit() else int(found)
+
+
+def _annealing(name: str, text: str) -> Annealing:
+    parts = [number(part) for part in text.split(":")]
+    if len(parts) != 3 or not all(0 < part < math.inf for part in parts) or parts[2] != parts[2] // 1:
+        raise ValueError(f"{name} must be a number, or start:end:steps such as 1:1/2:10000, got {text!r}")
+    return Annealing(parts[0], parts[1], int(parts[2]))
+
+
+def _plain(value: Any) -> Any:
+    """A value that JSON and TOML know."""
+    return ":".join(f"{part!r}" for part in asdict(value).values()) if isinstance(value, Annealing) else value
+
+
+def _require_known(given: Mapping[str, Any]) -> None:
+    known = [*(field.name for field in fields(Recipe)), "arity"]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"unknown key {name!r}{nearest(name, known)}")
+
+
+def _require(holds: bool, name: str, must: str, found: Any) -> None:
+    if not holds:
+        raise ValueError(f"{name} must {must}, got {found!r}")
+
+
+def _require_temperature(name: str, temperature: Temperature | None, *, there: bool, recipe: Recipe) -> None:
+    """Refuse a temperature that is missing, impossible, or would be ignored."""
+    if temperature is None:
+        _require(not there, name, f"be given for estimator {recipe.estimator!r}", None)
+        return
+    if not there:
+        why = f"estimator {recipe.estimator!r} has none"
+        if recipe.estimator == "concrete":
+            why = f"{recipe.notation} has no prior over its latents"
+        raise ValueError(f"{name} must be left out, as {why}, got {_plain(temperature)!r}")
+    if not isinstance(temperature, Annealing):
+        _require(0 < temperature < math.inf, name, "be positive", temperature)

@@ -1,0 +1,248 @@
+"""A run on the disk: trained, watched, stopped, resumed.
+
+Its folder holds the recipe, the last two checkpoints and, once it is finished, the parameters and the curve. Whatever
+ends a run, at most the steps since the last checkpoint are done again, and they end in the same parameters.
+"""
+
+import csv
+import io
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from ..data.dataset import Dataset
+from ..file import claimed, draft
+from ..model import Model
+from . import checkpoint
+from .recipe import Recipe, read, resolve
+from .trainer import WATCHED, Row, Trainer, built
+
+RECIPE, CURVE, PARAMETERS = "recipe.toml", "curve.csv", "model.safetensors"
+ROWS = 500
+"""The most rows that a curve has, or some more if it has grown."""
+HOPELESS = 10
+"""A bound so many times as far below zero as that of the first steps is no bad luck."""
+
+
+class DivergedError(ArithmeticError):
+    """Training that has become useless; its sentence says where, and where to go back to."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who wants to know how a run is doing."""
+
+    step: Callable[[int], None] = lambda step: None
+    row: Callable[[Row], None] = lambda row: None
+    note: Callable[[str], None] = lambda sentence: None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has come to."""
+
+    recipe: Recipe
+    step: int
+    seconds: float
+    rows: tuple[Row, ...] = ()
+    best: tuple[int, float] | None = None
+    """The step with the best look at the validation set, and the negative log-likelihood found there."""
+    stale: int = 0
+    """How many looks have passed since."""
+    finished: bool = False
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    data: Dataset,
+    device: torch.device | str = "cpu",
+    checkpoint_seconds: float = 60.0,
+    watch: Watch = Watch(),  # noqa: B008 (frozen)
+    stop: Callable[[], bool] = lambda: False,
+) -> Run:
+    """Train a model in a folder, from the last checkpoint there or from the start.
+
+    A checkpoint is written every so many seconds, when there is reason to stop, and at the end. After each step `stop`
+    is asked whether there is.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with claimed(folder):
+        _write(folder / RECIPE, recipe.toml())
+        trainer = Trainer(recipe, data, device=device)
+        run = _resumed(trainer, folder, watch) or Run(recipe, step=0, seconds=0.0)
+        return _finish(_trained(trainer, run, folder, checkpoint_seconds, watch, stop), trainer, folder)
+
+
+def begun(folder: Path) -> Recipe:
+    """The recipe of the run in a folder."""
+    path = folder / RECIPE
+    if not path.is_file():
+        raise ValueError(f"run must be the folder of a run, got {str(folder)!r}, which has no {RECIPE}")
+    return resolve(**read(path))
+
+
+def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, Model, tuple[str, ...]]:
+    """What a run has come to, its model, and a sentence about each checkpoint that is damaged.
+
+    The model is the best on the validation set, if that was looked at, else the last one.
+    """
+    recipe, last = begun(folder), checkpoint.latest(folder)
+    if last is None:
+        raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet")
+    model = built(recipe)
+    kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
+    names = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
+    model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in names.items()})
+    return _run(recipe, last), model.to(device).eval(), last.damaged
+
+
+def _resumed(trainer: Trainer, folder: Path, watch: Watch) -> Run | None:
+    """The run of a folder up to its last checkpoint, if it has one."""
+    last = checkpoint.latest(folder)
+    if last is None:
+        return None
+    for sentence in last.damaged:
+        watch.note(f"{sentence}; going on from step {last.step:,}")
+    run = _run(trainer.recipe, last)
+    trainer.load(run.step, run.seconds, last.tensors)
+    return run
+
+
+def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
+    """A run as a checkpoint tells it."""
+    told = dict(last.state)
+    was = resolve(**told.pop("recipe"))
+    if replace(was, steps=recipe.steps) != recipe:
+        changed = [field.name for field in fields(recipe) if getattr(was, field.name) != getattr(recipe, field.name)]
+        raise ValueError(f"a run must keep its recipe but for steps, got other values of {', '.join(changed)}")
+    if last.step > recipe.steps:
+        raise ValueError(f"steps must be at least {last.step:,}, which the run has taken, got {recipe.steps:,}")
+    rows = tuple(Row(**row) for row in told.pop("rows"))
+    best = None if told["best"] is None else tuple(told["best"])
+    finished = told.pop("finished") and (last.step >= recipe.steps or was.steps == recipe.steps)
+    return Run(recipe, step=last.step, rows=rows, finished=finished, **{**told, "best": best})
+
+
+def _trained(
+    trainer: Trainer,
+    run: Run,
+    folder: Path,
+    checkpoint_seconds: float,
+    watch: Watch,
+    stop: Callable[[], bool],
+) -> Run:
+    """Take the steps that are left, and look up from them where there is something to write down."""
+    recipe, saved = trainer.recipe, time.monotonic()
+    stopped = False
+
+    def pause() -> bool:
+        nonlocal stopped
+        watch.step(trainer.step)
+        stopped = stop()
+        return stopped or time.monotonic() - saved > checkpoint_seconds
+
+    while not (run.finished or stopped):
+        ends = [recipe.steps, _following(trainer.step, _interval(recipe))]
+        ends += [_following(trainer.step, recipe.validate)] if recipe.validate else []
+        trainer.advance(min(ends), pause=pause)
+        _require_sound(trainer, folder)
+        if trainer.step in ends:
+            run = _looked(trainer, run)
+            _require_hope(trainer, run, folder)
+            watch.row(run.rows[-1])
+        run = replace(run, step=trainer.step, seconds=trainer.seconds)
+        if run.finished or stopped or time.monotonic() - saved > checkpoint_seconds:
+            checkpoint.save(folder, run.step, trainer.tensors(), _told(run))
+            saved = time.monotonic()
+    return run
+
+
+def _looked(trainer: Trainer, run: Run) -> Run:
+    """The run with one more row, and with a look at the validation set where the recipe wants one."""
+    recipe, row = trainer.recipe, trainer.row()
+    best, stale = run.best, run.stale
+    if recipe.validate and (trainer.step % recipe.validate == 0 or trainer.step == recipe.steps):
+        row = replace(row, valid=trainer.validated())
+        if best is None or row.valid < best[1]:
+            best, stale = (trainer.step, row.valid), 0
+            trainer.keep()
+        else:
+            stale += 1
+    finished = trainer.step >= recipe.steps or 0 < recipe.patience <= stale
+    return replace(run, rows=(*run.rows, row), best=best, stale=stale, finished=finished)
+
+
+def _finish(run: Run, trainer: Trainer, folder: Path) -> Run:
+    """Write what others will read, the curve and the parameters."""
+    _write(folder / CURVE, _csv(run.rows))
+    if run.finished:
+        parameters: dict[str, Tensor] = trainer.best or trainer.model.state_dict()
+        with draft(folder / PARAMETERS) as place:
+            place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))
+    return run
+
+
+def _require_sound(trainer: Trainer, folder: Path) -> None:
+    fault = trainer.fault()
+    if fault is not None:
+        step, layer = fault
+        raise DivergedError(f"the gradient of step {step:,} is not finite, first in layer {layer}; {_way_back(folder)}")
+
+
+def _require_hope(trainer: Trainer, run: Run, folder: Path) -> None:
+    first, last = run.rows[0], run.rows[-1]
+    if not last.bound >= -HOPELESS * max(abs(first.bound), 1.0):
+        layer = trainer.culprit(trainer.step - 1)
+        raise DivergedError(
+            f"training has diverged by step {last.step:,}: its bound is {last.bound:,.4g}, and was {first.bound:,.4g} "
+            f"at first; the largest gradient is that of layer {layer}; {_way_back(folder)}"
+        )
+
+
+def _way_back(folder: Path) -> str:
+    last = checkpoint.latest(folder)
+    found = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
+    return f"{found}: try a smaller lr"
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """What a checkpoint says of a run, as plain values."""
+    return {
+        "recipe": run.recipe.settings,
+        "seconds": run.seconds,
+        "rows": [asdict(row) for row in run.rows],
+        "best": run.best,
+        "stale": run.stale,
+        "finished": run.finished,
+    }
+
+
+def _interval(recipe: Recipe) -> int:
+    """The number of steps of a row."""
+    return WATCHED * math.ceil(recipe.steps / ROWS / WATCHED)
+
+
+def _following(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+def _csv(rows: tuple[Row, ...]) -> str:
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    table.writeheader()
+    table.writerows(asdict(row) for row in rows)
+    return text.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    with draft(path) as place:
+        place.write_text(text, encoding="utf-8")

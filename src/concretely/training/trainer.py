@@ -1,0 +1,267 @@
+"""One run in memory: a model, its estimator and optimiser, and the steps that they take.
+
+A step is a function of the parameters, the state of the optimiser and the number of the step. It never asks the device
+for a number, so that the device need not wait: what a step finds stays there until a row is made of many.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..data.dataset import Dataset
+from ..estimator import (
+    NVIL,
+    RLOO,
+    VIMCO,
+    Estimate,
+    Estimator,
+    Exact,
+    GumbelSoftmax,
+    Pathwise,
+    Score,
+    StraightThrough,
+    StraightThroughGumbelSoftmax,
+    estimate,
+)
+from ..evaluation.likelihood import evaluate
+from ..model import Model, density, prediction
+from ..schedule import Annealing
+from .chance import Order, Purpose, generator_of, seed_of
+from .fault import Fault, culprit
+from .recipe import Recipe, Temperature
+
+WATCHED = 10
+"""The discrete graph is looked at too at the first step of a row, and at every one so many steps later."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the curve: averages over the steps since the row before."""
+
+    step: int
+    seconds: float
+    lr: float
+    temperature: float | None
+    bound: float
+    """What was maximised, in nats."""
+    discrete: float
+    """The bound of the discrete graph: the former, less the gap found between the two on the same batches."""
+    valid: float | None = None
+    """The negative log-likelihood of the validation set, where it was looked at after this step."""
+
+
+def built(recipe: Recipe, data: Dataset | None = None) -> Model:
+    """The model of a recipe, with its parameters before training; their base rate is that of the data, if given."""
+    architecture, generator = recipe.architecture, generator_of(recipe.seed, Purpose.INITIAL)
+    rate = None if data is None else data.train.rate[recipe.width - architecture.observed.units :]
+    make = density if architecture.context is None else prediction
+    return make(architecture, base_rate=rate, generator=generator)
+
+
+def split(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
+    """The inputs of a model from the bits of data points: x, or the context and x."""
+    context = recipe.architecture.context
+    return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
+
+
+class Trainer:
+    """A run between two steps."""
+
+    def __init__(self, recipe: Recipe, data: Dataset, *, device: torch.device | str = "cpu") -> None:
+        self.recipe, self.device = recipe, torch.device(device)
+        self.data = data.to(self.device)
+        self.model = built(recipe, data).to(self.device)
+        self.estimator = _estimator(recipe, self.model, split(recipe, self.data.train[:1000]))
+        self.optimizer = _optimizer(recipe, self.model, self.estimator, points=len(data.train))
+        self.order = Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed, device=self.device)
+        self.step = 0
+        self.seconds = 0.0
+        self.best: dict[str, Tensor] = {}
+        self._noise, self._watch = (torch.Generator(self.device) for _ in range(2))
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self.device)  # bound, steps, gap, looks
+        self._since = 0  # the step of the last row
+        self._fault = Fault(self.device)
+
+    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
+        """Take steps until one is reached, or there is reason to pause after one."""
+        started = time.perf_counter()
+        self.model.train()
+        while self.step < until:
+            self._take(self.step)
+            self.step += 1
+            if pause():
+                break
+        self.seconds += time.perf_counter() - started
+
+    def row(self) -> Row:
+        """What the steps since the last row have found; it starts the next one, and waits for the device."""
+        bound, steps, gap, looks = self._sums.tolist()
+        self._sums.zero_()
+        self._since = self.step
+        mean = bound / max(steps, 1)
+        return Row(
+            step=self.step,
+            seconds=self.seconds,
+            lr=self.recipe.lr * falling(self.recipe, self.step),
+            temperature=_now(self.recipe.temperature, self.step),
+            bound=mean,
+            discrete=mean - gap / max(looks, 1),
+        )
+
+    def validated(self) -> float:
+        """The negative log-likelihood of the validation set, as the recipe looks at it."""
+        generator = generator_of(self.recipe.seed, Purpose.VALIDATION, device=self.device)
+        inputs = split(self.recipe, self.data.valid[:])
+        return evaluate(self.model, *inputs, samples=self.recipe.validation_samples, generator=generator).nll
+
+    def keep(self) -> None:
+        """Remember the parameters as the best so far."""
+        self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def fault(self) -> tuple[int, str] | None:
+        """The first step that gave no finite gradient, which was not taken nor any after it, and the layer at fault."""
+        step = self._fault.step()
+        return None if step is None else (step, self.culprit(step))
+
+    def culprit(self, step: int) -> str:
+        """The layer that a step fails in or, if it does not, that with the largest gradient."""
+        self.model.train()
+        return culprit(self.model, lambda: self._estimated(step).loss)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that later steps depend on, save for the number of the step."""
+        parts: dict[str, Mapping[str, Tensor]] = {"model": self.model.state_dict(), "best": self.best}
+        if isinstance(self.estimator, nn.Module):
+            parts["estimator"] = self.estimator.state_dict()
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            parts[f"optimizer/{index}"] = moments
+        parts["row"] = {"sums": self._sums}
+        return {f"{part}/{name}": tensor for part, content in parts.items() for name, tensor in content.items()}
+
+    def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
+        """Go back to where all this was taken from."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for path, tensor in tensors.items():
+            part, _, name = path.rpartition("/")
+            parts.setdefault(part, {})[name] = tensor.to(self.device)
+        self.model.load_state_dict(parts["model"])
+        if isinstance(self.estimator, nn.Module):
+            self.estimator.load_state_dict(parts["estimator"])
+        moments = {int(part.partition("/")[2]): parts[part] for part in parts if part.startswith("optimizer/")}
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        self.best = parts.get("best", {})
+        self._sums = parts["row"]["sums"]
+        self.step, self.seconds = step, seconds
+        self._since = step - int(self._sums[1])
+
+    def _take(self, step: int) -> None:
+        """Take one step."""
+        found = self._estimated(step)
+        mean = found.bound.detach().mean().double()
+        self._sums[:2] += torch.stack([mean, torch.ones_like(mean)])
+        if self.recipe.method.relaxes and (step - self._since) % WATCHED == 0:
+            self._sums[2:] += torch.stack([mean - self._discrete(step), torch.ones_like(mean)])
+        self.optimizer.zero_grad()
+        found.loss.backward()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr * falling(self.recipe, step)
+        self._fault.guard(self.optimizer, found.loss, step)
+        self.optimizer.step()
+
+    def _estimated(self, step: int) -> Estimate:
+        """The estimate of a step, the same whenever it is asked for with the same parameters."""
+        self._noise.manual_seed(seed_of(self.recipe.seed, Purpose.NOISE, step))
+        estimator = _cooled(self.recipe, step) if _anneals(self.recipe) else self.estimator
+        return estimate(
+            self.model,
+            *self._batch(step),
+            estimator=estimator,
+            samples=self.recipe.samples,
+            generator=self._noise,
+        )
+
+    def _discrete(self, step: int) -> Tensor:
+        """The bound of the discrete graph on the batch of a step, with the parameters as they are."""
+        self._watch.manual_seed(seed_of(self.recipe.seed, Purpose.WATCH, step))
+        with torch.no_grad():
+            found = estimate(
+                self.model,
+                *self._batch(step),
+                estimator=Score(),
+                samples=self.recipe.samples,
+                generator=self._watch,
+            )
+        return found.bound.mean().double()
+
+    def _batch(self, step: int) -> tuple[Tensor, ...]:
+        return split(self.recipe, self.data.train[self.order.indices(step)])
+
+
+def falling(recipe: Recipe, step: int) -> float:
+    """The share of the learning rate that is left at a step."""
+    gone = min(step / recipe.steps, 1.0)
+    match recipe.lr_schedule:
+        case "linear":
+            return 1 - gone
+        case "cosine":
+            return (1 + math.cos(math.pi * gone)) / 2
+        case _:
+            return 1.0
+
+
+def _now(temperature: Temperature | None, step: int) -> float | None:
+    """A temperature at a step."""
+    return temperature(step) if isinstance(temperature, Annealing) else temperature
+
+
+def _anneals(recipe: Recipe) -> bool:
+    return isinstance(recipe.temperature, Annealing) or isinstance(recipe.prior_temperature, Annealing)
+
+
+def _cooled(recipe: Recipe, step: int) -> Estimator:
+    """The estimator of a recipe at the temperatures of a step, for those that have any."""
+    temperature = _now(recipe.temperature, step)
+    assert temperature is not None
+    match recipe.estimator:
+        case "concrete":
+            return Pathwise(temperature, _now(recipe.prior_temperature, step))
+        case "gumbel-softmax":
+            return GumbelSoftmax(temperature)
+        case _:
+            return StraightThroughGumbelSoftmax(temperature)
+
+
+def _estimator(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Estimator:
+    """The estimator of a recipe, as it is before training."""
+    if recipe.method.cools:
+        return _cooled(recipe, step=0)
+    match recipe.estimator:
+        case "nvil":
+            with torch.random.fork_rng():  # its networks draw their weights from the global generator
+                torch.manual_seed(seed_of(recipe.seed, Purpose.INITIAL, 1))
+                return NVIL(model, *inputs)
+        case name:
+            plain = {
+                "straight-through": StraightThrough,
+                "score": Score,
+                "rloo": RLOO,
+                "vimco": VIMCO,
+                "exact": Exact,
+            }
+            return plain[name]()
+
+
+def _optimizer(recipe: Recipe, model: Model, estimator: Estimator, *, points: int) -> torch.optim.Optimizer:
+    """Adam, which decays the weights of the model, but no biases or prior logits, nor what an estimator has itself."""
+    own = list(estimator.parameters()) if isinstance(estimator, nn.Module) else []
+    weights = [parameter for name, parameter in model.named_parameters() if name.endswith("weight")]
+    others = [parameter for name, parameter in model.named_parameters() if not name.endswith("weight")]
+    groups = [
+        {"params": weights, "weight_decay": recipe.weight_decay / points},
+        {"params": [*others, *own], "weight_decay": 0.0},
+    ]
+    return torch.optim.Adam(groups, lr=recipe.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
