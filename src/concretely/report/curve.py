@@ -50,16 +50,20 @@ def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
     """One line or two, and what lies between them."""
     bound, discrete = _known(rows, "bound"), _known(rows, "discrete")
     lines = [("training bound", bound, STRONG)]
-    shared = [step for step in bound if step in discrete]
-    if bound != discrete and discrete:
+    if any(bound.get(step) != height for step, height in discrete.items()):
         lines.append(("discrete bound", discrete, DARK))
+        _draw_gap(axes, {step: (bound[step], height) for step, height in discrete.items() if step in bound})
     for label, points, color in lines:
         marker = "." if len(points) == 1 else ""  # a line needs two ends
         axes.plot(list(points), list(points.values()), color=color, linewidth=1.6, marker=marker, label=label, zorder=3)
-    if any(bound[step] != discrete[step] for step in shared):
-        upper, lower = [bound[step] for step in shared], [discrete[step] for step in shared]
-        label = f"integrality gap, {upper[-1] - lower[-1]:.3g} at the end".replace("-", "−")
-        axes.fill_between(shared, upper, lower, color=PALE, alpha=0.5, linewidth=0, label=label, zorder=2)
+
+
+def _draw_gap(axes: Axes, bounds: Mapping[int, tuple[float, float]]) -> None:
+    """What the trained bound has more than the discrete one."""
+    if bounds:
+        trained, discrete = zip(*bounds.values(), strict=True)
+        label = f"integrality gap, {trained[-1] - discrete[-1]:.3g} at the end".replace("-", "−")
+        axes.fill_between(list(bounds), trained, discrete, color=PALE, alpha=0.5, linewidth=0, label=label, zorder=2)
 
 
 def _known(rows: Sequence[Row], name: str) -> dict[int, float]:

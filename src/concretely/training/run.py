@@ -171,9 +171,10 @@ def _looked(trainer: Trainer, run: Run) -> Run:
     recipe, row = trainer.recipe, trainer.row()
     best, stale = run.best, run.stale
     if recipe.validate and (trainer.step % recipe.validate == 0 or trainer.step == recipe.steps):
-        row = replace(row, valid=trainer.validated())
-        if best is None or row.valid < best[1]:
-            best, stale = (trainer.step, row.valid), 0
+        nll = trainer.validated()
+        row = replace(row, valid=nll)
+        if best is None or nll < best[1]:
+            best, stale = (trainer.step, nll), 0
             trainer.keep()
         else:
             stale += 1

@@ -38,6 +38,16 @@ WATCHED = 10
 """The discrete graph is looked at too at the first step of a row, and at every one so many steps later."""
 
 
+PLAIN: dict[str, Callable[[], Estimator]] = {
+    "straight-through": StraightThrough,
+    "score": Score,
+    "rloo": RLOO,
+    "vimco": VIMCO,
+    "exact": Exact,
+}
+"""The estimators that need nothing to be made."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A row of the curve: averages over the steps since the row before."""
@@ -245,14 +255,7 @@ def _estimator(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Esti
                 torch.manual_seed(seed_of(recipe.seed, Purpose.INITIAL, 1))
                 return NVIL(model, *inputs)
         case name:
-            plain = {
-                "straight-through": StraightThrough,
-                "score": Score,
-                "rloo": RLOO,
-                "vimco": VIMCO,
-                "exact": Exact,
-            }
-            return plain[name]()
+            return PLAIN[name]()
 
 
 def _optimizer(recipe: Recipe, model: Model, estimator: Estimator, *, points: int) -> torch.optim.Optimizer:
