@@ -61,16 +61,18 @@ def load(path: Path, *, width: int | None, rule: Rule) -> Dataset:
 def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] = ()) -> Arrays:
     """Arrays of a file by their names, none of which may be pickled."""
     try:
-        file = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got something else") from error
+        stream = path.open("rb")
     except FileNotFoundError as error:
         raise FileNotFoundError(f"data file {str(path)!r} does not exist") from error
     except OSError as error:
         raise OSError(f"data file {str(path)!r} cannot be read ({error.strerror})") from error
-    if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got a single array")
-    with file:
+    with stream:
+        try:
+            file = np.load(stream, allow_pickle=False)
+        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got something else") from error
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got a single array")
         for name in names:
             if name not in file:
                 known = ", ".join(map(repr, file)) or "nothing"

@@ -41,7 +41,7 @@ def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual:
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(part):
+        with alone(path.with_name(f"{path.name}.lock")):
             if path.exists():  # brought by another process meanwhile
                 return
             _complete(part, url, size=size, progress=progress)
@@ -57,28 +57,30 @@ def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual:
 
 def _complete(part: Path, url: str, *, size: int | None, progress: bool) -> None:
     """Download what a part lacks."""
-    have = part.stat().st_size
+    have = part.stat().st_size if part.exists() else 0
     if have == size:
         return
     if size is not None and have > size:  # a part of something else
         have = 0
     answer, start = _ask(url, have)
-    with answer, part.open("r+b") as file:
+    with answer:
         total = size if answer.length is None else start + answer.length
         if size is not None and total != size:  # such as the page of a network that wants a login first
             raise DownloadError(f"the server has {total} bytes for it instead of {size}")
-        file.seek(start)
-        file.truncate()
+        if not start:
+            part.unlink(missing_ok=True)
         free = shutil.disk_usage(part.parent).free
         if total is not None and total - start > free:
             raise OSError(errno.ENOSPC, f"{total - start} bytes are needed, {free} are free")
-        with counting(f"downloading {url.rpartition('/')[2]}", total or 0, shown=progress) as advance:
+        title = f"downloading {part.stem}"
+        with part.open("ab") as file, counting(title, total or 0, shown=progress) as advance:
             advance(start)
             for piece in _pieces(answer):
                 file.write(piece)
                 advance(len(piece))
-        if total is not None and file.tell() < total:
-            raise DownloadError(f"the connection was cut after {file.tell()} of {total} bytes")
+    arrived = part.stat().st_size
+    if total is not None and arrived < total:
+        raise DownloadError(f"the connection was cut after {arrived} of {total} bytes")
 
 
 def _ask(url: str, start: int) -> tuple[HTTPResponse, int]:

@@ -8,31 +8,30 @@ from pathlib import Path
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process has this file to itself, and have it until the end.
+    """Wait until no other process is alone at this path, which has an empty file meanwhile.
 
-    The file is made if it is not there, and removed at the end if it is empty. A process that dies lets go of it.
+    A process that dies lets go of it. Where files cannot be locked, nobody waits.
     """
+    if os.name != "posix":
+        yield
+        return
     descriptor = _hold(path)
     try:
         yield
     finally:
-        if path.exists() and path.stat().st_size == 0:
-            path.unlink()
+        path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def _hold(path: Path) -> int:
-    """A descriptor that holds the file until it is closed."""
-    if os.name != "posix":  # there an open file could not be moved, so that this one is not held
-        path.touch()
-        return os.open(os.devnull, os.O_RDONLY)
-    import fcntl
+    """A descriptor that holds a file until it is closed."""
+    import fcntl  # on POSIX only
 
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        with suppress(OSError):  # some file systems cannot do it
+        with suppress(OSError):  # some file systems have no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # whoever had the file before may have moved or removed it
-        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-        os.close(descriptor)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)  # of a file that was removed by whoever held it before

@@ -37,7 +37,7 @@ def curve(rows: Sequence[Row]) -> Figure:
     axes.set(xlim=(0, 1.02 * max(1, *(row["step"] for row in rows))), ylim=_limits(rows))
     axes.set_xlabel("step", fontsize=9, color=INK)
     axes.set_ylabel("nats per data point", fontsize=9, color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
     axes.grid(axis="y", color=PALE, linewidth=0.4, alpha=0.6)

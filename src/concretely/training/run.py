@@ -28,7 +28,7 @@ RECIPE, CURVE, PARAMETERS = "recipe.toml", "curve.csv", "model.safetensors"
 ROWS = 500
 """The most rows that a curve has, or some more if it has grown."""
 HOPELESS = 10
-"""A bound so many times as far below zero as that of the first steps is no bad luck."""
+"""A bound so many times as far below zero as before training is no bad luck."""
 
 
 class DivergedError(ArithmeticError):
@@ -49,6 +49,8 @@ class Run:
     """What a run has come to."""
 
     recipe: Recipe
+    start: float
+    """The bound before training, on the first batch."""
     step: int
     seconds: float
     rows: tuple[Row, ...] = ()
@@ -76,9 +78,10 @@ def train(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder):
-        _write(folder / RECIPE, recipe.toml())
         trainer = Trainer(recipe, data, device=device)
-        run = _resumed(trainer, folder, watch) or Run(recipe, step=0, seconds=0.0)
+        start = trainer.rehearsed()
+        _write(folder / RECIPE, recipe.toml())
+        run = _resumed(trainer, folder, watch) or Run(recipe, start, step=0, seconds=0.0)
         return _finish(_trained(trainer, run, folder, checkpoint_seconds, watch, stop), trainer, folder)
 
 
@@ -200,11 +203,11 @@ def _require_sound(trainer: Trainer, folder: Path) -> None:
 
 
 def _require_hope(trainer: Trainer, run: Run, folder: Path) -> None:
-    first, last = run.rows[0], run.rows[-1]
-    if not last.bound >= -HOPELESS * max(abs(first.bound), 1.0):
+    last = run.rows[-1]
+    if not last.bound >= -HOPELESS * max(abs(run.start), 1.0):
         layer = trainer.culprit(trainer.step - 1)
         raise DivergedError(
-            f"training has diverged by step {last.step:,}: its bound is {last.bound:,.4g}, and was {first.bound:,.4g} "
+            f"training has diverged by step {last.step:,}: its bound is {last.bound:,.4g}, and was {run.start:,.4g} "
             f"at first; the largest gradient is that of layer {layer}; {_way_back(folder)}"
         )
 
@@ -219,6 +222,7 @@ def _told(run: Run) -> dict[str, Any]:
     """What a checkpoint says of a run, as plain values."""
     return {
         "recipe": run.recipe.settings,
+        "start": run.start,
         "seconds": run.seconds,
         "rows": [asdict(row) for row in run.rows],
         "best": run.best,

@@ -13,39 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
-from ..estimator import (
-    NVIL,
-    RLOO,
-    VIMCO,
-    Estimate,
-    Estimator,
-    Exact,
-    GumbelSoftmax,
-    Pathwise,
-    Score,
-    StraightThrough,
-    StraightThroughGumbelSoftmax,
-    estimate,
-)
+from ..estimator import Estimate, Estimator, Score, estimate
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
-from ..schedule import Annealing
+from ..program import at_rest
 from .chance import Order, Purpose, generator_of, seed_of
 from .fault import Fault, culprit
-from .recipe import Recipe, Temperature
+from .method import anneals, at_step, cooled, estimator_of
+from .recipe import Recipe
 
 WATCHED = 10
 """The discrete graph is looked at too at the first step of a row, and at every one so many steps later."""
-
-
-PLAIN: dict[str, Callable[[], Estimator]] = {
-    "straight-through": StraightThrough,
-    "score": Score,
-    "rloo": RLOO,
-    "vimco": VIMCO,
-    "exact": Exact,
-}
-"""The estimators that need nothing to be made."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +63,7 @@ class Trainer:
         self.recipe, self.device = recipe, torch.device(device)
         self.data = data.to(self.device)
         self.model = built(recipe, data).to(self.device)
-        self.estimator = _estimator(recipe, self.model, split(recipe, self.data.train[:1000]))
+        self.estimator = estimator_of(recipe, self.model, split(recipe, self.data.train[:1000]))
         self.optimizer = _optimizer(recipe, self.model, self.estimator, points=len(data.train))
         self.order = Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed, device=self.device)
         self.step = 0
@@ -107,6 +85,12 @@ class Trainer:
                 break
         self.seconds += time.perf_counter() - started
 
+    def rehearsed(self) -> float:
+        """The bound of the next step, of which nothing is learned; what a step would refuse is refused by this."""
+        own = self.estimator if isinstance(self.estimator, nn.Module) else nn.Module()
+        with at_rest(self.model), at_rest(own), torch.no_grad():
+            return self._estimated(self.step).bound.mean().item()
+
     def row(self) -> Row:
         """What the steps since the last row have found; it starts the next one, and waits for the device."""
         bound, steps, gap, looks = self._sums.tolist()
@@ -117,7 +101,7 @@ class Trainer:
             step=self.step,
             seconds=self.seconds,
             lr=self.recipe.lr * falling(self.recipe, self.step),
-            temperature=_now(self.recipe.temperature, self.step),
+            temperature=at_step(self.recipe.temperature, self.step),
             bound=mean,
             discrete=mean - gap / max(looks, 1),
         )
@@ -185,7 +169,7 @@ class Trainer:
     def _estimated(self, step: int) -> Estimate:
         """The estimate of a step, the same whenever it is asked for with the same parameters."""
         self._noise.manual_seed(seed_of(self.recipe.seed, Purpose.NOISE, step))
-        estimator = _cooled(self.recipe, step) if _anneals(self.recipe) else self.estimator
+        estimator = cooled(self.recipe, step) if anneals(self.recipe) else self.estimator
         return estimate(
             self.model,
             *self._batch(step),
@@ -221,41 +205,6 @@ def falling(recipe: Recipe, step: int) -> float:
             return (1 + math.cos(math.pi * gone)) / 2
         case _:
             return 1.0
-
-
-def _now(temperature: Temperature | None, step: int) -> float | None:
-    """A temperature at a step."""
-    return temperature(step) if isinstance(temperature, Annealing) else temperature
-
-
-def _anneals(recipe: Recipe) -> bool:
-    return isinstance(recipe.temperature, Annealing) or isinstance(recipe.prior_temperature, Annealing)
-
-
-def _cooled(recipe: Recipe, step: int) -> Estimator:
-    """The estimator of a recipe at the temperatures of a step, for those that have any."""
-    temperature = _now(recipe.temperature, step)
-    assert temperature is not None
-    match recipe.estimator:
-        case "concrete":
-            return Pathwise(temperature, _now(recipe.prior_temperature, step))
-        case "gumbel-softmax":
-            return GumbelSoftmax(temperature)
-        case _:
-            return StraightThroughGumbelSoftmax(temperature)
-
-
-def _estimator(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Estimator:
-    """The estimator of a recipe, as it is before training."""
-    if recipe.method.cools:
-        return _cooled(recipe, step=0)
-    match recipe.estimator:
-        case "nvil":
-            with torch.random.fork_rng():  # its networks draw their weights from the global generator
-                torch.manual_seed(seed_of(recipe.seed, Purpose.INITIAL, 1))
-                return NVIL(model, *inputs)
-        case name:
-            return PLAIN[name]()
 
 
 def _optimizer(recipe: Recipe, model: Model, estimator: Estimator, *, points: int) -> torch.optim.Optimizer:

@@ -1,0 +1,66 @@
+"""The estimator that a recipe names."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..estimator import (
+    NVIL,
+    RLOO,
+    VIMCO,
+    Estimator,
+    Exact,
+    GumbelSoftmax,
+    Pathwise,
+    Score,
+    StraightThrough,
+    StraightThroughGumbelSoftmax,
+)
+from ..model import Model
+from ..schedule import Annealing
+from .chance import Purpose, seed_of
+from .recipe import Recipe, Temperature
+
+PLAIN: dict[str, Callable[[], Estimator]] = {
+    "straight-through": StraightThrough,
+    "score": Score,
+    "rloo": RLOO,
+    "vimco": VIMCO,
+    "exact": Exact,
+}
+"""Those that need nothing to be made."""
+
+
+def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Estimator:
+    """The estimator of a recipe before the first step; some look at the model and at inputs of it."""
+    if recipe.method.cools:
+        return cooled(recipe, step=0)
+    if recipe.estimator != "nvil":
+        return PLAIN[recipe.estimator]()
+    with torch.random.fork_rng():  # its networks draw their weights from the global generator
+        torch.manual_seed(seed_of(recipe.seed, Purpose.INITIAL, 1))
+        return NVIL(model, *inputs)
+
+
+def cooled(recipe: Recipe, step: int) -> Estimator:
+    """The estimator of a recipe at the temperatures of a step, for those that have any."""
+    temperature = at_step(recipe.temperature, step)
+    assert temperature is not None
+    match recipe.estimator:
+        case "concrete":
+            return Pathwise(temperature, at_step(recipe.prior_temperature, step))
+        case "gumbel-softmax":
+            return GumbelSoftmax(temperature)
+        case _:
+            return StraightThroughGumbelSoftmax(temperature)
+
+
+def anneals(recipe: Recipe) -> bool:
+    """Whether a temperature falls."""
+    return isinstance(recipe.temperature, Annealing) or isinstance(recipe.prior_temperature, Annealing)
+
+
+def at_step(temperature: Temperature | None, step: int) -> float | None:
+    """A temperature at a step, if there is one."""
+    return temperature(step) if isinstance(temperature, Annealing) else temperature
