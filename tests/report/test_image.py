@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
+from matplotlib.image import AxesImage, imread
 from torch import Generator, Tensor
 from torch.distributions import Normal
 
@@ -135,6 +135,15 @@ def test_images_are_on_the_page_and_apart_and_a_pixel_is_a_whole_number_of_dots(
     assert 0 < box.x0 * scale < box.x1 * scale < width
     assert box.y0 * scale > 0
     assert box.y1 * scale < height - max(bottom for *_, bottom in boxes)
+
+
+def test_the_first_pixel_is_at_the_upper_left_and_a_one_is_dark(tmp_path: Path) -> None:
+    x = torch.tensor([[1, 1, 1, 0, 0, 0, 1, 0, 0]])
+    png, _ = save(image.reconstructions(density("3H-9V"), x), tmp_path / "picture")
+    dots = imread(png)[..., :3].mean(-1)
+    side = round(image.TILE / 3)
+    middles = [image.MARGIN + side // 2 + side * place for place in range(3)]
+    assert (dots[np.ix_(middles, middles)] < 0.5).tolist() == x.view(3, 3).bool().tolist()
 
 
 def test_the_same_seed_is_saved_as_the_same_bytes_and_another_is_not(tmp_path: Path) -> None:

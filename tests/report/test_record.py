@@ -44,12 +44,20 @@ def test_what_is_not_finite_is_null_so_that_anyone_can_read_the_rest(unknown: fl
     assert record.read(path)["metrics"] == {"nll": {"value": 1.0, "standard_error": None, "all": [1, None]}}
 
 
-def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    record.write(path, example())
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        record.write(path, example(metrics=object()))
-    assert record.read(path) == example()
+def test_a_record_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, before = tmp_path / "record.json", example()
+    record.write(path, before)
+    whole = Path.write_text
+
+    def fail(self: Path, text: str, **options: Any) -> None:
+        whole(self, text[:20], **options)
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="no space left"):
+        record.write(path, example(seed=4))
+    assert record.read(path) == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def _measured(value: float | None, error: float | None) -> str:
         return "not known" if value is None or math.isnan(value) else "∞" if value > 0 else "−∞"
     if error is None or not math.isfinite(error) or error <= 0:
         return f"{value:,.4g}".replace("-", "−")
-    digits = max(0, 2 - math.floor(math.log10(error)))
+    digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
 
 

@@ -45,7 +45,7 @@ def circumstances(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dic
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record as JSON, which has no word for what is not finite: that becomes null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_finite(record), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_finite(record), indent=2, ensure_ascii=False)
     with draft(path) as place:
         place.write_text(f"{text}\n", encoding="utf-8")
 
