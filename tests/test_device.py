@@ -1,11 +1,16 @@
 """Everything runs where the parameters are, on the CPU and on CUDA where there is one."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import concretely as c
+from concretely.data import load
+from concretely.training.recipe import resolve
+from concretely.training.run import restored, train
+from concretely.training.trainer import Trainer
 from tests.cases import DEVICES
 
 ESTIMATORS: dict[str, Any] = {
@@ -48,3 +53,36 @@ def test_likelihoods_and_samples_are_drawn_on_the_device_of_the_model(device: st
     assert x.device.type == device
     result = c.evaluate(model, x, samples=100, generator=generator)
     assert result.log_likelihood.isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("estimator", ["concrete", "vimco", "nvil"])
+def test_runs_train_stop_and_go_on_where_they_are_told_to(estimator: str, device: str, tmp_path: Path) -> None:
+    recipe = resolve(notation="6H-4H~64V", estimator=estimator, steps=30, validate=15, lr=1e-2, weight_decay=1)
+    data = load("digits")
+    whole = train(recipe, tmp_path / "whole", data=data, device=device)
+    asked = iter(step == 17 for step in range(30))
+    half = train(recipe, tmp_path / "parts", data=data, device=device, stop=lambda: next(asked))
+    assert (half.finished, half.step) == (False, 18)
+    resumed = train(recipe, tmp_path / "parts", data=data, device=device)
+    assert resumed.finished
+    for run, again in zip(whole.rows, resumed.rows, strict=True):
+        assert run.bound == pytest.approx(again.bound, rel=1e-4)
+    parameters = restored(tmp_path / "whole", device=device)[1].state_dict()
+    for name, tensor in restored(tmp_path / "parts", device=device)[1].state_dict().items():
+        assert tensor.device.type == device
+        torch.testing.assert_close(tensor, parameters[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_step_is_taken_from_a_fault_on(device: str) -> None:
+    trainer = Trainer(resolve(notation="4H-3H-64V", steps=30, lr=1e-2), load("digits"), device=device)
+    trainer.advance(3)
+    weight = trainer.model.get_parameter("q.layers.1.network.0.weight")
+    before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
+    with torch.no_grad():
+        weight[0, 0] = float("nan")
+    trainer.advance(9)
+    assert trainer.fault() == (3, "q.layers.1.network.0")
+    for name, tensor in trainer.model.named_parameters():
+        assert tensor is weight or torch.equal(tensor, before[name])

@@ -1,6 +1,7 @@
 """Files that are whole or not there, and folders that one process works in at a time."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,9 @@ try:
     import fcntl
 except ImportError:  # there is none outside POSIX
     fcntl = None  # type: ignore[assignment]
+
+DRAFT = ".draft"
+"""How the names of folders end in which files are written."""
 
 
 @contextmanager
@@ -26,7 +30,9 @@ def draft(path: Path) -> Iterator[Path]:
     'whole'
     """
     # beside its destination, so that moving it is one step of the file system
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-", ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(
+        dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
+    ) as folder:
         place = Path(folder, path.name)
         yield place
         _flush(place)
@@ -36,7 +42,10 @@ def draft(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Have a folder to oneself, or refuse if another process has it; a process that dies gives it back."""
+    """Have a folder to oneself, or refuse if another process has it; a process that dies gives it back.
+
+    The drafts that such a process has left are cleared away.
+    """
     if fcntl is None:
         yield
         return
@@ -45,6 +54,8 @@ def claimed(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(f"{str(folder)!r} is being worked in by another process") from None
+        for left in folder.glob(f".*{DRAFT}"):
+            shutil.rmtree(left, ignore_errors=True)
         yield
 
 

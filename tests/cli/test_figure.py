@@ -1,28 +1,14 @@
 """The verb draws what it is asked for, and refuses the rest in one sentence before it does anything."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from concretely import __version__
-from concretely.cli import app
+
+from .command import call, modules_after
 
 pytestmark = pytest.mark.unchecked
-
-HELPS = ([], ["figure"], ["figure", "simplex"], ["figure", "binary"], ["figure", "graph"])
-
-
-def call(*arguments: str) -> tuple[int, str, str]:
-    """The exit code, and the two streams without colours."""
-    result = CliRunner().invoke(app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    plain = (re.sub(r"\x1b\[[0-9;]*m", "", text) for text in (result.stdout, result.stderr))
-    return result.exit_code, *plain
 
 
 @pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
@@ -118,35 +104,8 @@ def test_a_file_in_place_of_the_folder_gets_one_sentence(out: str, why: str, tmp
     assert [file.read_text() for file in tmp_path.iterdir()] == ["kept"]
 
 
-@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
-def test_the_example_of_each_help_works(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    code, stdout, _ = call(*arguments, "--help")
-    assert code == 0
-    (example,) = re.findall(r"Example: concretely (.+)", stdout)
-    code, stdout, stderr = call(*example.split())
-    assert (code, stderr) == (0, "")
-    assert [Path(line).is_file() for line in stdout.splitlines()] == [True, True]
-
-
 def test_the_version_is_that_of_the_package() -> None:
     assert call("--version") == (0, f"concretely {__version__}\n", "")
-
-
-def modules_after(*arguments: str) -> set[str]:
-    """The modules that a fresh interpreter has imported once the command is done."""
-    program = (
-        "import sys; from concretely.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
-    return set(done.stdout.splitlines()[-1].split())
-
-
-@pytest.mark.parametrize("arguments", HELPS, ids=" ".join)
-def test_help_imports_neither_torch_nor_matplotlib(arguments: list[str]) -> None:
-    modules = modules_after(*arguments, "--help")
-    assert "concretely.cli.figure" in modules
-    assert not {"torch", "numpy", "matplotlib"} & modules
 
 
 def test_drawing_leaves_the_global_state_of_pyplot_alone(tmp_path: Path) -> None:

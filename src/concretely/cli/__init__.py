@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import figure, train
+from . import cite, compare, evaluate, figure, reproduce, sample, study, sweep, train
 
 app = typer.Typer(
     help="Discrete random variables, relaxed into Concrete ones.",
@@ -17,7 +17,14 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command(epilog=train.EXAMPLE, no_args_is_help=True)(train.train)
+app.command(epilog=evaluate.EXAMPLE, no_args_is_help=True)(evaluate.evaluate)
+app.command(epilog=compare.EXAMPLE, no_args_is_help=True)(compare.compare)
+app.command(epilog=sample.EXAMPLE, no_args_is_help=True)(sample.sample)
+app.command(epilog=study.EXAMPLE, no_args_is_help=True)(study.study)
+app.command(epilog=sweep.EXAMPLE, no_args_is_help=True)(sweep.sweep)
+app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.add_typer(figure.app, name="figure")
+app.command(epilog=cite.EXAMPLE)(cite.cite)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import console, numbers, prepare, refuse
+from .terminal import numbers, prepare, refuse, save
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ..notation import Architecture
 
 app = typer.Typer(
@@ -43,7 +41,7 @@ def simplex(
 
     from ..report import figure
 
-    _write(figure.simplex(alphas, temperatures), out / "simplex")
+    save(figure.simplex(alphas, temperatures), out / "simplex")
 
 
 @app.command(epilog="Example: concretely figure binary --alpha 1/2 --temperature 0,1/3,3")
@@ -61,7 +59,7 @@ def binary(
 
     from ..report import figure
 
-    _write(figure.binary(alphas[0], temperatures), out / "binary")
+    save(figure.binary(alphas[0], temperatures), out / "binary")
 
 
 @app.command(epilog="Example: concretely figure graph 200H~784V --temperature 2/3")
@@ -93,9 +91,9 @@ def graph(
     from ..report import graph
 
     if architecture is None:
-        _write(graph.sampling(alphas, temperatures), out / "graph")
+        save(graph.sampling(alphas, temperatures), out / "graph")
     else:
-        _write(graph.networks(architecture, temperatures), out / "graph")
+        save(graph.networks(architecture, temperatures), out / "graph")
 
 
 def _architecture(notation: str) -> "Architecture":
@@ -122,13 +120,3 @@ def _temperatures(text: str) -> list[float]:
 
 def _positive(numbers: Sequence[float]) -> bool:
     return all(0 < number < math.inf for number in numbers)
-
-
-def _write(figure: "Figure", path: Path) -> None:
-    """Save a figure and say where."""
-    from rich.text import Text
-
-    from ..report.figure import save
-
-    for file in save(figure, path):
-        console().print(Text(str(file), style="bold"))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -12,6 +12,7 @@ from ..spelling import number
 
 if TYPE_CHECKING:
     import torch
+    from matplotlib.figure import Figure
     from rich.console import Console
 
 
@@ -19,6 +20,12 @@ def refuse(sentence: str) -> NoReturn:
     """Say what is wrong with the input, and stop."""
     typer.echo(sentence, err=True)
     raise typer.Exit(2)
+
+
+def require(holds: bool, name: str, must: str, found: Any) -> None:
+    """Go on if it holds, or say what a flag must be."""
+    if not holds:
+        refuse(f"{name} must {must}, got {found!r}")
 
 
 @contextmanager
@@ -64,4 +71,14 @@ def console(*, err: bool = False) -> "Console":
     """Where a verb prints: results on stdout, progress and remarks on stderr."""
     from rich.console import Console
 
-    return Console(stderr=err, highlight=False, soft_wrap=True)
+    return Console(stderr=err, highlight=False, emoji=False, soft_wrap=True)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write a figure as PNG and SVG under a path without suffix, and say where."""
+    from rich.text import Text
+
+    from ..report import figure as report
+
+    for file in report.save(figure, path):
+        console().print(Text(str(file), style="bold"))

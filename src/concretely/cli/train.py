@@ -1,5 +1,6 @@
 """`concretely train`: train a model of the paper, watch it, stop it, go on with it."""
 
+import shlex
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -60,7 +61,8 @@ def train(
         data = loaded(recipe)
     run = fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
     if not run.finished:
-        typer.echo(f"stopped after step {run.step:,}, saved; go on with: concretely train --resume {folder}", err=True)
+        way = f"concretely train --resume {shlex.quote(str(folder))}"
+        typer.echo(f"stopped after step {run.step:,}, saved; go on with: {way}", err=True)
         raise typer.Exit(130)
     finish(folder, data, on=on, samples=score_samples)
 
@@ -83,12 +85,15 @@ def fit(
 ) -> "Run":
     """Train in a folder before the user's eyes, until it is finished or interrupted."""
     from ..training.run import DivergedError, train
+    from ..training.trainer import Trainer
     from .screen import screen
 
+    with refusing():
+        Trainer(recipe, data, device=on).rehearsed()  # what a step would refuse is refused before a folder is made
     prepare(folder)
     err = console(err=True)
     err.print(f"{recipe.toml()}# {data.source}", markup=False, style="dim")
-    with refusing(), screen(recipe, err, folder / "tensorboard" if tensorboard else None) as watch, _stopping() as stop:
+    with refusing(), screen(recipe, err, folder / "tensorboard" if tensorboard else None) as watch, stopping() as stop:
         try:
             return train(
                 recipe, folder, data=data, device=on, checkpoint_seconds=checkpoint_seconds, watch=watch, stop=stop
@@ -131,14 +136,11 @@ def _continued(resume: Path, notation: str | None, given: dict[str, Any], out: P
         recipe = begun(resume)
     if not given:
         return recipe
-    steps = resolved(recipe.notation, given).steps
-    if recipe.lr_schedule != "constant" and steps != recipe.steps:
-        refuse(f"steps must stay {recipe.steps:,}, as the learning rate falls towards it, got {steps:,}")
-    return replace(recipe, steps=steps)
+    return replace(recipe, steps=resolved(recipe.notation, given).steps)
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def stopping() -> Iterator[Callable[[], bool]]:
     """Whether the user or the system has asked to stop; asked a second time, it is not asked again."""
     asked = False
 

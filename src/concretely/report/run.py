@@ -1,5 +1,6 @@
 """What a run leaves behind in its folder: its record, pictures of what it has learned, and one page with all of it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from ..data.dataset import Dataset
 from ..evaluation.likelihood import Likelihood, evaluate
 from ..file import draft
 from ..model import Model
+from ..model.layer import RARE
 from ..training.chance import Purpose, generator_of
 from ..training.recipe import Recipe
 from ..training.run import Run
@@ -48,15 +50,34 @@ def metric(found: Likelihood) -> dict[str, Any]:
     }
 
 
+def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
+    """What the model is measured against: independent pixels, each as frequent as in the training data."""
+    observed = recipe.architecture.observed.units
+    rate = data.train.rate[-observed:].double().clamp(RARE, 1 - RARE)
+    x = data.split(part)[:][:, -observed:].double()
+    nll = -torch.xlogy(x, rate).add(torch.xlogy(1 - x, 1 - rate)).sum(-1)
+    return {
+        "value": nll.mean().item(),
+        "standard_error": nll.std().item() / math.sqrt(len(nll)) if len(nll) > 1 else math.inf,
+        "points": len(nll),
+        "meaning": "The same for independent pixels, each as frequent as in the training data.",
+    }
+
+
 def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
     """Write the record, the pictures and the page of a run; the likelihoods are by part of the data.
 
-    Those already in the record stay, unless they are of the same part and from no more samples.
+    Those already in the record stay, unless they are of the same part and from no more samples, or of another step.
     """
     device = next(model.parameters()).device
-    before = record.read(folder / RECORD)["metrics"] if (folder / RECORD).exists() else {}
+    step = run.step if run.best is None else run.best[0]
+    before = record.read(folder / RECORD) if (folder / RECORD).exists() else {}
+    old = before["metrics"] if before.get("step") == step else {}
     new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()}
-    kept = {name: old for name, old in before.items() if name not in new or old["samples"] > new[name]["samples"]}
+    new |= {f"{part}_factorised_nll": factorised(run.recipe, data, part=part) for part in found}
+    kept = {
+        name: was for name, was in old.items() if name not in new or was.get("samples", 0) > new[name].get("samples", 0)
+    }
     written = record.record(
         run.recipe.settings,
         dict(sorted((new | kept).items())),
@@ -64,7 +85,7 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
         seconds=run.seconds,
         on=str(device),
     )
-    written["step"] = run.step if run.best is None else run.best[0]
+    written["step"] = step
     record.write(folder / RECORD, written)
     rows = [asdict(row) for row in run.rows]
     drawn = pictures(run.recipe, model, data)

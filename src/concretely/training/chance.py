@@ -33,7 +33,9 @@ def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
     >>> seed_of(0, Purpose.NOISE, 1) == seed_of(0, Purpose.NOISE, 1) != seed_of(0, Purpose.ORDER, 1)
     True
     """
-    return int(np.random.SeedSequence((seed, purpose, index)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    # as a key, since seeds of more than one word would run into what follows them
+    sequence = np.random.SeedSequence(seed, spawn_key=(purpose, index))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.device | str = "cpu") -> torch.Generator:

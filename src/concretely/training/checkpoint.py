@@ -41,17 +41,19 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
         place.write_bytes(written)
     content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
     with draft(path.with_suffix(".json")) as place:
-        place.write_text(json.dumps({**content, "digest": _digest_of(content)}, indent=1), encoding="utf-8")
-    for old in _steps(folder)[:-KEPT]:
-        _tensors(folder, old).with_suffix(".json").unlink(missing_ok=True)  # first, so that none is half there
-        _tensors(folder, old).unlink(missing_ok=True)
+        place.write_bytes(_told({**content, "digest": _digest_of(content)}))
+    # a later one is damaged, or the run would have gone on from there
+    kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]
+    for kind in (".json", ".safetensors"):  # in this order, so that none is half there
+        for old in set(_steps(folder, kind)) - set(kept):
+            _tensors(folder, old).with_suffix(kind).unlink(missing_ok=True)
     return path
 
 
 def latest(folder: Path) -> Checkpoint | None:
     """The last checkpoint that is whole, or None where there never was one."""
-    steps, damaged = _steps(folder)[::-1], []
-    for step in steps:
+    damaged = []
+    for step in _steps(folder, ".json")[::-1]:
         try:
             tensors, state = _read(_tensors(folder, step), step)
         except ValueError as error:
@@ -66,8 +68,10 @@ def latest(folder: Path) -> Checkpoint | None:
 def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What a checkpoint holds, refused in a sentence if any of it has changed since it was written."""
     try:
-        content = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        known = isinstance(content, dict) and content.pop("digest", None) == _digest_of(content)
+        text = path.with_suffix(".json").read_bytes()
+        content = json.loads(text)
+        known = isinstance(content, dict) and _told(content) == text
+        known = known and content.pop("digest", None) == _digest_of(content)
         if not known or content["format"] != FORMAT or content["step"] != step:
             raise ValueError
         written = path.read_bytes()
@@ -78,14 +82,18 @@ def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"the checkpoint of step {step:,} is damaged") from None
 
 
-def _steps(folder: Path) -> list[int]:
-    """The steps of which there are checkpoints, in order."""
-    stems = (path.stem.removeprefix("checkpoint-") for path in folder.glob("checkpoint-*.json"))
-    return sorted(int(stem) for stem in stems if stem.isdigit())
+def _steps(folder: Path, kind: str) -> list[int]:
+    """The steps of which there are files of a kind, in order."""
+    steps = (path.stem.removeprefix("checkpoint-") for path in folder.glob(f"checkpoint-*{kind}"))
+    return sorted(int(step) for step in steps if step.isdecimal())
 
 
 def _tensors(folder: Path, step: int) -> Path:
     return folder / f"checkpoint-{step:09}.safetensors"
+
+
+def _told(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=1).encode()
 
 
 def _digest(content: bytes) -> str:

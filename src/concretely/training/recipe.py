@@ -6,6 +6,7 @@ A recipe is read from flags and from a TOML file with the same names. What neith
 
 import json
 import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -43,6 +44,7 @@ ESTIMATORS = {
 }
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
+LARGEST = sys.float_info.max
 
 TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
 """The paper's posterior and prior temperatures of each arity."""
@@ -133,8 +135,9 @@ class Recipe:
 
     def toml(self) -> str:
         """The recipe as the text of a file that gives it again."""
-        # the strings and numbers of JSON are those of TOML
-        return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
+        # the strings and numbers of JSON are those of TOML, save for one character that TOML would have escaped
+        lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
+        return "".join(lines).replace("\x7f", r"\u007f")
 
     def replaced(self, **changes: Any) -> Self:
         """The recipe with some values changed."""
@@ -152,7 +155,7 @@ def read(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise ValueError(f"recipe must be a file that can be read, got {str(path)!r}: {why}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
     try:
         _require_known(given)
@@ -226,20 +229,24 @@ def _read(name: str, value: Any) -> Any:
     if name in _TEXTS:
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError(f"{name} must be text that a file can hold, got {value!r}")
         return value
     if name in _TEMPERATURES and isinstance(value, Annealing):
         return value
     if name in _TEMPERATURES and isinstance(value, str) and ":" in value:
         return _annealing(name, value)
     found = number(value) if isinstance(value, str) else value
-    if isinstance(found, bool) or not isinstance(found, int | float) or math.isnan(found):
+    if isinstance(found, bool) or not isinstance(found, int | float) or found != found:
         raise ValueError(f"{name} must be a number, got {value!r}")
     if name in _FRACTIONS | _TEMPERATURES:
+        if not abs(found) <= LARGEST:
+            raise ValueError(f"{name} must be finite, got {value!r}")
         return float(found)
-    if found != found // 1 or math.isinf(found):
+    if found != found // 1:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     # through the text where there is one, as large seeds are no floats
-    return int(value) if isinstance(value, str) and value.strip().isdigit() else int(found)
+    return int(value) if isinstance(value, str) and value.strip().removeprefix("+").isdecimal() else int(found)
 
 
 def _annealing(name: str, text: str) -> Annealing:

@@ -76,12 +76,12 @@ def train(
     A checkpoint is written every so many seconds, when there is reason to stop, and at the end. After each step `stop`
     is asked whether there is.
     """
+    trainer = Trainer(recipe, data, device=device)
+    start = trainer.rehearsed()
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder):
-        trainer = Trainer(recipe, data, device=device)
-        start = trainer.rehearsed()
-        _write(folder / RECIPE, recipe.toml())
         run = _resumed(trainer, folder, watch) or Run(recipe, start, step=0, seconds=0.0)
+        _write(folder / RECIPE, recipe.toml())  # only now, as a run that is refused keeps its own
         return _finish(_trained(trainer, run, folder, checkpoint_seconds, watch, stop), trainer, folder)
 
 
@@ -124,9 +124,11 @@ def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
     """A run as a checkpoint tells it."""
     told = dict(last.state)
     was = resolve(**told.pop("recipe"))
-    if replace(was, steps=recipe.steps) != recipe:
-        changed = [field.name for field in fields(recipe) if getattr(was, field.name) != getattr(recipe, field.name)]
+    others = [field.name for field in fields(recipe) if field.name != "steps"]
+    if changed := [name for name in others if getattr(was, name) != getattr(recipe, name)]:
         raise ValueError(f"a run must keep its recipe but for steps, got other values of {', '.join(changed)}")
+    if was.lr_schedule != "constant" and was.steps != recipe.steps:
+        raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")
     if last.step > recipe.steps:
         raise ValueError(f"steps must be at least {last.step:,}, which the run has taken, got {recipe.steps:,}")
     rows = tuple(Row(**row) for row in told.pop("rows"))
@@ -158,12 +160,14 @@ def _trained(
         ends += [_following(trainer.step, recipe.validate)] if recipe.validate else []
         trainer.advance(min(ends), pause=pause)
         _require_sound(trainer, folder)
+        _require_hope(trainer, run, folder)
         if trainer.step in ends:
+            _require_finite(trainer, folder)
             run = _looked(trainer, run)
-            _require_hope(trainer, run, folder)
             watch.row(run.rows[-1])
         run = replace(run, step=trainer.step, seconds=trainer.seconds)
         if run.finished or stopped or time.monotonic() - saved > checkpoint_seconds:
+            _require_finite(trainer, folder)
             checkpoint.save(folder, run.step, trainer.tensors(), _told(run))
             saved = time.monotonic()
     return run
@@ -171,8 +175,10 @@ def _trained(
 
 def _looked(trainer: Trainer, run: Run) -> Run:
     """The run with one more row, and with a look at the validation set where the recipe wants one."""
-    recipe, row = trainer.recipe, trainer.row()
-    best, stale = run.best, run.stale
+    recipe, best, stale = trainer.recipe, run.best, run.stale
+    # a run that was stopped after a row may be asked to end right there
+    again = bool(run.rows) and run.rows[-1].step == trainer.step
+    rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, trainer.row())
     if recipe.validate and (trainer.step % recipe.validate == 0 or trainer.step == recipe.steps):
         nll = trainer.validated()
         row = replace(row, valid=nll)
@@ -182,7 +188,7 @@ def _looked(trainer: Trainer, run: Run) -> Run:
         else:
             stale += 1
     finished = trainer.step >= recipe.steps or 0 < recipe.patience <= stale
-    return replace(run, rows=(*run.rows, row), best=best, stale=stale, finished=finished)
+    return replace(run, rows=(*rows, row), best=best, stale=stale, finished=finished)
 
 
 def _finish(run: Run, trainer: Trainer, folder: Path) -> Run:
@@ -199,15 +205,25 @@ def _require_sound(trainer: Trainer, folder: Path) -> None:
     fault = trainer.fault()
     if fault is not None:
         step, layer = fault
-        raise DivergedError(f"the gradient of step {step:,} is not finite, first in layer {layer}; {_way_back(folder)}")
+        raise DivergedError(
+            f"the gradient of step {step + 1:,} is not finite, first in layer {layer}; {_way_back(folder)}"
+        )
+
+
+def _require_finite(trainer: Trainer, folder: Path) -> None:
+    layer = trainer.spoiled()
+    if layer is not None:
+        raise DivergedError(
+            f"the parameters after step {trainer.step:,} are not finite, first in layer {layer}; {_way_back(folder)}"
+        )
 
 
 def _require_hope(trainer: Trainer, run: Run, folder: Path) -> None:
-    last = run.rows[-1]
-    if not last.bound >= -HOPELESS * max(abs(run.start), 1.0):
+    bound = trainer.bound()
+    if not bound >= -HOPELESS * max(abs(run.start), 1.0):
         layer = trainer.culprit(trainer.step - 1)
         raise DivergedError(
-            f"training has diverged by step {last.step:,}: its bound is {last.bound:,.4g}, and was {run.start:,.4g} "
+            f"training has diverged by step {trainer.step:,}: its bound is {bound:,.4g}, and was {run.start:,.4g} "
             f"at first; the largest gradient is that of layer {layer}; {_way_back(folder)}"
         )
 

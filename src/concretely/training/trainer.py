@@ -91,12 +91,16 @@ class Trainer:
         with at_rest(self.model), at_rest(own), torch.no_grad():
             return self._estimated(self.step).bound.mean().item()
 
+    def bound(self) -> float:
+        """The bound of the steps since the last row, zero if there are none; this waits for the device."""
+        bound, steps, *_ = self._sums.tolist()
+        return float(bound / max(steps, 1))
+
     def row(self) -> Row:
         """What the steps since the last row have found; it starts the next one, and waits for the device."""
-        bound, steps, gap, looks = self._sums.tolist()
+        mean, (*_, gap, looks) = self.bound(), self._sums.tolist()
         self._sums.zero_()
         self._since = self.step
-        mean = bound / max(steps, 1)
         return Row(
             step=self.step,
             seconds=self.seconds,
@@ -124,7 +128,13 @@ class Trainer:
     def culprit(self, step: int) -> str:
         """The layer that a step fails in or, if it does not, that with the largest gradient."""
         self.model.train()
-        return culprit(self.model, lambda: self._estimated(step).loss)
+        return self.spoiled() or culprit(self.model, lambda: self._estimated(step).loss)
+
+    def spoiled(self) -> str | None:
+        """The first layer with a parameter that is not finite, if there is any; this waits for the device."""
+        finite = torch.stack([torch.isfinite(parameter).all() for parameter in self.model.parameters()]).tolist()
+        names = (name.rpartition(".")[0] for name, _ in self.model.named_parameters())
+        return next((name for name, sound in zip(names, finite, strict=True) if not sound), None)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that later steps depend on, save for the number of the step."""

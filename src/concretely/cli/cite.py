@@ -1,0 +1,51 @@
+"""`concretely cite`: what to cite, as BibTeX."""
+
+import re
+from importlib import resources
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..spelling import nearest
+from .terminal import refuse
+
+EXAMPLE = "Example: concretely cite mnih2016variational"
+
+SOFTWARE = f"""@misc{{concretely,
+  title  = {{concretely}},
+  author = {{{{The concretely developers}}}},
+  note   = {{Version {__version__}}}
+}}"""
+
+
+def cite(
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY", help="Keys of the bibliography.", show_default="this software and the paper"),
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List all keys and titles instead.")] = False,
+) -> None:
+    """Print BibTeX entries of this software and the paper, or of what else is cited in its documentation."""
+    known = entries()
+    for key in keys or ():
+        if key not in known:
+            refuse(f"unknown key {key!r}{nearest(key, known)}")
+    wanted = dict.fromkeys(keys or (known if listed else ("concretely", "maddison2017concrete")))
+    if listed:
+        width = max(map(len, wanted))
+        typer.echo("\n".join(f"{key:{width}}  {_title(known[key])}" for key in wanted))
+    else:
+        typer.echo("\n\n".join(known[key] for key in wanted))
+
+
+def entries() -> dict[str, str]:
+    """The entries of the bibliography by their keys, with that of this software first."""
+    text = (resources.files("concretely") / "references.bib").read_text(encoding="utf-8")
+    found = re.finditer(r"^@\w+\{(\w+),.*?^\}", text, re.MULTILINE | re.DOTALL)
+    return {"concretely": SOFTWARE, **{entry[1]: entry[0] for entry in found}}
+
+
+def _title(entry: str) -> str:
+    (title,) = re.findall(r"^ *title *= *\{(.*)\}", entry, re.MULTILINE)
+    return re.sub(r"[{}]", "", title)

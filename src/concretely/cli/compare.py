@@ -1,0 +1,65 @@
+"""`concretely compare`: the likelihoods of several runs beside each other, as their records have them."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .restore import LEFT
+from .terminal import console, refuse, refusing
+
+EXAMPLE = f"Example: concretely compare {LEFT}"
+
+
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Folders of runs, as concretely train leaves them.")
+    ],
+    split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
+) -> None:
+    """Print the negative log-likelihoods of runs in nats, and that of independent pixels to measure them by."""
+    records = [_read(run, split) for run in runs]
+
+    from rich.table import Table
+
+    table = Table("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", box=None, header_style="bold")
+    told = set()
+    for record in records:
+        recipe, baseline = record["recipe"], record["metrics"][f"{split}_factorised_nll"]
+        key = (recipe["data"], baseline["value"])
+        if key not in told:
+            table.add_row("independent pixels", recipe["data"], "", "", _measured(baseline))
+            told.add(key)
+    for record in records:
+        recipe, nll = record["recipe"], record["metrics"][f"{split}_nll"]
+        table.add_row(
+            recipe["notation"],
+            recipe["data"],
+            recipe["estimator"],
+            str(recipe["samples"]),
+            _measured(nll),
+            f"{nll['samples']:,}",
+            f"{record['seconds']:.0f} s",
+        )
+    console().print(table)
+
+
+def _read(run: Path, split: str) -> dict[str, Any]:
+    """The record of a run that has been scored."""
+    from ..report.record import read
+
+    path = run / "record.json"
+    if not path.is_file():
+        refuse(f"run must be the folder of a run that has been scored, got {str(run)!r}, which has no record.json")
+    with refusing():
+        record = read(path)
+    if f"{split}_nll" not in record["metrics"]:
+        refuse(f"{str(run)!r} has not been scored on {split!r}: concretely evaluate {run} --split {split}")
+    return record
+
+
+def _measured(metric: dict[str, Any]) -> str:
+    if metric["value"] is None:
+        return "∞"
+    error = metric["standard_error"]
+    return f"{metric['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")

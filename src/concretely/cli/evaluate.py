@@ -1,0 +1,86 @@
+"""`concretely evaluate`: score a trained model by the likelihood of its discrete graph."""
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..spelling import nearest
+from .restore import LEFT, Folder, restore, taken
+from .terminal import console, device, refuse, refusing, require
+from .train import Device, stopping
+
+if TYPE_CHECKING:
+    from ..evaluation.likelihood import Likelihood
+    from ..training.run import Run
+
+EXAMPLE = f"Example: concretely evaluate {LEFT} --samples 1000"
+
+DENSITY, PREDICTION = 50_000, 100
+"""By how many samples the paper scores models without a context and with one."""
+
+
+def evaluate(
+    run: Folder,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples for each data point.",
+            show_default=f"the paper's {DENSITY:,}, or {PREDICTION} given a context",
+        ),
+    ] = None,
+    *,
+    split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+    chunk: Annotated[
+        int | None,
+        typer.Option(help="Pairs of a sample and a data point to run at once.", show_default="what suits the device"),
+    ] = None,
+    device_name: Device = None,
+) -> None:
+    """Score a run by the negative log-likelihood of data, in nats, and add the score to its report."""
+    for name, number in (("samples", samples), ("chunk", chunk)):
+        require(number is None or number >= 1, name, "be at least 1", number)
+    on = device(device_name)
+
+    from ..data.dataset import SPLITS
+    from ..evaluation.likelihood import evaluate
+    from ..report.run import leave
+    from ..training.chance import Purpose, generator_of
+    from ..training.trainer import split as inputs_of
+
+    if split not in SPLITS:
+        refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
+    past, model, data = restore(run, on=on)
+    recipe = past.recipe
+    if samples is None:
+        samples = DENSITY if recipe.architecture.context is None else PREDICTION
+    with refusing():
+        found = evaluate(
+            model,
+            *inputs_of(recipe, data.split(split)[:].to(on)),
+            samples=samples,
+            chunk=chunk,
+            generator=generator_of(recipe.seed, Purpose.EVALUATION, device=on),
+            progress=True,
+        )
+    typer.echo(json.dumps(_told(past, found, split), ensure_ascii=False) if as_json else f"{split} {found}")
+    with refusing(), stopping():  # who interrupts now gets all of it a moment later, not half
+        *_, page = leave(run, past, model, data=data, found={split: found})
+    console(err=True).print(f"added to {page}", markup=False)
+
+
+def _told(run: "Run", found: "Likelihood", split: str) -> dict[str, Any]:
+    """A likelihood and what it is of, as values that JSON has words for."""
+    recipe = run.recipe
+    of = {"notation": recipe.notation, "data": recipe.data, "estimator": recipe.estimator, "step": taken(run)}
+    numbers = {
+        "nll": found.nll,
+        "standard_error": found.standard_error,
+        "samples": found.samples,
+        "points": len(found.log_likelihood),
+        "effective_sample_size": found.effective_sample_size.mean().item(),
+        "seconds": found.seconds,
+    }
+    return {**of, "split": split, **{name: each if math.isfinite(each) else None for name, each in numbers.items()}}

@@ -1,0 +1,259 @@
+"""`concretely reproduce`: the paper's tables and figures, ours beside the paper's."""
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..recipe import PARTS, Cell, Experiment, experiment, names
+from ..spelling import nearest
+from ..training.recipe import Recipe, resolve
+from . import figure
+from .sweep import DIVERGED, Member, interrupted, known, require_fitting, score, settled, show, train_all
+from .terminal import console, device, prepare, refuse, refusing, require, save
+from .train import Device, loaded
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data import Dataset
+    from ..report.table import Line
+
+EXAMPLE = "Example: concretely reproduce simplex"
+
+FIGURES: dict[str, tuple[str, Callable[..., None]]] = {
+    "graph": ("figure 1", figure.graph),
+    "simplex": ("figure 2", figure.simplex),
+    "binary": ("figure 3", figure.binary),
+}
+"""The figures that need no training, where they are in the paper, and what draws them."""
+
+STEPS, SAMPLES, POINTS = 20, 10, 128
+"""What a smoke test takes: just enough to see that everything runs."""
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="A table or figure; without one, all are listed.")] = None,
+    *,
+    rows: Annotated[str | None, typer.Option(help="Rows, by name or model.", show_default="all")] = None,
+    data: Annotated[str | None, typer.Option(help="Data sets.", show_default="all")] = None,
+    samples: Annotated[str | None, typer.Option(help="Numbers m of samples.", show_default="all")] = None,
+    estimator: Annotated[str | None, typer.Option(help="Estimators.", show_default="all")] = None,
+    steps: Annotated[str | None, typer.Option(help="How many steps to train.", show_default="the paper's")] = None,
+    score_samples: Annotated[
+        int | None, typer.Option(help="Samples by which models are scored.", show_default="the paper's")
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help=f"Only see that all runs: {STEPS} steps, {POINTS} data points.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and how.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the runs.", show_default="out/reproduce/ and NAME")
+    ] = None,
+    device_name: Device = None,
+) -> None:
+    """Train what is missing of a table or figure of the paper, and show ours beside the paper's.
+
+    Rows, data sets, numbers of samples and estimators may be lists with commas.
+    Ctrl-C saves; the same command goes on.
+    """
+    wished = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
+    if name is None or listing:
+        _list()
+        return
+    folder = Path("out/reproduce") / name if out is None else out
+    if name in FIGURES:
+        _require_left_out(name, **wished, steps=steps, score_samples=score_samples)
+        FIGURES[name][1](out=folder)
+        return
+    require(score_samples is None or score_samples >= 1, "score-samples", "be at least 1", score_samples)
+    chosen = _chosen(name, wished, steps=STEPS if smoke and steps is None else steps)
+    if smoke:
+        chosen, folder = replace(chosen, score_samples=min(SAMPLES, chosen.score_samples)), folder / "smoke"
+    if score_samples is not None:
+        chosen = replace(chosen, score_samples=score_samples)
+    members = [Member(cell.recipe, folder / cell.title) for cell in chosen.cells]
+    if dry_run:
+        for member in members:
+            typer.echo(_command(member))
+        return
+    _make(chosen, members, folder, on=device(device_name), smoke=smoke)
+
+
+def _list() -> None:
+    """Say what there is."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("name", "in the paper", "cells", "what"):
+        table.add_column(header, justify="right" if header == "cells" else "left")
+    for each in map(experiment, names()):
+        table.add_row(each.name, each.place, str(len(each.cells)), each.title)
+    for name, (place, draw) in FIGURES.items():
+        table.add_row(name, place, "–", (draw.__doc__ or "").removeprefix("Draw ").rstrip(".").capitalize())
+    show(table)
+
+
+def _require_left_out(name: str, **given: Any) -> None:
+    for flag, value in given.items():
+        if value is not None:
+            refuse(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {value!r}")
+
+
+def _chosen(name: str, wished: dict[str, str | None], *, steps: str | int | None) -> Experiment:
+    """The part of an experiment that was asked for."""
+    if name not in names():
+        refuse(f"unknown table or figure {name!r}{nearest(name, [*names(), *FIGURES])}")
+    with refusing():
+        whole = experiment(name, **{} if steps is None else {"steps": steps})
+    cells = whole.cells
+    for flag, text in wished.items():
+        if text is None:
+            continue
+        entries = {entry.strip() for entry in text.split(",")}
+        every = {answer for cell in whole.cells for answer in _answers(cell, flag)}
+        for entry in sorted(entries - every):
+            refuse(f"unknown {'row' if flag == 'rows' else flag} {entry!r} in {name}{nearest(entry, every)}")
+        cells = tuple(cell for cell in cells if entries & _answers(cell, flag))
+    if not cells:
+        asked = " and ".join(f"{flag} {text}" for flag, text in wished.items() if text is not None)
+        refuse(f"{name} has no cell with {asked}")
+    return replace(whole, cells=cells)
+
+
+def _answers(cell: Cell, flag: str) -> set[str]:
+    """What a cell answers to."""
+    match flag:
+        case "rows":
+            return {cell.row, cell.recipe.notation}
+        case "estimator":
+            return {cell.heading, cell.recipe.estimator}
+        case _:
+            return {str(getattr(cell.recipe, flag))}
+
+
+def _command(member: Member) -> str:
+    """The command that trains a cell by itself."""
+    recipe = member.recipe
+    given = {name: recipe.settings[name] for name in ("data", "estimator", "samples", "steps")}
+    plain = resolve(notation=recipe.notation, **given).settings
+    given |= {name: value for name, value in recipe.settings.items() if plain.get(name) != value}
+    flags = (text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value)))
+    return shlex.join(["concretely", "train", recipe.notation, *flags, "--out", str(member.folder)])
+
+
+def _make(chosen: Experiment, members: Sequence[Member], folder: Path, *, on: "torch.device", smoke: bool) -> None:
+    """Train and score what is missing, and show all of it."""
+    from ..report.table import table
+
+    for member in members:
+        require_fitting(member)
+    data = _data(members, smoke=smoke)
+    prepare(folder)
+    whole = False
+    with suppress(KeyboardInterrupt):
+        whole = _train(chosen, members, data, on=on)
+    lines = _lines(chosen, members)
+    show(table(lines, title=_title(chosen, smoke=smoke), caption=_caption(chosen)))
+    if chosen.figure == "temperature":
+        _draw(lines, folder, note=_title(chosen, smoke=smoke) if smoke else "")
+    if not whole:
+        interrupted()
+
+
+def _data(members: Iterable[Member], *, smoke: bool) -> "Callable[[Recipe], Dataset]":
+    """All the data that members ask for, loaded before any of them trains."""
+    found: dict[tuple[str, int], Dataset] = {}
+    for recipe, _ in members:
+        if _key(recipe) not in found:
+            with refusing():
+                data = loaded(recipe)
+            found[_key(recipe)] = _few(data) if smoke else data
+    return lambda recipe: found[_key(recipe)]
+
+
+def _key(recipe: Recipe) -> tuple[str, int]:
+    return recipe.data, recipe.width
+
+
+def _few(data: "Dataset") -> "Dataset":
+    """A data set with few points, spread over all, which may be sorted."""
+    from ..data import Bits
+
+    def few(bits: Bits) -> Bits:
+        return Bits(bits.packed[:: max(1, len(bits) // POINTS)][:POINTS], bits.width)
+
+    return replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
+
+
+def _train(
+    chosen: Experiment, members: Sequence[Member], data: "Callable[[Recipe], Dataset]", *, on: "torch.device"
+) -> bool:
+    """Train and score a line of the paper's table after another; whether none was interrupted."""
+    first = 1
+    for _, line in groupby(members, key=lambda member: (member.recipe.notation, member.recipe.samples)):
+        together = list(line)
+        if not train_all(together, data, on=on, first=first, of=len(members)):
+            return False
+        first += len(together)
+        for member in together:
+            record = score(member, data(member.recipe), parts=PARTS, samples=chosen.score_samples, on=on)
+            if record is not None and chosen.figure == "temperature":
+                _relax(member, record, data(member.recipe), samples=chosen.score_samples, on=on)
+    return True
+
+
+def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device") -> None:
+    """Add the objective of the relaxed graph to a record, where it is missing."""
+    from ..report.record import write
+    from ..report.run import RECORD
+    from ..report.temperature import relaxed
+    from ..training.run import restored
+
+    metrics = record["metrics"]
+    missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != samples]
+    if missing:
+        run, model, _ = restored(member.folder, device=on)
+        found = {f"{part}_relaxed": relaxed(run.recipe, model, data, part=part, samples=samples) for part in missing}
+        write(member.folder / RECORD, {**record, "metrics": dict(sorted({**metrics, **found}.items()))})
+
+
+def _lines(chosen: Experiment, members: Sequence[Member]) -> "list[Line]":
+    from ..report.table import Line
+
+    lines = []
+    for cell, member in zip(chosen.cells, members, strict=True):
+        if (member.folder / DIVERGED).exists():
+            lines.append(Line(cell, state="diverged"))
+        else:
+            lines.append(Line(cell, known(member) if settled(member) else None))
+    return lines
+
+
+def _title(chosen: Experiment, *, smoke: bool) -> str:
+    if smoke:
+        return f"Smoke test of {chosen.name} on {POINTS} data points: these numbers mean nothing"
+    return f"{chosen.title} ({chosen.place})"
+
+
+def _caption(chosen: Experiment) -> str:
+    return f"NLL in nats from {chosen.score_samples:,} sample{'s' * (chosen.score_samples > 1)} ± standard error"
+
+
+def _draw(lines: "Sequence[Line]", folder: Path, *, note: str) -> None:
+    """Draw the objectives of the temperatures that are known."""
+    from ..report.temperature import point, temperature
+
+    found = (point(line.record, part="test") for line in lines if line.record is not None)
+    points = [each for each in found if each is not None]
+    if points:
+        save(temperature(points, note=note), folder / "temperature")
+    else:
+        console(err=True).print("there is nothing to draw yet")

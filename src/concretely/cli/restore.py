@@ -1,0 +1,44 @@
+"""A run as the verbs that look back at one need it: its model and its data, from its folder."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .terminal import console, refusing
+from .train import loaded
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data import Dataset
+    from ..model import Model
+    from ..training.run import Run
+
+LEFT = "out/train/32H~64V-digits-concrete-m1-seed0"
+"""What the example of `concretely train` leaves, for the examples of other verbs to go on with."""
+
+Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, as concretely train leaves it.")]
+
+
+def restore(folder: Path, *, on: "torch.device") -> tuple["Run", "Model", "Dataset"]:
+    """What a run has come to, its model and its data, with a word about what is damaged or not finished."""
+    from ..training.run import restored
+
+    err = console(err=True)
+    with refusing():
+        run, model, damaged = restored(folder, device=on)
+        data = loaded(run.recipe)
+    for sentence in damaged:
+        err.print(f"{sentence}; taking that of step {run.step:,}", markup=False)
+    if not run.finished:
+        err.print(
+            f"the run is not finished; this is its model after step {taken(run):,} of {run.recipe.steps:,}",
+            markup=False,
+        )
+    return run, model, data
+
+
+def taken(run: "Run") -> int:
+    """The step after which the model of a run was taken: that of the best look at the validation set, or the last."""
+    return run.step if run.best is None else run.best[0]

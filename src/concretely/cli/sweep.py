@@ -1,0 +1,337 @@
+"""`concretely sweep`: train a grid of recipes, and choose among them by the validation set, as the paper did."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+
+import typer
+
+from ..file import draft
+from ..training.recipe import Recipe
+from .flags import resolved, with_recipe
+from .terminal import console, device, prepare, refuse, refusing, require
+from .train import Device, loaded, stopping
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from ..data import Dataset
+    from ..training.run import Run
+
+EXAMPLE = "Example: concretely sweep 8H-64V --steps 30 --lr 1e-3,3e-3 --weight-decay 0"
+
+GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
+"""The values that the paper chose from, appendix D.2."""
+LISTS = ("lr", "weight_decay", "temperature", "prior_temperature", "seed")
+"""The keys of a recipe that may have several values."""
+
+SWEEP, BEST, DIVERGED = "sweep.json", "best.toml", "diverged.txt"
+BRIEF = 1_000
+"""Runs of fewer steps are over before there is anything to say of them."""
+
+
+class Member(NamedTuple):
+    """A run of several."""
+
+    recipe: Recipe
+    folder: Path
+
+
+@with_recipe
+def sweep(
+    notation: Annotated[
+        str | None, typer.Argument(help="The model in the paper's notation, such as 200H~784V.")
+    ] = None,
+    *,
+    given: dict[str, Any],
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the sweep.", show_default="out/sweep/ and a name")
+    ] = None,
+    device_name: Device = None,
+    score_samples: Annotated[int, typer.Option(help="Samples by which the validation set is scored.")] = 100,
+) -> None:
+    """Train a grid of recipes, and choose the best by the validation set. Ctrl-C saves; the same command goes on.
+
+    lr, weight-decay, temperature, prior-temperature and seed may be lists with commas.
+    Without lr or weight-decay, their values are those that the paper chose from.
+    """
+    require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
+    with refusing():
+        wished = choices(given)
+    recipes = [resolved(notation, choice) for choice in wished]
+    title = recipes[0].title.rpartition("-seed")[0]
+    folder = Path("out/sweep") / title if out is None else out
+    members = [Member(recipe, folder / _name(recipe)) for recipe in recipes]
+    _require_different(members)
+    on = device(device_name)
+    for member in members:
+        require_fitting(member)
+        _require_no_longer(member)
+    with refusing():
+        data = loaded(recipes[0])
+        _rehearse(recipes[0], data, on=on)
+    prepare(folder)
+    console(err=True).print(f"{len(members)} members in {folder}\n{data.source}", markup=False, style="dim")
+    try:
+        if not train_all(members, lambda recipe: data, on=on):
+            interrupted()
+        found = [score(member, data, parts=("valid",), samples=score_samples, on=on) for member in members]
+    except KeyboardInterrupt:
+        interrupted()
+    ranked = sorted(zip(members, found, strict=True), key=lambda pair: _nll(pair[1]))
+    show(_table(ranked, title=title, samples=score_samples))
+    best = _write(folder, ranked, samples=score_samples)
+    if best is None:
+        typer.echo("no member can be chosen, as all have diverged: try a smaller lr", err=True)
+        raise typer.Exit(1)
+    console().print(str(best), style="bold", markup=False)
+
+
+def choices(given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of the values in lists, which are texts with commas or lists of TOML.
+
+    >>> choices({"lr": "1e-3,1e-4", "weight_decay": 0})
+    [{'lr': '1e-3', 'weight_decay': 0}, {'lr': '1e-4', 'weight_decay': 0}]
+    """
+    wished = {**GRID, **given}
+    lists = {name: _entries(wished[name]) for name in LISTS if name in wished}
+    for name, values in lists.items():
+        if not values:
+            raise ValueError(f"{name} must have at least one value, got none")
+    return [{**wished, **dict(zip(lists, values, strict=True))} for values in product(*lists.values())]
+
+
+def train_all(
+    members: Sequence[Member],
+    data: Callable[[Recipe], "Dataset"],
+    *,
+    on: "torch.device",
+    first: int = 1,
+    of: int | None = None,
+) -> bool:
+    """Train the members that are not finished, and whether all are settled now, so that none was interrupted.
+
+    Shown as members from the first on, of so many.
+    """
+    from ..training.run import DivergedError, Watch, train
+    from .screen import screen
+
+    err = console(err=True)
+    with stopping() as stop:
+        for index, (recipe, folder) in enumerate(members, start=first):
+            if settled(Member(recipe, folder)):
+                continue
+            err.print(f"{index} of {of or len(members)}: {folder.name}", markup=False)
+            quiet = recipe.steps < BRIEF and not err.is_terminal
+            with refusing(), nullcontext(Watch(note=_noting(err))) if quiet else screen(recipe, err, None) as watch:
+                try:
+                    run = train(recipe, folder, data=data(recipe), device=on, watch=watch, stop=stop)
+                except DivergedError as error:
+                    err.print(str(error), markup=False)
+                    with draft(folder / DIVERGED) as place:
+                        place.write_text(f"{error}\n", encoding="utf-8")
+                    continue
+            if stop() or not run.finished:
+                return False
+    return True
+
+
+def score(
+    member: Member, data: "Dataset", *, parts: Sequence[str], samples: int, on: "torch.device"
+) -> dict[str, Any] | None:
+    """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
+    from ..report.run import leave, scored
+    from ..training.run import restored
+
+    if not settled(member) or (member.folder / DIVERGED).exists():
+        return None
+    before = known(member)
+    metrics = {} if before is None else before["metrics"]
+    missing = [part for part in parts if metrics.get(f"{part}_nll", {}).get("samples", 0) < samples]
+    if missing:
+        err = console(err=True)
+        err.print(f"scoring {member.folder.name}", markup=False)
+        with refusing():
+            run, model, _ = restored(member.folder, device=on)
+            found = {
+                part: scored(run.recipe, model, data, part=part, samples=samples, progress=err.is_terminal)
+                for part in missing
+            }
+            leave(member.folder, run, model, data=data, found=found)
+    return known(member)
+
+
+def settled(member: Member) -> bool:
+    """Whether there is nothing left to train, as it has been done or cannot be."""
+    if (member.folder / DIVERGED).exists():
+        return True
+    run = _run(member.folder)
+    return run is not None and ((run.finished and run.recipe == member.recipe) or run.step >= member.recipe.steps)
+
+
+def known(member: Member) -> dict[str, Any] | None:
+    """The record of a member, unless it is of fewer steps than have been taken."""
+    from ..report.record import read
+    from ..report.run import RECORD
+
+    run, path = _run(member.folder), member.folder / RECORD
+    if run is None or not path.exists():
+        return None
+    with refusing():
+        found = read(path)
+    step = run.step if run.best is None else run.best[0]
+    return found if found["recipe"] == run.recipe.settings and found.get("step") == step else None
+
+
+def require_fitting(member: Member) -> None:
+    """Refuse to go on with a run in a folder that is of another recipe."""
+    from ..training.run import RECIPE, begun
+
+    recipe, folder = member
+    if not (folder / RECIPE).exists():
+        return
+    with refusing():
+        was = begun(folder)
+    grows = recipe.lr_schedule == "constant"  # or else it falls towards the last step
+    if was != (recipe.replaced(steps=was.steps) if grows else recipe):
+        changed = [name for name, value in recipe.settings.items() if was.settings.get(name) != value]
+        refuse(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder by --out")
+
+
+def show(table: "Table") -> None:
+    """Print a table, as wide as it likes to be where there is no terminal."""
+    from rich.measure import Measurement
+
+    out = console()
+    if not out.is_terminal:
+        out.width = Measurement.get(out, out.options.update(max_width=1_000), table).maximum
+    out.print(table)
+
+
+def interrupted() -> NoReturn:
+    """Say how to go on after an interruption, and stop."""
+    typer.echo("stopped and saved; the same command goes on", err=True)
+    raise typer.Exit(130)
+
+
+def _run(folder: Path) -> "Run | None":
+    """What the run in a folder has come to, or None if there is none yet."""
+    from ..training.run import restored
+
+    if not any(folder.glob("checkpoint-*.json")):
+        return None
+    with refusing():
+        return restored(folder)[0]
+
+
+def _rehearse(recipe: Recipe, data: "Dataset", *, on: "torch.device") -> None:
+    """Have what a step would refuse be refused before any is taken; it is the same for all members."""
+    from ..training.trainer import Trainer
+
+    Trainer(recipe, data, device=on).rehearsed()
+
+
+def _entries(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [entry.strip() for entry in value.split(",")]
+    return value if isinstance(value, list) else [value]
+
+
+def _name(recipe: Recipe) -> str:
+    """A name for a member, made of what may differ from one to another."""
+    values = ((name, recipe.settings.get(name)) for name in LISTS)
+    return ",".join(f"{name}={_brief(value)}" for name, value in values if value is not None).replace(":", "x")
+
+
+def _require_different(members: Sequence[Member]) -> None:
+    names = [member.folder.name for member in members]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        refuse(f"members must differ from each other, got {twice} twice")
+
+
+def _require_no_longer(member: Member) -> None:
+    """Refuse a run that has gone further than the others will."""
+    run = _run(member.folder)
+    if run is not None and run.step > member.recipe.steps:
+        refuse(
+            f"steps must be at least {run.step:,}, which the run in {str(member.folder)!r} has taken, "
+            f"got {member.recipe.steps:,}: choose another folder by --out"
+        )
+
+
+def _noting(err: "Console") -> Callable[[str], None]:
+    return lambda sentence: err.print(sentence, markup=False)
+
+
+def _nll(record: Mapping[str, Any] | None) -> float:
+    """By what members are sorted: those that are not known come last."""
+    value = None if record is None else record["metrics"].get("valid_nll", {}).get("value")
+    return float("inf") if value is None else value
+
+
+def _table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, title: str, samples: int) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    caption = f"validation NLL in nats from {samples:,} samples ± standard error"
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title_justify = table.caption_justify = "left"
+    settings = [member.recipe.settings for member, _ in ranked]
+    keys = [name for name in LISTS if len({setting.get(name) for setting in settings}) > 1]
+    for header in (*keys, "NLL", "steps", "seconds", ""):
+        table.add_column(header, justify="left" if not header else "right", no_wrap=True)
+    for index, (member, record) in enumerate(ranked):
+        values = [_brief(member.recipe.settings.get(name)) for name in keys]
+        best = "best" if index == 0 and _nll(record) < float("inf") else ""
+        table.add_row(*values, *_result(member, record), best, style="bold" if best else "")
+    return table
+
+
+def _brief(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _result(member: Member, record: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    if record is None:
+        return "diverged", "–", "–"
+    metric = record["metrics"]["valid_nll"]
+    # what is not finite is null in a record
+    nll = "∞" if metric["value"] is None else f"{metric['value']:.2f} ± {metric['standard_error']:.2f}"
+    return nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
+
+
+def _write(folder: Path, ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, samples: int) -> Path | None:
+    """Write what was found and the recipe of the best, whose path is returned if there is one."""
+    from ..report.record import write
+
+    members = [_told(member, record) for member, record in ranked]
+    (member, record), path = ranked[0], folder / BEST
+    found = _nll(record) < float("inf")
+    write(folder / SWEEP, {"score_samples": samples, "best": member.folder.name if found else None, "members": members})
+    if not found:
+        path.unlink(missing_ok=True)
+        return None
+    with draft(path) as place:
+        place.write_text(member.recipe.toml(), encoding="utf-8")
+    return path
+
+
+def _told(member: Member, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A member as a sweep tells it."""
+    told: dict[str, Any] = {"folder": member.folder.name, "recipe": member.recipe.settings}
+    if record is None:
+        return {**told, "diverged": (member.folder / DIVERGED).read_text(encoding="utf-8").strip()}
+    metric = record["metrics"]["valid_nll"]
+    return {
+        **told,
+        "nll": metric["value"],
+        "standard_error": metric["standard_error"],
+        "samples": metric["samples"],
+        "step": record["step"],
+        "seconds": record["seconds"],
+    }

@@ -1,0 +1,117 @@
+"""The paper's tables and figures, a TOML file each: what to train, and what the paper found.
+
+A file has a `title`, its `place` in the paper, the samples by which models are scored, the part of the recipes that is
+common to all under `recipe`, and what an estimator changes of it under `estimator`. A `row` is a model: its `name`, any
+keys of a recipe and, in `nll`, the lines of the paper's table: m and its numbers. Those are read by the head of the
+table in `columns`, which says of every number which `part` of the data it is of, and any keys of a recipe again. A row
+without lines has a key with a list in their place.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..spelling import nearest
+from ..training.recipe import Recipe, resolve
+
+FOLDER = Path(__file__).parent
+
+PARTS = ("test", "train")
+"""The parts of the data whose likelihood the paper tells."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model that the paper trained."""
+
+    row: str
+    """The name of its row."""
+    heading: str
+    """The estimator as the head of the table has it."""
+    recipe: Recipe
+    paper: Mapping[str, float]
+    """The negative log-likelihoods that the paper found, by part of the data."""
+
+    @property
+    def title(self) -> str:
+        """A name for the cell, by which all of an experiment are told apart."""
+        temperature = self.recipe.settings.get("temperature")
+        cooled = f"-t{temperature:g}" if isinstance(temperature, float) else ""
+        return f"{self.recipe.title}{cooled}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of the paper.
+
+    >>> table = experiment("table-1")
+    >>> table.place, len(table.cells), table.cells[0].paper
+    ('table 1', 48, {'test': 107.3, 'train': 107.5})
+    """
+
+    name: str
+    title: str
+    place: str
+    """Where it is in the paper."""
+    score_samples: int
+    """The number of samples by which models are scored."""
+    figure: str | None
+    """The figure that is drawn of it, if it is one."""
+    cells: tuple[Cell, ...]
+
+
+def names() -> list[str]:
+    """What there is."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def experiment(name: str, **changes: Any) -> Experiment:
+    """Read a table or a figure, with changes to all of its recipes.
+
+    >>> experiment("table-2")
+    Traceback (most recent call last):
+    ValueError: unknown experiment 'table-2'; did you mean 'table-3'?
+    """
+    if name not in names():
+        raise ValueError(f"unknown experiment {name!r}{nearest(name, names())}")
+    content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    cells = tuple(cell for row in content["row"] for cell in _cells(row, content, changes))
+    return Experiment(name, content["title"], content["place"], content["score_samples"], content.get("figure"), cells)
+
+
+def _cells(row: Mapping[str, Any], content: Mapping[str, Any], changes: Mapping[str, Any]) -> Iterator[Cell]:
+    """The cells of a row, in the order of its lines and then of the head."""
+    for line, paper in _lines(row, content):
+        wished = {**content.get("recipe", {}), **line}
+        heading = wished.get("estimator", "concrete")
+        if wished.get("samples") == 1:
+            wished["estimator"] = content.get("single", {}).get(heading, heading)
+        own = content.get("estimator", {}).get(wished.get("estimator"), {})
+        yield Cell(row["name"], heading, resolve(**{**wished, **own, **changes}), paper)
+
+
+def _lines(row: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+    """What every model of a row has of its own, and what the paper found of it."""
+    wished = {name: value for name, value in row.items() if name not in ("name", "nll")}
+    for samples, *numbers in row.get("nll", []):
+        for column, paper in _columns(content["columns"], numbers):
+            yield {**wished, "samples": samples, **column}, paper
+    for name, values in wished.items():
+        if isinstance(values, list):
+            for value in values:
+                yield {**wished, name: value}, {}
+
+
+def _columns(head: Mapping[str, list[str]], numbers: list[float]) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
+    """The numbers of a line by what the head says of them, those of one model together."""
+    found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for *values, number in zip(*head.values(), numbers, strict=True):
+        column = dict(zip(head, values, strict=True))
+        part = column.pop("part")
+        if not math.isnan(number):  # the paper has none
+            found.setdefault(tuple(column.items()), {})[part] = number
+    for key, paper in found.items():
+        yield dict(key), paper

@@ -1,0 +1,52 @@
+"""Runs are compared by what their records say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .command import call, modules_after
+
+pytestmark = pytest.mark.unchecked
+
+
+@pytest.fixture
+def scored(run: Path) -> Path:
+    """A run with a record."""
+    assert call("evaluate", str(run), "--samples", "20")[0] == 0
+    return run
+
+
+def test_a_run_stands_below_independent_pixels_with_the_numbers_of_its_record(scored: Path) -> None:
+    code, stdout, stderr = call("compare", str(scored))
+    assert (code, stderr) == (0, "")
+    metrics = json.loads((scored / "record.json").read_text())["metrics"]
+    head, pixels, model = (line.split() for line in stdout.splitlines())
+    assert head[:2] == ["model", "data"]
+    assert pixels[:3] == ["independent", "pixels", "digits"]
+    assert model[:4] == ["6H-64V", "digits", "concrete", "1"]
+    for line, name in ((pixels, "test_factorised_nll"), (model, "test_nll")):
+        written = f"{metrics[name]['value']:.2f} ± {metrics[name]['standard_error']:.2f}"
+        assert written in " ".join(line)
+
+
+def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
+    _, stdout, _ = call("compare", str(scored), str(scored))
+    assert stdout.count("independent pixels") == 1
+    assert stdout.count("6H-64V") == 2
+
+
+def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> None:
+    must = "run must be the folder of a run that has been scored"
+    nothing = str(tmp_path / "nothing")
+    assert call("compare", nothing) == (2, "", f"{must}, got {nothing!r}, which has no record.json\n")
+    sentence = f"'{scored}' has not been scored on 'train': concretely evaluate {scored} --split train\n"
+    assert call("compare", str(scored), "--split", "train") == (2, "", sentence)
+    (scored / "record.json").write_text("{")
+    code, stdout, stderr = call("compare", str(scored))
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("a record must be JSON, got a damaged file")
+
+
+def test_comparing_needs_no_torch(scored: Path) -> None:
+    assert not {"torch", "numpy", "matplotlib"} & modules_after("compare", str(scored))

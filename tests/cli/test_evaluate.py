@@ -1,0 +1,170 @@
+"""The score is that of the library on the discrete graph, and it stays with the run."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from concretely.data import load
+from concretely.evaluation import likelihood
+from concretely.report import run as report
+from concretely.training import checkpoint
+from concretely.training.chance import Purpose, generator_of
+from concretely.training.run import restored
+
+from .command import call
+from .conftest import STEPS
+
+pytestmark = pytest.mark.unchecked
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a folder holds."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_one_line_is_printed_and_the_bar_is_not_in_it(run: Path) -> None:
+    code, stdout, stderr = call("evaluate", str(run), "--samples", "20")
+    assert code == 0
+    assert stdout.startswith("test NLL ")
+    assert stdout.count("\n") == 1
+    assert "20 samples" in stdout
+    assert stderr.startswith("log-likelihood ")
+    assert stderr.endswith(f"added to {run / 'report.html'}\n")
+
+
+def test_json_is_one_object_that_the_record_agrees_with(run: Path) -> None:
+    code, stdout, _ = call("evaluate", str(run), "--samples", "20", "--split", "valid", "--json")
+    assert code == 0
+    found = json.loads(stdout)
+    described = {"notation": "6H-64V", "data": "digits", "estimator": "concrete", "step": STEPS, "split": "valid"}
+    numbers = ["nll", "standard_error", "samples", "points", "effective_sample_size", "seconds"]
+    assert list(found) == [*described, *numbers]
+    assert {name: found[name] for name in described} == described
+    assert (found["samples"], found["points"]) == (20, 250)
+    metric = json.loads((run / "record.json").read_text())["metrics"]["valid_nll"]
+    assert metric == {"value" if name == "nll" else name: found[name] for name in numbers}
+    assert f"{found['nll']:.2f}" in (run / "report.html").read_text()
+
+
+@pytest.fixture
+def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores stay out of the report, which takes its time."""
+    monkeypatch.setattr(report, "leave", lambda folder, *arguments, **options: [folder / report.PAGE])
+
+
+@pytest.mark.usefixtures("unreported")
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_the_score_is_that_of_the_library_from_the_seed_of_the_run(split: str, density: Path) -> None:
+    run, model, _ = restored(density)
+    found = report.scored(run.recipe, model, load("digits"), part=split, samples=20)
+    _, stdout, _ = call("evaluate", str(density), "--samples", "20", "--split", split, "--json")
+    assert json.loads(stdout)["nll"] == found.nll
+
+
+@pytest.mark.usefixtures("unreported")
+def test_halves_of_the_data_are_given_to_a_model_with_a_context(prediction: Path) -> None:
+    _, model, _ = restored(prediction)
+    upper, lower = load("digits").test[:].split(32, dim=-1)
+    generator = generator_of(0, Purpose.EVALUATION)
+    found = likelihood.evaluate(model, upper, lower, samples=20, chunk=64, generator=generator)
+    _, stdout, _ = call("evaluate", str(prediction), "--samples", "20", "--chunk", "64", "--json")
+    assert json.loads(stdout)["nll"] == found.nll
+
+
+@pytest.mark.parametrize(("kind", "samples"), [("density", 50_000), ("prediction", 100)])
+def test_the_number_of_samples_is_the_papers_unless_it_is_given(
+    kind: str, samples: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+
+    def noted(*arguments: object, samples: int, **options: object) -> None:
+        asked.append(samples)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(likelihood, "evaluate", noted)
+    assert call("evaluate", str(request.getfixturevalue(kind))) == (2, "", "enough\n")
+    assert asked == [samples]
+
+
+@pytest.mark.usefixtures("unreported")
+def test_a_standard_error_that_is_not_known_is_null(density: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood.Likelihood, "standard_error", math.inf)
+    _, stdout, _ = call("evaluate", str(density), "--samples", "2", "--json")
+    assert json.loads(stdout)["standard_error"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
+        (["--split", "all"], "unknown split 'all'; known are 'test', 'train', 'valid'"),
+        (["--samples", "0"], "samples must be at least 1, got 0"),
+        (["--chunk", "-3"], "chunk must be at least 1, got -3"),
+        (["--device", "abacus"], "device must be one that torch has here, such as 'cpu', got 'abacus'"),
+    ],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence names the best device")
+def test_bad_options_get_one_sentence(options: list[str], sentence: str, density: Path) -> None:
+    assert call("evaluate", str(density), *options) == (2, "", f"{sentence}\n")
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_what_is_no_run_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = str(tmp_path / name)
+    sentence = f"run must be the folder of a run, got {path!r}, which has no recipe.toml\n"
+    assert call("evaluate", path) == (2, "", sentence)
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(run: Path) -> None:
+    for path in run.glob("checkpoint-*.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    code, stdout, stderr = call("evaluate", str(run))
+    assert (code, stdout) == (2, "")
+    assert stderr == f"no checkpoint of {str(run)!r} can be read: the checkpoint of step {STEPS} is damaged\n"
+    for path in run.glob("checkpoint-*"):
+        path.unlink()
+    sentence = f"run must have a checkpoint, got {str(run)!r}, which has none yet\n"
+    assert call("evaluate", str(run)) == (2, "", sentence)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_word(run: Path) -> None:
+    last = checkpoint.latest(run)
+    assert last is not None
+    (path,) = run.glob("checkpoint-*.json")
+    checkpoint.save(run, 20, last.tensors, {**last.state, "finished": False})
+    path.write_bytes(b"")
+    code, stdout, stderr = call("evaluate", str(run), "--samples", "2", "--json")
+    assert (code, json.loads(stdout)["step"]) == (0, 20)
+    assert stderr.splitlines()[:2] == [
+        f"the checkpoint of step {STEPS} is damaged; taking that of step 20",
+        f"the run is not finished; this is its model after step 20 of {STEPS}",
+    ]
+
+
+def test_an_interruption_leaves_the_run_as_it_was(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    before = files(run)
+    monkeypatch.setattr(likelihood, "_log_sums", interrupted)
+    code, stdout, _ = call("evaluate", str(run))
+    assert (code, stdout) == (130, "")
+    assert files(run) == before
+
+
+def test_a_score_from_more_samples_stays_in_the_record(run: Path) -> None:
+    for samples in ("20", "5"):
+        call("evaluate", str(run), "--samples", samples)
+    assert json.loads((run / "record.json").read_text())["metrics"]["test_nll"]["samples"] == 20
+
+
+def test_the_score_is_printed_even_if_it_cannot_be_kept(run: Path) -> None:
+    (run / "record.json").write_text("{")
+    code, stdout, stderr = call("evaluate", str(run), "--samples", "2")
+    assert code == 2
+    assert stdout.startswith("test NLL ")
+    assert stderr.splitlines()[-1].startswith("a record must be JSON, got a damaged file")

@@ -1,0 +1,60 @@
+"""Every help answers at once, and has an example that works."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from concretely.cli import app
+
+from .command import call, modules_after
+
+pytestmark = pytest.mark.unchecked
+
+FIRST = ["train", "evaluate", "sample", "study", "cite"]
+"""Verbs whose examples go on with what the one before has left."""
+
+
+def verbs(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words after which one can ask for help."""
+    yield path
+    for name, each in getattr(command, "commands", {}).items():
+        yield from verbs(each, (*path, name))
+
+
+VERBS = list(verbs(get_command(app)))
+
+
+def example(*verb: str) -> list[str]:
+    """The command that a help gives as its example."""
+    code, stdout, stderr = call(*verb, "--help")
+    assert (code, stderr) == (0, "")
+    _, _, found = stdout.partition("Example: concretely ")
+    return found.split()  # also where the line was too long
+
+
+def test_the_example_of_each_help_works_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ordered = sorted(VERBS, key=lambda verb: FIRST.index(verb[0]) if verb and verb[0] in FIRST else len(FIRST))
+    run = set[tuple[str, ...]]()
+    for verb in ordered:
+        words = tuple(example(*verb))
+        assert words[: len(verb)] == verb
+        if words in run:  # that of the whole command is that of a verb
+            continue
+        code, stdout, stderr = call(*words)
+        assert code == 0, stderr
+        named = [Path(line) for line in stdout.splitlines() if re.fullmatch(r"out/\S+", line)]
+        assert all(path.exists() for path in named)
+        run.add(words)
+    assert len(run) >= len(VERBS) - 2
+    assert {path.name for path in Path("out").iterdir()} >= {"train", "sample", "study", "figure"}
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_imports_neither_torch_nor_matplotlib(verb: tuple[str, ...]) -> None:
+    modules = modules_after(*verb, "--help")
+    assert "concretely.cli.figure" in modules
+    assert not {"torch", "numpy", "matplotlib"} & modules

@@ -1,0 +1,366 @@
+"""The paper's tables and figures are made from their recipes: what is missing is trained, and nothing twice."""
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concretely import recipe
+from concretely.report.record import read
+from concretely.training import run
+
+from .command import call
+
+pytestmark = pytest.mark.unchecked
+
+TINY = """
+title = "A tiny table"
+place = "nowhere"
+score_samples = 20
+
+[recipe]
+data = "digits"
+steps = 12
+
+[estimator.nvil]
+validate = 5
+
+[single]
+vimco = "nvil"
+
+[columns]
+part = ["test", "test", "train", "train"]
+estimator = ["concrete", "vimco", "concrete", "vimco"]
+
+[[row]]
+name = "linear"
+notation = "6H-64V"
+nll = [
+  [1, 30.0, 31.0, 29.0, 30.0],
+  [5, 28.0, 27.5, 27.0, 26.5],
+]
+
+[[row]]
+name = "nonlinear"
+notation = "6H~64V"
+nll = [
+  [1, 26.1, nan, 25.9, nan],
+]
+"""
+
+WARM = """
+title = "A tiny figure"
+place = "nowhere"
+score_samples = 1
+figure = "temperature"
+
+[recipe]
+steps = 12
+
+[[row]]
+name = "binary"
+notation = "32V-6H-32V"
+temperature = ["1/2", "2"]
+"""
+
+
+@pytest.fixture(autouse=True)
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small recipes in place of the paper's, and an empty folder to be in."""
+    folder = tmp_path / "recipe"
+    folder.mkdir()
+    (folder / "tiny.toml").write_text(TINY)
+    (folder / "warm.toml").write_text(WARM)
+    monkeypatch.setattr(recipe, "FOLDER", folder)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the folders that are trained in."""
+    folders, train = list[str](), run.train
+
+    def watched(recipe: Any, folder: Path, **others: Any) -> run.Run:
+        folders.append(folder.name)
+        return train(recipe, folder, **others)
+
+    monkeypatch.setattr(run, "train", watched)
+    return folders
+
+
+def lines(stdout: str) -> list[list[str]]:
+    """The words of every line of cells."""
+    return [line.split() for line in stdout.splitlines() if line.startswith((" 6H", " 32V"))]
+
+
+def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[str]) -> None:
+    code, stdout, stderr = call("reproduce", "tiny")
+    assert code == 0, stderr
+    assert stdout.splitlines()[0] == "A tiny table (nowhere)"
+    assert stdout.splitlines()[-1] == "NLL in nats from 20 samples ± standard error"
+    shown = lines(stdout)
+    assert [line[:3] for line in shown] == [
+        ["6H-64V", "concrete", "1"],
+        ["6H-64V", "nvil", "1"],
+        ["6H-64V", "concrete", "5"],
+        ["6H-64V", "vimco", "5"],
+        ["6H~64V", "concrete", "1"],
+    ]
+    folder = Path("out/reproduce/tiny")
+    assert sorted(trained) == sorted(path.name for path in folder.iterdir())
+    assert trained[1] == "6H-64V-digits-nvil-m1-seed0"
+    metrics = read(folder / trained[1] / "record.json")["metrics"]
+    test, train = metrics["test_nll"], metrics["train_nll"]
+    assert (test["samples"], test["points"], train["points"]) == (20, 250, 1297)
+    assert shown[1][3:6] == [f"{test['value']:.2f}", "±", f"{test['standard_error']:.2f}"]
+    assert shown[1][6:8] == ["31.0", f"{test['value'] - 31:+.2f}".replace("-", "−")]
+    assert shown[1][8] == f"{train['value']:.2f}"
+    assert shown[1][11:13] == ["30.0", f"{train['value'] - 30:+.2f}".replace("-", "−")]
+
+
+def test_a_second_call_trains_and_scores_nothing(trained: list[str]) -> None:
+    _, first, _ = call("reproduce", "tiny", "--rows", "linear", "--samples", "1")
+    assert len(trained) == 2
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("record.json")}
+    code, second, stderr = call("reproduce", "tiny", "--rows", "linear", "--samples", "1")
+    assert (code, second, stderr) == (0, first, "")
+    assert len(trained) == 2
+    assert before == {path: path.stat().st_mtime_ns for path in Path().rglob("record.json")}
+
+
+def test_more_steps_go_on_and_fewer_are_taken_as_done(trained: list[str]) -> None:
+    one = ("reproduce", "tiny", "--rows", "linear", "--samples", "1", "--estimator", "concrete")
+    call(*one)
+    code, stdout, _ = call(*one, "--steps", "20")
+    assert (code, lines(stdout)[0][-2]) == (0, "20")
+    assert run.restored(Path("out/reproduce/tiny") / trained[0])[0].step == 20
+    assert len(trained) == 2
+    assert call(*one)[1] == call(*one, "--steps", "20")[1]
+    assert len(trained) == 2
+
+
+def test_more_samples_score_again_without_training(trained: list[str]) -> None:
+    one = ("reproduce", "tiny", "--rows", "nonlinear")
+    call(*one)
+    call(*one, "--score-samples", "30")
+    call(*one)
+    (record,) = Path().rglob("record.json")
+    assert read(record)["metrics"]["test_nll"]["samples"] == 30
+    assert len(trained) == 1
+
+
+def test_smoke_is_apart_and_says_so(trained: list[str]) -> None:
+    code, stdout, _ = call("reproduce", "tiny", "--smoke", "--rows", "nonlinear")
+    assert code == 0
+    assert stdout.splitlines()[0] == "Smoke test of tiny on 128 data points: these numbers mean nothing"
+    assert stdout.splitlines()[-1] == "NLL in nats from 10 samples ± standard error"
+    (record,) = Path().rglob("record.json")
+    assert record.parts[:4] == ("out", "reproduce", "tiny", "smoke")
+    found = read(record)
+    assert (found["step"], found["metrics"]["train_nll"]["points"]) == (20, 128)
+    call("reproduce", "tiny", "--rows", "nonlinear")
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        ("--rows linear", 4),
+        ("--rows nonlinear,6H-64V", 5),
+        ("--rows 6H~64V", 1),
+        ("--samples 5", 2),
+        ("--estimator vimco", 2),
+        ("--estimator nvil", 1),
+        ("--estimator concrete --samples 1", 2),
+        ("--data digits", 5),
+    ],
+)
+def test_filters_choose_cells(flags: str, number: int, trained: list[str]) -> None:
+    code, stdout, stderr = call("reproduce", "tiny", "--dry-run", *flags.split())
+    assert (code, len(stdout.splitlines()), stderr) == (0, number, "")
+    assert trained == []
+    assert not Path("out").exists()
+
+
+def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> None:
+    _, stdout, _ = call("reproduce", "tiny", "--dry-run", "--estimator", "nvil")
+    program, *words = shlex.split(stdout)
+    assert program == "concretely"
+    code, _, stderr = call(*words)
+    assert code == 0, stderr
+    trained.clear()
+    call("reproduce", "tiny", "--estimator", "nvil")
+    assert trained == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tinny"], "unknown table or figure 'tinny'; did you mean 'tiny'?"),
+        (["zzz"], "unknown table or figure 'zzz'; known are 'binary', 'graph', 'simplex', 'tiny', 'warm'"),
+        (["tiny", "--rows", "linaer"], "unknown row 'linaer' in tiny; did you mean 'linear'?"),
+        (["tiny", "--data", "mnist"], "unknown data 'mnist' in tiny; known are 'digits'"),
+        (["tiny", "--samples", "1,2"], "unknown samples '2' in tiny; known are '1', '5'"),
+        (["tiny", "--estimator", "vimcoo"], "unknown estimator 'vimcoo' in tiny; did you mean 'vimco'?"),
+        (
+            ["tiny", "--rows", "nonlinear", "--estimator", "vimco"],
+            "tiny has no cell with rows nonlinear and estimator vimco",
+        ),
+        (["tiny", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["tiny", "--steps", "many"], "steps must be a number, got 'many'"),
+        (["tiny", "--score-samples", "0"], "score-samples must be at least 1, got 0"),
+        (["simplex", "--steps", "5"], "steps must be left out for simplex, which needs no training, got '5'"),
+    ],
+)
+def test_what_is_wrong_is_refused_in_a_sentence(arguments: list[str], sentence: str) -> None:
+    assert call("reproduce", *arguments) == (2, "", f"{sentence}\n")
+    assert not Path("out").exists()
+
+
+def test_missing_data_is_said_before_any_training(trained: list[str]) -> None:
+    text = TINY.replace('data = "digits"', 'data = "nowhere.npz"')
+    (recipe.FOLDER / "tiny.toml").write_text(text)
+    code, stdout, stderr = call("reproduce", "tiny")
+    assert (code, stdout, stderr) == (2, "", "data file 'nowhere.npz' does not exist\n")
+    assert trained == []
+    assert not Path("out").exists()
+
+
+def test_an_interrupted_table_shows_what_there_is_and_goes_on(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = run.train
+
+    def interrupted(recipe: Any, folder: Path, **others: Any) -> run.Run:
+        if len(trained) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train(recipe, folder, **others)
+
+    monkeypatch.setattr(run, "train", interrupted)
+    code, stdout, stderr = call("reproduce", "tiny")
+    assert code == 130
+    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    shown = lines(stdout)
+    assert ["–" in line for line in shown] == [False, False, True, True, True]
+    assert shown[4] == ["6H~64V", "concrete", "1", "–", "26.1", "–", "–", "25.9", "–", "–", "–"]
+    code, stdout, _ = call("reproduce", "tiny")
+    assert code == 0
+    assert not any("–" in line for line in lines(stdout))
+    assert trained.count(trained[0]) == 1
+
+
+def test_an_interruption_while_scoring_keeps_what_was_trained(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from concretely.report import run as report
+
+    with monkeypatch.context() as patch:
+
+        def scored(*arguments: Any, **others: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(report, "scored", scored)
+        code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear")
+        assert (code, lines(stdout)[0][3]) == (130, "–")
+    code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear")
+    assert (code, len(trained)) == (0, 1)
+    assert "–" not in lines(stdout)[0]
+
+
+def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from concretely.data import load
+    from concretely.report.run import leave, scored
+
+    train = run.train
+
+    def interrupted(recipe: Any, folder: Path, **others: Any) -> run.Run:
+        if not trained:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train(recipe, folder, **others)
+
+    monkeypatch.setattr(run, "train", interrupted)
+    call("reproduce", "tiny", "--rows", "nonlinear")
+    folder, data = Path("out/reproduce/tiny") / trained[0], load("digits")
+    begun, model, _ = run.restored(folder)
+    parts = {part: scored(begun.recipe, model, data, part=part, samples=20) for part in recipe.PARTS}
+    leave(folder, begun, model, data=data, found=parts)
+    early = read(folder / "record.json")
+    call("reproduce", "tiny", "--rows", "nonlinear")
+    late = read(folder / "record.json")
+    assert (early["step"], late["step"]) == (1, 12)
+    assert early["metrics"]["test_nll"]["value"] != late["metrics"]["test_nll"]["value"]
+
+
+def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> None:
+    text = TINY.replace("[estimator.nvil]", "[estimator.concrete]\nlr = 1e9\n\n[estimator.nvil]")
+    (recipe.FOLDER / "tiny.toml").write_text(text)
+    for _ in range(2):
+        code, stdout, _ = call("reproduce", "tiny", "--samples", "1", "--rows", "linear")
+        assert code == 0
+        bad, good = lines(stdout)
+        assert bad == ["6H-64V", "concrete", "diverged", "30.0", "–", "diverged", "29.0", "–", "–", "–"]
+        assert "diverged" not in good
+    assert len(trained) == 2
+
+
+def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> None:
+    code, stdout, stderr = call("reproduce", "warm")
+    assert code == 0, stderr
+    half, two = lines(stdout)
+    assert half[:2] == ["32V-6H-32V", "1/2"]
+    files = [Path("out/reproduce/warm") / f"temperature.{kind}" for kind in ("png", "svg")]
+    assert stdout.splitlines()[-2:] == [str(file) for file in files]
+    assert all(file.exists() for file in files)
+    for line, title in zip((half, two), trained, strict=True):
+        metrics = read(Path("out/reproduce/warm") / title / "record.json")["metrics"]
+        names = ("test_nll", "test_relaxed", "train_nll", "train_relaxed")
+        assert all(metrics[name]["samples"] == 1 for name in names)
+        assert [line[2], line[5], line[8], line[11]] == [f"{metrics[name]['value']:.2f}" for name in names]
+    before = files[1].read_bytes()
+    call("reproduce", "warm")
+    assert (len(trained), files[1].read_bytes()) == (2, before)
+
+
+@pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
+def test_figures_without_training_are_those_of_the_figure_verb(name: str) -> None:
+    code, stdout, _ = call("reproduce", name)
+    files = [Path(f"out/reproduce/{name}/{name}.{kind}") for kind in ("png", "svg")]
+    assert (code, stdout.splitlines()) == (0, [str(file) for file in files])
+    call("figure", name)
+    for file in files:
+        assert file.read_bytes() == Path("out/figure", file.name).read_bytes()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--list"], ["tiny", "--list"]])
+def test_without_a_name_all_are_listed(arguments: list[str]) -> None:
+    code, stdout, _ = call("reproduce", *arguments)
+    assert code == 0
+    listed = [line.split() for line in stdout.splitlines() if line.strip() and "─" not in line]
+    assert [line[0] for line in listed] == ["name", "tiny", "warm", "graph", "simplex", "binary"]
+    assert listed[1] == ["tiny", "nowhere", "5", "A", "tiny", "table"]
+
+
+def test_recipes_of_the_package_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "FOLDER", Path(recipe.__file__).parent)
+    _, stdout, _ = call("reproduce")
+    for name in ("table-1", "structured-prediction", "table-3", "temperature"):
+        assert f" {name} " in stdout
+    _, stdout, _ = call("reproduce", "table-1", "--dry-run")
+    assert len(set(stdout.splitlines())) == 48
+
+
+def test_a_folder_of_another_recipe_is_left_alone(trained: list[str]) -> None:
+    call("reproduce", "tiny", "--rows", "nonlinear")
+    (recipe.FOLDER / "tiny.toml").write_text(TINY.replace("steps = 12", "steps = 12\nbatch = 32"))
+    code, _, stderr = call("reproduce", "tiny")
+    folder = Path("out/reproduce/tiny") / trained[0]
+    assert (code, len(trained)) == (2, 1)
+    assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder by --out\n"
+    assert json.loads((folder / "record.json").read_text())["recipe"]["batch"] == 64

@@ -1,0 +1,112 @@
+"""Ours beside the paper's."""
+
+import math
+from io import StringIO
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import concretely as c
+from concretely.data import load
+from concretely.recipe import Cell, experiment
+from concretely.report.table import Line, table
+from concretely.report.temperature import GAP, Point, interior, point, relaxed, temperature
+from concretely.training.recipe import resolve
+
+
+def record(test: float | None, train: float | None) -> dict[str, Any]:
+    metrics = {
+        f"{part}_nll": {"value": value, "standard_error": None if value is None else 0.125}
+        for part, value in (("test", test), ("train", train))
+    }
+    return {"metrics": metrics, "step": 12345, "seconds": 67.89}
+
+
+def shown(lines: list[Line]) -> list[str]:
+    """The lines of a table that have words, with one space between those."""
+    text = StringIO()
+    Console(width=200, file=text).print(table(lines, title="a title", caption="a caption"))
+    return [" ".join(words) for line in text.getvalue().splitlines() if (words := line.replace("─", "").split())]
+
+
+def cells(name: str, **wished: Any) -> list[Cell]:
+    def fits(cell: Cell) -> bool:
+        return all(getattr(cell.recipe, key) == value for key, value in wished.items())
+
+    return [cell for cell in experiment(name).cells if fits(cell)]
+
+
+def test_every_line_has_ours_and_its_error_the_papers_the_difference_and_the_cost() -> None:
+    first, second = cells("table-1", notation="200H-784V", data="mnist", samples=1)
+    title, head, *lines, caption = shown([Line(first, record(107.05, 108.5)), Line(second)])
+    assert (title, caption) == ("a title", "a caption")
+    assert head == "model estimator test paper diff train paper diff steps seconds"
+    assert lines == [
+        "200H-784V concrete 107.05 ± 0.12 107.3 −0.25 108.50 ± 0.12 107.5 +1.00 12,345 67.9",
+        "200H-784V nvil – 104.4 – – 104.2 – – –",
+    ]
+
+
+def test_a_cell_that_diverged_or_has_no_finite_number_says_so() -> None:
+    first, second = cells("table-1", notation="200H-784V", data="mnist", samples=1)
+    _, _, *lines, _ = shown([Line(first, state="diverged"), Line(second, record(None, 104.0))])
+    assert lines == [
+        "200H-784V concrete diverged 107.3 – diverged 107.5 – – –",
+        "200H-784V nvil – 104.4 – 104.00 ± 0.12 104.2 −0.20 12,345 67.9",
+    ]
+
+
+def test_the_papers_numbers_are_shown_to_the_letter() -> None:
+    (cell,) = cells("table-3", notation="240H:8~784V", data="omniglot", samples=1)
+    _, _, line, _ = shown([Line(cell)])
+    assert line == "240H:8~784V – 119.61 – – 105.3 – – –"
+
+
+def test_columns_are_what_cells_differ_in() -> None:
+    heads = {name: shown([Line(cell) for cell in experiment(name).cells])[1] for name in ("table-1", "table-3")}
+    assert heads["table-1"].startswith("model data estimator m test")
+    assert heads["table-3"].startswith("model data m test")
+    assert shown([Line(cell) for cell in experiment("temperature").cells])[1] == "model λ steps seconds"
+
+
+def test_the_interior_begins_where_the_gap_grows_past_the_limit_for_good() -> None:
+    low, mid, high = Point(1.0, 50.0, 50.0), Point(2.0, 50.0, 50.0 + 2 * GAP), Point(4.0, 50.0, 50.0 + 3 * GAP)
+    assert interior([low, mid, high]) == 1.5
+    assert interior([mid, high]) == 2.0
+    assert interior([low]) is None
+    assert interior([mid, low._replace(temperature=3.0), high]) == pytest.approx(3 + 1 / 3)
+
+
+def test_a_figure_shades_the_interior_and_only_that() -> None:
+    points = [Point(2.0, 50.0, 50 + 8 * GAP), Point(0.5, 50.0, 50.0)]
+    (axes,) = temperature(points).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[0.5, 2.0]] * 2
+    assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 50 + 8 * GAP], [50.0, 50.0]]
+    (shade,) = axes.patches
+    assert shade.get_x() == pytest.approx(0.6875)
+    assert not temperature(points[1:]).axes[0].patches
+    with pytest.raises(ValueError, match=r"^points must hold at least one temperature, got none$"):
+        temperature([])
+
+
+def test_a_record_is_a_point_only_with_both_objectives() -> None:
+    metrics = {"test_nll": {"value": 3.0}, "test_relaxed": {"value": 2.0}}
+    assert point({"recipe": {"temperature": 0.5}, "metrics": metrics}, part="test") == (0.5, 2.0, 3.0)
+    for missing in ({"test_nll": {"value": 3.0}}, {**metrics, "test_relaxed": {"value": None}}):
+        assert point({"recipe": {"temperature": 0.5}, "metrics": missing}, part="test") is None
+
+
+def test_the_relaxed_objective_nears_the_discrete_one_as_the_temperature_falls() -> None:
+    model, data = c.prediction("32V-6H-32V"), load("digits")
+    bits = data.test[:].float()
+    exact = -c.exact_log_likelihood(model, bits[:, :32], bits[:, 32:]).mean().item()
+    recipe = resolve(notation="32V-6H-32V", temperature=0.001)
+    found = relaxed(recipe, model, data, part="test", samples=400)
+    assert found["points"] == len(data.test)
+    assert found["value"] == pytest.approx(exact, abs=0.01 + 0.05)
+    again = relaxed(recipe, model, data, part="test", samples=400)
+    assert again == found
+    bound = c.evaluate(model, bits[:, :32], bits[:, 32:], samples=400, generator=torch.Generator().manual_seed(1))
+    assert math.isclose(found["standard_error"], bound.standard_error, rel_tol=0.1)

@@ -1,0 +1,66 @@
+"""A file is whole or not there, and a folder has one process that works in it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from concretely.file import claimed, draft
+
+
+def names(folder: Path) -> list[str]:
+    """What a folder holds."""
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_draft_takes_the_place_of_its_file_only_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "note.txt"
+    path.write_text("old")
+    with draft(path) as place:
+        place.write_text("new")
+        assert path.read_text() == "old"
+        assert place.parent.parent == tmp_path
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["note.txt"]
+
+
+def test_a_draft_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("old")
+    for name in ("note.txt", "other.txt"):
+        with pytest.raises(RuntimeError, match="^halfway$"), draft(tmp_path / name) as place:
+            place.write_text("ne")
+            raise RuntimeError("halfway")
+    assert names(tmp_path) == ["note.txt"]
+    assert (tmp_path / "note.txt").read_text() == "old"
+
+
+def test_a_draft_that_was_never_written_is_an_error_and_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("old")
+    with pytest.raises(FileNotFoundError), draft(tmp_path / "note.txt"):
+        pass
+    assert (tmp_path / "note.txt").read_text() == "old"
+
+
+def test_a_folder_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
+    sentence = f"{str(tmp_path)!r} is being worked in by another process"
+    for _ in range(2):
+        with claimed(tmp_path), pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"), claimed(tmp_path):
+            pass
+
+
+def test_a_claim_ends_with_an_error_too(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="^halfway$"), claimed(tmp_path):
+        raise RuntimeError("halfway")
+    with claimed(tmp_path):
+        pass
+
+
+def test_a_claim_clears_away_the_drafts_of_the_dead_and_nothing_else(tmp_path: Path) -> None:
+    left = draft(tmp_path / "note.txt")
+    left.__enter__().write_text("half")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "my.draft").write_text("mine")
+    with claimed(tmp_path):
+        assert names(tmp_path) == [".hidden", ".lock", "my.draft"]
+    with pytest.raises(RuntimeError), left:
+        raise RuntimeError  # lets go of what is no longer there
