@@ -9,7 +9,15 @@ from concretely.spelling import nearest, number
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("2/3", 2 / 3), ("1e-4", 1e-4), (" 5 ", 5.0), ("-1/2", -0.5), ("1_000", 1000.0), ("inf", math.inf), ("1/inf", 0.0)],
+    [
+        ("2/3", 2 / 3),
+        ("1e-4", 1e-4),
+        (" 5 ", 5.0),
+        ("-1/2", -0.5),
+        ("1_000", 1000.0),
+        ("inf", math.inf),
+        ("1/inf", 0.0),
+    ],
 )
 def test_a_number_may_be_a_fraction(text: str, value: float) -> None:
     assert number(text) == value

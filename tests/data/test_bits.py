@@ -78,6 +78,7 @@ def test_points_are_found_by_one_compiled_graph(device: str) -> None:
 
 @pytest.mark.unchecked
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature:UserWarning")
 def test_points_are_gathered_without_talk_to_the_host() -> None:
     packed, index = Bits.pack(some_bits(20, 13)).to("cuda"), torch.randint(20, (4, 3), device="cuda")
     torch.cuda.set_sync_debug_mode("error")

@@ -172,9 +172,9 @@ def test_a_failed_save_leaves_the_older_files_and_nothing_else(tmp_path: Path, m
         (tmp_path / file).write_text("older")
     whole = Figure.savefig
 
-    def fail_on_svg(self: Figure, path: Path, **options: object) -> None:
-        whole(self, path, **options)
-        if path.suffix == ".svg":
+    def fail_on_svg(self: Figure, file: object, **options: object) -> None:
+        whole(self, file, **options)
+        if isinstance(file, Path) and file.suffix == ".svg":
             raise OSError("no space left")
 
     monkeypatch.setattr(Figure, "savefig", fail_on_svg)

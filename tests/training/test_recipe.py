@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from concretely.schedule import Annealing
 from concretely.training.recipe import BINARIZATIONS, ESTIMATORS, LR_SCHEDULES, read, resolve
 
-ODD = ['say "x".npz', "back\\slash.npz", "new\nline", "tab\t", "\x00\x1f\x7f\x80\u2028", "汉😀.npz", "'", "#", "", "\\u0041"]
+ODD = [
+    'say "x".npz',
+    "back\\slash.npz",
+    "new\nline",
+    "tab\t",
+    "\x00\x1f\x7f\x80\u2028",
+    "汉😀.npz",
+    "'",
+    "#",
+    "",
+    "\\u0041",
+]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +80,12 @@ def test_text_is_read_as_the_number_it_stands_for() -> None:
         notation="(4h ∼ 6v)", lr="3e-4", temperature="2/3", prior_temperature="1:1/2:1e4", steps=" 1e3", seed="+7"
     )
     assert recipe == resolve(
-        notation="4H~6V", lr=3e-4, temperature=2 / 3, prior_temperature=Annealing(1.0, 0.5, 10_000), steps=1000.0, seed=7
+        notation="4H~6V",
+        lr=3e-4,
+        temperature=2 / 3,
+        prior_temperature=Annealing(1.0, 0.5, 10_000),
+        steps=1000.0,
+        seed=7,
     )
     assert isinstance(recipe.steps, int)
     for text in ("9007199254740993", "+9007199254740993", " 9007199254740993 "):
@@ -120,7 +136,9 @@ def wished(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(wishes=wished())
 @settings(max_examples=200, deadline=None)
-def test_a_recipe_reads_back_as_it_was_written(wishes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_recipe_reads_back_as_it_was_written(
+    wishes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     recipe = resolve(**wishes)
     path = tmp_path_factory.getbasetemp() / "recipe.toml"
     path.write_text(recipe.toml(), encoding="utf-8")

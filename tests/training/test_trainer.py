@@ -1,13 +1,14 @@
 """A step does what the recipe says, and looking at a run changes nothing in it."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from concretely import Exact, estimate
+from concretely import Estimate, Exact, estimate
 from concretely.estimator.nvil import NVIL
 from concretely.training import trainer as training
 from concretely.training.recipe import ESTIMATORS
@@ -236,6 +237,24 @@ def test_a_gradient_that_is_not_finite_is_traced_to_its_layer_though_all_outputs
     trainer.advance(4)
     assert trainer.fault() == (1, "p.layers.0.network.0")
     handle.remove()
+
+
+def test_a_loss_that_is_not_finite_is_a_fault_though_its_gradient_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated = Trainer._estimated
+
+    def endless(trainer: Trainer, step: int) -> Estimate:
+        found = estimated(trainer, step)
+        return replace(found, loss=found.loss + math.inf) if step == 2 else found
+
+    monkeypatch.setattr(Trainer, "_estimated", endless)
+    trainer = Trainer(recipe(), data())
+    trainer.advance(2)
+    before = parameters(trainer)
+    trainer.advance(5)
+    assert_same(parameters(trainer), before)
+    fault = trainer.fault()
+    assert fault is not None
+    assert fault[0] == 2
 
 
 def test_without_a_fault_the_culprit_is_the_layer_with_the_largest_gradient() -> None:

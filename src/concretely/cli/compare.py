@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from .restore import LEFT
-from .terminal import console, refuse, refusing
+from .terminal import refuse, refusing, show
 
 EXAMPLE = f"Example: concretely compare {LEFT}"
 
@@ -41,7 +41,7 @@ def compare(
             f"{nll['samples']:,}",
             f"{record['seconds']:.0f} s",
         )
-    console().print(table)
+    show(table)
 
 
 def _read(run: Path, split: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..spelling import nearest
-from .restore import LEFT, Folder, restore, taken
+from .restore import LEFT, Folder, restore
 from .terminal import console, device, refuse, refusing, require
 from .train import Device, stopping
 
@@ -45,10 +45,7 @@ def evaluate(
     on = device(device_name)
 
     from ..data.dataset import SPLITS
-    from ..evaluation.likelihood import evaluate
-    from ..report.run import leave
-    from ..training.chance import Purpose, generator_of
-    from ..training.trainer import split as inputs_of
+    from ..report.run import leave, scored
 
     if split not in SPLITS:
         refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
@@ -57,14 +54,7 @@ def evaluate(
     if samples is None:
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
     with refusing():
-        found = evaluate(
-            model,
-            *inputs_of(recipe, data.split(split)[:].to(on)),
-            samples=samples,
-            chunk=chunk,
-            generator=generator_of(recipe.seed, Purpose.EVALUATION, device=on),
-            progress=True,
-        )
+        found = scored(recipe, model, data, part=split, samples=samples, chunk=chunk, progress=True)
     typer.echo(json.dumps(_told(past, found, split), ensure_ascii=False) if as_json else f"{split} {found}")
     with refusing(), stopping():  # who interrupts now gets all of it a moment later, not half
         *_, page = leave(run, past, model, data=data, found={split: found})
@@ -74,7 +64,7 @@ def evaluate(
 def _told(run: "Run", found: "Likelihood", split: str) -> dict[str, Any]:
     """A likelihood and what it is of, as values that JSON has words for."""
     recipe = run.recipe
-    of = {"notation": recipe.notation, "data": recipe.data, "estimator": recipe.estimator, "step": taken(run)}
+    of = {"notation": recipe.notation, "data": recipe.data, "estimator": recipe.estimator, "step": run.chosen}
     numbers = {
         "nll": found.nll,
         "standard_error": found.standard_error,

@@ -14,8 +14,8 @@ from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..spelling import nearest
 from ..training.recipe import Recipe, resolve
 from . import figure
-from .sweep import DIVERGED, Member, interrupted, known, require_fitting, score, settled, show, train_all
-from .terminal import console, device, prepare, refuse, refusing, require, save
+from .member import DIVERGED, Member, interrupted, known, require_fitting, score, settled, train_all
+from .terminal import console, device, prepare, refuse, refusing, require, save, show
 from .train import Device, loaded
 
 if TYPE_CHECKING:

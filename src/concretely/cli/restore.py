@@ -33,12 +33,7 @@ def restore(folder: Path, *, on: "torch.device") -> tuple["Run", "Model", "Datas
         err.print(f"{sentence}; taking that of step {run.step:,}", markup=False)
     if not run.finished:
         err.print(
-            f"the run is not finished; this is its model after step {taken(run):,} of {run.recipe.steps:,}",
+            f"the run is not finished; this is its model after step {run.chosen:,} of {run.recipe.steps:,}",
             markup=False,
         )
     return run, model, data
-
-
-def taken(run: "Run") -> int:
-    """The step after which the model of a run was taken: that of the best look at the validation set, or the last."""
-    return run.step if run.best is None else run.best[0]

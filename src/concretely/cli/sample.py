@@ -62,8 +62,6 @@ def _drawn(
     generator: "torch.Generator",
 ) -> "Figure":
     """Samples of a model or, if it needs a context, completions of data points spread over the test set."""
-    import torch
-
     from ..report import image
     from ..training.trainer import split
 
@@ -71,6 +69,5 @@ def _drawn(
         return image.samples(model, rows=rows, columns=columns or 12, generator=generator)
     points = len(data.test)
     require(rows <= points, "rows", f"be at most {points}, the data points of the test set", rows)
-    chosen = torch.linspace(0, points - 1, rows).round().long()
-    inputs = split(recipe, data.test[chosen].to(generator.device))
+    inputs = split(recipe, data.test.spread(rows).to(generator.device))
     return image.completions(model, *inputs, samples=columns or 8, generator=generator)

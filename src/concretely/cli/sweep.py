@@ -1,26 +1,24 @@
 """`concretely sweep`: train a grid of recipes, and choose among them by the validation set, as the paper did."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..file import draft
 from ..training.recipe import Recipe
 from .flags import resolved, with_recipe
-from .terminal import console, device, prepare, refuse, refusing, require
-from .train import Device, loaded, stopping
+from .member import DIVERGED, Member, interrupted, reached, require_fitting, score, train_all
+from .terminal import console, device, prepare, refuse, refusing, require, show
+from .train import Device, loaded
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
     from rich.table import Table
 
     from ..data import Dataset
-    from ..training.run import Run
 
 EXAMPLE = "Example: concretely sweep 8H-64V --steps 30 --lr 1e-3,3e-3 --weight-decay 0"
 
@@ -29,16 +27,7 @@ GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
 LISTS = ("lr", "weight_decay", "temperature", "prior_temperature", "seed")
 """The keys of a recipe that may have several values."""
 
-SWEEP, BEST, DIVERGED = "sweep.json", "best.toml", "diverged.txt"
-BRIEF = 1_000
-"""Runs of fewer steps are over before there is anything to say of them."""
-
-
-class Member(NamedTuple):
-    """A run of several."""
-
-    recipe: Recipe
-    folder: Path
+SWEEP, BEST = "sweep.json", "best.toml"
 
 
 @with_recipe
@@ -105,129 +94,6 @@ def choices(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**wished, **dict(zip(lists, values, strict=True))} for values in product(*lists.values())]
 
 
-def train_all(
-    members: Sequence[Member],
-    data: Callable[[Recipe], "Dataset"],
-    *,
-    on: "torch.device",
-    first: int = 1,
-    of: int | None = None,
-) -> bool:
-    """Train the members that are not finished, and whether all are settled now, so that none was interrupted.
-
-    Shown as members from the first on, of so many.
-    """
-    from ..training.run import DivergedError, Watch, train
-    from .screen import screen
-
-    err = console(err=True)
-    with stopping() as stop:
-        for index, (recipe, folder) in enumerate(members, start=first):
-            if settled(Member(recipe, folder)):
-                continue
-            err.print(f"{index} of {of or len(members)}: {folder.name}", markup=False)
-            quiet = recipe.steps < BRIEF and not err.is_terminal
-            with refusing(), nullcontext(Watch(note=_noting(err))) if quiet else screen(recipe, err, None) as watch:
-                try:
-                    run = train(recipe, folder, data=data(recipe), device=on, watch=watch, stop=stop)
-                except DivergedError as error:
-                    err.print(str(error), markup=False)
-                    with draft(folder / DIVERGED) as place:
-                        place.write_text(f"{error}\n", encoding="utf-8")
-                    continue
-            if stop() or not run.finished:
-                return False
-    return True
-
-
-def score(
-    member: Member, data: "Dataset", *, parts: Sequence[str], samples: int, on: "torch.device"
-) -> dict[str, Any] | None:
-    """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
-    from ..report.run import leave, scored
-    from ..training.run import restored
-
-    if not settled(member) or (member.folder / DIVERGED).exists():
-        return None
-    before = known(member)
-    metrics = {} if before is None else before["metrics"]
-    missing = [part for part in parts if metrics.get(f"{part}_nll", {}).get("samples", 0) < samples]
-    if missing:
-        err = console(err=True)
-        err.print(f"scoring {member.folder.name}", markup=False)
-        with refusing():
-            run, model, _ = restored(member.folder, device=on)
-            found = {
-                part: scored(run.recipe, model, data, part=part, samples=samples, progress=err.is_terminal)
-                for part in missing
-            }
-            leave(member.folder, run, model, data=data, found=found)
-    return known(member)
-
-
-def settled(member: Member) -> bool:
-    """Whether there is nothing left to train, as it has been done or cannot be."""
-    if (member.folder / DIVERGED).exists():
-        return True
-    run = _run(member.folder)
-    return run is not None and ((run.finished and run.recipe == member.recipe) or run.step >= member.recipe.steps)
-
-
-def known(member: Member) -> dict[str, Any] | None:
-    """The record of a member, unless it is of fewer steps than have been taken."""
-    from ..report.record import read
-    from ..report.run import RECORD
-
-    run, path = _run(member.folder), member.folder / RECORD
-    if run is None or not path.exists():
-        return None
-    with refusing():
-        found = read(path)
-    step = run.step if run.best is None else run.best[0]
-    return found if found["recipe"] == run.recipe.settings and found.get("step") == step else None
-
-
-def require_fitting(member: Member) -> None:
-    """Refuse to go on with a run in a folder that is of another recipe."""
-    from ..training.run import RECIPE, begun
-
-    recipe, folder = member
-    if not (folder / RECIPE).exists():
-        return
-    with refusing():
-        was = begun(folder)
-    grows = recipe.lr_schedule == "constant"  # or else it falls towards the last step
-    if was != (recipe.replaced(steps=was.steps) if grows else recipe):
-        changed = [name for name, value in recipe.settings.items() if was.settings.get(name) != value]
-        refuse(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder by --out")
-
-
-def show(table: "Table") -> None:
-    """Print a table, as wide as it likes to be where there is no terminal."""
-    from rich.measure import Measurement
-
-    out = console()
-    if not out.is_terminal:
-        out.width = Measurement.get(out, out.options.update(max_width=1_000), table).maximum
-    out.print(table)
-
-
-def interrupted() -> NoReturn:
-    """Say how to go on after an interruption, and stop."""
-    typer.echo("stopped and saved; the same command goes on", err=True)
-    raise typer.Exit(130)
-
-
-def _run(folder: Path) -> "Run | None":
-    """What the run in a folder has come to, or None if there is none yet."""
-    from ..training.run import restored
-
-    if not any(folder.glob("checkpoint-*.json")):
-        return None
-    with refusing():
-        return restored(folder)[0]
-
-
 def _rehearse(recipe: Recipe, data: "Dataset", *, on: "torch.device") -> None:
     """Have what a step would refuse be refused before any is taken; it is the same for all members."""
     from ..training.trainer import Trainer
@@ -256,16 +122,12 @@ def _require_different(members: Sequence[Member]) -> None:
 
 def _require_no_longer(member: Member) -> None:
     """Refuse a run that has gone further than the others will."""
-    run = _run(member.folder)
+    run = reached(member.folder)
     if run is not None and run.step > member.recipe.steps:
         refuse(
             f"steps must be at least {run.step:,}, which the run in {str(member.folder)!r} has taken, "
             f"got {member.recipe.steps:,}: choose another folder by --out"
         )
-
-
-def _noting(err: "Console") -> Callable[[str], None]:
-    return lambda sentence: err.print(sentence, markup=False)
 
 
 def _nll(record: Mapping[str, Any] | None) -> float:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
     from rich.console import Console
+    from rich.table import Table
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -82,3 +83,13 @@ def save(figure: "Figure", path: Path) -> None:
 
     for file in report.save(figure, path):
         console().print(Text(str(file), style="bold"))
+
+
+def show(table: "Table") -> None:
+    """Print a table, as wide as it likes to be where there is no terminal."""
+    from rich.measure import Measurement
+
+    out = console()
+    if not out.is_terminal:
+        out.width = Measurement.get(out, out.options.update(max_width=1_000), table).maximum
+    out.print(table)

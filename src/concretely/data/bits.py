@@ -78,6 +78,10 @@ class Bits:
         places = 7 - torch.arange(8, dtype=torch.uint8, device=rows.device)  # made there: no talk with the host
         return ((rows.unsqueeze(-1) >> places) & 1).flatten(-2)[..., : self.width]
 
+    def spread(self, points: int) -> UInt8[Tensor, "points width"]:
+        """So many points at equal distances, since data may be sorted."""
+        return self[torch.linspace(0, len(self) - 1, points, device=self.packed.device).round().long()]
+
     @property
     def rate(self) -> Float32[Tensor, "{self.width}"]:
         """The mean of every bit."""

@@ -75,7 +75,9 @@ def refer(
 ) -> tuple[Reference, Tally]:
     """The mean of so many estimates or, if it is exact, of one, by an unbiased estimator; and their tally."""
     estimator = _unbiased(problem, aim) if estimator is None else estimator
-    repeats = 1 if isinstance(estimator, Exact) else repeats
+    if isinstance(estimator, Exact):
+        advance(repeats - 1)  # which need not be made
+        repeats = 1
     trial = Trial(estimator, aim.objective, SAMPLES if aim.objective is average else aim.samples)
     ((tally, _),) = problem.tallies([trial], repeats=repeats, groups=min(groups, repeats), advance=advance)
     error = math.sqrt(tally.variance.value / repeats) if repeats > 1 else 0.0

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 
 import matplotlib
@@ -70,12 +71,19 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write a figure as PNG and as SVG under a path without suffix, both whole and the same bytes every time."""
-    FigureCanvasAgg(figure)
     files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
     with draft(files[0]) as png, draft(files[1]) as svg, matplotlib.rc_context({"svg.hashsalt": "concretely"}):
-        figure.savefig(png, dpi=DPI)
+        png.write_bytes(rendered(figure))
         figure.savefig(svg, dpi=DPI, metadata={"Date": None})  # which, like identifiers without salt, would differ
     return files
+
+
+def rendered(figure: Figure) -> bytes:
+    """A figure as PNG."""
+    file = BytesIO()
+    FigureCanvasAgg(figure)
+    figure.savefig(file, format="png", dpi=DPI)
+    return file.getvalue()
 
 
 def tiles(side: int) -> Float[Tensor, "tiles 3 3"]:

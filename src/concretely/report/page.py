@@ -5,15 +5,13 @@ import math
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from io import BytesIO
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .curve import Row, curve
-from .figure import DPI
+from .figure import rendered
 
 AGAIN = "concretely train --recipe recipe.toml"
 """What makes a run again from a copy of its recipe."""
@@ -108,11 +106,9 @@ def _story(rows: Sequence[Row]) -> str:
 
 def _image(caption: str, figure: Figure) -> Image:
     """A figure that stands in the page itself."""
-    file = BytesIO()
-    FigureCanvasAgg(figure)
-    figure.savefig(file, format="png", dpi=DPI)
+    png = b64encode(rendered(figure)).decode()
     width, height = figure.get_size_inches() * 96  # of these, a page has so many to the inch
-    return Image(caption, f"data:image/png;base64,{b64encode(file.getvalue()).decode()}", round(width), round(height))
+    return Image(caption, f"data:image/png;base64,{png}", round(width), round(height))
 
 
 def _circumstances(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,7 @@ from ..training.run import Run
 from ..training.trainer import split
 from . import image, record
 from .curve import curve
-from .figure import save
+from .figure import rendered
 from .page import page
 
 RECORD, PAGE = "record.json", "report.html"
@@ -29,13 +29,20 @@ SHOWN = 12
 
 
 def scored(
-    recipe: Recipe, model: Model, data: Dataset, *, part: str, samples: int, progress: bool = False
+    recipe: Recipe,
+    model: Model,
+    data: Dataset,
+    *,
+    part: str,
+    samples: int,
+    chunk: int | None = None,
+    progress: bool = False,
 ) -> Likelihood:
     """The likelihood of a part of the data, by draws that follow from the seed of the recipe."""
     device = next(model.parameters()).device
     inputs = split(recipe, data.split(part)[:].to(device))
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
-    return evaluate(model, *inputs, samples=samples, generator=generator, progress=progress)
+    return evaluate(model, *inputs, samples=samples, chunk=chunk, generator=generator, progress=progress)
 
 
 def metric(found: Likelihood) -> dict[str, Any]:
@@ -70,9 +77,8 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
     Those already in the record stay, unless they are of the same part and from no more samples, or of another step.
     """
     device = next(model.parameters()).device
-    step = run.step if run.best is None else run.best[0]
     before = record.read(folder / RECORD) if (folder / RECORD).exists() else {}
-    old = before["metrics"] if before.get("step") == step else {}
+    old = before["metrics"] if before.get("step") == run.chosen else {}
     new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()}
     new |= {f"{part}_factorised_nll": factorised(run.recipe, data, part=part) for part in found}
     kept = {
@@ -85,28 +91,24 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
         seconds=run.seconds,
         on=str(device),
     )
-    written["step"] = step
+    written["step"] = run.chosen
     record.write(folder / RECORD, written)
     rows = [asdict(row) for row in run.rows]
     drawn = pictures(run.recipe, model, data)
-    files = [folder / RECORD]
-    for name, (_, figure) in drawn.items():
-        files += save(figure, folder / name)
-    if rows:
-        files += save(curve(rows), folder / "curve")
+    figures = {name: figure for name, (_, figure) in drawn.items()} | {"curve": curve(rows)}
+    for name, figure in figures.items():
+        with draft(folder / f"{name}.png") as place:
+            place.write_bytes(rendered(figure))
     with draft(folder / PAGE) as place:
-        text = page(written, rows, dict(drawn.values()))
-        place.write_text(text, encoding="utf-8")
-    return [*files, folder / PAGE]
+        place.write_text(page(written, rows, dict(drawn.values())), encoding="utf-8")
+    return [folder / RECORD, *(folder / f"{name}.png" for name in figures), folder / PAGE]
 
 
 def pictures(recipe: Recipe, model: Model, data: Dataset) -> dict[str, tuple[str, Figure]]:
     """What a model has learned, as figures with their captions, by name."""
     device = next(model.parameters()).device
     generator = generator_of(recipe.seed, Purpose.PICTURE, device=device)
-    # spread over the test set, which may be sorted
-    chosen = torch.linspace(0, len(data.test) - 1, SHOWN).round().long()
-    inputs = split(recipe, data.test[chosen].to(device))
+    inputs = split(recipe, data.test.spread(SHOWN).to(device))
     if recipe.architecture.context is not None:
         return {"completions": (image.COMPLETIONS, image.completions(model, *inputs, generator=generator))}
     return {

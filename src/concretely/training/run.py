@@ -60,6 +60,11 @@ class Run:
     """How many looks have passed since."""
     finished: bool = False
 
+    @property
+    def chosen(self) -> int:
+        """The step after which its model was taken: that of the best look at the validation set, or the last."""
+        return self.step if self.best is None else self.best[0]
+
 
 def train(
     recipe: Recipe,
@@ -101,11 +106,11 @@ def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, 
     recipe, last = begun(folder), checkpoint.latest(folder)
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet")
-    model = built(recipe)
+    run, model = _run(recipe, last), built(recipe)
     kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
     names = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
     model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in names.items()})
-    return _run(recipe, last), model.to(device).eval(), last.damaged
+    return run, model.to(device).eval(), last.damaged
 
 
 def _resumed(trainer: Trainer, folder: Path, watch: Watch) -> Run | None:
