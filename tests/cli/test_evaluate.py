@@ -84,7 +84,7 @@ def test_the_number_of_samples_is_the_papers_unless_it_is_given(
         asked.append(samples)
         raise ValueError("enough")
 
-    monkeypatch.setattr(likelihood, "evaluate", noted)
+    monkeypatch.setattr(report, "evaluate", noted)
     assert call("evaluate", str(request.getfixturevalue(kind))) == (2, "", "enough\n")
     assert asked == [samples]
 

@@ -89,7 +89,7 @@ def test_a_score_stands_beside_that_of_independent_pixels(notation: str) -> None
 def unpictured(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take their time."""
     monkeypatch.setattr(reporting, "pictures", lambda recipe, model, data: {})
-    monkeypatch.setattr(reporting, "save", lambda figure, path: [])
+    monkeypatch.setattr(reporting, "rendered", lambda figure: b"")
 
 
 def metrics(folder: Path) -> dict[str, tuple[float, int]]:
