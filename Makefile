@@ -7,10 +7,13 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint types check check-pyro bench clean
 
+# A small model of handwritten digits, trained through relaxations and, with VIMCO, without.
+SMALL := 32H~64V --samples 5 --lr 3e-3 --steps 6000 --validate 500 --score-samples 1000
 demo: $(VENV)/ready
-	$(VENV)/bin/concretely figure simplex
-	$(VENV)/bin/concretely figure binary
-	$(VENV)/bin/concretely figure graph
+	rm -rf out/demo
+	$(VENV)/bin/concretely train $(SMALL) --estimator concrete --out out/demo/concrete
+	$(VENV)/bin/concretely train $(SMALL) --estimator vimco --out out/demo/vimco
+	$(VENV)/bin/concretely compare out/demo/concrete out/demo/vimco
 
 test: lint types check
 

@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +236,7 @@ def test_a_bad_value_is_refused_with_one_sentence(wishes: dict[str, Any], senten
 @pytest.mark.parametrize("name", ["temperature", "prior_temperature"])
 def test_a_missing_temperature_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be given for estimator 'concrete', got None$"):
-        resolve(notation="4H-6V").replaced(**{name: None})
+        replace(resolve(notation="4H-6V"), **{name: None})
 
 
 @pytest.mark.parametrize(

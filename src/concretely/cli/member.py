@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -123,7 +124,7 @@ def require_fitting(member: Member) -> None:
     with refusing():
         was = begun(folder)
     grows = recipe.lr_schedule == "constant"  # or else it falls towards the last step
-    if was != (recipe.replaced(steps=was.steps) if grows else recipe):
+    if was != (replace(recipe, steps=was.steps) if grows else recipe):
         changed = [name for name, value in recipe.settings.items() if was.settings.get(name) != value]
         refuse(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder by --out")
 

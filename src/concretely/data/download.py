@@ -11,8 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from ..evaluation.progress import counting
-from ..file import draft
-from .lock import alone
+from ..file import alone, draft
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as cut."""

@@ -9,9 +9,9 @@ import math
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from ..notation import Architecture, parse
 from ..schedule import Annealing
@@ -138,10 +138,6 @@ class Recipe:
         # the strings and numbers of JSON are those of TOML, save for one character that TOML would have escaped
         lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
         return "".join(lines).replace("\x7f", r"\u007f")
-
-    def replaced(self, **changes: Any) -> Self:
-        """The recipe with some values changed."""
-        return replace(self, **changes)
 
     @property
     def _has_prior_temperature(self) -> bool:
