@@ -46,15 +46,21 @@ def test_lines_are_the_bounds_and_circles_what_validation_found_with_its_sign_ch
 
 def test_the_shade_between_the_bounds_is_the_integrality_gap() -> None:
     (shade,) = drawn(RELAXED).collections
-    assert shade.get_label() == "integrality gap, 2 at the end"
+    assert shade.get_label() == "integrality gap, 2 in the last tenth"
     x, y = shade.get_paths()[0].vertices.T
     area = abs(np.dot(x, np.roll(y, 1)) - np.dot(y, np.roll(x, 1))) / 2
     assert area == pytest.approx(2 * (1000 - 10))
 
 
+def test_the_gap_is_that_of_the_last_tenth_of_the_rows() -> None:
+    gaps = [9.0] * 18 + [2.0, 3.0]
+    (shade,) = drawn([row(step, -20.0, -20.0 - gap) for step, gap in enumerate(gaps)]).collections
+    assert shade.get_label() == "integrality gap, 2.5 in the last tenth"
+
+
 def test_a_gap_below_zero_has_its_sign() -> None:
     (shade,) = drawn([row(1, -22.5, -20.0), row(2, -21.5, -20.0)]).collections
-    assert shade.get_label() == "integrality gap, −1.5 at the end"
+    assert shade.get_label() == "integrality gap, −1.5 in the last tenth"
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
     }
     written = record.record(
         run.recipe.settings,
-        dict(sorted((new | kept).items())),
+        _ordered(new | kept),
         seed=run.recipe.seed,
         seconds=run.seconds,
         on=str(device),
@@ -102,6 +102,11 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
     with draft(folder / PAGE) as place:
         place.write_text(page(written, rows, dict(drawn.values())), encoding="utf-8")
     return [folder / RECORD, *(folder / f"{name}.png" for name in figures), folder / PAGE]
+
+
+def _ordered(metrics: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What is of the model first, and then what it is measured against."""
+    return dict(sorted(metrics.items(), key=lambda item: (item[0].count("_"), item[0])))
 
 
 def pictures(recipe: Recipe, model: Model, data: Dataset) -> dict[str, tuple[str, Figure]]:
