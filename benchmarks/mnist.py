@@ -13,6 +13,7 @@ from rich.table import Table
 
 from concretely.cli.screen import screen
 from concretely.data import load
+from concretely.report.record import measured
 from concretely.report.run import factorised, metric, scored
 from concretely.training.recipe import Recipe, resolve
 from concretely.training.run import restored, train
@@ -70,9 +71,9 @@ def _table(results: list[dict[str, Any]]) -> Table:
             recipe["estimator"],
             str(recipe["samples"]),
             f"{result['seconds']:.0f}",
-            f"{nll['value']:.2f} ± {nll['standard_error']:.2f}",
+            measured(nll["value"], nll["standard_error"]),
             "" if result["target"] is None else f"< {result['target']:.0f}",
-            f"{other['value']:.2f} ± {other['standard_error']:.2f}",
+            measured(other["value"], other["standard_error"]),
         )
     return table
 

@@ -22,23 +22,28 @@ def compare(
 
     from rich.table import Table
 
+    from ..report.record import measured
+
+    def nll(metric: dict[str, Any]) -> str:
+        return measured(metric["value"], metric["standard_error"])
+
     table = Table("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", box=None, header_style="bold")
     told = set()
     for record in records:
         recipe, baseline = record["recipe"], record["metrics"][f"{split}_factorised_nll"]
         key = (recipe["data"], baseline["value"])
         if key not in told:
-            table.add_row("independent pixels", recipe["data"], "", "", _measured(baseline))
+            table.add_row("independent pixels", recipe["data"], "", "", nll(baseline))
             told.add(key)
     for record in records:
-        recipe, nll = record["recipe"], record["metrics"][f"{split}_nll"]
+        recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
         table.add_row(
             recipe["notation"],
             recipe["data"],
             recipe["estimator"],
             str(recipe["samples"]),
-            _measured(nll),
-            f"{nll['samples']:,}",
+            nll(scored),
+            f"{scored['samples']:,}",
             f"{record['seconds']:.0f} s",
         )
     show(table)
@@ -56,10 +61,3 @@ def _read(run: Path, split: str) -> dict[str, Any]:
     if f"{split}_nll" not in record["metrics"]:
         refuse(f"{str(run)!r} has not been scored on {split!r}: concretely evaluate {run} --split {split}")
     return record
-
-
-def _measured(metric: dict[str, Any]) -> str:
-    if metric["value"] is None:
-        return "∞"
-    error = metric["standard_error"]
-    return f"{metric['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")

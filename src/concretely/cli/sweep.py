@@ -159,11 +159,12 @@ def _brief(value: Any) -> str:
 
 
 def _result(member: Member, record: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    from ..report.record import measured
+
     if record is None:
         return "diverged", "–", "–"
     metric = record["metrics"]["valid_nll"]
-    # what is not finite is null in a record
-    nll = "∞" if metric["value"] is None else f"{metric['value']:.2f} ± {metric['standard_error']:.2f}"
+    nll = measured(metric["value"], metric["standard_error"])
     return nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
 
 

@@ -1,7 +1,6 @@
 """A run on one page: a single HTML file that needs nothing else, neither files nor a network nor scripts."""
 
 import json
-import math
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 
 from .curve import Row, curve
 from .figure import rendered
+from .record import measured
 
 AGAIN = "concretely train --recipe recipe.toml"
 """What makes a run again from a copy of its recipe."""
@@ -82,25 +82,15 @@ def _metric(name: str, metric: Mapping[str, Any]) -> Metric:
     if "samples" in metric:
         meaning.append(f"Estimated from {metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents.")
     title = " ".join(word.upper() if word == "nll" else word for word in words)
-    text = _measured(metric.get("value"), metric.get("standard_error"))
+    text = measured(metric.get("value"), metric.get("standard_error"))
     return Metric(title, metric.get("value"), text, " ".join(filter(None, meaning)))
-
-
-def _measured(value: float | None, error: float | None) -> str:
-    """A number and its standard error to two digits of the latter; none is shown that is not known."""
-    if value is None or not math.isfinite(value):
-        return "not known" if value is None or math.isnan(value) else "∞" if value > 0 else "−∞"
-    if error is None or not math.isfinite(error) or error <= 0:
-        return f"{value:,.4g}".replace("-", "−")
-    digits = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
 
 
 def _story(rows: Sequence[Row]) -> str:
     """What a curve shows, in words."""
     last = rows[-1]
     ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
-    found = [f"the {name} is {_measured(value, None)} nats" for name, value in ends if value is not None]
+    found = [f"the {name} is {measured(value, None)} nats" for name, value in ends if value is not None]
     return f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
 
 

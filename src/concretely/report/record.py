@@ -63,6 +63,20 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def measured(value: float | None, error: float | None) -> str:
+    """A number and its standard error to two digits of the latter; none is shown that is not known.
+
+    >>> measured(92.123, 0.278), measured(92.123, None)
+    ('92.12 ± 0.28', '92.12')
+    """
+    if value is None or not math.isfinite(value):
+        return "not known" if value is None or math.isnan(value) else "∞" if value > 0 else "−∞"
+    if error is None or not math.isfinite(error) or error <= 0:
+        return f"{value:,.4g}".replace("-", "−")
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
+
+
 def commit() -> dict[str, Any] | None:
     """The commit of this package and whether its tree had changes, or None if it is not in a repository of its own."""
     try:

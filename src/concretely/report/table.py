@@ -8,6 +8,7 @@ from rich.table import Table
 
 from ..recipe import PARTS, Cell
 from .figure import written
+from .record import measured
 
 MISSING = "–"
 
@@ -97,8 +98,7 @@ def _measured(line: Line, name: str) -> str:
     metric = _metric(line, name)
     if metric is None:
         return line.state
-    error = metric["standard_error"]
-    return f"{metric['value']:.2f}" + ("" if error is None else f" ± {error:.2f}")
+    return measured(metric["value"], metric["standard_error"])
 
 
 def _metric(line: Line, name: str) -> Mapping[str, Any] | None:
