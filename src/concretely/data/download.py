@@ -51,7 +51,7 @@ def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual:
                 part.replace(place)
     except OSError as error:
         why = _why(error, path.parent)
-        raise DownloadError(f"{path.name!r} could not be downloaded: {why}; try again, or {manual}") from error
+        raise DownloadError(f"{path.name!r} could not be downloaded: {why}; try again, or {manual}") from None
 
 
 def _complete(part: Path, url: str, *, size: int | None, progress: bool) -> None:
@@ -91,10 +91,10 @@ def _ask(url: str, start: int) -> tuple[HTTPResponse, int]:
         error.close()
         if error.code == 416 and start:  # the file ends before that byte: the part is one of something else
             return _ask(url, 0)
-        raise DownloadError(f"the server answered {error.code} {error.reason}") from error
+        raise DownloadError(f"the server answered {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        raise DownloadError(f"there is no connection to {url} ({reason})") from error
+        raise DownloadError(f"there is no connection to {url} ({reason})") from None
     span = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
     given = int(span[1]) if span and answer.status == 206 else 0  # servers may give all instead
     if given not in (0, start):
@@ -109,7 +109,7 @@ def _pieces(answer: HTTPResponse) -> Iterator[bytes]:
         while piece := answer.read1(PIECE):
             yield piece
     except (OSError, HTTPException) as error:
-        raise DownloadError(f"the connection was cut ({error})") from error
+        raise DownloadError(f"the connection was cut ({error})") from None
 
 
 def _mismatch(path: Path, digest: str) -> str | None:

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +106,7 @@ class Recipe:
             _require_temperature(name, getattr(self, name), there=there, recipe=self)
         _require(self.validate > 0 or self.patience == 0, "patience", "be 0 unless validate is given", self.patience)
 
-    @property
+    @cached_property
     def architecture(self) -> Architecture:
         """The model that the notation stands for."""
         return parse(self.notation)
