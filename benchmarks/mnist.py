@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from concretely.cli.screen import screen
-from concretely.data import load
 from concretely.report.record import measured
 from concretely.report.run import factorised, metric, scored
 from concretely.training.recipe import Recipe, resolve
-from concretely.training.run import restored, train
+from concretely.training.run import data_of, restored, train
 
 from . import record
 
@@ -48,7 +47,7 @@ def main() -> None:
 def _result(recipe: Recipe, samples: int, folder: Path, console: Console) -> dict[str, Any]:
     """What a recipe comes to."""
     console.print(recipe.title, markup=False)
-    data = load(recipe.data, width=recipe.width, progress=True)
+    data = data_of(recipe, progress=True)
     with screen(recipe, Console(stderr=True), None) as watch:
         train(recipe, folder, data=data, watch=watch)
     run, model, _ = restored(folder)

@@ -4,16 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from concretely import circumstance
 from concretely.report import record
 
 from .timing import Spread, Timing
 
-PACKAGES = (*record.PACKAGES, "jax", "jaxlib", "numpyro", "tfp-nightly", "tensorflow-probability", "pyro-ppl")
+PACKAGES = (*circumstance.PACKAGES, "jax", "jaxlib", "numpyro", "tfp-nightly", "tensorflow-probability", "pyro-ppl")
 
 
 def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any) -> None:
     """Write the record of a run, with the circumstances of its numbers."""
-    found = record.circumstances(packages=PACKAGES)
+    found = circumstance.circumstances(packages=PACKAGES)
     record.write(path, {"recipe": recipe, **found, "seed": seed, "results": results})
 
 

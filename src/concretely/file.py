@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +14,8 @@ except ImportError:  # there is none outside POSIX
 
 DRAFT = ".draft"
 """How the names of folders end in which files are written."""
+LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
+"""The names that `draft` gives to such folders, eight letters of which are drawn by `tempfile`."""
 
 
 @contextmanager
@@ -44,18 +46,18 @@ def draft(path: Path) -> Iterator[Path]:
 def claimed(folder: Path) -> Iterator[None]:
     """Have a folder to oneself, or refuse if another process has it; a process that dies gives it back.
 
-    The drafts that such a process has left are cleared away.
+    The drafts that such a process has left are cleared away. Where files cannot be locked, nobody is refused and
+    nothing is cleared away.
     """
-    if fcntl is None:
-        yield
-        return
-    with (folder / ".lock").open("w") as lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = stack.enter_context(_lock(folder / ".lock", wait=False))
         except BlockingIOError:
-            raise ValueError(f"{str(folder)!r} is being worked in by another process") from None
-        for left in folder.glob(f".*{DRAFT}"):
-            shutil.rmtree(left, ignore_errors=True)
+            remedy = "wait for it, or choose another folder"
+            raise ValueError(f"{str(folder)!r} is being worked in by another process: {remedy}") from None
+        for left in folder.glob(LEFT) if locked else ():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
         yield
 
 
@@ -65,29 +67,43 @@ def alone(path: Path) -> Iterator[None]:
 
     A process that dies lets go of it. Where files cannot be locked, nobody waits.
     """
-    if os.name != "posix":
-        yield
+    with _lock(path, wait=True):
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # before it is let go of, since the next one may hold it from then on
+
+
+@contextmanager
+def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Lock a file, which is made if need be, and say whether it is: not where files cannot be locked.
+
+    If another process has it locked, wait for that or raise `BlockingIOError`.
+    """
+    if fcntl is None:
+        yield False
         return
-    descriptor = _hold(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def _hold(path: Path) -> int:
-    """A descriptor that holds a file until it is closed."""
-    import fcntl  # on POSIX only
-
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        with suppress(OSError):  # some file systems have no locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(descriptor)):
-                return descriptor
-        os.close(descriptor)  # of a file that was removed by whoever held it before
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locked = True
+            except BlockingIOError:
+                raise
+            except OSError:  # some file systems have no locks
+                locked = False
+            if _names(path, file.fileno()):
+                yield locked
+                return
+        # else it was removed by whoever held it before
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether a path is that of an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _flush(path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -162,9 +163,62 @@ def test_a_score_from_more_samples_stays_in_the_record(run: Path) -> None:
     assert json.loads((run / "record.json").read_text())["metrics"]["test_nll"]["samples"] == 20
 
 
-def test_the_score_is_printed_even_if_it_cannot_be_kept(run: Path) -> None:
+def test_a_damaged_record_is_put_aside_for_a_new_one(run: Path) -> None:
     (run / "record.json").write_text("{")
+    code, stdout, _ = call("evaluate", str(run), "--samples", "2")
+    assert code == 0
+    assert stdout.startswith("test NLL ")
+    assert (run / "record.json.damaged").read_text() == "{"
+    assert json.loads((run / "record.json").read_text())["metrics"]["test_nll"]["samples"] == 2
+
+
+def test_the_score_is_printed_even_if_it_cannot_be_kept(run: Path) -> None:
+    (run / "report.html").mkdir()
     code, stdout, stderr = call("evaluate", str(run), "--samples", "2")
     assert code == 2
     assert stdout.startswith("test NLL ")
-    assert stderr.splitlines()[-1].startswith("a record must be JSON, got a damaged file")
+    assert "report.html" in stderr.splitlines()[-1]
+
+
+def test_a_record_keeps_where_a_run_was_trained_wherever_it_is_scored(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call("evaluate", str(run), "--samples", "2")
+    before = json.loads((run / "record.json").read_text())
+    elsewhere = {"commit": None, "versions": {}, "device": {"cpu": "another", "cores": 1}}
+    monkeypatch.setattr(report, "circumstances", lambda on: elsewhere)
+    call("evaluate", str(run), "--samples", "3")
+    after = json.loads((run / "record.json").read_text())
+    assert {key: after[key] for key in elsewhere} == {key: before[key] for key in elsewhere}
+    assert after["metrics"]["test_nll"]["made"] == elsewhere
+    assert "made" not in before["metrics"]["test_nll"]
+
+
+def archive(path: Path, *, seed: int) -> Path:
+    generator = np.random.default_rng(seed)
+    np.savez(path, **{part: generator.integers(2, size=(20, 6)) for part in ("train", "valid", "test")})
+    return path
+
+
+def test_a_run_keeps_its_data_and_tells_their_name_but_not_their_place(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    data, folder = archive(tmp_path / "deep" / "mine.npz", seed=0), tmp_path / "run"
+    assert call("train", "2H-6V", "--data", str(data), "--steps", "3", "--out", str(folder))[0] == 0
+    for file in ("record.json", "report.html"):
+        text = (folder / file).read_text()
+        assert "mine.npz" in text
+        assert str(tmp_path) not in text
+    moved = data.rename(tmp_path / "moved.npz")
+    code, _, stderr = call("evaluate", str(folder))
+    assert code == 2
+    assert "mine.npz" in stderr
+    for verb in ("evaluate", "sample"):
+        assert call(verb, str(folder), "--data", str(moved), *(["--out", str(tmp_path)] * (verb == "sample")))[0] == 0
+    resumed = ("train", "--resume", str(folder), "--steps", "5", "--data", str(moved))
+    assert call(*resumed)[0] == 0
+    archive(moved, seed=1)
+    sentence = f"data must be those that the run was trained on, got others in {str(moved)!r}"
+    for words in (("evaluate", str(folder), "--data", str(moved)), resumed):
+        code, stdout, stderr = call(*words)
+        assert (code, stdout) == (2, "")
+        assert sentence in stderr

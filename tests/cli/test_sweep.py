@@ -199,3 +199,8 @@ def test_folders_of_other_runs_are_left_alone(tmp_path: Path, trained: list[Path
     )
     assert run.begun(folder).steps == 20
     assert len(trained) == 1
+
+
+def test_a_sweep_holds_out_what_it_chooses_by() -> None:
+    found = call("sweep", "6H-64V", "--train-on", "whole")
+    assert found == (2, "", "train-on must be train, as members are chosen by what is held out, got 'whole'\n")

@@ -1,6 +1,7 @@
 """The verb trains what it is asked for, shows it, leaves it in a folder, and goes on from there."""
 
 import csv
+import errno
 import json
 import os
 import pty
@@ -15,11 +16,13 @@ import pytest
 
 from concretely.cli.screen import described, screen
 from concretely.cli.terminal import console
+from concretely.report import run as reporting
 from concretely.report.record import PARTS
 from concretely.training import checkpoint
+from concretely.training import run as training
 from concretely.training.recipe import read, resolve
 from concretely.training.run import restored
-from concretely.training.trainer import Row
+from concretely.training.trainer import Row, Trainer
 
 from .command import call
 
@@ -178,13 +181,13 @@ def test_a_finished_run_goes_on_for_more_steps(finished: tuple[Path, str, str], 
     ("arguments", "sentence"),
     [
         (["--steps", "19"], "steps must be at least 20, which the run has taken, got 19"),
-        (["--lr", "1"], "a run that goes on keeps its recipe, of which only steps may be given, got lr"),
+        (["--lr", "1"], "a run that goes on keeps its recipe but for steps and where data are, got lr"),
         (
             ["--steps", "30", "--seed", "1"],
-            "a run that goes on keeps its recipe, of which only steps may be given, got ",
+            "a run that goes on keeps its recipe but for steps and where data are, got ",
         ),
-        (["5H-64V"], "a run that goes on keeps its recipe, of which only steps may be given, got notation"),
-        (["--out", "x"], "a run that goes on keeps its recipe, of which only steps may be given, got out"),
+        (["5H-64V"], "a run that goes on keeps its recipe but for steps and where data are, got notation"),
+        (["--out", "x"], "a run that goes on keeps its recipe but for steps and where data are, got out"),
     ],
 )
 def test_a_run_that_goes_on_keeps_its_recipe(
@@ -272,3 +275,53 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "20/20" in shown
     assert "gap +1.50" in shown
     assert "a word [bold]" in shown
+
+
+@pytest.mark.parametrize("raised", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_what_does_not_fit_into_memory_is_refused_in_a_sentence(
+    raised: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(trainer: Trainer) -> float:
+        raise raised
+
+    monkeypatch.setattr(Trainer, "rehearsed", fail)
+    found = call("train", "4H-64V", "--out", str(tmp_path / "run"))
+    assert found == (2, "", "this does not fit into memory: lower samples, batch or chunk\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "save", fail)
+    folder = tmp_path / "run"
+    code, _, stderr = call("train", "4H-64V", "--steps", "5", "--out", str(folder))
+    way = f"make room, then go on with: concretely train --resume {folder}"
+    assert (code, stderr.splitlines()[-1]) == (
+        2,
+        f"{str(folder)!r} cannot be written to: No space left on device; {way}",
+    )
+
+
+def test_who_interrupts_the_scoring_is_told_that_the_model_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reporting, "evaluate", interrupt)
+    folder = tmp_path / "run"
+    code, _, stderr = call("train", "4H-64V", "--steps", "5", "--out", str(folder))
+    assert code == 130
+    assert stderr.splitlines()[-1].endswith(f"but not scored; score it with: concretely evaluate {folder}")
+    assert (folder / "model.safetensors").exists()
+
+
+def test_who_interrupts_before_the_data_are_there_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "load", interrupt)
+    found = call("train", "4H-64V", "--out", str(tmp_path / "run"))
+    assert found == (130, "", "stopped before the data were there; what was downloaded is kept\n")

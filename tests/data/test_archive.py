@@ -1,6 +1,12 @@
 """A file of one's own is read by one rule, and whatever is wrong with it is told in one sentence."""
 
+import io
 import re
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +256,97 @@ def test_damaged_array_is_refused_with_one_sentence(path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"^array 'train' of .* must be an array of numbers, got a damaged one$"):
         load(str(path))
+
+
+def npy(header: str, body: bytes = bytes(96)) -> bytes:
+    """An array as numpy stores it, by what its header says."""
+    text = header.encode("latin1") + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + body
+
+
+def npz(train: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """A file with an array `train` of these bytes, and a sound one `test`."""
+    file, test = io.BytesIO(), io.BytesIO()
+    np.save(test, GOOD)
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        archive.writestr("train.npy", train)
+        archive.writestr("test.npy", test.getvalue())
+    return file.getvalue()
+
+
+def patched(content: bytes, local: int, central: int, value: int) -> bytes:
+    """A file of which two bytes, at places in the headers of its first member, are others."""
+    changed = bytearray(content)
+    struct.pack_into("<H", changed, local, value)
+    struct.pack_into("<H", changed, content.index(b"PK\x01\x02") + central, value)
+    return bytes(changed)
+
+
+def sized(shape: str) -> str:
+    return f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}"
+
+
+SOUND = npz(npy(sized("(3, 32)")))
+DAMAGED, LARGE = "a damaged one", "one that does not fit into memory"
+ODD: list[tuple[str, bytes, str]] = [
+    ("encrypted", patched(SOUND, 6, 8, 1), "an encrypted one"),
+    ("unknown compression", patched(SOUND, 8, 10, 77), "one that is compressed in an unknown way"),
+    ("open bracket in the header", npz(npy("{'descr': (")), DAMAGED),
+    ("indented header", npz(npy("  x\n y")), DAMAGED),
+    ("no Python in the header", npz(npy("{'descr': '|u1', 'shape': 3 3}")), DAMAGED),
+    ("nested header", npz(npy("(" * 4_000 + ")" * 4_000)), DAMAGED),
+    ("header that is cut", npz(npy(sized("(3, 32)"))[:40]), DAMAGED),
+    ("magic that is cut", npz(b"\x93NUMPY\x01"), DAMAGED),
+    ("length that is cut", npz(b"\x93NUMPY\x01\x00\x05"), DAMAGED),
+    ("numbers that are cut", npz(npy(sized("(3, 33)"))), DAMAGED),
+    ("negative shape", npz(npy(sized("(-3, 32)"))), DAMAGED),
+    ("shape beyond memory", npz(npy(sized(f"({10**12}, 64)"))), LARGE),
+    ("shape beyond integers", npz(npy(sized(f"({10**20}, 64)"))), DAMAGED),
+    ("broken stream", patched(npz(npy(sized("(3, 32)")), zipfile.ZIP_DEFLATED), 39, 36, 0xFFFF), DAMAGED),
+]
+
+
+@pytest.mark.parametrize(("form", "content", "got"), ODD, ids=[form for form, *_ in ODD])
+def test_odd_files_are_refused_with_one_sentence(path: Path, form: str, content: bytes, got: str) -> None:
+    path.write_bytes(content)
+    sentence = f"array 'train' of {str(path)!r} must be an array of numbers, got {got}"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        load(path)
+
+
+def test_sound_file_of_that_make_is_read(path: Path) -> None:
+    path.write_bytes(SOUND)
+    with pytest.raises(ValueError, match=r"must all have the same width, got 32 in 'train', 4 in 'test'$"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "error", [struct.error, zlib.error, tokenize.TokenError, SyntaxError, EOFError, RuntimeError, OverflowError]
+)
+@pytest.mark.parametrize("opened", [True, False])
+def test_whatever_the_reader_raises_gets_one_sentence(
+    path: Path, error: type[Exception], opened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error("odd\nlines")
+
+    save(path, BITS)
+    monkeypatch.setattr(*((np.lib.npyio.NpzFile, "__getitem__") if opened else (np, "load")), fail)
+    got = "array of numbers, got a damaged one" if opened else r"\.npz file of numpy, got something else"
+    with pytest.raises(ValueError, match=f"must be an {got}$") as caught:
+        load(path)
+    assert isinstance(caught.value.__cause__, error)
+
+
+@pytest.mark.parametrize("form", [str, Path])
+def test_home_is_known_by_its_sign(tmp_path: Path, form: Callable[[str], str | Path], monkeypatch: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = save(tmp_path / "own.npz", BITS)
+    data = load(form("~/own.npz"))
+    assert_holds(data, BITS)
+    assert data.name == name
+    with pytest.raises(FileNotFoundError, match=r"^data file '~nobody-of-that-name/own.npz' does not exist$"):
+        load("~nobody-of-that-name/own.npz")
 
 
 def test_missing_file_is_told(path: Path) -> None:

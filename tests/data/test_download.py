@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import resource
 import shutil
 import socket
 import time
@@ -19,6 +18,7 @@ import pytest
 from concretely.data import download
 from concretely.data.download import DownloadError, fetch
 from tests.data import server as behaviour
+from tests.data.disk import largest_file
 from tests.data.server import Server
 
 CONTENT = bytes(range(256)) * 400
@@ -177,17 +177,6 @@ def test_missing_server_is_told(server: Server, path: Path) -> None:
         absent = Server(url=f"http://127.0.0.1:{deaf.getsockname()[1]}/")
         assert "Connection refused" in refusal(absent, path)
     assert "Name or service not known" in refusal(Server(url="http://data.example/"), path)
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Have the system refuse to write files beyond a size."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_disk_that_fills_up_is_told_and_the_part_is_kept(server: Server, path: Path) -> None:

@@ -19,9 +19,11 @@ from scipy import io
 from concretely.data import Bits, Dataset, load, mnist, omniglot
 from concretely.data.download import DownloadError
 from concretely.data.folder import folder as data_folder
-from concretely.data.grey import CHUNK, binarize
+from concretely.data.grey import CHUNK, RULES, binarize
 from concretely.data.need import need
+from concretely.training.recipe import BINARIZATIONS
 from tests.budget import assert_frequency
+from tests.data.disk import largest_file
 from tests.data.server import Server, status
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -128,6 +130,23 @@ def test_texts_of_mnist_may_be_put_there_by_hand(
     assert not server.asked
 
 
+def test_disk_that_fills_up_is_told_and_the_texts_of_mnist_are_kept(
+    served_mnist: dict[str, NDArray[np.uint8]], server: Server, folder: Path
+) -> None:
+    folder.mkdir(parents=True)
+    for name, content in server.files.items():
+        (folder / name).write_bytes(content)
+    sentence = (
+        f"'binarized_mnist.npz' could not be written: the disk of {folder} is full (File too large); try again, or "
+        "move its .amat files to another folder and name that in CONCRETELY_DATA"
+    )
+    with largest_file(500), pytest.raises(DownloadError, match=f"^{re.escape(sentence)}$"):
+        load("mnist")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == server.files
+    assert sizes(load("mnist")) == (7, 4, 3)
+    assert not server.asked
+
+
 def test_mnist_that_another_process_has_made_meanwhile_is_taken(
     served_mnist: dict[str, NDArray[np.uint8]], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,9 +165,29 @@ def test_files_of_another_form_are_told(name: str, file: str, folder: Path) -> N
     arrays: dict[str, Any] = {split: np.zeros((3, 5), np.uint8) for split in SPLITS}
     np.savez(folder / file, **arrays)
     columns = {"mnist": 98, "omniglot": 784}[name]
-    place = re.escape(repr(str(folder / file)))
-    with pytest.raises(ValueError, match=f"^array 'train' of {place} must have {columns} columns of uint8, got uint8"):
+    must = f"array 'train' of {str(folder / file)!r} must have {columns} columns of uint8"
+    sentence = f"{must}, got uint8 of shape (3, 5); remove the file to have the data downloaded again"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         load(name)
+
+
+@pytest.mark.parametrize(("name", "file"), [("mnist", "binarized_mnist.npz"), ("omniglot", "omniglot28.npz")])
+def test_damaged_files_are_told_with_what_to_do(name: str, file: str, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / file).write_bytes(b"PK\x03\x04 broken")
+    must = f"{str(folder / file)!r} must be an .npz file of numpy, got something else"
+    with pytest.raises(ValueError, match=f"^{re.escape(must)}; remove the file to have the data downloaded again$"):
+        load(name)
+
+
+def test_damaged_matrix_is_told_with_what_to_do(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "chardata.mat").write_bytes(b"broken")
+    place = re.escape(str(folder / "chardata.mat"))
+    with pytest.raises(
+        DownloadError, match=f"^{place} must have the md5 .*: remove it to have it downloaded again, or"
+    ):
+        load("omniglot")
 
 
 def test_omniglot_is_downloaded_once_and_turned_upright(
@@ -221,6 +260,35 @@ def test_whole_data_train_on_the_validation_points_too() -> None:
     assert whole.source == data.source[:-1] + "; the validation points are among those for training."
 
 
+def test_digest_is_that_of_the_bits_and_their_splits() -> None:
+    train, valid, test = (Bits.pack(RandomState(size).randint(0, 2, (size, 20))) for size in (4, 3, 2))
+    data = Dataset("d", train, valid, test, source=".")
+    header = np.array([20, 4, 3, 2], "<i8").tobytes()
+    packed = b"".join(bits.packed.numpy().tobytes() for bits in (train, valid, test))
+    assert data.digest == hashlib.sha256(header + packed).hexdigest()
+    strided = Bits(train.packed.T.contiguous().T, 20)
+    assert Dataset("other", strided, valid, test, source="elsewhere.").digest == data.digest
+    joined = torch.cat([train.packed, valid.packed])
+    others = [
+        data.whole,
+        Dataset("d", train, test, valid, source="."),
+        Dataset("d", Bits(joined[:3], 20), Bits(joined[3:], 20), test, source="."),  # the same bytes, split elsewhere
+        Dataset("d", *(Bits(bits.packed, 21) for bits in (train, valid, test)), source="."),
+        Dataset("d", Bits(train.packed ^ 16, 20), valid, test, source="."),
+    ]
+    assert len({data.digest, *(other.digest for other in others)}) == 6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no second device")
+def test_digest_is_the_same_on_every_device() -> None:
+    data = load("digits")
+    assert data.to("cuda").digest == data.digest
+
+
+def test_recipes_know_every_way_to_binarize() -> None:
+    assert BINARIZATIONS == RULES  # written twice, so that a recipe is read without torch
+
+
 def test_data_move_as_a_whole() -> None:
     moved = load("digits").to("meta")
     assert [moved.split(name).packed.device.type for name in SPLITS] == ["meta"] * 3
@@ -266,6 +334,9 @@ def test_data_folder_is_the_named_one_or_that_for_caches(monkeypatch: pytest.Mon
     assert data_folder() == tmp_path / "mine"
     monkeypatch.setenv("CONCRETELY_DATA", "~/mine")
     assert data_folder() == Path.home() / "mine"
+    monkeypatch.setenv("CONCRETELY_DATA", "~nobody-of-that-name/mine")
+    with pytest.raises(ValueError, match=r"^CONCRETELY_DATA must name a folder, got '~nobody.*' of an unknown user$"):
+        data_folder()
     monkeypatch.setenv("CONCRETELY_DATA", "mine")
     assert data_folder() == Path.cwd() / "mine"
     for clear in (lambda: monkeypatch.setenv("CONCRETELY_DATA", ""), lambda: monkeypatch.delenv("CONCRETELY_DATA")):

@@ -1,30 +1,27 @@
-"""A record is read as it was written, tells where its numbers come from, and nothing of whose machine it was."""
+"""A record is read as it was written."""
 
-import getpass
 import json
 import math
-import os
-import platform
-import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import record as benchmark
+from concretely import circumstance
 from concretely.report import record
 
-ROOT = Path(__file__).parent.parent.parent
 NLL = {"value": 98.7654321, "standard_error": 0.5, "samples": 1000}
 RECIPE = {"notation": "200H~784V", "temperature": 2 / 3, "data": "chiffres écrits", "validate": None}
 
 
 def example(**changes: Any) -> dict[str, Any]:
-    return {**record.record(RECIPE, {"test_nll": NLL}, seed=3, seconds=1.5), **changes}
+    return {
+        **record.record(RECIPE, {"test_nll": NLL}, seed=3, seconds=1.5, made=circumstance.circumstances()),
+        **changes,
+    }
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -82,76 +79,14 @@ def test_a_damaged_record_is_refused_in_a_sentence(text: str, sentence: str, tmp
         record.read(path)
 
 
-def test_versions_are_of_python_and_of_what_is_installed() -> None:
-    found = record.versions()
-    assert list(found) == ["python", *record.PACKAGES]
-    assert found["python"] == platform.python_version()
-    assert found["torch"] == torch.__version__
-    assert "nowhere" not in record.versions(["nowhere"])
-
-
-def test_a_device_is_a_processor_and_beside_it_a_graphics_card_if_one_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = record.device("cpu")
-    assert set(plain) == {"cpu", "cores"}
-    assert plain["cores"] == os.cpu_count()
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"card {name}")
-    assert record.device("cuda:1") == {**plain, "gpu": "card cuda:1"}
-
-
-def test_a_record_does_not_tell_whose_machine_it_was() -> None:
-    text = json.dumps(record.circumstances())
-    assert str(Path.home()) not in text
-    assert str(ROOT) not in text
-    for name in {socket.gethostname(), getpass.getuser()}:
-        assert name not in text.replace("/", " ").split()
-        assert f'"{name}"' not in text
-
-
-def git(folder: Path, *arguments: str) -> None:
-    who = ("-c", "user.name=a", "-c", "user.email=a@b")
-    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git to ask")
-def test_the_commit_is_that_of_the_package_and_not_of_a_repository_it_is_installed_in(tmp_path: Path) -> None:
-    package = tmp_path / "lib" / "concretely"
-    (package / "report").mkdir(parents=True)
-    for name in ("__init__.py", "file.py", "report/__init__.py", "report/record.py"):
-        shutil.copy(ROOT / "src" / "concretely" / name, package / name)
-
-    def commit() -> Any:
-        program = "import json; from concretely.report import record; print(json.dumps(record.commit()))"
-        environment = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-c", program]
-        return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
-
-    assert commit() is None
-    git(tmp_path, "init")
-    (tmp_path / "other.txt").write_text("of somebody else")
-    git(tmp_path, "add", "other.txt")
-    git(tmp_path, "commit", "-m", "other")
-    assert commit() is None
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "ours")
-    found = commit()
-    assert len(found["hash"]) == 40
-    assert found["dirty"] is False
-    (package / "file.py").write_text("")
-    with pytest.raises(subprocess.CalledProcessError):
-        commit()  # the changed file is the one that was imported
-    (package / "more.py").write_text("")
-    git(tmp_path, "checkout", "lib/concretely/file.py")
-    assert commit() == {**found, "dirty": True}
-
-
 def test_a_benchmark_leaves_the_same_circumstances(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     benchmark.write(path, {"benchmark": "none"}, seed=1, results=[1.5])
     found = json.loads(path.read_text())
     assert list(found) == ["recipe", "commit", "versions", "device", "seed", "results"]
     circumstances = {key: found[key] for key in ("commit", "device")}
-    assert circumstances == {key: record.circumstances()[key] for key in circumstances}
-    assert record.versions().items() <= found["versions"].items()
+    assert circumstances == {key: circumstance.circumstances()[key] for key in circumstances}
+    assert circumstance.versions().items() <= found["versions"].items()
 
 
 def test_records_are_read_without_torch_and_matplotlib() -> None:

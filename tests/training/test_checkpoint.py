@@ -125,7 +125,7 @@ def test_missing_tensors_are_recognised_and_a_checkpoint_without_json_is_none(fo
 @pytest.mark.parametrize("key", ["step", "format", "state"])
 def test_json_that_was_changed_is_recognised(folder: Path, key: str) -> None:
     told = json.loads(file(folder, 8, "json").read_text())
-    told[key] = {"step": 9, "format": 2, "state": {}}[key]
+    told[key] = {"step": 9, "format": 3, "state": {}}[key]
     file(folder, 8, "json").write_text(json.dumps(told, indent=1))
     assert_falls_back(folder)
 
@@ -149,7 +149,7 @@ def test_tensors_of_another_checkpoint_are_recognised(folder: Path) -> None:
 
 
 def test_a_format_of_the_future_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
     save(folder, 8, {}, STATE)
     monkeypatch.undo()
     assert_falls_back(folder)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from concretely.schedule import Annealing
 from concretely.training.recipe import BINARIZATIONS, ESTIMATORS, LR_SCHEDULES, read, resolve
+from concretely.training.run import data_of
 
 ODD = [
     'say "x".npz',
@@ -115,7 +116,7 @@ def wished(draw: st.DrawFn) -> dict[str, Any]:
         "data": st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(ODD),
         "binarize": st.sampled_from(BINARIZATIONS),
         "samples": st.integers(method.samples, 10**6),
-        "steps": st.integers(1, 10**20),
+        "steps": st.integers(1, 10**12),
         "batch": st.integers(1, 10**6),
         "lr": st.floats(0, exclude_min=True, allow_infinity=False),
         "lr_schedule": st.sampled_from(LR_SCHEDULES),
@@ -280,3 +281,14 @@ def test_recipes_are_read_without_torch() -> None:
 def test_a_title_is_one_name_of_a_folder() -> None:
     title = resolve(notation="6H:8~6V", data="some/where/my.npz", estimator="vimco", seed=4).title
     assert title == "6Hx8~6V-my-vimco-m5-seed4"
+
+
+def test_nothing_is_validated_on_points_that_are_trained_on() -> None:
+    with pytest.raises(ValueError, match=r"^validate must be 0 where the whole is trained on, got 10$"):
+        resolve(notation="4H-6V", train_on="whole", validate=10)
+
+
+def test_the_whole_are_also_the_points_that_are_held_out_else() -> None:
+    held_out, whole = (data_of(resolve(notation="4H-64V", train_on=name)) for name in ("train", "whole"))
+    assert len(whole.train) == len(held_out.train) + len(held_out.valid)
+    assert len(whole.test) == len(held_out.test)

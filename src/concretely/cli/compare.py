@@ -1,13 +1,16 @@
 """`concretely compare`: the likelihoods of several runs beside each other, as their records have them."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..spelling import nearest
 from .restore import LEFT
 from .terminal import refuse, refusing, show
 
+SPLITS = ("test", "valid", "train")
 EXAMPLE = f"Example: concretely compare {LEFT}"
 
 
@@ -18,6 +21,8 @@ def compare(
     split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
 ) -> None:
     """Print the negative log-likelihoods of runs in nats, and that of independent pixels to measure them by."""
+    if split not in SPLITS:
+        refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
     records = [_read(run, split) for run in runs]
 
     from rich.table import Table
@@ -30,9 +35,8 @@ def compare(
     table = Table("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", box=None, header_style="bold")
     told = set()
     for record in records:
-        recipe, baseline = record["recipe"], record["metrics"][f"{split}_factorised_nll"]
-        key = (recipe["data"], baseline["value"])
-        if key not in told:
+        recipe, baseline = record["recipe"], record["metrics"].get(f"{split}_factorised_nll")
+        if baseline is not None and (key := (recipe["data"], baseline["value"])) not in told:
             table.add_row("independent pixels", recipe["data"], "", "", nll(baseline))
             told.add(key)
     for record in records:
@@ -59,5 +63,6 @@ def _read(run: Path, split: str) -> dict[str, Any]:
     with refusing():
         record = read(path)
     if f"{split}_nll" not in record["metrics"]:
-        refuse(f"{str(run)!r} has not been scored on {split!r}: concretely evaluate {run} --split {split}")
+        way = f"concretely evaluate {shlex.quote(str(run))} --split {split}"
+        refuse(f"{str(run)!r} has not been scored on {split!r}; do so with: {way}")
     return record

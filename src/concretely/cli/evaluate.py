@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..spelling import nearest
-from .restore import LEFT, Folder, restore
-from .terminal import console, device, refuse, refusing, require
+from .restore import LEFT, Folder, Place, restore
+from .terminal import console, device, interruptible, refuse, refusing, require
 from .train import Device, stopping
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def evaluate(
         int | None,
         typer.Option(help="Pairs of a sample and a data point to run at once.", show_default="what suits the device"),
     ] = None,
+    place: Place = None,
     device_name: Device = None,
 ) -> None:
     """Score a run by the negative log-likelihood of data, in nats, and add the score to its report."""
@@ -49,11 +50,11 @@ def evaluate(
 
     if split not in SPLITS:
         refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
-    past, model, data = restore(run, on=on)
+    past, model, data = restore(run, on=on, place=place)
     recipe = past.recipe
     if samples is None:
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
-    with refusing():
+    with refusing(), interruptible("stopped; the run is as it was before"):
         found = scored(recipe, model, data, part=split, samples=samples, chunk=chunk, progress=True)
     typer.echo(json.dumps(_told(past, found, split), ensure_ascii=False) if as_json else f"{split} {found}")
     with refusing(), stopping():  # who interrupts now gets all of it a moment later, not half

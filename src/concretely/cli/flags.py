@@ -22,6 +22,7 @@ class Flag(NamedTuple):
 FLAGS = {
     "data": Flag("digits, mnist, omniglot, or the path of a .npz file.", "digits"),
     "binarize": Flag("How grey values of a file become bits: bernoulli or threshold.", "bernoulli"),
+    "train_on": Flag("train, or whole: the points held out for validation, too.", "train"),
     "estimator": Flag(f"{', '.join(ESTIMATORS)}.", "concrete"),
     "samples": Flag("The number m of samples in the bound.", "1, or 5 where 1 is too few"),
     "temperature": Flag("A number such as 2/3, or 1:1/2:10000 to fall from 1 to 1/2.", "the paper's"),

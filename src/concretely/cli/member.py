@@ -104,14 +104,14 @@ def settled(member: Member) -> bool:
 def known(member: Member) -> dict[str, Any] | None:
     """The record of a member, unless it is of fewer steps than have been taken."""
     from ..report.record import read
-    from ..report.run import RECORD
+    from ..report.run import RECORD, settings_of
 
     run, path = reached(member.folder), member.folder / RECORD
     if run is None or not path.exists():
         return None
     with refusing():
         found = read(path)
-    return found if found["recipe"] == run.recipe.settings and found.get("step") == run.chosen else None
+    return found if found["recipe"] == settings_of(run.recipe) and found.get("step") == run.chosen else None
 
 
 def require_fitting(member: Member) -> None:

@@ -170,7 +170,7 @@ def _make(chosen: Experiment, members: Sequence[Member], folder: Path, *, on: "t
 
 def _data(members: Iterable[Member], *, smoke: bool) -> "Callable[[Recipe], Dataset]":
     """All the data that members ask for, loaded before any of them trains."""
-    found: dict[tuple[str, int], Dataset] = {}
+    found: dict[tuple[str, int, str], Dataset] = {}
     for recipe, _ in members:
         if _key(recipe) not in found:
             with refusing():
@@ -179,8 +179,8 @@ def _data(members: Iterable[Member], *, smoke: bool) -> "Callable[[Recipe], Data
     return lambda recipe: found[_key(recipe)]
 
 
-def _key(recipe: Recipe) -> tuple[str, int]:
-    return recipe.data, recipe.width
+def _key(recipe: Recipe) -> tuple[str, int, str]:
+    return recipe.data, recipe.width, recipe.train_on
 
 
 def _few(data: "Dataset") -> "Dataset":

@@ -21,14 +21,18 @@ LEFT = "out/train/32H~64V-digits-concrete-m1-seed0"
 Folder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, as concretely train leaves it.")]
 
 
-def restore(folder: Path, *, on: "torch.device") -> tuple["Run", "Model", "Dataset"]:
+Place = Annotated[str | None, typer.Option("--data", help="Where the data are now.", show_default="where they were")]
+
+
+def restore(folder: Path, *, on: "torch.device", place: str | None = None) -> tuple["Run", "Model", "Dataset"]:
     """What a run has come to, its model and its data, with a word about what is damaged or not finished."""
-    from ..training.run import restored
+    from ..training.run import require_same, restored
 
     err = console(err=True)
     with refusing():
         run, model, damaged = restored(folder, device=on)
-        data = loaded(run.recipe)
+        data = loaded(run.recipe, place)
+        require_same(run, data)
     for sentence in damaged:
         err.print(f"{sentence}; taking that of step {run.step:,}", markup=False)
     if not run.finished:

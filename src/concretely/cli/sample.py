@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .restore import LEFT, Folder, restore
+from .restore import LEFT, Folder, Place, restore
 from .terminal import device, prepare, require, save
 from .train import Device
 
@@ -35,6 +35,7 @@ def sample(
     out: Annotated[Path, typer.Option(help="The folder to write to, created where it is missing.")] = Path(
         "out/sample"
     ),
+    place: Place = None,
     device_name: Device = None,
 ) -> None:
     """Draw images from a run, as PNG and SVG: samples or, given a context, completions of test data."""
@@ -45,7 +46,7 @@ def sample(
 
     from ..training.chance import Purpose, generator_of
 
-    past, model, data = restore(run, on=on)
+    past, model, data = restore(run, on=on, place=place)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=on)
     drawn = _drawn(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
     prepare(out)

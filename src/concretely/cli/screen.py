@@ -1,7 +1,7 @@
 """How a run is shown while it trains: a bar on a terminal, now and then a line elsewhere."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -84,9 +84,13 @@ def _events(folder: Path) -> Iterator[Watch]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ImportError("tensorboard is not installed: pip install 'concretely[tensorboard]'") from None
-    with SummaryWriter(str(folder)) as writer:
+    with ExitStack() as stack:
+        opened: list[SummaryWriter] = []
 
         def row(new: Row) -> None:
+            if not opened:  # what was written before of this step or later is of steps that are taken again
+                opened.append(stack.enter_context(SummaryWriter(str(folder), purge_step=new.step)))
+            (writer,) = opened
             for name in ("bound", "discrete", "valid", "lr", "temperature"):
                 value = getattr(new, name)
                 if value is not None:

@@ -52,6 +52,7 @@ def sweep(
     with refusing():
         wished = choices(given)
     recipes = [resolved(notation, choice) for choice in wished]
+    require(recipes[0].train_on == "train", "train-on", "be train, as members are chosen by what is held out", "whole")
     title = recipes[0].title.rpartition("-seed")[0]
     folder = Path("out/sweep") / title if out is None else out
     members = [Member(recipe, folder / _name(recipe)) for recipe in recipes]

@@ -1,6 +1,7 @@
 """What all verbs share: one sentence for bad input, folders that can be written to, where things are printed."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
     from rich.table import Table
+
+
+TOO_LARGE = "allocate|out of memory|overflow"
+"""What torch says of tensors for which there is no room."""
 
 
 def refuse(sentence: str) -> NoReturn:
@@ -36,6 +41,20 @@ def refusing() -> Iterator[None]:
         yield
     except (ValueError, OSError, ImportError) as error:
         refuse(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not re.search(TOO_LARGE, str(error), re.IGNORECASE):
+            raise
+        refuse("this does not fit into memory: lower samples, batch or chunk")
+
+
+@contextmanager
+def interruptible(sentence: str) -> Iterator[None]:
+    """Say what an interruption means, and stop."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(sentence, err=True)
+        raise typer.Exit(130) from None
 
 
 def numbers(text: str) -> list[float]:
@@ -61,7 +80,7 @@ def device(name: str | None) -> "torch.device":
     try:
         chosen = torch.device(best if name is None else name)
         torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError):
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError):
         refuse(f"device must be one that torch has here, such as {best!r}, got {name!r}")
     if chosen.type not in ("cpu", "cuda"):
         refuse(f"device must be a CPU or CUDA device, got {name!r}")
@@ -81,7 +100,9 @@ def save(figure: "Figure", path: Path) -> None:
 
     from ..report import figure as report
 
-    for file in report.save(figure, path):
+    with refusing():
+        files = report.save(figure, path)
+    for file in files:
         console().print(Text(str(file), style="bold"))
 
 

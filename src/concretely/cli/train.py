@@ -13,7 +13,7 @@ import typer
 
 from ..training.recipe import Recipe
 from .flags import resolved, with_recipe
-from .terminal import console, device, prepare, refuse, refusing
+from .terminal import console, device, interruptible, prepare, refuse, refusing
 
 if TYPE_CHECKING:
     import torch
@@ -54,24 +54,24 @@ def train(
         recipe = resolved(notation, given)
         folder = Path("out/train") / recipe.title if out is None else out
         _require_unused(folder)
+        place = None
     else:
-        recipe, folder = _continued(resume, notation, given, out), resume
+        recipe, folder, place = _continued(resume, notation, given, out), resume, given.get("data")
     on = device(device_name)
-    with refusing():
-        data = loaded(recipe)
+    data = loaded(recipe, place)
     run = fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
     if not run.finished:
-        way = f"concretely train --resume {shlex.quote(str(folder))}"
-        typer.echo(f"stopped after step {run.step:,}, saved; go on with: {way}", err=True)
+        typer.echo(f"stopped after step {run.step:,}, saved; go on with: {_way_on(folder)}", err=True)
         raise typer.Exit(130)
     finish(folder, data, on=on, samples=score_samples)
 
 
-def loaded(recipe: Recipe) -> "Dataset":
-    """The data of a recipe."""
-    from ..data import load
+def loaded(recipe: Recipe, place: str | None = None) -> "Dataset":
+    """The data of a recipe, which may now be in another place, or a sentence about why they cannot be had."""
+    from ..training.run import data_of
 
-    return load(recipe.data, width=recipe.width, binarize=recipe.binarize, progress=True)
+    with refusing(), interruptible("stopped before the data were there; what was downloaded is kept"):
+        return data_of(recipe, place=place, progress=True)
 
 
 def fit(
@@ -101,6 +101,9 @@ def fit(
         except DivergedError as error:
             err.print(str(error), markup=False)
             raise typer.Exit(1) from None
+        except OSError as error:
+            why = error.strerror or str(error)
+            refuse(f"{str(folder)!r} cannot be written to: {why}; make room, then go on with: {_way_on(folder)}")
 
 
 def finish(folder: Path, data: "Dataset", *, on: "torch.device", samples: int, part: str = "test") -> "Likelihood":
@@ -113,11 +116,18 @@ def finish(folder: Path, data: "Dataset", *, on: "torch.device", samples: int, p
         run, model, damaged = restored(folder, device=on)
         for sentence in damaged:
             console(err=True).print(f"{sentence}; scoring that of step {run.step:,}", markup=False)
-        found = scored(run.recipe, model, data, part=part, samples=samples, progress=True)
-        *_, page = leave(folder, run, model, data=data, found={part: found})
-    out.print(f"{part} {found}", markup=False)
+        way = f"concretely evaluate {shlex.quote(str(folder))}"
+        with interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {way}"):
+            found = scored(run.recipe, model, data, part=part, samples=samples, progress=True)
+        out.print(f"{part} {found}", markup=False)
+        with stopping():  # who interrupts now gets all of it a moment later, not half
+            *_, page = leave(folder, run, model, data=data, found={part: found})
     out.print(str(page), style="bold", markup=False)
     return found
+
+
+def _way_on(folder: Path) -> str:
+    return f"concretely train --resume {shlex.quote(str(folder))}"
 
 
 def _require_unused(folder: Path) -> None:
@@ -130,13 +140,13 @@ def _continued(resume: Path, notation: str | None, given: dict[str, Any], out: P
     from ..training.run import begun
 
     others = [*given, *(["notation"] if notation else []), *(["out"] if out else [])]
-    if others not in ([], ["steps"]):
-        refuse(f"a run that goes on keeps its recipe, of which only steps may be given, got {', '.join(others)}")
+    if others := [name for name in others if name not in ("steps", "data")]:
+        refuse(f"a run that goes on keeps its recipe but for steps and where data are, got {', '.join(others)}")
     with refusing():
         recipe = begun(resume)
-    if not given:
+    if "steps" not in given:
         return recipe
-    return replace(recipe, steps=resolved(recipe.notation, given).steps)
+    return replace(recipe, steps=resolved(recipe.notation, {"steps": given["steps"]}).steps)
 
 
 @contextmanager

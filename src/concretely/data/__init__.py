@@ -1,5 +1,6 @@
 """Data sets of bits: those of the paper, a small one that is always at hand, and your own."""
 
+import os
 from pathlib import Path
 
 from ..spelling import nearest
@@ -29,7 +30,7 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
     Traceback (most recent call last):
     ValueError: data must be a known name or a path that ends in .npz, got 'minst'; did you mean 'mnist'?
     """
-    name, rule = str(name), _rule(binarize)
+    name, rule = os.path.expanduser(name), _rule(binarize)
     if name not in WIDTHS and not name.endswith(".npz"):
         must = "data must be a known name or a path that ends in .npz"
         raise ValueError(f"{must}, got {name!r}{nearest(name, WIDTHS)}")

@@ -1,7 +1,5 @@
 """Data from an `.npz` file of numpy."""
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +67,7 @@ def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] = ()) 
     with stream:
         try:
             file = np.load(stream, allow_pickle=False)
-        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+        except Exception as error:  # of a broken file, numpy, zipfile and what they call raise about anything
             raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got something else") from error
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got a single array")
@@ -78,6 +76,17 @@ def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] = ()) 
                 known = ", ".join(map(repr, file)) or "nothing"
                 raise ValueError(f"{str(path)!r} must have an array {name!r}, got {known}")
         return {name: _read(path, name, file) for name in (*names, *optional) if name in file}
+
+
+def stored(path: Path, names: tuple[str, ...], *, columns: int) -> Arrays:
+    """Arrays of bytes of a file in the data folder, which is made anew if it is not there."""
+    try:
+        arrays = read(path, names)
+        for name, array in arrays.items():
+            require_bytes(path, name, array, columns=columns)
+    except ValueError as error:
+        raise ValueError(f"{error}; remove the file to have the data downloaded again") from error
+    return arrays
 
 
 def require_bytes(path: Path, name: str, array: NDArray[Any], *, columns: int) -> None:
@@ -90,12 +99,24 @@ def _read(path: Path, name: str, file: Any) -> NDArray[Any]:
     """One array of a file."""
     try:
         array = np.asarray(file[name])
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        why = "objects" if "Object arrays" in str(error) else "a damaged one"
-        raise ValueError(f"{_place(path, name)} must be an array of numbers, got {why}") from error
+    except Exception as error:  # as in `read`
+        raise ValueError(f"{_place(path, name)} must be an array of numbers, got {_fault(error)}") from error
     if array.dtype.kind not in "biuf":
         raise ValueError(f"{_place(path, name)} must be an array of numbers, got {array.dtype}")
     return array
+
+
+def _fault(error: Exception) -> str:
+    """What an array is instead, by the error that its reading ends in."""
+    if "Object arrays" in str(error):
+        return "objects"
+    if "is encrypted" in str(error):
+        return "an encrypted one"
+    if isinstance(error, NotImplementedError):
+        return "one that is compressed in an unknown way"
+    if isinstance(error, MemoryError):
+        return "one that does not fit into memory"
+    return "a damaged one"
 
 
 def _declared(path: Path, width: NDArray[Any]) -> int:

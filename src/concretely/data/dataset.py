@@ -1,8 +1,10 @@
 """A data set of bits, split for training, validation and test."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 
 from ..spelling import nearest
@@ -22,6 +24,8 @@ class Dataset:
     >>> data = Dataset("dots", *(Bits.pack(torch.eye(points, 5)) for points in (3, 2, 1)), source="made up.")
     >>> len(data.train), len(data.whole.train), len(data.split("valid")), data.width
     (3, 5, 2, 5)
+    >>> data.digest == data.to("cpu").digest != data.whole.digest
+    True
     """
 
     name: str
@@ -41,6 +45,18 @@ class Dataset:
     def width(self) -> int:
         """The number of bits of a point."""
         return self.train.width
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the width, the sizes of the splits and the packed bits of `train`, `valid` and `test`.
+
+        It tells which data these are, whatever their name and wherever they lie.
+        """
+        splits = [self.split(name) for name in SPLITS]
+        digest = hashlib.sha256(np.array([self.width, *map(len, splits)], "<i8").tobytes())
+        for split in splits:
+            digest.update(split.packed.numpy(force=True).tobytes())
+        return digest.hexdigest()
 
     @property
     def whole(self) -> Self:

@@ -50,8 +50,8 @@ def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual:
             with draft(path) as place:
                 part.replace(place)
     except OSError as error:
-        why = _why(error, path.parent)
-        raise DownloadError(f"{path.name!r} could not be downloaded: {why}; try again, or {manual}") from None
+        reason = why(error, path.parent)
+        raise DownloadError(f"{path.name!r} could not be downloaded: {reason}; try again, or {manual}") from None
 
 
 def _complete(part: Path, url: str, *, size: int | None, progress: bool) -> None:
@@ -120,8 +120,8 @@ def _mismatch(path: Path, digest: str) -> str | None:
     return None if found == value else f"must have the {name} {value}, got {found}"
 
 
-def _why(error: OSError, folder: Path) -> str:
-    """Why a download failed, in words."""
+def why(error: OSError, folder: Path) -> str:
+    """Why a file could not be brought into a folder, in words."""
     if isinstance(error, DownloadError):
         return str(error)
     if error.errno in FULL:

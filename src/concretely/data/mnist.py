@@ -1,5 +1,6 @@
 """MNIST in the fixed binarisation of Salakhutdinov and Murray, in which likelihoods are compared."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..file import draft
-from .archive import read, require_bytes
+from .archive import stored
 from .bits import Bits, columns
 from .dataset import SPLITS, Dataset
-from .download import fetch
+from .download import DownloadError, fetch, why
 from .folder import folder
 
 WIDTH = 784
@@ -37,9 +38,7 @@ def load(*, progress: bool) -> Dataset:
         except FileNotFoundError:  # another process has removed the texts if it has made the file meanwhile
             if not path.exists():
                 raise
-    arrays = read(path, SPLITS)
-    for split, array in arrays.items():
-        require_bytes(path, split, array, columns=columns(WIDTH))
+    arrays = stored(path, SPLITS, columns=columns(WIDTH))
     splits = {split: Bits(torch.from_numpy(array), WIDTH) for split, array in arrays.items()}
     return Dataset("mnist", **splits, source=SOURCE)
 
@@ -60,8 +59,14 @@ def _make(path: Path, *, progress: bool) -> None:
             progress=progress,
         )
         packed[split] = _pack(text.read_bytes())
-    with draft(path) as place:
-        np.savez_compressed(place, **packed)
+    file = BytesIO()  # a disk that fills up would leave a broken archive that complains once more when it is freed
+    np.savez_compressed(file, **packed)
+    try:
+        with draft(path) as place:
+            place.write_bytes(file.getbuffer())
+    except OSError as error:
+        remedy = "try again, or move its .amat files to another folder and name that in CONCRETELY_DATA"
+        raise DownloadError(f"{path.name!r} could not be written: {why(error, path.parent)}; {remedy}") from None
     for text in texts.values():
         text.unlink(missing_ok=True)
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from .archive import read, require_bytes
+from .archive import stored
 from .bits import Bits
 from .dataset import Dataset
 from .download import fetch
@@ -36,9 +36,7 @@ def load(rule: Rule, *, progress: bool) -> Dataset:
     """
     path = folder() / "omniglot28.npz"
     if path.exists():
-        grey, top, origin = read(path, ("train", "test")), 255, "rebuilt from the originals"
-        for name, array in grey.items():
-            require_bytes(path, name, array, columns=WIDTH)
+        grey, top, origin = stored(path, ("train", "test"), columns=WIDTH), 255, "rebuilt from the originals"
     else:
         grey, top, origin = _published(path.with_name("chardata.mat"), progress=progress), 1, "as published"
     random = RandomState(SEED)

@@ -2,19 +2,11 @@
 
 import json
 import math
-import os
-import platform
-import re
-import subprocess
-from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..file import draft
-
-PACKAGES = ("concretely", "torch", "numpy")
-"""Those whose versions may change the numbers of a run."""
 
 PARTS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """What the record of a run says."""
@@ -26,20 +18,16 @@ def record(
     *,
     seed: int,
     seconds: float,
-    on: str = "cpu",
+    made: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a run on a device of torch; a metric has a value, its standard error, and more if it likes.
+    """The record of a run that was made in some circumstances; a metric has a value, its standard error, and more.
 
-    >>> nll = {"value": 21.3, "standard_error": 0.2}
-    >>> tuple(record({"data": "digits"}, {"test_nll": nll}, seed=0, seconds=2.5)) == PARTS
+    >>> from concretely.circumstance import circumstances
+    >>> nll, made = {"value": 21.3, "standard_error": 0.2}, circumstances()
+    >>> tuple(record({"data": "digits"}, {"test_nll": nll}, seed=0, seconds=2.5, made=made)) == PARTS
     True
     """
-    return {"recipe": recipe, **circumstances(on), "seed": seed, "metrics": metrics, "seconds": seconds}
-
-
-def circumstances(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """The commit, the versions and the device behind numbers."""
-    return {"commit": commit(), "versions": versions(packages), "device": device(on)}
+    return {"recipe": recipe, **made, "seed": seed, "metrics": metrics, "seconds": seconds}
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
@@ -75,44 +63,6 @@ def measured(value: float | None, error: float | None) -> str:
         return f"{value:,.4g}".replace("-", "−")
     digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
-
-
-def commit() -> dict[str, Any] | None:
-    """The commit of this package and whether its tree had changes, or None if it is not in a repository of its own."""
-    try:
-        _git("ls-files", "--error-unmatch", "__init__.py")  # else it is installed inside somebody else's repository
-        return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))}
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The versions of Python and of those packages that are installed."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def device(on: str = "cpu") -> dict[str, Any]:
-    """The model of the processor, the number of its cores and, on a device such as cuda:0, the model of that."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    found = {"cpu": model[1] if model else platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    if on.startswith("cuda"):
-        import torch  # here, so that records are read without it
-
-        found["gpu"] = torch.cuda.get_device_name(on)
-    return found
-
-
-def _git(*arguments: str) -> str:
-    command, package = ("git", *arguments), Path(__file__).parent.parent
-    return subprocess.run(command, cwd=package, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _finite(value: Any) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from ..circumstance import circumstances
 from ..data.dataset import Dataset
 from ..evaluation.likelihood import Likelihood, evaluate
-from ..file import draft
+from ..file import alone, draft
 from ..model import Model
 from ..model.layer import RARE
 from ..training.chance import Purpose, generator_of
@@ -76,23 +77,14 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
 
     Those already in the record stay, unless they are of the same part and from no more samples, or of another step.
     """
-    device = next(model.parameters()).device
-    before = record.read(folder / RECORD) if (folder / RECORD).exists() else {}
-    old = before["metrics"] if before.get("step") == run.chosen else {}
+    made = circumstances(str(next(model.parameters()).device))
     new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()}
+    if made != run.made:  # scored elsewhere than trained
+        new = {name: {**score, "made": made} for name, score in new.items()}
     new |= {f"{part}_factorised_nll": factorised(run.recipe, data, part=part) for part in found}
-    kept = {
-        name: was for name, was in old.items() if name not in new or was.get("samples", 0) > new[name].get("samples", 0)
-    }
-    written = record.record(
-        run.recipe.settings,
-        _ordered(new | kept),
-        seed=run.recipe.seed,
-        seconds=run.seconds,
-        on=str(device),
-    )
-    written["step"] = run.chosen
-    record.write(folder / RECORD, written)
+    with alone(folder / f".{RECORD}.lock"):  # else one of two processes might lose what the other has found
+        written = _record(folder / RECORD, run, new)
+        record.write(folder / RECORD, written)
     rows = [asdict(row) for row in run.rows]
     drawn = pictures(run.recipe, model, data)
     figures = {name: figure for name, (_, figure) in drawn.items()} | {"curve": curve(rows)}
@@ -104,7 +96,30 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
     return [folder / RECORD, *(folder / f"{name}.png" for name in figures), folder / PAGE]
 
 
-def _ordered(metrics: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as a record tells it, in which data have a name but no place."""
+    return {**recipe.settings, "data": Path(recipe.data).name}
+
+
+def _record(path: Path, run: Run, new: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The record of a run with new metrics and those of before that still hold."""
+    before: Mapping[str, Any] = {}
+    if path.exists():
+        try:
+            before = record.read(path)
+        except ValueError:  # it is put aside, as what is damaged may still be read by eye
+            path.replace(path.with_name(f"{path.name}.damaged"))
+    old = before["metrics"] if before.get("step") == run.chosen else {}
+    kept = {
+        name: was for name, was in old.items() if name not in new or was.get("samples", 0) > new[name].get("samples", 0)
+    }
+    written = record.record(
+        settings_of(run.recipe), _ordered(new | kept), seed=run.recipe.seed, seconds=run.seconds, made=run.made
+    )
+    return {**written, "data": run.digest, "step": run.chosen}
+
+
+def _ordered(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What is of the model first, and then what it is measured against."""
     return dict(sorted(metrics.items(), key=lambda item: (item[0].count("_"), item[0])))
 

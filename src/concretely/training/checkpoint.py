@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..file import draft
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
 
 

@@ -45,6 +45,7 @@ ESTIMATORS = {
 }
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
+TRAIN_ON = ("train", "whole")
 LARGEST = sys.float_info.max
 
 TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
@@ -66,6 +67,8 @@ class Recipe:
     """The name of a data set, or the path of one."""
     binarize: str
     """How grey values of a file become bits: one draw of each, or whether it exceeds one half."""
+    train_on: str
+    """Whether points that are held out for validation are left out, or the whole is trained on as none are needed."""
     estimator: str
     samples: int
     """The number m of samples in the bound."""
@@ -92,6 +95,8 @@ class Recipe:
             _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
         for name in ("weight_decay", "seed", "validate", "patience"):
             _require(0 <= getattr(self, name) < math.inf, name, "not be negative", getattr(self, name))
+        for name, most in _MOST.items():
+            _require(getattr(self, name) <= most, name, f"be at most {most:,}", getattr(self, name))
         _require(0 < self.lr < math.inf, "lr", "be positive", self.lr)
         _require(self.seed < 2**63, "seed", "be below 2^63", self.seed)
         for name, known in _CHOICES.items():
@@ -104,6 +109,9 @@ class Recipe:
         )
         for name, there in (("temperature", self.method.cools), ("prior_temperature", self._has_prior_temperature)):
             _require_temperature(name, getattr(self, name), there=there, recipe=self)
+        _require(
+            self.validate == 0 or self.train_on == "train", "validate", "be 0 to train on the whole", self.validate
+        )
         _require(self.validate > 0 or self.patience == 0, "patience", "be 0 unless validate is given", self.patience)
 
     @cached_property
@@ -195,6 +203,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
     return {
         "data": "digits",
         "binarize": "bernoulli",
+        "train_on": "train",
         "estimator": estimator,
         "samples": 5 if method.samples > 1 else 1,
         "temperature": temperature if method.cools else None,
@@ -215,7 +224,13 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "lr_schedule": LR_SCHEDULES,
     "binarize": BINARIZATIONS,
+    "train_on": TRAIN_ON,
 }
+_MOST = {
+    **dict.fromkeys(("samples", "batch", "validation_samples"), 10**6),
+    **dict.fromkeys(("steps", "validate", "patience"), 10**12),
+}
+"""Far beyond what can be done, and near enough to be refused before it is tried."""
 _TEXTS = {"notation", "data", *_CHOICES}
 _FRACTIONS = {"lr", "weight_decay"}
 _TEMPERATURES = {"temperature", "prior_temperature"}

@@ -8,7 +8,7 @@ import csv
 import io
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..data.dataset import Dataset
+from ..circumstance import circumstances
+from ..data import Dataset, load
 from ..file import claimed, draft
 from ..model import Model
 from . import checkpoint
@@ -49,6 +50,10 @@ class Run:
     """What a run has come to."""
 
     recipe: Recipe
+    made: Mapping[str, Any]
+    """The circumstances of the last steps: commit, versions, device."""
+    digest: str
+    """That of the data, which a run keeps."""
     start: float
     """The bound before training, on the first batch."""
     step: int
@@ -85,9 +90,19 @@ def train(
     start = trainer.rehearsed()
     folder.mkdir(parents=True, exist_ok=True)
     with claimed(folder):
-        run = _resumed(trainer, folder, watch) or Run(recipe, start, step=0, seconds=0.0)
+        made = circumstances(str(trainer.device))
+        run = _resumed(trainer, folder, watch) or Run(recipe, made, data.digest, start, step=0, seconds=0.0)
+        require_same(run, data)
+        run = run if run.finished else replace(run, made=made)
         _write(folder / RECIPE, recipe.toml())  # only now, as a run that is refused keeps its own
         return _finish(_trained(trainer, run, folder, checkpoint_seconds, watch, stop), trainer, folder)
+
+
+def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False) -> Dataset:
+    """The data of a recipe, which may now be in another place."""
+    name = recipe.data if place is None else place
+    data = load(name, width=recipe.width, binarize=recipe.binarize, progress=progress)
+    return data.whole if recipe.train_on == "whole" else data
 
 
 def begun(folder: Path) -> Recipe:
@@ -111,6 +126,13 @@ def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, 
     names = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
     model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in names.items()})
     return run, model.to(device).eval(), last.damaged
+
+
+def require_same(run: Run, data: Dataset) -> None:
+    """Refuse data that are not those of a run."""
+    if data.digest != run.digest:
+        must = "data must be those that the run was trained on"
+        raise ValueError(f"{must}, got others in {data.name!r}: bring them back, or begin a new run")
 
 
 def _resumed(trainer: Trainer, folder: Path, watch: Watch) -> Run | None:
@@ -184,7 +206,7 @@ def _looked(trainer: Trainer, run: Run) -> Run:
     # a run that was stopped after a row may be asked to end right there
     again = bool(run.rows) and run.rows[-1].step == trainer.step
     rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, trainer.row())
-    if recipe.validate and (trainer.step % recipe.validate == 0 or trainer.step == recipe.steps):
+    if recipe.validate and trainer.step % recipe.validate == 0:
         nll = trainer.validated()
         row = replace(row, valid=nll)
         if best is None or nll < best[1]:
@@ -234,7 +256,10 @@ def _require_hope(trainer: Trainer, run: Run, folder: Path) -> None:
 
 
 def _way_back(folder: Path) -> str:
-    last = checkpoint.latest(folder)
+    try:
+        last = checkpoint.latest(folder)
+    except ValueError as error:
+        return str(error)
     found = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
     return f"{found}: try a smaller lr"
 
@@ -243,6 +268,8 @@ def _told(run: Run) -> dict[str, Any]:
     """What a checkpoint says of a run, as plain values."""
     return {
         "recipe": run.recipe.settings,
+        "made": run.made,
+        "digest": run.digest,
         "start": run.start,
         "seconds": run.seconds,
         "rows": [asdict(row) for row in run.rows],
