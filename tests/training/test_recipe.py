@@ -284,7 +284,7 @@ def test_a_title_is_one_name_of_a_folder() -> None:
 
 
 def test_nothing_is_validated_on_points_that_are_trained_on() -> None:
-    with pytest.raises(ValueError, match=r"^validate must be 0 where the whole is trained on, got 10$"):
+    with pytest.raises(ValueError, match=r"^validate must be 0 to train on the whole, got 10$"):
         resolve(notation="4H-6V", train_on="whole", validate=10)
 
 
