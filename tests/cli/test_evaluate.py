@@ -125,10 +125,13 @@ def test_a_run_without_a_whole_checkpoint_is_refused(run: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
     code, stdout, stderr = call("evaluate", str(run))
     assert (code, stdout) == (2, "")
-    assert stderr == f"no checkpoint of {str(run)!r} can be read: the checkpoint of step {STEPS} is damaged\n"
+    assert (
+        stderr
+        == f"no checkpoint of {str(run)!r} can be read: the checkpoint of step {STEPS} is damaged; begin a new run\n"
+    )
     for path in run.glob("checkpoint-*"):
         path.unlink()
-    sentence = f"run must have a checkpoint, got {str(run)!r}, which has none yet\n"
+    sentence = f"run must have a checkpoint, got {str(run)!r}, which has none yet: train it first\n"
     assert call("evaluate", str(run)) == (2, "", sentence)
 
 

@@ -206,7 +206,7 @@ def test_a_changed_recipe_is_refused_with_the_key(finished: tuple[Path, str, str
     (folder / "recipe.toml").write_text(text.replace("batch = 8", "batch = 9"))
     code, _, stderr = call("train", "--resume", str(folder))
     assert code == 2
-    assert stderr.endswith("a run must keep its recipe but for steps, got other values of batch\n")
+    assert stderr.endswith("got other values of batch: put them back, or begin a new run\n")
 
 
 def test_divergence_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_curve_has_at_most_five_hundred_rows_and_ends_with_the_last_step(steps
 
 def test_a_run_that_has_taken_no_step_yet_starts_from_the_start(tmp_path: Path) -> None:
     tmp_path.joinpath("recipe.toml").write_text(recipe().toml())
-    with pytest.raises(ValueError, match=r"^run must have a checkpoint, got '.*', which has none yet$"):
+    with pytest.raises(ValueError, match=r"^run must have a checkpoint, got '.*', which has none yet: train it first$"):
         restored(tmp_path)
     assert trained(tmp_path).finished
 
@@ -216,14 +216,32 @@ def test_a_run_that_ran_out_of_patience_has_some_again_with_more_steps(
     assert trained(tmp_path, validate=5, patience=1, steps=40).step == 40
 
 
+def kept(names: str) -> str:
+    """What is said if these keys of a recipe have changed."""
+    must = "a run must keep its recipe but for steps"
+    return f"{must}, got other values of {names}: put them back, or begin a new run"
+
+
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
         ({"steps": 12}, "steps must be at least 13, which the run has taken, got 12"),
-        ({"lr": 0.5}, "a run must keep its recipe but for steps, got other values of lr"),
-        ({"lr": 0.5, "seed": 9, "steps": 99}, "a run must keep its recipe but for steps, got other values of lr, seed"),
-        ({"notation": "5H-12V"}, "a run must keep its recipe but for steps, got other values of notation"),
-        ({"temperature": "1:1/2:9"}, "a run must keep its recipe but for steps, got other values of temperature"),
+        (
+            {"lr": 0.5},
+            kept("lr"),
+        ),
+        (
+            {"lr": 0.5, "seed": 9, "steps": 99},
+            kept("lr, seed"),
+        ),
+        (
+            {"notation": "5H-12V"},
+            kept("notation"),
+        ),
+        (
+            {"temperature": "1:1/2:9"},
+            kept("temperature"),
+        ),
     ],
 )
 def test_another_recipe_is_refused_and_the_run_stays_as_it_was(
@@ -250,7 +268,10 @@ def test_a_recipe_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(path.read_text().replace("batch = 16", "batch = 17"))
     for act in (lambda: train(begun(tmp_path), tmp_path, data=data()), lambda: restored(tmp_path)):
-        with pytest.raises(ValueError, match=r"^a run must keep its recipe but for steps, got other values of batch$"):
+        with pytest.raises(
+            ValueError,
+            match=f"^{kept('batch')}$",
+        ):
             act()
 
 

@@ -61,7 +61,7 @@ def latest(folder: Path) -> Checkpoint | None:
         else:
             return Checkpoint(step, tensors, state, tuple(damaged))
     if damaged:
-        raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}")
+        raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}; begin a new run")
     return None
 
 

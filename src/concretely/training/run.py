@@ -120,7 +120,7 @@ def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, 
     """
     recipe, last = begun(folder), checkpoint.latest(folder)
     if last is None:
-        raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet")
+        raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
     run, model = _run(recipe, last), built(recipe)
     kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
     names = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
@@ -153,7 +153,8 @@ def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
     was = resolve(**told.pop("recipe"))
     others = [field.name for field in fields(recipe) if field.name != "steps"]
     if changed := [name for name in others if getattr(was, name) != getattr(recipe, name)]:
-        raise ValueError(f"a run must keep its recipe but for steps, got other values of {', '.join(changed)}")
+        found = f"other values of {', '.join(changed)}"
+        raise ValueError(f"a run must keep its recipe but for steps, got {found}: put them back, or begin a new run")
     if was.lr_schedule != "constant" and was.steps != recipe.steps:
         raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")
     if last.step > recipe.steps:
