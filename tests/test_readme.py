@@ -98,6 +98,16 @@ def test_ratios_of_steps_are_those_of_the_record(start: str, contender: str, ref
         assert cell == quoted(ratio)
 
 
-@pytest.mark.parametrize("name", ["node", "exactness", "step"])
+@pytest.mark.parametrize("result", record("mnist")["results"], ids=lambda result: result["recipe"]["estimator"])
+def test_likelihoods_are_those_of_the_record(result: dict[str, Any]) -> None:
+    recipe = result["recipe"]
+    start = f"`{recipe['notation']}`, {recipe['estimator']}, m = {recipe['samples']}"
+    given = ": the lower half given the upper" if recipe["notation"].startswith("392V") else ""
+    scores = (result["test_nll"], result["test_factorised_nll"])
+    assert cells(start + given) == [f"{score['value']:.2f} ± {score['standard_error']:.2f}" for score in scores]
+    assert result["target"] is None or result["test_nll"]["value"] < result["target"] == 115
+
+
+@pytest.mark.parametrize("name", ["node", "exactness", "step", "mnist"])
 def test_records_are_of_a_clean_tree(name: str) -> None:
     assert record(name)["commit"]["dirty"] is False
