@@ -51,14 +51,8 @@ class Likelihood:
 
     @property
     def standard_error(self) -> float:
-        """How far chance in the choice of the data moves the mean; what chance in the samples adds is left out.
-
-        It is infinite if nothing is known of it: for a single data point, and if the mean is infinite.
-        """
-        points = len(self.log_likelihood)
-        if points == 1 or not math.isfinite(self.mean):
-            return math.inf
-        return self.log_likelihood.std().item() / math.sqrt(points)
+        """How far chance in the choice of the data moves the mean; what chance in the samples adds is left out."""
+        return standard_error(self.log_likelihood)
 
     def __str__(self) -> str:
         return (
@@ -105,6 +99,19 @@ def evaluate(
     log_sum, log_sum_of_squares = torch.cat(sums, -1)
     effective = torch.where(log_sum == -math.inf, 0, torch.exp(2 * log_sum - log_sum_of_squares))
     return Likelihood(log_sum - math.log(samples), effective, samples, seconds=time.perf_counter() - started)
+
+
+def standard_error(values: Float64[Tensor, " points"]) -> float:
+    """How far chance in the choice of the data moves the mean of values.
+
+    It is infinite if nothing is known of it: for a single data point, and if the mean is infinite.
+
+    >>> standard_error(torch.tensor([1.0, 3.0], dtype=torch.float64))
+    1.0
+    """
+    if len(values) == 1 or not math.isfinite(values.mean().item()):
+        return math.inf
+    return values.std().item() / math.sqrt(len(values))
 
 
 def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> Float64[Tensor, " points"]:

@@ -1,6 +1,5 @@
 """What a run leaves behind in its folder: its record, pictures of what it has learned, and one page with all of it."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..circumstance import circumstances
 from ..data.dataset import Dataset
-from ..evaluation.likelihood import Likelihood, evaluate
+from ..evaluation.likelihood import Likelihood, evaluate, standard_error
 from ..file import alone, draft
 from ..model import Model
 from ..model.layer import RARE
@@ -66,7 +65,7 @@ def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
     nll = -torch.xlogy(x, rate).add(torch.xlogy(1 - x, 1 - rate)).sum(-1)
     return {
         "value": nll.mean().item(),
-        "standard_error": nll.std().item() / math.sqrt(len(nll)) if len(nll) > 1 else math.inf,
+        "standard_error": standard_error(nll),
         "points": len(nll),
         "meaning": "The same for independent pixels, each as frequent as in the training data.",
     }

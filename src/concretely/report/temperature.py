@@ -9,6 +9,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from ..data.dataset import Dataset
 from ..estimator import Pathwise, estimate
+from ..evaluation.likelihood import standard_error
 from ..model import Model
 from ..program import at_rest
 from ..training.chance import Purpose, generator_of
@@ -50,8 +51,12 @@ def relaxed(recipe: Recipe, model: Model, data: Dataset, *, part: str, samples: 
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
             bounds.append(found.bound.double().cpu())
     objective = -torch.cat(bounds)
-    error = objective.std().item() / len(objective) ** 0.5
-    return {"value": objective.mean().item(), "standard_error": error, "samples": samples, "points": len(objective)}
+    return {
+        "value": objective.mean().item(),
+        "standard_error": standard_error(objective),
+        "samples": samples,
+        "points": len(objective),
+    }
 
 
 def temperature(points: Sequence[Point], *, note: str = "") -> Figure:
