@@ -34,6 +34,12 @@ def test_shares_are_those_of_the_record(row: dict[str, Any]) -> None:
     assert [*cells(f"{library} `{name}`"), ""][:3] == expected
 
 
+def test_the_reason_to_be_is_that_of_the_record() -> None:
+    rows = {row["class"]: row["log_density_not_finite"] for row in record("exactness")["results"]["sweep"]}
+    theirs, ours = rows["torch RelaxedOneHotCategorical"], rows["concretely Concrete"]
+    assert f"for {theirs:.1%} of its own draws, `Concrete` for {ours:.1%}".replace("%", " %") in README
+
+
 def test_divergences_are_those_of_the_record() -> None:
     rows = {(row["library"], row["temperature"]): row for row in record("exactness")["results"]["divergence"]}
     ours, theirs = rows["concretely", 0.1], rows["torch", 0.1]

@@ -96,6 +96,17 @@ def test_event_files_are_there_and_can_be_read(finished: tuple[Path, str, str]) 
     assert [event.value for event in events.Scalars("bound")] == pytest.approx([row.bound for row in rows])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what tensorboard imports
+def test_a_run_that_goes_on_goes_on_with_its_event_files(finished: tuple[Path, str, str], tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = copytree(finished[0], tmp_path / "run")
+    assert call("train", "--resume", str(folder), "--steps", "40", "--score-samples", "1")[0] == 0
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("bound")] == [row.step for row in restored(folder)[0].rows]
+
+
 def test_structured_prediction_leaves_completions(tmp_path: Path) -> None:
     code, _, stderr = call(
         "train", "32V-4H-32V", "--steps", "3", "--score-samples", "2", "--out", str(tmp_path / "run")

@@ -20,7 +20,7 @@ class Flag(NamedTuple):
 
 
 FLAGS = {
-    "data": Flag("digits, mnist, omniglot, or the path of a .npz file.", "digits"),
+    "data": Flag("digits, mnist, omniglot, or the path of a .npz file with arrays train, test, maybe valid.", "digits"),
     "binarize": Flag("How grey values of a file become bits: bernoulli or threshold.", "bernoulli"),
     "train_on": Flag("train, or whole: the points held out for validation, too.", "train"),
     "estimator": Flag(f"{', '.join(ESTIMATORS)}.", "concrete"),

@@ -31,7 +31,7 @@ def restore(folder: Path, *, on: "torch.device", place: str | None = None) -> tu
     err = console(err=True)
     with refusing():
         run, model, damaged = restored(folder, device=on)
-        data = loaded(run.recipe, place)
+        data = loaded(run.recipe, place, again=True)
         require_same(run, data)
     for sentence in damaged:
         err.print(f"{sentence}; taking that of step {run.step:,}", markup=False)

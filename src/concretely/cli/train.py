@@ -58,7 +58,7 @@ def train(
     else:
         recipe, folder, place = _continued(resume, notation, given, out), resume, given.get("data")
     on = device(device_name)
-    data = loaded(recipe, place)
+    data = loaded(recipe, place, again=resume is not None)
     run = fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
     if not run.finished:
         typer.echo(f"stopped after step {run.step:,}, saved; go on with: {_way_on(folder)}", err=True)
@@ -66,12 +66,15 @@ def train(
     finish(folder, data, on=on, samples=score_samples)
 
 
-def loaded(recipe: Recipe, place: str | None = None) -> "Dataset":
-    """The data of a recipe, which may now be in another place, or a sentence about why they cannot be had."""
+def loaded(recipe: Recipe, place: str | None = None, *, again: bool = False) -> "Dataset":
+    """The data of a recipe, which again may be in another place, or a sentence about why they cannot be had."""
     from ..training.run import data_of
 
     with refusing(), interruptible("stopped before the data were there; what was downloaded is kept"):
-        return data_of(recipe, place=place, progress=True)
+        try:
+            return data_of(recipe, place=place, progress=True)
+        except FileNotFoundError as error:
+            refuse(f"{error}{': say where it is now by --data' if again else ''}")
 
 
 def fit(
@@ -83,7 +86,10 @@ def fit(
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
 ) -> "Run":
-    """Train in a folder before the user's eyes, until it is finished or interrupted."""
+    """Train in a folder before the user's eyes, until it is finished or interrupted.
+
+    What has written events before goes on to do so.
+    """
     from ..training.run import DivergedError, train
     from ..training.trainer import Trainer
     from .screen import screen
@@ -93,7 +99,9 @@ def fit(
     prepare(folder)
     err = console(err=True)
     err.print(f"{recipe.toml()}# {data.source}", markup=False, style="dim")
-    with refusing(), screen(recipe, err, folder / "tensorboard" if tensorboard else None) as watch, stopping() as stop:
+    events = folder / "tensorboard"
+    written = events if tensorboard or events.is_dir() else None
+    with refusing(), screen(recipe, err, written) as watch, stopping() as stop:
         try:
             return train(
                 recipe, folder, data=data, device=on, checkpoint_seconds=checkpoint_seconds, watch=watch, stop=stop

@@ -81,7 +81,7 @@ def _metric(name: str, metric: Mapping[str, Any]) -> Metric:
     meaning = [metric.get("meaning", MEANINGS.get(words[-1], ""))]
     if "samples" in metric:
         meaning.append(f"Estimated from {metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents.")
-    title = " ".join(word.upper() if word == "nll" else word for word in words)
+    title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     text = measured(metric.get("value"), metric.get("standard_error"))
     return Metric(title, metric.get("value"), text, " ".join(filter(None, meaning)))
 

@@ -67,7 +67,8 @@ def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
         "value": nll.mean().item(),
         "standard_error": standard_error(nll),
         "points": len(nll),
-        "meaning": "The same for independent pixels, each as frequent as in the training data.",
+        "title": f"{part} NLL of independent pixels",
+        "meaning": "What is found without latents, by pixels that are each as frequent as in the training data.",
     }
 
 
