@@ -45,6 +45,7 @@ clean:
 
 # torch comes first and pinned: left to the others' requirements, pip would fetch gigabytes of CUDA.
 $(VENV)/ready: pyproject.toml constraints.txt
+	@echo "setting up $(VENV), which takes a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install $(PIP_QUIET) --requirement constraints.txt
 	$(VENV)/bin/pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[test]'
