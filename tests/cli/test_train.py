@@ -9,8 +9,10 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from shutil import copytree
+from threading import Thread
 
 import pytest
 
@@ -272,6 +274,15 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     outer, inner = pty.openpty()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "160")
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # which is how a terminal says that all writers are gone
+            while piece := os.read(outer, 4096):
+                pieces.append(piece)
+
+    reader = Thread(target=read)
+    reader.start()
     with os.fdopen(inner, "w") as terminal, monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", terminal)
         with screen(resolve(notation="4H-6V", steps=20), console(err=True), None) as watch:
@@ -279,9 +290,9 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
             for row in rows():
                 watch.row(row)
             watch.note("a word [bold]")
-        terminal.flush()
-        shown = os.read(outer, 100_000).decode()
+    reader.join()
     os.close(outer)
+    shown = b"".join(pieces).decode()
     assert "━" in shown
     assert "20/20" in shown
     assert "gap +1.50" in shown
