@@ -19,7 +19,7 @@ from .example import assert_alike, assert_same, tensors, trained
 pytestmark = pytest.mark.unchecked
 
 KILLS = 20
-WISHES: dict[str, Any] = {"notation": "4H-4H-12V", "estimator": "nvil", "steps": 250, "validate": 25}
+WISHES: dict[str, Any] = {"notation": "4H-4H-12V", "estimator": "nvil", "steps": 600, "validate": 25}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL elsewhere")
@@ -59,4 +59,4 @@ def test_a_run_that_is_killed_at_random_moments_ends_in_the_same_bits(tmp_path: 
     assert_same(tensors(tmp_path / "killed"), tensors(tmp_path / "straight"))
     assert_alike(restored(tmp_path / "killed")[0], straight)
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("killed", "straight")]
-    assert set(names[0]) - set(names[1]) == {f"checkpoint-000000249.{kind}" for kind in ("json", "safetensors")}
+    assert set(names[0]) - set(names[1]) == {f"checkpoint-000000599.{kind}" for kind in ("json", "safetensors")}
