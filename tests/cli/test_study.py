@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,9 +136,17 @@ def test_bad_input_gets_one_sentence_and_leaves_no_files(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_keeps_its_data(density: Path) -> None:
-    sentence = "data must be left out beside a run, which has its own, got 'mnist'\n"
+def test_a_run_keeps_its_data_wherever_they_are(density: Path, tmp_path: Path) -> None:
+    sentence = "data must have 64 bits for each point, as the model has, got 784 in 'mnist'\n"
     assert call("study", str(density), "--data", "mnist") == (2, "", sentence)
+    others = str(tmp_path / "others.npz")
+    np.savez(others, **{part: np.eye(20, 64, dtype=np.uint8) for part in ("train", "valid", "test")})
+    sentence = f"data must be those that the run was trained on, got others in {others!r}"
+    assert call("study", str(density), "--data", others) == (
+        2,
+        "",
+        f"{sentence}: bring them back, or begin a new run\n",
+    )
 
 
 def test_what_an_estimator_refuses_gets_one_sentence(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from concretely import Estimate, Exact, estimate
 from concretely.estimator.nvil import NVIL
 from concretely.training import trainer as training
 from concretely.training.recipe import ESTIMATORS
-from concretely.training.trainer import Trainer, built, falling, split
+from concretely.training.trainer import Trainer, built, falling, inputs_of
 
 from ..budget import assert_mean
 from .example import assert_same, data, recipe
@@ -185,10 +185,10 @@ def test_the_global_generator_is_neither_asked_nor_moved() -> None:
 
 def test_the_context_is_the_first_part_of_a_point() -> None:
     bits = data().train[:3]
-    context, x = split(recipe(notation="4V-4H-8V"), bits)
+    context, x = inputs_of(recipe(notation="4V-4H-8V"), bits)
     assert context.equal(bits[:, :4])
     assert x.equal(bits[:, 4:])
-    assert split(recipe(), bits) == (bits,)
+    assert inputs_of(recipe(), bits) == (bits,)
 
 
 MODELS = ("4H~4H-12V", "4V-4H~4H-8V", "4H:4-12V")

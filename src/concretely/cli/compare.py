@@ -55,11 +55,11 @@ def compare(
 
 def _read(run: Path, split: str) -> dict[str, Any]:
     """The record of a run that has been scored."""
-    from ..report.record import read
+    from ..report.record import FILE, read
 
-    path = run / "record.json"
+    path = run / FILE
     if not path.is_file():
-        refuse(f"run must be the folder of a run that has been scored, got {str(run)!r}, which has no record.json")
+        refuse(f"run must be the folder of a run that has been scored, got {str(run)!r}, which has no {FILE}")
     with refusing():
         record = read(path)
     if f"{split}_nll" not in record["metrics"]:

@@ -8,8 +8,7 @@ import typer
 
 from ..spelling import nearest
 from .restore import LEFT, Folder, Place, restore
-from .terminal import console, device, interruptible, refuse, refusing, require
-from .train import Device, stopping
+from .terminal import Device, console, device, interruptible, refuse, refusing, require, stopping
 
 if TYPE_CHECKING:
     from ..evaluation.likelihood import Likelihood
@@ -64,14 +63,9 @@ def evaluate(
 
 def _told(run: "Run", found: "Likelihood", split: str) -> dict[str, Any]:
     """A likelihood and what it is of, as values that JSON has words for."""
+    from ..report.run import metric
+
     recipe = run.recipe
     of = {"notation": recipe.notation, "data": recipe.data, "estimator": recipe.estimator, "step": run.chosen}
-    numbers = {
-        "nll": found.nll,
-        "standard_error": found.standard_error,
-        "samples": found.samples,
-        "points": len(found.log_likelihood),
-        "effective_sample_size": found.effective_sample_size.mean().item(),
-        "seconds": found.seconds,
-    }
-    return {**of, "split": split, **{name: each if math.isfinite(each) else None for name, each in numbers.items()}}
+    value, *others = ((name, each if math.isfinite(each) else None) for name, each in metric(found).items())
+    return {**of, "split": split, "nll": value[1], **dict(others)}

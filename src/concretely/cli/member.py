@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import typer
 
 from ..file import draft
-from ..training.recipe import Recipe
-from .terminal import console, refuse, refusing
-from .train import stopping
+from ..training.recipe import FILE, Recipe
+from .terminal import console, refuse, refusing, stopping
 
 if TYPE_CHECKING:
     import torch
@@ -103,8 +102,9 @@ def settled(member: Member) -> bool:
 
 def known(member: Member) -> dict[str, Any] | None:
     """The record of a member, unless it is of fewer steps than have been taken."""
+    from ..report.record import FILE as RECORD
     from ..report.record import read
-    from ..report.run import RECORD, settings_of
+    from ..report.run import settings_of
 
     run, path = reached(member.folder), member.folder / RECORD
     if run is None or not path.exists():
@@ -116,10 +116,10 @@ def known(member: Member) -> dict[str, Any] | None:
 
 def require_fitting(member: Member) -> None:
     """Refuse to go on with a run in a folder that is of another recipe."""
-    from ..training.run import RECIPE, begun
+    from ..training.run import begun
 
     recipe, folder = member
-    if not (folder / RECIPE).exists():
+    if not (folder / FILE).exists():
         return
     with refusing():
         was = begun(folder)

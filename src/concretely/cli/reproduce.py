@@ -15,8 +15,8 @@ from ..spelling import nearest
 from ..training.recipe import Recipe, resolve
 from . import figure
 from .member import DIVERGED, Member, interrupted, known, require_fitting, score, settled, train_all
-from .terminal import console, device, prepare, refuse, refusing, require, save, show
-from .train import Device, loaded
+from .terminal import Device, console, device, prepare, refuse, refusing, require, save, show
+from .train import loaded
 
 if TYPE_CHECKING:
     import torch
@@ -212,8 +212,8 @@ def _train(
 
 def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device") -> None:
     """Add the objective of the relaxed graph to a record, where it is missing."""
-    from ..report.record import write
-    from ..report.run import RECORD
+    from ..report.record import FILE, write
+    from ..report.run import ordered
     from ..report.temperature import relaxed
     from ..training.run import restored
 
@@ -222,7 +222,7 @@ def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, samples: 
     if missing:
         run, model, _ = restored(member.folder, device=on)
         found = {f"{part}_relaxed": relaxed(run.recipe, model, data, part=part, samples=samples) for part in missing}
-        write(member.folder / RECORD, {**record, "metrics": dict(sorted({**metrics, **found}.items()))})
+        write(member.folder / FILE, {**record, "metrics": ordered({**metrics, **found})})
 
 
 def _lines(chosen: Experiment, members: Sequence[Member]) -> "list[Line]":

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .restore import LEFT, Folder, Place, restore
-from .terminal import device, prepare, require, save
-from .train import Device
+from .terminal import Device, device, prepare, require, save
 
 if TYPE_CHECKING:
     import torch
@@ -64,11 +63,11 @@ def _drawn(
 ) -> "Figure":
     """Samples of a model or, if it needs a context, completions of data points spread over the test set."""
     from ..report import image
-    from ..training.trainer import split
+    from ..training.trainer import inputs_of
 
     if recipe.architecture.context is None:
         return image.samples(model, rows=rows, columns=columns or 12, generator=generator)
     points = len(data.test)
     require(rows <= points, "rows", f"be at most {points}, the data points of the test set", rows)
-    inputs = split(recipe, data.test.spread(rows).to(generator.device))
+    inputs = inputs_of(recipe, data.test.spread(rows).to(generator.device))
     return image.completions(model, *inputs, samples=columns or 8, generator=generator)

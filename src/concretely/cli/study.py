@@ -10,8 +10,8 @@ import typer
 from ..spelling import number
 from ..training.recipe import ESTIMATORS, Method, Recipe, resolve
 from .restore import restore
-from .terminal import device, prepare, refuse, refusing, require, save
-from .train import Device, loaded
+from .terminal import Device, device, prepare, refuse, refusing, require, save
+from .train import loaded
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +58,7 @@ def study(
         require(0 < number(temperature) < math.inf, "temperature", "be a positive number", temperature)
     wished = {"samples": samples, "temperature": temperature, "seed": seed}
     if os.sep in notation_or_run or Path(notation_or_run).exists():
-        require(data is None, "data", "be left out beside a run, which has its own", data)
-        subject = _trained(Path(notation_or_run), names, wished, on=device(device_name))
+        subject = _trained(Path(notation_or_run), names, wished, place=data, on=device(device_name))
     else:
         recipes = _recipes(names, {"notation": notation_or_run, "data": data, **wished})
         subject = _untrained(recipes, on=device(device_name))
@@ -96,11 +95,13 @@ def _untrained(recipes: dict[str, Recipe], *, on: "torch.device") -> _Subject:
     return _Subject(recipes, built(recipe, data).to(on), data, step=0, title=title)
 
 
-def _trained(folder: Path, names: list[str], wished: dict[str, Any], *, on: "torch.device") -> _Subject:
+def _trained(
+    folder: Path, names: list[str], wished: dict[str, Any], *, place: str | None, on: "torch.device"
+) -> _Subject:
     """The model of a run, which also decides what was not wished otherwise."""
     from ..training.method import at_step
 
-    run, model, data = restore(folder, on=on)
+    run, model, data = restore(folder, on=on, place=place)
     kept = {name: getattr(run.recipe, name) for name in ("notation", "data", "binarize", "seed")}
     for name in ("temperature", "prior_temperature"):
         kept[name] = at_step(getattr(run.recipe, name), run.step)
@@ -128,12 +129,12 @@ def _studied(subject: _Subject, *, points: int, repeats: int) -> "GradientStudy"
     from ..evaluation import gradient_study
     from ..training.chance import Order, Purpose, generator_of
     from ..training.method import estimator_of
-    from ..training.trainer import split
+    from ..training.trainer import inputs_of
 
     recipes, model, data, step, _ = subject
     recipe, on = next(iter(recipes.values())), next(model.parameters()).device
     batch = Order(points=len(data.train), batch=points, seed=recipe.seed).indices(step)
-    inputs = split(recipe, data.train[batch].to(on))
+    inputs = inputs_of(recipe, data.train[batch].to(on))
     with refusing():
         return gradient_study(
             model,

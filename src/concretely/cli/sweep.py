@@ -11,8 +11,8 @@ from ..file import draft
 from ..training.recipe import Recipe
 from .flags import resolved, with_recipe
 from .member import DIVERGED, Member, interrupted, reached, require_fitting, score, train_all
-from .terminal import console, device, prepare, refuse, refusing, require, show
-from .train import Device, loaded
+from .terminal import Device, console, device, prepare, refuse, refusing, require, show
+from .train import loaded
 
 if TYPE_CHECKING:
     import torch

@@ -2,10 +2,12 @@
 
 import os
 import re
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+
+Device = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …", show_default="cuda where there is one")
+]
 
 TOO_LARGE = "allocate|out of memory|overflow"
 """What torch says of tensors for which there is no room."""
@@ -45,6 +51,25 @@ def refusing() -> Iterator[None]:
         if isinstance(error, RuntimeError) and not re.search(TOO_LARGE, str(error), re.IGNORECASE):
             raise
         refuse("this does not fit into memory: lower samples, batch or chunk")
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Whether the user or the system has asked to stop; asked a second time, it is not asked again."""
+    asked = False
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager

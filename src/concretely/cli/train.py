@@ -1,32 +1,23 @@
 """`concretely train`: train a model of the paper, watch it, stop it, go on with it."""
 
 import shlex
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..training.recipe import Recipe
+from ..training.recipe import FILE, Recipe
 from .flags import resolved, with_recipe
-from .terminal import console, device, interruptible, prepare, refuse, refusing
+from .terminal import Device, console, device, interruptible, prepare, refuse, refusing, require, stopping
 
 if TYPE_CHECKING:
     import torch
 
     from ..data import Dataset
-    from ..evaluation.likelihood import Likelihood
     from ..training.run import Run
 
 EXAMPLE = "Example: concretely train 32H~64V --steps 500"
-
-Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …", show_default="cuda where there is one")
-]
 
 
 @with_recipe
@@ -46,10 +37,8 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files into the folder.")] = False,
 ) -> None:
     """Train a model, and leave a report of it. Ctrl-C saves and says how to go on."""
-    if not checkpoint_seconds >= 0:
-        refuse(f"checkpoint-seconds must not be negative, got {checkpoint_seconds}")
-    if score_samples < 1:
-        refuse(f"score-samples must be at least 1, got {score_samples}")
+    require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
+    require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
     if resume is None:
         recipe = resolved(notation, given)
         folder = Path("out/train") / recipe.title if out is None else out
@@ -59,11 +48,11 @@ def train(
         recipe, folder, place = _continued(resume, notation, given, out), resume, given.get("data")
     on = device(device_name)
     data = loaded(recipe, place, again=resume is not None)
-    run = fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
+    run = _fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
     if not run.finished:
         typer.echo(f"stopped after step {run.step:,}, saved; go on with: {_way_on(folder)}", err=True)
         raise typer.Exit(130)
-    finish(folder, data, on=on, samples=score_samples)
+    _finish(folder, data, on=on, samples=score_samples)
 
 
 def loaded(recipe: Recipe, place: str | None = None, *, again: bool = False) -> "Dataset":
@@ -77,7 +66,7 @@ def loaded(recipe: Recipe, place: str | None = None, *, again: bool = False) -> 
             refuse(f"{error}{': say where it is now by --data' if again else ''}")
 
 
-def fit(
+def _fit(
     recipe: Recipe,
     folder: Path,
     data: "Dataset",
@@ -114,7 +103,7 @@ def fit(
             refuse(f"{str(folder)!r} cannot be written to: {why}; make room, then go on with: {_way_on(folder)}")
 
 
-def finish(folder: Path, data: "Dataset", *, on: "torch.device", samples: int, part: str = "test") -> "Likelihood":
+def _finish(folder: Path, data: "Dataset", *, on: "torch.device", samples: int) -> None:
     """Score what a folder holds, write its report, and say both."""
     from ..report.run import leave, scored
     from ..training.run import restored
@@ -126,12 +115,11 @@ def finish(folder: Path, data: "Dataset", *, on: "torch.device", samples: int, p
             console(err=True).print(f"{sentence}; scoring that of step {run.step:,}", markup=False)
         way = f"concretely evaluate {shlex.quote(str(folder))}"
         with interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {way}"):
-            found = scored(run.recipe, model, data, part=part, samples=samples, progress=True)
-        out.print(f"{part} {found}", markup=False)
+            found = scored(run.recipe, model, data, part="test", samples=samples, progress=True)
+        out.print(f"test {found}", markup=False)
         with stopping():  # who interrupts now gets all of it a moment later, not half
-            *_, page = leave(folder, run, model, data=data, found={part: found})
+            *_, page = leave(folder, run, model, data=data, found={"test": found})
     out.print(str(page), style="bold", markup=False)
-    return found
 
 
 def _way_on(folder: Path) -> str:
@@ -139,7 +127,7 @@ def _way_on(folder: Path) -> str:
 
 
 def _require_unused(folder: Path) -> None:
-    if (folder / "recipe.toml").exists():
+    if (folder / FILE).exists():
         refuse(f"{str(folder)!r} holds a run already: go on with it by --resume, or choose another folder by --out")
 
 
@@ -155,22 +143,3 @@ def _continued(resume: Path, notation: str | None, given: dict[str, Any], out: P
     if "steps" not in given:
         return recipe
     return replace(recipe, steps=resolved(recipe.notation, {"steps": given["steps"]}).steps)
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Whether the user or the system has asked to stop; asked a second time, it is not asked again."""
-    asked = False
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -8,6 +8,9 @@ from typing import Any
 
 from ..file import draft
 
+FILE = "record.json"
+"""The name under which a run keeps its record."""
+
 PARTS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """What the record of a run says."""
 

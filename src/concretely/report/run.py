@@ -17,13 +17,13 @@ from ..model.layer import RARE
 from ..training.chance import Purpose, generator_of
 from ..training.recipe import Recipe
 from ..training.run import Run
-from ..training.trainer import split
+from ..training.trainer import inputs_of
 from . import image, record
 from .curve import curve
 from .figure import rendered
 from .page import page
 
-RECORD, PAGE = "record.json", "report.html"
+PAGE = "report.html"
 SHOWN = 12
 """How many data points are pictured."""
 
@@ -40,7 +40,7 @@ def scored(
 ) -> Likelihood:
     """The likelihood of a part of the data, by draws that follow from the seed of the recipe."""
     device = next(model.parameters()).device
-    inputs = split(recipe, data.split(part)[:].to(device))
+    inputs = inputs_of(recipe, data.split(part)[:].to(device))
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     return evaluate(model, *inputs, samples=samples, chunk=chunk, generator=generator, progress=progress)
 
@@ -82,9 +82,9 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
     if made != run.made:  # scored elsewhere than trained
         new = {name: {**score, "made": made} for name, score in new.items()}
     new |= {f"{part}_factorised_nll": factorised(run.recipe, data, part=part) for part in found}
-    with alone(folder / f".{RECORD}.lock"):  # else one of two processes might lose what the other has found
-        written = _record(folder / RECORD, run, new)
-        record.write(folder / RECORD, written)
+    with alone(folder / f".{record.FILE}.lock"):  # else one of two processes might lose what the other has found
+        written = _record(folder / record.FILE, run, new)
+        record.write(folder / record.FILE, written)
     rows = [asdict(row) for row in run.rows]
     drawn = pictures(run.recipe, model, data)
     figures = {name: figure for name, (_, figure) in drawn.items()} | {"curve": curve(rows)}
@@ -93,7 +93,7 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
             place.write_bytes(rendered(figure))
     with draft(folder / PAGE) as place:
         place.write_text(page(written, rows, dict(drawn.values())), encoding="utf-8")
-    return [folder / RECORD, *(folder / f"{name}.png" for name in figures), folder / PAGE]
+    return [folder / record.FILE, *(folder / f"{name}.png" for name in figures), folder / PAGE]
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def _record(path: Path, run: Run, new: dict[str, dict[str, Any]]) -> dict[str, A
         name: was for name, was in old.items() if name not in new or was.get("samples", 0) > new[name].get("samples", 0)
     }
     written = record.record(
-        settings_of(run.recipe), _ordered(new | kept), seed=run.recipe.seed, seconds=run.seconds, made=run.made
+        settings_of(run.recipe), ordered(new | kept), seed=run.recipe.seed, seconds=run.seconds, made=run.made
     )
     return {**written, "data": run.digest, "step": run.chosen}
 
 
-def _ordered(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def ordered(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What is of the model first, and then what it is measured against."""
     return dict(sorted(metrics.items(), key=lambda item: (item[0].count("_"), item[0])))
 
@@ -128,7 +128,7 @@ def pictures(recipe: Recipe, model: Model, data: Dataset) -> dict[str, tuple[str
     """What a model has learned, as figures with their captions, by name."""
     device = next(model.parameters()).device
     generator = generator_of(recipe.seed, Purpose.PICTURE, device=device)
-    inputs = split(recipe, data.test.spread(SHOWN).to(device))
+    inputs = inputs_of(recipe, data.test.spread(SHOWN).to(device))
     if recipe.architecture.context is not None:
         return {"completions": (image.COMPLETIONS, image.completions(model, *inputs, generator=generator))}
     return {

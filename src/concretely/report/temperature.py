@@ -14,7 +14,7 @@ from ..model import Model
 from ..program import at_rest
 from ..training.chance import Purpose, generator_of
 from ..training.recipe import Recipe
-from ..training.trainer import split
+from ..training.trainer import inputs_of
 from .figure import DARK, INK, PALE, STRONG, written
 
 CHUNK = 4_096
@@ -47,7 +47,7 @@ def relaxed(recipe: Recipe, model: Model, data: Dataset, *, part: str, samples: 
     bits, bounds = data.split(part), []
     with at_rest(model), torch.no_grad():
         for first in range(0, len(bits), CHUNK):
-            inputs = split(recipe, bits[first : first + CHUNK].to(device))
+            inputs = inputs_of(recipe, bits[first : first + CHUNK].to(device))
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
             bounds.append(found.bound.double().cpu())
     objective = -torch.cat(bounds)

@@ -18,6 +18,9 @@ from ..notation import Architecture, parse
 from ..schedule import Annealing
 from ..spelling import nearest, number
 
+FILE = "recipe.toml"
+"""The name under which a run keeps its recipe."""
+
 Temperature = float | Annealing
 
 

@@ -22,10 +22,10 @@ from ..data import Dataset, load
 from ..file import claimed, draft
 from ..model import Model
 from . import checkpoint
-from .recipe import Recipe, read, resolve
+from .recipe import FILE, Recipe, read, resolve
 from .trainer import WATCHED, Row, Trainer, built
 
-RECIPE, CURVE, PARAMETERS = "recipe.toml", "curve.csv", "model.safetensors"
+CURVE, PARAMETERS = "curve.csv", "model.safetensors"
 ROWS = 500
 """The most rows that a curve has, or some more if it has grown."""
 HOPELESS = 10
@@ -94,7 +94,7 @@ def train(
         run = _resumed(trainer, folder, watch) or Run(recipe, made, data.digest, start, step=0, seconds=0.0)
         require_same(run, data)
         run = run if run.finished else replace(run, made=made)
-        _write(folder / RECIPE, recipe.toml())  # only now, as a run that is refused keeps its own
+        _write(folder / FILE, recipe.toml())  # only now, as a run that is refused keeps its own
         return _finish(_trained(trainer, run, folder, checkpoint_seconds, watch, stop), trainer, folder)
 
 
@@ -107,9 +107,9 @@ def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False)
 
 def begun(folder: Path) -> Recipe:
     """The recipe of the run in a folder."""
-    path = folder / RECIPE
+    path = folder / FILE
     if not path.is_file():
-        raise ValueError(f"run must be the folder of a run, got {str(folder)!r}, which has no {RECIPE}")
+        raise ValueError(f"run must be the folder of a run, got {str(folder)!r}, which has no {FILE}")
     return resolve(**read(path))
 
 

@@ -50,7 +50,7 @@ def built(recipe: Recipe, data: Dataset | None = None) -> Model:
     return make(architecture, base_rate=rate, generator=generator)
 
 
-def split(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
+def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
     """The inputs of a model from the bits of data points: x, or the context and x."""
     context = recipe.architecture.context
     return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
@@ -63,7 +63,7 @@ class Trainer:
         self.recipe, self.device = recipe, torch.device(device)
         self.data = data.to(self.device)
         self.model = built(recipe, data).to(self.device)
-        self.estimator = estimator_of(recipe, self.model, split(recipe, self.data.train[:1000]))
+        self.estimator = estimator_of(recipe, self.model, inputs_of(recipe, self.data.train[:1000]))
         self.optimizer = _optimizer(recipe, self.model, self.estimator, points=len(data.train))
         self.order = Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed, device=self.device)
         self.step = 0
@@ -113,7 +113,7 @@ class Trainer:
     def validated(self) -> float:
         """The negative log-likelihood of the validation set, as the recipe looks at it."""
         generator = generator_of(self.recipe.seed, Purpose.VALIDATION, device=self.device)
-        inputs = split(self.recipe, self.data.valid[:])
+        inputs = inputs_of(self.recipe, self.data.valid[:])
         return evaluate(self.model, *inputs, samples=self.recipe.validation_samples, generator=generator).nll
 
     def keep(self) -> None:
@@ -202,7 +202,7 @@ class Trainer:
         return found.bound.mean().double()
 
     def _batch(self, step: int) -> tuple[Tensor, ...]:
-        return split(self.recipe, self.data.train[self.order.indices(step)])
+        return inputs_of(self.recipe, self.data.train[self.order.indices(step)])
 
 
 def falling(recipe: Recipe, step: int) -> float:
