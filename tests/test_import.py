@@ -16,6 +16,7 @@ ORDER = [
     "circumstance",
     "notation",
     "schedule",
+    "kernel",
     "noise",
     "distribution",
     "trace",

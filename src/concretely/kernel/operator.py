@@ -1,0 +1,56 @@
+"""What all operators share: where the fast path runs, and how a batch of programs becomes an axis of members."""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+NAMESPACE = "concretely"
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the compiler of the fast paths is there, as it is beside every torch for CUDA."""
+    return find_spec("triton") is not None
+
+
+def is_fast(tensor: Tensor) -> bool:
+    """Whether there is a fast path where a tensor is."""
+    return tensor.is_cuda and has_triton()
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
+    """Make an operator of torch of a function whose tensors all begin with an axis of members.
+
+    Batched by `vmap`, it runs once, with so many times the members.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        made = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
+
+        def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+            size = info.batch_size
+            pairs = zip(arguments, in_dims, strict=True)
+            stacked = (_stacked(each, dim, size) if isinstance(each, Tensor) else each for each, dim in pairs)
+            found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), made(*stacked))
+            return found, tree_map(lambda tensor: 0, found)
+
+        made.register_vmap(batched)
+        return made
+
+    return register
+
+
+def _stacked(tensor: Tensor, dim: int | None, size: int) -> Tensor:
+    """A tensor with the axis of a batch joined to that of members."""
+    lead = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return lead.flatten(0, 1)
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """A tensor of which each member lies in one piece; members may share one."""
+    return tensor if tensor[0].is_contiguous() else tensor.contiguous()
