@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from .dependence import parents
 from .distribution.base import Mass
 from .mode import Mode, Shape, Structure
+from .noise import Source
 from .program import Program, at_rest
 from .spelling import nearest
 from .trace import Outcome, Trace
@@ -23,7 +25,7 @@ def run(
     mode: Mode,
     *inputs: Any,
     samples: int | None = None,
-    generator: Generator | None = None,
+    generator: Source | None = None,
     batch_dims: int = 1,
 ) -> Trace:
     """Run a program once, with its draws answered by a mode.
@@ -58,7 +60,9 @@ def run(
         if observed is not None:
             _require_data(name, observed, batch_shape)
             _require_fit(name, distribution, observed, batch_shape, samples)
-            outcome = Outcome(observed, distribution, observed=True, score=lambda: distribution.log_prob(observed))
+            summed = partial(distribution.summed_log_prob, observed) if isinstance(distribution, Mass) else None
+            known = partial(distribution.log_prob, observed)
+            outcome = Outcome(observed, distribution, observed=True, score=known, summed=summed)
         else:
             sample_shape: tuple[int, ...] = ()
             if samples is not None and mode.repeats:

@@ -13,12 +13,13 @@ from numbers import Real
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from .distribution.base import Mass, Relaxation, Variable
 from .distribution.check import known
 from .distribution.temperature import Temperature
+from .noise import Source
 from .spelling import nearest
 from .trace import Trace
 
@@ -80,7 +81,7 @@ class Mode(ABC):
 
     @abstractmethod
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
     ) -> Drawn:
         """Give a node its value."""
 
@@ -94,13 +95,12 @@ class Discrete(Mode):
     """Nodes are what they are: discrete values without a gradient, scored by their log mass."""
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
     ) -> Drawn:
         """Draw a state."""
         if not isinstance(distribution, Mass):
             return _pathwise(name, distribution, sample_shape, generator)
-        value = distribution.sample(sample_shape, generator=generator)
-        return Drawn(value, lambda: self.score(name, distribution, value))
+        return Drawn(*distribution.drawn(sample_shape, generator=generator))
 
     def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
         """The log mass."""
@@ -130,17 +130,16 @@ class Relaxed(Mode):
         return _names(self.temperature)
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
     ) -> Drawn:
         """Draw a relaxed value, which carries the pathwise gradient."""
         if not isinstance(distribution, Mass):
             return _pathwise(name, distribution, sample_shape, generator)
         relaxed = _relaxed(name, distribution, self.temperature)
-        noise = relaxed.noise(sample_shape, generator=generator)
-        value = relaxed.push(noise)
+        value, score = relaxed.drawn(sample_shape, generator=generator)
         if self.scored_by == "mass":
             return Drawn(value, lambda: distribution.interpolated_log_prob(value))
-        return Drawn(value, lambda: relaxed.node.log_prob_of_noise_(noise))
+        return Drawn(value, score)
 
     def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
         """The log density of the node behind a relaxed value, or the weighed log masses."""
@@ -171,7 +170,7 @@ class StraightThrough(Mode):
         return frozenset() if self.temperature is None else _names(self.temperature)
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
     ) -> Drawn:
         """Draw a state with a gradient that is not its own."""
         if not isinstance(distribution, Mass):
@@ -221,7 +220,7 @@ class Enumerate(Mode):
         return None if self.shapes is None else math.prod(shape.states for shape in self.shapes.values())
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
     ) -> Drawn:
         """Lay out the states of a node beside those of the others."""
         assert isinstance(distribution, Mass)
@@ -266,7 +265,7 @@ class Replay(Mode):
         return frozenset() if self.scored_as is None else self.scored_as.names
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
     ) -> Drawn:
         """Give a node the value that it had."""
         values = self.trace.values if isinstance(self.trace, Trace) else self.trace
@@ -283,9 +282,7 @@ class Replay(Mode):
         return mode.score(name, distribution, value)
 
 
-def _pathwise(
-    name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
-) -> Drawn:
+def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None) -> Drawn:
     """A continuous node, which needs no relaxation."""
     if not distribution.has_rsample:
         raise TypeError(

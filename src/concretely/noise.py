@@ -10,8 +10,37 @@ import math
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Generator, Tensor
+
+from .kernel import philox
+from .kernel.philox import cpu, naive
+
+
+class Keys:
+    """A source of noise that is a function of its keys, each for one draw: the same keys give the same noise.
+
+    Keys lie where the noise is wanted, so that a captured program can be given others each time it is replayed.
+
+    >>> keys = torch.tensor([[0, 1], [0, 2]])
+    >>> torch.equal(logistic((3,), generator=Keys(keys)), logistic((3,), generator=Keys(keys)))
+    True
+    """
+
+    def __init__(self, keys: Int64[Tensor, "draws 2"]) -> None:
+        self._keys = keys
+        self.used = 0
+
+    def next(self) -> Int64[Tensor, "1 2"]:
+        """The key of the next draw."""
+        if self.used == len(self._keys):
+            raise ValueError(f"keys must be as many as there are draws, got {self.used}")
+        self.used += 1
+        return self._keys[self.used - 1 : self.used]
+
+
+Source = Generator | Keys
+"""Where noise comes from."""
 
 
 def logistic(
@@ -19,14 +48,14 @@ def logistic(
     dtype: torch.dtype = torch.float32,
     *,
     device: torch.device | None = None,
-    generator: Generator | None = None,
+    generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
     """Standard logistic noise, the difference of two Gumbels.
 
     >>> logistic((2, 3), generator=torch.Generator().manual_seed(0)).shape
     torch.Size([2, 3])
     """
-    signed = _words(shape, dtype, device, generator, signed=True)
+    signed = _fractions(shape, dtype, device, generator, signed=True)
     return signed.abs().logit_().copysign_(signed)  # by the smaller of the two tail probabilities
 
 
@@ -35,7 +64,7 @@ def gumbel(
     dtype: torch.dtype = torch.float32,
     *,
     device: torch.device | None = None,
-    generator: Generator | None = None,
+    generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
     """Standard Gumbel noise, minus the logarithm of exponential noise."""
     # by the upper tail probability, which is precise where the noise is large and decides
@@ -47,10 +76,10 @@ def normal(
     dtype: torch.dtype = torch.float32,
     *,
     device: torch.device | None = None,
-    generator: Generator | None = None,
+    generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
     """Standard normal noise."""
-    signed = _words(shape, dtype, device, generator, signed=True)
+    signed = _fractions(shape, dtype, device, generator, signed=True)
     quantile: Tensor = torch.special.ndtri(signed.abs())
     return quantile.copysign_(signed)
 
@@ -60,76 +89,38 @@ def uniform(
     dtype: torch.dtype = torch.float32,
     *,
     device: torch.device | None = None,
-    generator: Generator | None = None,
+    generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
     """Uniform noise strictly between 0 and 1, with all its precision near 0."""
-    noise = _words(shape, dtype, device, generator, signed=False)
+    noise = _fractions(shape, dtype, device, generator, signed=False)
     return noise if dtype == torch.float64 else noise.mul_(1 - 2.0**-24)  # what lies next to 1 was rounded to it
 
 
-def _words(
+def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
+    """A key for one draw of a kernel: the next of many, or drawn from a generator."""
+    if isinstance(source, Keys):
+        return source.next()
+    return torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device, generator=source)
+
+
+def _fractions(
     shape: Sequence[int],
     dtype: torch.dtype,
     device: torch.device | None,
-    generator: Generator | None,
+    source: Source | None,
     *,
     signed: bool,
 ) -> Tensor:
-    """Random integers over their number, in the middle of their cells: in (0, 1), or in (-1/2, 1/2) if signed.
-
-    All precision lies near 0.
-    """
-    bits = 52 if dtype == torch.float64 else 32
+    """Random fractions in (0, 1), or in (-1/2, 1/2) if signed; all precision lies near 0."""
     count = math.prod(shape)
-    if torch.compiler.is_compiling():
-        if generator is not None:
+    if isinstance(source, Keys):
+        found: Tensor = philox.fractions(source.next(), count, dtype, signed)
+    elif torch.compiler.is_compiling():
+        if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
-        word = torch.cat(_philox(count, bits, device))
-        word = word - 2 ** (bits - 1) if signed else word
-    elif bits == 32:  # two words from one draw of the generator, which takes no longer than one
-        word = _halves(_integers((count + 1) // 2, 64, device, generator), signed=signed)
+        # the compiler's own generator makes one number at a time, several times slower, and 32 bits at most
+        key = torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device)
+        found = naive.fractions(key, count, dtype, signed)
     else:
-        word = _integers(count, bits, device, generator)
-        word = word if signed else word.add_(2 ** (bits - 1))
-    return word[:count].view(tuple(shape)).to(dtype).add_(0.5).mul_(2.0**-bits)
-
-
-def _halves(pairs: Tensor, *, signed: bool) -> Tensor:
-    """The two words of 32 bits that an integer of 64 bits consists of."""
-    try:
-        return pairs.view(torch.int32 if signed else torch.uint32)
-    except RuntimeError:  # vmap has no rule for it before torch 2.12
-        return torch.cat([pairs >> 32, pairs << 32 >> 32]) if signed else torch.cat([pairs, pairs >> 32]) & 2**32 - 1
-
-
-def _integers(count: int, bits: int, device: torch.device | None, generator: Generator | None) -> Tensor:
-    """Signed integers of so many random bits."""
-    low, high = -(2 ** (bits - 1)), min(2 ** (bits - 1), 2**63 - 1)
-    return torch.randint(low, high, (count,), device=device, generator=generator)
-
-
-def _philox(count: int, bits: int, device: torch.device | None) -> list[Tensor]:
-    """At least so many integers of 32 or 52 random bits, by Philox4x32-10 in tensor operations [salmon2011parallel].
-
-    The compiler turns these into vector instructions; its own `randint` computes one number at a time, several times
-    slower. The key and half of the counter come from the global generator.
-    """
-    mask = 2**32 - 1
-    seed, nonce = torch.randint(-(2**63), 2**63 - 1, (2,), device=device).unbind()
-    key = [seed & mask, seed >> 32 & mask]
-    place = torch.arange((count + 3) // 4 if bits == 32 else (count + 1) // 2, device=device)
-    # all words depend on a drawn one: of places alone, the compiler for CUDA would form products in 32 bits
-    zero = torch.zeros_like(place)
-    word = [place + (nonce & mask) & mask, zero, zero + (nonce >> 32 & mask), zero]
-    for _ in range(10):
-        left, right = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
-        word = [
-            (right >> 32 & mask) ^ word[1] ^ key[0],
-            right & mask,
-            (left >> 32 & mask) ^ word[3] ^ key[1],
-            left & mask,
-        ]
-        key = [key[0] + 0x9E3779B9 & mask, key[1] + 0xBB67AE85 & mask]
-    if bits == 52:
-        word = [high << 20 | low >> 12 for high, low in (word[:2], word[2:])]
-    return word
+        found = cpu.drawn(source, count, dtype, signed, device=device)
+    return found.view(tuple(shape))

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.distributions import kl_divergence
 
 from .distribution.base import Mass
 from .graph import run
 from .mode import Mode
 from .model.base import Model
+from .noise import Source
 from .program import Program
 from .trace import Trace
 
@@ -105,7 +106,7 @@ def weigh(
     prior_mode: Mode | None = None,
     analytic: bool = False,
     samples: int | None = None,
-    generator: Generator | None = None,
+    generator: Source | None = None,
 ) -> Weighing:
     """Run a target, and take apart the log-weights of its samples.
 

@@ -17,12 +17,20 @@ class Outcome:
     """What happened at a node: its value, its distribution as the program gave it, and whether it was observed."""
 
     def __init__(
-        self, value: Tensor, distribution: Distribution, *, observed: bool, score: Callable[[], Tensor]
+        self,
+        value: Tensor,
+        distribution: Distribution,
+        *,
+        observed: bool,
+        score: Callable[[], Tensor],
+        summed: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.value = value
         self.distribution = distribution
         self.observed = observed
         self._score: Callable[[], Tensor] | Tensor = score
+        self.summed = summed
+        """The log probability summed over so many axes of units, where that is less work than to sum it."""
         self._differentiates = torch.is_grad_enabled()
 
     @property
@@ -106,13 +114,25 @@ class Trace:
         """The log probability of a node, summed over its units."""
         if name not in self._totals:
             with self.outcomes[name].as_when_drawn():
-                self._totals[name] = self.total(name, self.outcomes[name].log_prob)
+                self._totals[name] = self._total_log_prob(name)
         return self._totals[name]
 
     def total(self, name: str, quantity: Tensor) -> Tensor:
         """A quantity of the units of a node, summed over them, for every sample and data point."""
+        axes = self._unit_axes(name)
+        return self._spread(quantity.sum(tuple(range(-axes, 0))) if axes else quantity)
+
+    def _total_log_prob(self, name: str) -> Tensor:
+        outcome = self.outcomes[name]
+        if outcome.summed is not None:
+            return self._spread(outcome.summed(self._unit_axes(name)))
+        return self.total(name, outcome.log_prob)
+
+    def _unit_axes(self, name: str) -> int:
+        """How many axes of a node count its units."""
         outcome = self.outcomes[name]
         shape = self.batch_shape if outcome.observed else self.shape  # what is observed has no sample axis
-        unit_axes = outcome.value.dim() - len(outcome.distribution.event_shape) - len(shape)
-        quantity = quantity.sum(tuple(range(-unit_axes, 0))) if unit_axes else quantity
+        return outcome.value.dim() - len(outcome.distribution.event_shape) - len(shape)
+
+    def _spread(self, quantity: Tensor) -> Tensor:
         return quantity if quantity.shape == self.shape else quantity.broadcast_to(self.shape)

@@ -9,13 +9,14 @@ ones round the result, once.
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Protocol, Self, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
 
+from ..noise import Source
 from . import check
 from .cast import WIDE, cast, cast_in_order, wide, working
 from .memory import recall, remember
@@ -28,7 +29,7 @@ class Law(Protocol):
     """A way of drawing noise, as in `concretely.noise`."""
 
     def __call__(
-        self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Generator | None
+        self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None
     ) -> Tensor: ...
 
 
@@ -53,14 +54,14 @@ class Variable(Site):
         self._validate_args = validate
 
     @abstractmethod
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise behind so many samples."""
 
     @abstractmethod
     def push(self, noise: Tensor) -> Tensor:
         """The value that noise becomes: all of sampling but the randomness."""
 
-    def sample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values without a gradient."""
         with torch.no_grad():
             return self.push(self.noise(sample_shape, generator=generator))
@@ -72,7 +73,7 @@ class Variable(Site):
         new.logits = self.logits.expand(new.batch_shape + self.logits.shape[len(self.batch_shape) :])
         return new
 
-    def _drawn(self, law: Law, sample_shape: Sequence[int], generator: Generator | None) -> Tensor:
+    def _drawn(self, law: Law, sample_shape: Sequence[int], generator: Source | None) -> Tensor:
         """Noise of a law in the shape of values."""
         shape = Size(sample_shape) + self.batch_shape + self.event_shape
         return law(shape, working(self.logits.dtype), device=self.logits.device, generator=generator)
@@ -108,17 +109,37 @@ class Mass(Variable):
 
     has_enumerate_support = True
 
-    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Refuse: the derivative of a discrete draw is zero wherever it exists."""
         name = type(self).__name__
         raise NotImplementedError(f"{name} has no pathwise gradient: draw from {name}(...).relax(temperature) instead")
 
     def sample_and_log_prob(
-        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log masses."""
+        value, score = self.drawn(sample_shape, generator=generator)
+        return value, score()
+
+    def drawn(
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Draw values, and say how to work out their log masses."""
+        fused = self._fused(sample_shape, generator)
+        if fused is not None:
+            value, log_mass = (cast(each, self.logits.dtype) for each in fused)
+            return value.reshape(*sample_shape, *self.batch_shape, *self.event_shape), lambda: log_mass
         value = self.sample(sample_shape, generator=generator)
-        return value, cast(self._log_mass(value), self.logits.dtype)
+        return value, lambda: cast(self._log_mass(value), self.logits.dtype)
+
+    def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
+        """The log mass of a value, summed over the last axes of the batch."""
+        log_prob = self.log_prob(value)
+        return log_prob.sum(tuple(range(-axes, 0))) if axes else log_prob
+
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
+        """Values and their log masses from a kernel, if there is one."""
+        return None
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log mass of a value."""
@@ -149,13 +170,13 @@ class Continuous(Variable):
 
     has_rsample = True
 
-    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values that carry the pathwise gradient."""
         return self.push(self.noise(sample_shape, generator=generator))
 
     @abstractmethod
     def rsample_and_log_prob(
-        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log densities from the same noise: the form to train with."""
 
@@ -172,10 +193,14 @@ class Node(Continuous):
         return self._rounded(self._push(self._shaped("noise", noise)))
 
     def rsample_and_log_prob(
-        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log densities from the same noise: the form to train with."""
         self._require_density()
+        fused = self._fused(sample_shape, generator, "none")
+        if fused is not None:
+            node, _, log_density = fused
+            return self._rounded(node), cast(log_density, self.logits.dtype)
         noise = self.noise(sample_shape, generator=generator)
         value = self._rounded(self._push(noise))
         return value, self.log_prob_of_noise_(noise)
@@ -188,6 +213,10 @@ class Node(Continuous):
         """The log density of the value that noise becomes; the noise is used up."""
         self._require_density()
         return cast(self._log_density_of_noise(noise), self.logits.dtype)
+
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None, squash: Any) -> tuple[Tensor, ...] | None:
+        """Nodes, what they are squashed to and their log densities from a kernel, if there is one."""
+        return None
 
     @abstractmethod
     def _push(self, noise: Tensor) -> Tensor:
@@ -253,6 +282,8 @@ class Relaxation(Continuous):
     """
 
     arg_constraints = Tempered.arg_constraints
+    _squashed_by: str
+    """What kernels call the way of squashing."""
 
     def __init__(self, node: Tempered, *, logits: Tensor, event_shape: Size) -> None:
         self._node = node
@@ -269,7 +300,7 @@ class Relaxation(Continuous):
         """The temperature λ."""
         return self.node.temperature
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise behind so many samples."""
         return self.node.noise(sample_shape, generator=generator)
 
@@ -278,7 +309,7 @@ class Relaxation(Continuous):
         return self._value(self.node._push(self.node._shaped("noise", noise)))
 
     def rsample_and_log_prob(
-        self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log densities from the same noise: the form to train with."""
         self._require_density()
@@ -286,6 +317,20 @@ class Relaxation(Continuous):
         node = self.node._push(noise)
         log_density = self.node._log_density_of_noise(noise) - self._log_slope(node)
         return self._value(node), cast(log_density, self.logits.dtype)
+
+    def drawn(
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """Draw values, and say how to work out, once, the log densities of their nodes."""
+        self._require_density()
+        fused = self.node._fused(sample_shape, generator, self._squashed_by)
+        if fused is not None:
+            node, value, log_density = fused
+            value = self._rounded(value.reshape(*sample_shape, *self.batch_shape, *self.event_shape))
+            value = remember(value, self.node._rounded(node), support=self.support)
+            return value, lambda: cast(log_density, self.logits.dtype)
+        noise = self.noise(sample_shape, generator=generator)
+        return self.push(noise), lambda: self.node.log_prob_of_noise_(noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log density of a value, at the node it remembers or, failing that, at the node it determines."""

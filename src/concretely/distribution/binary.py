@@ -1,21 +1,44 @@
 """Binary variables: the Bernoulli mass and its relaxation on the unit interval."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
 from .. import noise
-from . import check
+from ..kernel import bernoulli as kernel
+from ..kernel import likelihood
+from ..kernel.operator import attempted
+from ..noise import Source, key_of
+from . import check, fused
 from .base import Mass
 from .cast import cast, wide, working
 from .logistic import Logistic
 from .squash import OnUnitInterval
 from .temperature import Temperature
+
+
+def drawn_bits(
+    logits: Tensor, sample_shape: Sequence[int], batch_shape: Size, generator: Source | None, squash: kernel.Squash
+) -> tuple[Tensor, ...] | None:
+    """States of log-odds and their log masses from a kernel, if there is one."""
+    if not fused.suits(logits):
+        return None
+    flat, key = logits.reshape(1, -1), key_of(generator, logits.device)
+    return fused.drawn(lambda m: kernel.draw(flat, key, m, squash), sample_shape, batch_shape)
+
+
+def scored_bits(value: Tensor, logits: Tensor, squash: kernel.Squash) -> Tensor | None:
+    """The log masses of states from a kernel, if there is one."""
+    if not fused.suits(logits) or value.dtype == torch.float64:
+        return None
+    score = partial(fused.scored, lambda value, logits: kernel.score(value, logits, squash))
+    return score(value.detach(), logits, value_axes=0, logits_axes=0)
 
 
 class Bernoulli(Mass):
@@ -46,7 +69,7 @@ class Bernoulli(Mass):
         """The Concrete variable with the same logits."""
         return BinaryConcrete(self.logits, temperature, validate_args=self._validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard logistic noise."""
         return self._drawn(noise.logistic, sample_shape, generator)
 
@@ -54,7 +77,29 @@ class Bernoulli(Mass):
         """One where the noisy log-odds are not negative."""
         return (self.logits + self._shaped("noise", noise) >= 0).to(self.logits.dtype)
 
+    def summed_log_prob(self, value: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
+        """The log mass of a value, summed over the last axes of the batch."""
+        found = self._fused_sum(value, axes)
+        return super().summed_log_prob(value, axes) if found is None else found
+
+    def _fused_sum(self, value: Tensor, axes: int) -> Tensor | None:
+        """Likewise, from a kernel, if there is one for values that several of the batch share."""
+        shared, own = value.shape[: value.dim() - axes], value.shape[value.dim() - axes :]
+        lead = self.logits.shape[: self.logits.dim() - value.dim()]
+        if not axes or not fused.suits(self.logits) or self.logits.shape != lead + value.shape:
+            return None
+        bits = self._checked(value).reshape(1, shared.numel(), own.numel())
+        logits = self.logits.reshape(1, -1, shared.numel(), own.numel())
+        found = attempted(lambda: likelihood.log_likelihood(logits, bits))
+        return None if found is None else cast(found.reshape(*lead, *shared), self.logits.dtype)
+
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
+        return drawn_bits(self.logits, sample_shape, self.batch_shape, generator, "bit")
+
     def _log_mass(self, value: Tensor) -> Tensor:
+        found = scored_bits(value, self.logits, "bit")
+        if found is not None:
+            return found
         logits = cast(self.logits, working(self.logits.dtype))
         sign = 2 * value.detach().to(logits.dtype) - 1
         return logsigmoid(logits * sign)  # one pass, where a choice between the logits and their negative takes three

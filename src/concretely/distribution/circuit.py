@@ -8,11 +8,11 @@ from typing import Protocol, Self, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
-from ..noise import uniform
+from ..noise import Source, uniform
 from . import check, logistic
 from .base import Tempered
 from .binary import Bernoulli
@@ -204,9 +204,7 @@ def as_family(noise: str | Distribution | Family) -> Family:
     return known[noise]()
 
 
-def uniform_wide(
-    shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Generator | None
-) -> Tensor:
+def uniform_wide(shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None) -> Tensor:
     """Uniform noise in float64 for every dtype: that of float32 is precise near 0 only, and either tail counts."""
     return uniform(shape, WIDE, device=device, generator=generator)
 
@@ -250,7 +248,7 @@ class CircuitNode(Tempered):
             check.as_log_odds(probs, validate_args=validate_args), temperature, noise=noise, validate_args=validate_args
         )
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw noise of the family."""
         return self.family.quantile(self._drawn(uniform_wide, sample_shape, generator))
 

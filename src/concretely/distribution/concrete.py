@@ -1,15 +1,18 @@
 """Categorical variables: the discrete mass on one-hot vectors and its relaxation on the simplex."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Self
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
 
 from .. import noise
-from . import check
+from ..kernel import discrete as kernel
+from ..noise import Source, key_of
+from . import check, fused
 from .base import Mass
 from .cast import cast, wide
 from .constraint import one_hot
@@ -17,6 +20,24 @@ from .exp_concrete import ExpConcrete
 from .log_simplex import one_hot_argmax, perturb
 from .squash import OnSimplex
 from .temperature import Temperature
+
+
+def drawn_states(
+    logits: Tensor, sample_shape: Sequence[int], batch_shape: Size, generator: Source | None, squash: kernel.Squash
+) -> tuple[Tensor, ...] | None:
+    """States of logits of categories and their log masses from a kernel, if there is one."""
+    if not fused.suits(logits):
+        return None
+    flat, key = logits.reshape(1, -1, logits.shape[-1]), key_of(generator, logits.device)
+    return fused.drawn(lambda m: kernel.draw(flat, key, m, squash), sample_shape, batch_shape)
+
+
+def scored_states(value: Tensor, logits: Tensor, squash: kernel.Squash) -> Tensor | None:
+    """The log masses of states from a kernel, if there is one."""
+    if not fused.suits(logits) or value.dtype == torch.float64:
+        return None
+    score = partial(fused.scored, lambda value, logits: kernel.score(value, logits, squash))
+    return score(value.detach(), logits, value_axes=1, logits_axes=1)
 
 
 class Discrete(Mass):
@@ -48,7 +69,7 @@ class Discrete(Mass):
         """The Concrete variable with the same logits."""
         return Concrete(self.logits, temperature, validate_args=self._validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard Gumbel noise for every category."""
         return self._drawn(noise.gumbel, sample_shape, generator)
 
@@ -56,10 +77,16 @@ class Discrete(Mass):
         """One at the largest noisy logit."""
         return one_hot_argmax(perturb(self.logits, self._shaped("noise", noise))).to(self.logits.dtype)
 
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
+        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "one-hot")
+
     def _log_probs(self) -> Tensor:
         return wide(self.logits).log_softmax(-1)
 
     def _log_mass(self, value: Tensor) -> Tensor:
+        found = scored_states(value, self.logits, "one-hot")
+        if found is not None:
+            return found
         return log_mass_of(self._log_probs(), value.argmax(-1))
 
     def _interpolated_log_mass(self, value: Tensor) -> Tensor:

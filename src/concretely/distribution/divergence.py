@@ -4,9 +4,10 @@ Densities of relaxations are compared at their nodes, since the divergence does 
 """
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
+from ..noise import Source
 from .base import Continuous, Relaxation, Tempered, Variable
 from .binary import Bernoulli, BinaryConcrete
 from .cast import cast, wide
@@ -21,7 +22,7 @@ from .logistic import Logistic
 from .logistic_normal import ExpLogisticNormal, LogisticNormal
 
 
-def monte_carlo_kl(p: Continuous, q: Continuous, samples: int = 1, *, generator: Generator | None = None) -> Tensor:
+def monte_carlo_kl(p: Continuous, q: Continuous, samples: int = 1, *, generator: Source | None = None) -> Tensor:
     """An unbiased Monte Carlo estimate of the divergence of p from q, with a pathwise gradient.
 
     >>> p, q = Concrete(torch.zeros(3), 0.5), Concrete(torch.ones(3), 2 / 3)

@@ -2,11 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
+import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from .. import noise
+from ..kernel import exp_concrete as kernel
+from ..noise import Source, key_of
+from . import fused
 from .cast import wide
 from .log_simplex import OnLogSimplex
 from .temperature import log
@@ -27,9 +32,27 @@ class ExpConcrete(OnLogSimplex):
     (torch.Size([5, 3]), True)
     """
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard Gumbel noise for every category."""
         return self._drawn(noise.gumbel, sample_shape, generator)
+
+    def _fused(
+        self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash
+    ) -> tuple[Tensor, ...] | None:
+        if not fused.suits(self.logits, self._temperature):
+            return None
+        logits, key = self.logits.reshape(1, -1, *self.event_shape), key_of(generator, self.logits.device)
+        warmth = fused.warmth(self._temperature, logits)
+        return fused.drawn(lambda m: kernel.draw(logits, warmth, key, m, squash), sample_shape, self.batch_shape)
+
+    def _log_density(self, value: Tensor) -> Tensor:
+        if fused.suits(self.logits, self._temperature) and value.dtype != torch.float64:
+            warmth = fused.warmth(self._temperature, value)
+            score = partial(fused.scored, lambda node, logits: kernel.score(node, logits, warmth))
+            found = score(value, self.logits, value_axes=1, logits_axes=1)
+            if found is not None:
+                return found
+        return super()._log_density(value)
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe

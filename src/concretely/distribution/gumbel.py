@@ -6,10 +6,11 @@ from typing import Self
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 
 from .. import noise
+from ..noise import Source
 from . import check
 from .base import Node
 from .cast import cast, wide
@@ -41,7 +42,7 @@ class Gumbel(Node):
         """Build the variable from the probability whose logarithm is its location."""
         return cls(check.as_log_probs(probs, validate_args=validate_args), validate_args=validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard Gumbel noise."""
         return self._drawn(noise.gumbel, sample_shape, generator)
 

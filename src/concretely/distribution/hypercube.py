@@ -5,15 +5,16 @@ from typing import Self
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
+from ..noise import Source
 from . import check
 from .base import Mass, Relaxation, Tempered, expanded
-from .binary import Bernoulli
+from .binary import Bernoulli, drawn_bits, scored_bits
 from .cast import cast, wide, working
-from .concrete import Discrete, log_mass_of
+from .concrete import Discrete, drawn_states, log_mass_of, scored_states
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
 from .logistic import Logistic
@@ -117,7 +118,7 @@ class Hypercube(Mass):
             return Bernoulli(self.logits.squeeze(-1), validate_args=False)
         return Discrete(self.logits, validate_args=False)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise of the state: logistic if binary, else Gumbel for every category."""
         return self.state.noise(sample_shape, generator=generator)
 
@@ -125,7 +126,18 @@ class Hypercube(Mass):
         """The corner of the state that noise becomes."""
         return to_corner(self.state.push(noise), self.event_shape)
 
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
+        if self.event_shape[0] == 1:
+            return drawn_bits(self.logits.squeeze(-1), sample_shape, self.batch_shape, generator, "corner")
+        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "corner")
+
     def _log_mass(self, value: Tensor) -> Tensor:
+        if self.event_shape[0] == 1:
+            found = scored_bits(value.squeeze(-1), self.logits.squeeze(-1), "corner")
+        else:
+            found = scored_states(value, self.logits, "corner")
+        if found is not None:
+            return found
         if self.event_shape[0] == 1:
             logits = cast(self.logits, working(self.logits.dtype)).squeeze(-1)
             return logsigmoid(logits * value.detach().squeeze(-1))
@@ -188,6 +200,7 @@ class HypercubeConcrete(Relaxation):
             node = Logistic(logits.squeeze(-1), temperature, validate_args=validate_args)
         else:
             node = ExpConcrete(logits, temperature, validate_args=validate_args)
+        self._squashed_by = "corner" if logits.shape[-1] == 1 else "cube"
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])
         super().__init__(node, logits=logits, event_shape=bits(logits))
 

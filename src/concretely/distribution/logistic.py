@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import softplus
 
 from .. import noise
-from . import check
+from ..kernel import logistic as kernel
+from ..noise import Source, key_of
+from . import check, fused
 from . import recover as recovery
 from .base import Tempered
 from .cast import cast, wide, working
@@ -72,15 +75,31 @@ class Logistic(Tempered):
         """Build the variable from the probability that its value is positive."""
         return cls(check.as_log_odds(probs, validate_args=validate_args), temperature, validate_args=validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard logistic noise."""
         return self._drawn(noise.logistic, sample_shape, generator)
+
+    def _fused(
+        self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash
+    ) -> tuple[Tensor, ...] | None:
+        temperature = self._temperature
+        if not fused.suits(self.logits, temperature):
+            return None
+        logits, key = self.logits.reshape(1, -1), key_of(generator, self.logits.device)
+        warmth = fused.warmth(temperature, logits)
+        return fused.drawn(lambda m: kernel.draw(logits, warmth, key, m, squash), sample_shape, self.batch_shape)
 
     def _push(self, noise: Tensor) -> Tensor:
         return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
         temperature = self._value_temperature
+        if fused.suits(self.logits, temperature) and value.dtype != torch.float64:
+            warmth = fused.warmth(temperature, value)
+            score = partial(fused.scored, lambda node, logits: kernel.score(node, logits, warmth))
+            found = score(value, self.logits, value_axes=0, logits_axes=0)
+            if found is not None:
+                return found
         if recovery.is_narrow(value, self.logits, temperature) and not torch.compiler.is_compiling():
             try:
                 return _LogDensity.apply(value, self.logits, temperature)[0]  # type: ignore[no-any-return, no-untyped-call]

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from .. import noise
+from ..noise import Source
 from .concrete import Discrete
 from .log_simplex import OnLogSimplex
 from .squash import OnSimplex
@@ -28,7 +29,7 @@ class ExpLogisticNormal(OnLogSimplex):
     torch.Size([3])
     """
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Generator | None = None) -> Tensor:
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard normal noise for every category."""
         return self._drawn(noise.normal, sample_shape, generator)
 

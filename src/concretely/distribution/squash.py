@@ -31,6 +31,7 @@ class OnUnitInterval(Relaxation):
     """A relaxation that squashes a log-odds by the sigmoid."""
 
     support = constraints.unit_interval
+    _squashed_by = "unit"
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """The probability of a smaller value."""
@@ -60,6 +61,7 @@ class OnSimplex(Relaxation):
     """A relaxation that squashes the logarithm of a point of the simplex by the exponential."""
 
     support = simplex
+    _squashed_by = "simplex"
     is_ranked = True
 
     node_class: type[OnLogSimplex]

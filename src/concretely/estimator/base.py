@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ..model.base import Model
+from ..noise import Source
 from ..objective import Objective, average, bound, effective_sample_size
 from ..program import Program
 
@@ -45,7 +46,7 @@ class Estimator(Protocol):
         *inputs: Any,
         samples: int,
         objective: Objective,
-        generator: Generator | None,
+        generator: Source | None,
     ) -> Estimate: ...
 
 
@@ -55,7 +56,7 @@ def estimate(
     estimator: Estimator,
     samples: int = 1,
     objective: Objective | None = None,
-    generator: Generator | None = None,
+    generator: Source | None = None,
 ) -> Estimate:
     """Estimate the objective of a model, or the expected cost of a program, with a loss to take the gradient of.
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ..mode import STATES, Enumerate
 from ..model.base import Model
+from ..noise import Source
 from ..objective import Objective, average, total, weigh
 from ..program import Program, at_rest
 from .base import Estimate, bounded
@@ -26,7 +27,7 @@ class Exact:
     """
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Work out an objective."""
         with at_rest(target):  # states come as often as others here, whatever their probability: nothing to learn from

@@ -4,12 +4,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from ..distribution.base import Mass
 from ..graph import run
 from ..mode import Discrete
 from ..model.base import Model
+from ..noise import Source
 from ..objective import Objective, Weighing, average, total, weigh
 from ..program import Program, at_rest
 from ..trace import Trace
@@ -72,7 +73,7 @@ class NVIL(nn.Module):
         self.baselines = nn.ModuleList(_network(size, width).to(like) for size in sizes if baseline)
 
     def forward(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate the average over samples, with a loss that trains the baselines too."""
         weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import Generator
-
 from ..mode import Mode, Relaxed, Temperatures
 from ..mode import StraightThrough as StraightThroughMode
 from ..model.base import Model
+from ..noise import Source
 from ..objective import Objective, Treatment, weigh
 from ..program import Program
 from .base import Estimate, bounded
@@ -43,7 +42,7 @@ class Pathwise:
         object.__setattr__(self, "_modes", self._chosen_modes())  # looked at once, and not at every step
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate an objective."""
         mode, prior_mode = self._modes
@@ -86,7 +85,7 @@ class GumbelSoftmax:
         Pathwise(self.temperature, kl=self.kl)
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate an objective."""
         return Pathwise(self.temperature, kl=self.kl)(
@@ -111,7 +110,7 @@ class StraightThrough:
         _require_known(self.kl, "mass", "analytic")
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate an objective."""
         return _straight_through(self, StraightThroughMode(), target, inputs, samples, objective, generator)
@@ -136,7 +135,7 @@ class StraightThroughGumbelSoftmax:
         StraightThroughMode(self.temperature)
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate an objective."""
         mode = StraightThroughMode(self.temperature)
@@ -150,7 +149,7 @@ def _straight_through(
     inputs: tuple[Any, ...],
     samples: int,
     objective: Objective,
-    generator: Generator | None,
+    generator: Source | None,
 ) -> Estimate:
     analytic = method.kl == "analytic"
     weighing = weigh(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)

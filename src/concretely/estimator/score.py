@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ..mode import Discrete
 from ..model.base import Model
+from ..noise import Source
 from ..objective import Objective, average, weigh
 from ..program import Program
 from .base import Estimate, bounded
@@ -27,7 +28,7 @@ class Score:
     """
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate an objective."""
         weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
@@ -53,7 +54,7 @@ class RLOO:
     averages: ClassVar[bool] = True
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate the average over samples."""
         if samples < 2:

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor
+from torch import Tensor
 
 from ..mode import Discrete
 from ..model.base import Model
+from ..noise import Source
 from ..objective import Objective, bound, weigh
 from ..program import Program
 from .base import Estimate, bounded
@@ -38,7 +39,7 @@ class VIMCO:
             raise ValueError(f"mean must be 'geometric' or 'arithmetic', got {self.mean!r}")
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Generator | None
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate the multi-sample bound."""
         if samples < 2:

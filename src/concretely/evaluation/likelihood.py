@@ -14,6 +14,7 @@ from torch.distributions import Distribution
 from ..distribution.base import Mass
 from ..mode import Discrete, Drawn, Enumerate, Mode
 from ..model.base import Model
+from ..noise import Source
 from ..objective import total, weigh
 from ..program import at_rest
 from .progress import counting
@@ -216,7 +217,7 @@ class _Likeliest(Mode):
     """Every discrete node takes its most probable state, without any randomness."""
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Generator | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
     ) -> Drawn:
         value = distribution.mode if isinstance(distribution, Mass) else distribution.sample()
         return Drawn(value, lambda: self.score(name, distribution, value))

@@ -1,5 +1,6 @@
 """What all operators share: where the fast path runs, and how a batch of programs becomes an axis of members."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -45,6 +46,16 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     return register
 
 
+def attempted(call: Callable[[], Any]) -> Any | None:
+    """What a call of operators gives, or None where `torch.func` differentiates: operators cannot have its rules."""
+    try:
+        return call()
+    except RuntimeError as error:
+        if re.search("functorch transforms|forward AD", str(error)) is None:
+            raise
+        return None
+
+
 def _stacked(tensor: Tensor, dim: int | None, size: int) -> Tensor:
     """A tensor with the axis of a batch joined to that of members."""
     lead = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
@@ -53,4 +64,4 @@ def _stacked(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 
 def rows(tensor: Tensor) -> Tensor:
     """A tensor of which each member lies in one piece; members may share one."""
-    return tensor if tensor[0].is_contiguous() else tensor.contiguous()
+    return tensor if len(tensor) and tensor[0].is_contiguous() else tensor.contiguous()

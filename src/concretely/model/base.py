@@ -2,12 +2,13 @@
 
 from typing import Any
 
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..distribution.base import Mass
 from ..graph import run
 from ..mode import Discrete, Mode, Replay
+from ..noise import Source
 from ..program import Program
 from ..trace import Trace
 
@@ -42,7 +43,7 @@ class Model(nn.Module):
         mode: Mode,
         prior_mode: Mode | None = None,
         samples: int | None = None,
-        generator: Generator | None = None,
+        generator: Source | None = None,
     ) -> tuple[Trace, Trace]:
         """Draw the latents in one mode and score them under p in another; the runs of p and of what drew the latents.
 
@@ -51,7 +52,7 @@ class Model(nn.Module):
         q = self.drawn(*inputs, mode=mode, samples=samples, generator=generator)
         return self.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode), q
 
-    def drawn(self, *inputs: Any, mode: Mode, samples: int | None = None, generator: Generator | None = None) -> Trace:
+    def drawn(self, *inputs: Any, mode: Mode, samples: int | None = None, generator: Source | None = None) -> Trace:
         """Draw the latents: the first half of `trace`."""
         program = self.p if self.q is None else self.q
         trace = run(program, mode, *inputs, samples=samples, generator=generator)
@@ -70,7 +71,7 @@ class Model(nn.Module):
             _require_alike(name, p[name].distribution, drawn[name].distribution)
         return p
 
-    def sample(self, samples: int, *inputs: Tensor, generator: Generator | None = None) -> Any:
+    def sample(self, samples: int, *inputs: Tensor, generator: Source | None = None) -> Any:
         """What p returns for so many draws of the discrete graph, given its context if it has one."""
         return run(self.p, Discrete(), *inputs, samples=samples, generator=generator).output
 

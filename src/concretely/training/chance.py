@@ -43,6 +43,16 @@ def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.d
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
 
 
+DRAWS = 64
+"""The most draws of a step that have keys of their own."""
+
+
+def keys_of(seed: int, purpose: Purpose, step: int, *, device: torch.device | str = "cpu") -> Int64[Tensor, "draws 2"]:
+    """The keys of the draws of a step."""
+    nonce = step * DRAWS + torch.arange(DRAWS, device=device)
+    return torch.stack([torch.full_like(nonce, seed_of(seed, purpose)), nonce], -1)
+
+
 class Order:
     """The data points of every step: epoch after epoch, each in a shuffled order of its own.
 
@@ -59,13 +69,17 @@ class Order:
 
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
         """The data points of a step."""
-        parts, first, missing = [], step * self.batch, self.batch
+        return self.span(step, 1)[0]
+
+    def span(self, step: int, steps: int) -> Int64[Tensor, "steps batch"]:
+        """The data points of a step and of those after it."""
+        parts, first, missing = [], step * self.batch, steps * self.batch
         while missing:
             epoch, start = divmod(first, self.points)
             part = self._order_of(epoch)[start : start + missing]
             parts.append(part)
             first, missing = first + len(part), missing - len(part)
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        return (torch.cat(parts) if len(parts) > 1 else parts[0]).view(steps, self.batch)
 
     def _order_of(self, epoch: int) -> Int64[Tensor, " points"]:
         if epoch != self._epoch:

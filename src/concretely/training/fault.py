@@ -10,20 +10,21 @@ class Fault:
     """Keeps an optimiser from taking a step whose gradient is not finite, and any step after it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._first = torch.full((), -1, dtype=torch.int64, device=device)
+        self.first = torch.full((), -1, dtype=torch.int64, device=device)
+        """The first step with a fault, minus one if there is none."""
 
-    def guard(self, optimizer: torch.optim.Optimizer, loss: Tensor, step: int) -> None:
+    def look(self, optimizer: torch.optim.Optimizer, loss: Tensor, step: int) -> None:
         """Look at the gradients of a step that is about to be taken."""
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         finite = torch.isfinite(nn.utils.get_total_norm(gradients)) & torch.isfinite(loss.detach())
         found = torch.where(finite, -1, step)
-        self._first = torch.where(self._first < 0, found, self._first)
+        self.first = torch.where(self.first < 0, found, self.first)
         # what fused optimisers look at before they change anything, made for automatic mixed precision
-        optimizer.found_inf = (self._first >= 0).float()  # type: ignore[attr-defined]
+        optimizer.found_inf = (self.first >= 0).float()  # type: ignore[attr-defined]
 
     def step(self) -> int | None:
         """The first step with a fault, if there is any; this waits for the device."""
-        first = int(self._first)
+        first = int(self.first)
         return None if first < 0 else first
 
 

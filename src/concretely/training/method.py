@@ -22,6 +22,9 @@ from ..schedule import Annealing
 from .chance import Purpose, seed_of
 from .recipe import Recipe, Temperature
 
+Warmth = float | Tensor
+"""A temperature as an estimator takes it."""
+
 PLAIN: dict[str, Callable[[], Estimator]] = {
     "straight-through": StraightThrough,
     "score": Score,
@@ -47,9 +50,14 @@ def cooled(recipe: Recipe, step: int) -> Estimator:
     """The estimator of a recipe at the temperatures of a step, for those that have any."""
     temperature = at_step(recipe.temperature, step)
     assert temperature is not None
-    match recipe.estimator:
+    return tempered(recipe.estimator, temperature, at_step(recipe.prior_temperature, step))
+
+
+def tempered(estimator: str, temperature: Warmth, prior_temperature: Warmth | None) -> Estimator:
+    """An estimator at some temperatures."""
+    match estimator:
         case "concrete":
-            return Pathwise(temperature, at_step(recipe.prior_temperature, step))
+            return Pathwise(temperature, prior_temperature)
         case "gumbel-softmax":
             return GumbelSoftmax(temperature)
         case _:

@@ -16,8 +16,9 @@ from ..data.dataset import Dataset
 from ..estimator import Estimate, Estimator, Score, estimate
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
+from ..noise import Keys
 from ..program import at_rest
-from .chance import Order, Purpose, generator_of, seed_of
+from .chance import Order, Purpose, generator_of, keys_of
 from .fault import Fault, culprit
 from .method import anneals, at_step, cooled, estimator_of
 from .recipe import Recipe
@@ -69,10 +70,11 @@ class Trainer:
         self.step = 0
         self.seconds = 0.0
         self.best: dict[str, Tensor] = {}
-        self._noise, self._watch = (torch.Generator(self.device) for _ in range(2))
-        self._sums = torch.zeros(4, dtype=torch.float64, device=self.device)  # bound, steps, gap, looks
-        self._since = 0  # the step of the last row
-        self._fault = Fault(self.device)
+        self.sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        """Of the steps since the last row: bounds, their number, gaps, their number."""
+        self.since = 0
+        """The step of the last row."""
+        self.guard = Fault(self.device)
 
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
         """Take steps until one is reached, or there is reason to pause after one."""
@@ -93,14 +95,14 @@ class Trainer:
 
     def bound(self) -> float:
         """The bound of the steps since the last row, zero if there are none; this waits for the device."""
-        bound, steps, *_ = self._sums.tolist()
+        bound, steps, *_ = self.sums.tolist()
         return float(bound / max(steps, 1))
 
     def row(self) -> Row:
         """What the steps since the last row have found; it starts the next one, and waits for the device."""
-        mean, (*_, gap, looks) = self.bound(), self._sums.tolist()
-        self._sums.zero_()
-        self._since = self.step
+        mean, (*_, gap, looks) = self.bound(), self.sums.tolist()
+        self.sums.zero_()
+        self.since = self.step
         return Row(
             step=self.step,
             seconds=self.seconds,
@@ -122,7 +124,7 @@ class Trainer:
 
     def fault(self) -> tuple[int, str] | None:
         """The first step that gave no finite gradient, which was not taken nor any after it, and the layer at fault."""
-        step = self._fault.step()
+        step = self.guard.step()
         return None if step is None else (step, self.culprit(step))
 
     def culprit(self, step: int) -> str:
@@ -142,8 +144,8 @@ class Trainer:
         if isinstance(self.estimator, nn.Module):
             parts["estimator"] = self.estimator.state_dict()
         for index, moments in self.optimizer.state_dict()["state"].items():
-            parts[f"optimizer/{index}"] = moments
-        parts["row"] = {"sums": self._sums}
+            parts[f"optimizer/{index}"] = {**moments, "step": torch.full_like(moments["step"], self.step)}
+        parts["row"] = {"sums": self.sums}
         return {f"{part}/{name}": tensor for part, content in parts.items() for name, tensor in content.items()}
 
     def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
@@ -158,48 +160,66 @@ class Trainer:
         moments = {int(part.partition("/")[2]): parts[part] for part in parts if part.startswith("optimizer/")}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
         self.best = parts.get("best", {})
-        self._sums = parts["row"]["sums"]
+        self.sums = parts["row"]["sums"]
         self.step, self.seconds = step, seconds
-        self._since = step - int(self._sums[1])
+        self.since = step - int(self.sums[1])
+
+    def draws(self) -> int:
+        """How many draws a step takes."""
+        keys = self._keys(Purpose.NOISE, self.step)
+        own = self.estimator if isinstance(self.estimator, nn.Module) else nn.Module()
+        with at_rest(self.model), at_rest(own), torch.no_grad():
+            self._estimate(self.step, keys)
+        return keys.used
+
+    def moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
+        """The moments of the gradient of a parameter, zero before the first step."""
+        state = self.optimizer.state.get(parameter, {})
+        first, second = (state.get(name, torch.zeros_like(parameter)) for name in ("exp_avg", "exp_avg_sq"))
+        return first, second
+
+    def share(self, parameter: nn.Parameter, first: Tensor, second: Tensor) -> None:
+        """Leave the moments of a parameter to others, who take the steps from now on."""
+        count = torch.full((), self.step, dtype=torch.float32, device=self.device)
+        self.optimizer.state[parameter] = {"step": count, "exp_avg": first, "exp_avg_sq": second}
 
     def _take(self, step: int) -> None:
         """Take one step."""
         found = self._estimated(step)
         mean = found.bound.detach().mean().double()
-        self._sums[:2] += torch.stack([mean, torch.ones_like(mean)])
-        if self.recipe.method.relaxes and (step - self._since) % WATCHED == 0:
-            self._sums[2:] += torch.stack([mean - self._discrete(step), torch.ones_like(mean)])
+        self.sums[:2] += torch.stack([mean, torch.ones_like(mean)])
+        if self.recipe.method.relaxes and (step - self.since) % WATCHED == 0:
+            self.sums[2:] += torch.stack([mean - self._discrete(step), torch.ones_like(mean)])
         self.optimizer.zero_grad()
         found.loss.backward()
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.lr * falling(self.recipe, step)
-        self._fault.guard(self.optimizer, found.loss, step)
+        self.guard.look(self.optimizer, found.loss, step)
         self.optimizer.step()
 
     def _estimated(self, step: int) -> Estimate:
         """The estimate of a step, the same whenever it is asked for with the same parameters."""
-        self._noise.manual_seed(seed_of(self.recipe.seed, Purpose.NOISE, step))
+        return self._estimate(step, self._keys(Purpose.NOISE, step))
+
+    def _estimate(self, step: int, keys: Keys) -> Estimate:
         estimator = cooled(self.recipe, step) if anneals(self.recipe) else self.estimator
-        return estimate(
-            self.model,
-            *self._batch(step),
-            estimator=estimator,
-            samples=self.recipe.samples,
-            generator=self._noise,
-        )
+        batch, samples = self._batch(step), self.recipe.samples
+        return estimate(self.model, *batch, estimator=estimator, samples=samples, generator=keys)
 
     def _discrete(self, step: int) -> Tensor:
         """The bound of the discrete graph on the batch of a step, with the parameters as they are."""
-        self._watch.manual_seed(seed_of(self.recipe.seed, Purpose.WATCH, step))
         with torch.no_grad():
             found = estimate(
                 self.model,
                 *self._batch(step),
                 estimator=Score(),
                 samples=self.recipe.samples,
-                generator=self._watch,
+                generator=self._keys(Purpose.WATCH, step),
             )
         return found.bound.mean().double()
+
+    def _keys(self, purpose: Purpose, step: int) -> Keys:
+        return Keys(keys_of(self.recipe.seed, purpose, step, device=self.device))
 
     def _batch(self, step: int) -> tuple[Tensor, ...]:
         return inputs_of(self.recipe, self.data.train[self.order.indices(step)])

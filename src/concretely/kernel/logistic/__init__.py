@@ -28,6 +28,16 @@ def draw(
     return node, node if squash == "none" else value, log_density
 
 
+def score(
+    node: Float[Tensor, "members m units"],
+    logits: Float[Tensor, "members units"],
+    temperature: Float64[Tensor, " members"],
+) -> Float[Tensor, "members m units"]:
+    """The log densities of given nodes, whose samples share their logits."""
+    scored: Tensor = _score(node, logits, temperature)
+    return scored
+
+
 @operator("logistic_draw")
 def _draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor, Tensor]:
     if is_fast(logits):
@@ -39,28 +49,41 @@ def _draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash
 
 @_draw.register_fake
 def _(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor, Tensor]:
-    node = logits.new_empty((len(logits), samples, logits.shape[1]), dtype=torch.float32)
-    value = torch.empty_like(node) if squash != "none" else node.new_empty((len(node), 0))
+    members, units = logits.shape
+    node = logits.new_empty((members, samples, units), dtype=torch.float32)
+    value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
     return node, value, torch.empty_like(node)
 
 
 @operator("logistic_draw_backward")
 def _draw_backward(
-    by_node: Tensor | None, by_value: Tensor | None, node: Tensor, temperature: Tensor, squash: str
+    by_node: Tensor | None,
+    by_value: Tensor | None,
+    node: Tensor,
+    temperature: Tensor,
+    squash: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     if is_fast(node):
         from . import triton
 
-        return triton.draw_backward(by_node, by_value, node, temperature, squash)
-    return naive.draw_backward(by_node, by_value, node, temperature, squash)
+        return triton.draw_backward(by_node, by_value, node, temperature, squash, dtype)
+    return naive.draw_backward(by_node, by_value, node, temperature, squash, dtype)
 
 
 @_draw_backward.register_fake
-def _(by_node: Tensor | None, by_value: Tensor | None, node: Tensor, temperature: Tensor, squash: str) -> Tensor:
-    return node.new_empty((node.shape[0], node.shape[2]))
+def _(
+    by_node: Tensor | None,
+    by_value: Tensor | None,
+    node: Tensor,
+    temperature: Tensor,
+    squash: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    return node.new_empty((node.shape[0], node.shape[2]), dtype=dtype)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _keep_draw(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     logits, temperature, _, _, ctx.squash = inputs
     ctx.dtype = logits.dtype
     ctx.set_materialize_grads(False)
@@ -68,14 +91,64 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(output[0], temperature)
 
 
-def _pull(ctx: Any, by_node: Tensor | None, by_value: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _pull_draw(
+    ctx: Any, by_node: Tensor | None, by_value: Tensor | None, _: Tensor | None
+) -> tuple[Tensor | None, ...]:
     node, temperature = ctx.saved_tensors
     by_value = None if ctx.squash == "none" else by_value
     if by_node is None and by_value is None:
         return None, None, None, None, None
     # the definition where the gradient is to be differentiated again
     pull = naive.draw_backward if torch.is_grad_enabled() else _draw_backward
-    return pull(by_node, by_value, node, temperature, ctx.squash).to(ctx.dtype), None, None, None, None
+    return pull(by_node, by_value, node, temperature, ctx.squash, ctx.dtype), None, None, None, None
 
 
-_draw.register_autograd(_pull, setup_context=_keep)
+_draw.register_autograd(_pull_draw, setup_context=_keep_draw)
+
+
+@operator("logistic_score")
+def _score(node: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
+    if is_fast(node):
+        from . import triton
+
+        return triton.score(node, logits, temperature)
+    return naive.score(node, logits, temperature)
+
+
+@_score.register_fake
+def _(node: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
+    return node.new_empty(node.shape, dtype=torch.float32)
+
+
+@operator("logistic_score_backward")
+def _score_backward(
+    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool
+) -> tuple[Tensor, Tensor]:
+    if is_fast(node):
+        from . import triton
+
+        return triton.score_backward(by, node, logits, temperature, needs_node, needs_logits)
+    return naive.score_backward(by, node, logits, temperature, needs_node, needs_logits)
+
+
+@_score_backward.register_fake
+def _(
+    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool
+) -> tuple[Tensor, Tensor]:
+    by_node = node.new_empty(node.shape) if needs_node else by.new_empty((by.shape[0], 0))
+    return by_node, logits.new_empty(logits.shape) if needs_logits else by.new_empty((by.shape[0], 0))
+
+
+def _keep_score(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _pull_score(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
+    needs_node, needs_logits, _ = ctx.needs_input_grad
+    pull = naive.score_backward if torch.is_grad_enabled() else _score_backward
+    node, logits, temperature = ctx.saved_tensors
+    by_node, by_logits = pull(by, node, logits, temperature, needs_node, needs_logits)
+    return by_node if needs_node else None, by_logits if needs_logits else None, None
+
+
+_score.register_autograd(_pull_score, setup_context=_keep_score)

@@ -1,4 +1,4 @@
-"""The definition of a logistic draw."""
+"""The definition of a logistic node: how it is drawn, and its log density where it was drawn by another."""
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -6,6 +6,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ..philox import naive as philox
+
+SMALLEST = 2.0**-103
+"""The smallest value on the unit interval, so far above zero that the slope of a log density is finite."""
 
 
 def noise(key: Int64[Tensor, "members 2"], count: int) -> Float[Tensor, "members {count}"]:
@@ -22,21 +25,27 @@ def draw(
     squash: str,
 ) -> tuple[Float[Tensor, "members m units"], Tensor, Float[Tensor, "members m units"]]:
     """Noisy logits over the temperature, their squashed values, and the log density of the former."""
-    drawn = noise(key, samples * logits.shape[1]).view(len(logits), samples, -1)
-    cool = temperature.view(-1, 1, 1)
-    node = (logits.unsqueeze(1).float() + drawn) / cool.float()
-    log_density = cool.log().float() - drawn.abs() - 2 * softplus(-drawn.abs())
-    return node, squashed(node, squash), log_density
+    members, units = logits.shape
+    drawn = noise(key, samples * units).view(members, samples, units)
+    node = (logits.unsqueeze(1).float() + drawn) / temperature.view(-1, 1, 1).float()
+    return node, squashed(node, squash), log_density(drawn, temperature)
+
+
+def log_density(
+    noise: Float[Tensor, "members m units"], temperature: Float64[Tensor, " members"]
+) -> Float[Tensor, "members m units"]:
+    """The log density of nodes, from their noise."""
+    size = noise.abs()
+    return temperature.log().float().view(-1, 1, 1) - size - 2 * softplus(-size)
 
 
 def squashed(node: Float[Tensor, "..."], squash: str) -> Tensor:
     """The values of nodes, kept off the edges of the unit interval that rounding would take them to."""
     if squash == "none":
         return node.new_empty((len(node), 0))
-    value = logsigmoid(node).exp()
     if squash == "corner":
-        return 2 * value - 1
-    return value.clamp(torch.finfo(value.dtype).tiny, 1 - torch.finfo(value.dtype).eps / 2)
+        return torch.tanh(node / 2)
+    return logsigmoid(node).exp().clamp(SMALLEST, 1 - torch.finfo(node.dtype).eps / 2)
 
 
 def slope(node: Float[Tensor, "..."], squash: str) -> Float[Tensor, "..."]:
@@ -50,8 +59,42 @@ def draw_backward(
     node: Float[Tensor, "members m units"],
     temperature: Float64[Tensor, " members"],
     squash: str,
+    dtype: torch.dtype,
 ) -> Float[Tensor, "members units"]:
     """The gradient of the logits, over all samples."""
     total = torch.zeros_like(node) if by_node is None else by_node
     total = total if by_value is None else total + by_value * slope(node, squash)
-    return (total / temperature.view(-1, 1, 1).float()).sum(1)
+    return (total.sum(1) / temperature.unsqueeze(-1).float()).to(dtype)
+
+
+def recovered(
+    node: Float[Tensor, "members m units"],
+    logits: Float[Tensor, "members units"],
+    temperature: Float64[Tensor, " members"],
+) -> Float[Tensor, "members m units"]:
+    """The noise behind nodes, in float64 until its terms have cancelled."""
+    return (temperature.view(-1, 1, 1) * node.double() - logits.unsqueeze(1).double()).float()
+
+
+def score(
+    node: Float[Tensor, "members m units"],
+    logits: Float[Tensor, "members units"],
+    temperature: Float64[Tensor, " members"],
+) -> Float[Tensor, "members m units"]:
+    """The log density of given nodes."""
+    return log_density(recovered(node, logits, temperature), temperature)
+
+
+def score_backward(
+    by: Float[Tensor, "members m units"],
+    node: Float[Tensor, "members m units"],
+    logits: Float[Tensor, "members units"],
+    temperature: Float64[Tensor, " members"],
+    needs_node: bool,
+    needs_logits: bool,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
+    pull = by * torch.tanh(recovered(node, logits, temperature) / 2)
+    none = by.new_empty((len(by), 0))
+    by_node = (-temperature.view(-1, 1, 1).float() * pull).to(node.dtype) if needs_node else none
+    return by_node, pull.sum(1).to(logits.dtype) if needs_logits else torch.empty_like(none)

@@ -1,4 +1,6 @@
-"""A logistic draw in one pass, and its gradient in another."""
+"""A logistic node drawn in one pass or scored in one, and the gradients of both in another."""
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -7,9 +9,12 @@ from torch import Tensor
 
 from ..operator import rows
 from ..philox.naive import quarter
-from ..philox.triton import logistic, words
+from ..philox.triton import fraction, logistic, words
 
-BLOCK = 256
+BLOCK = 128
+TILE = 1024
+BUSY = 256
+"""As many programs as keep a device busy."""
 
 
 @triton.jit
@@ -20,40 +25,55 @@ def sigmoid(node):
 
 
 @triton.jit
-def softplus(size):
-    """The logarithm of one plus the exponential of a number that is not positive."""
-    small = tl.exp(size)
+def tanh_half(node):
+    """The hyperbolic tangent of one half of a number."""
+    small = tl.exp(-tl.abs(node))
+    size = (1 - small) / (1 + small)
+    return tl.where(node < 0, -size, size)
+
+
+@triton.jit
+def log1p(small):
+    """The logarithm of one plus a number that is not negative, by the rounding error of the sum."""
     total = 1 + small
-    # log1p, by the rounding error of the sum
     return tl.where(total == 1, small, tl.log(total) * (small / (total - 1)))
+
+
+@triton.jit
+def wrapped(start, units, BLOCK: tl.constexpr, LONG: tl.constexpr):
+    """The units of neighbouring elements; where rows are as long as a block, one division serves them all."""
+    unit = start % units + tl.arange(0, BLOCK)
+    return tl.where(unit < units, unit, unit - units) if LONG else unit % units
 
 
 @triton.jit
 def _draw(
     logits, temperature, key, node, value, log_density,
-    units, total, quarter, logits_stride,
-    SQUASH: tl.constexpr, BLOCK: tl.constexpr,
+    units, total, quarter, logits_stride, temperature_stride,
+    SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    # most draws are numbered in 32 bits, in which division takes a fraction of the time
+    first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
+    place = first + tl.arange(0, BLOCK)
     four = words(key, member, place)
-    warmth = tl.load(temperature + member)
-    log_warmth = tl.log(warmth).to(tl.float32)
-    warmth = warmth.to(tl.float32)
+    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    log_warmth, coldness = tl.log(warmth), tl.div_rn(1.0, warmth)
     for k in tl.static_range(4):
         element = k * quarter + place
         mask = (place < quarter) & (element < total)
-        noise = logistic(four[k])
-        logit = tl.load(logits + member * logits_stride + element % units, mask=mask).to(tl.float32)
-        found = (logit + noise) / warmth
+        unit = wrapped(k * quarter + first, units, BLOCK, LONG)
+        logit = tl.load(logits + member * logits_stride + unit, mask=mask).to(tl.float32)
+        found = (logit + logistic(four[k])) * coldness
         at = member * total + element
         tl.store(node + at, found, mask=mask)
-        size = tl.abs(noise)
-        tl.store(log_density + at, log_warmth - size - 2 * softplus(-size), mask=mask)
+        # the density of the noise is the product of its two tail probabilities
+        tail = tl.abs(fraction(four[k], True))
+        tl.store(log_density + at, log_warmth + tl.log(tail * (1 - tail)), mask=mask)
         if SQUASH == "corner":
-            tl.store(value + at, 2 * sigmoid(found) - 1, mask=mask)
+            tl.store(value + at, tanh_half(found), mask=mask)
         if SQUASH == "unit":
-            inside = tl.minimum(tl.maximum(sigmoid(found), 1.1754943508222875e-38), 0.99999994)
+            inside = tl.clamp(sigmoid(found), 9.860761315262648e-32, 0.99999994, tl.PropagateNan.ALL)
             tl.store(value + at, inside, mask=mask)
 
 
@@ -63,50 +83,176 @@ def draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash:
     node = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
     log_density = torch.empty_like(node)
-    total, logits = samples * units, rows(logits)
     if node.numel():
+        total, logits = samples * units, rows(logits)
         grid = (triton.cdiv(quarter(total), BLOCK), members)
         _draw[grid](
-            logits, temperature.contiguous(), key.contiguous(), node, value, log_density,
-            units, total, quarter(total), logits.stride(0), SQUASH=squash, BLOCK=BLOCK,
+            logits, temperature, key.contiguous(), node, value, log_density,
+            units, total, quarter(total), logits.stride(0), temperature.stride(0),
+            SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
         )  # fmt: skip
     return node, value, log_density
 
 
+class Tiling(NamedTuple):
+    """How programs share nodes: each takes some units, and of the samples some rows at every step."""
+
+    rows: int
+    units: int
+    parts: int
+    """How many programs share the samples of a unit, and leave sums over parts of them."""
+    steps: int
+    grid: tuple[int, int]
+
+
+def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
+    """The tiling of nodes: sums over samples are in no more parts than it takes to keep the device busy."""
+    height = min(triton.next_power_of_2(samples), 16)
+    width = TILE // height
+    tall, wide = triton.cdiv(samples, height), triton.cdiv(units, width)
+    steps = triton.cdiv(tall, min(tall, triton.cdiv(BUSY, members * wide))) if sums else 1
+    parts = triton.cdiv(tall, steps)
+    return Tiling(height, width, parts, steps, (parts * wide, members))
+
+
+def parted(tiling: Tiling, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for the parts of a sum over samples, which is the sum itself if there is but one."""
+    members, _, units = like.shape
+    return like.new_empty((members, tiling.parts, units), dtype=dtype if tiling.parts == 1 else torch.float32)
+
+
+def joined(parted: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of its parts."""
+    return parted.squeeze(1) if parted.shape[1] == 1 else parted.sum(1).to(dtype)
+
+
+@triton.jit
+def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """The part of a sum that a program takes, its first rows, and its units."""
+    wide = tl.cdiv(units, UNITS)
+    part = tl.program_id(0) // wide
+    row = part.to(tl.int64) * steps * ROWS + tl.arange(0, ROWS)
+    unit = (tl.program_id(0) % wide).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    return part, row[:, None], unit[None, :]
+
+
 @triton.jit
 def _draw_backward(
-    by_node, by_value, node, temperature, by_logits, units, samples, node_stride, value_stride,
-    NODE: tl.constexpr, VALUE: tl.constexpr, SQUASH: tl.constexpr, BLOCK: tl.constexpr,
+    by_node, by_value, node, temperature, by_logits, units, samples, parts, steps,
+    node_member, node_sample, node_unit, value_member, value_sample, value_unit, temperature_stride,
+    NODE: tl.constexpr, VALUE: tl.constexpr, SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    unit = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = unit < units
-    total = tl.zeros((BLOCK,), tl.float32)
-    element = unit
-    for _ in range(samples):
+    part, row, unit = corner(units, steps, ROWS, UNITS)
+    total = tl.zeros((ROWS, UNITS), tl.float32)
+    for _ in range(steps):
+        mask = (row < samples) & (unit < units)
         if NODE:
-            total += tl.load(by_node + member * node_stride + element, mask=mask, other=0.0).to(tl.float32)
+            at = member * node_member + row * node_sample + unit * node_unit
+            total += tl.load(by_node + at, mask=mask, other=0.0).to(tl.float32)
         if VALUE:
-            low = sigmoid(-tl.abs(tl.load(node + member * samples * units + element, mask=mask, other=0.0)))
+            low = sigmoid(-tl.abs(tl.load(node + (member * samples + row) * units + unit, mask=mask, other=0.0)))
             slope = low * (1 - low) * (2 if SQUASH == "corner" else 1)
-            total += slope * tl.load(by_value + member * value_stride + element, mask=mask, other=0.0).to(tl.float32)
-        element += units
-    tl.store(by_logits + member * units + unit, total / tl.load(temperature + member).to(tl.float32), mask=mask)
+            at = member * value_member + row * value_sample + unit * value_unit
+            total += slope * tl.load(by_value + at, mask=mask, other=0.0).to(tl.float32)
+        row += ROWS
+    found = tl.sum(total, 0, keep_dims=True) / tl.load(temperature + member * temperature_stride).to(tl.float32)
+    tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
 def draw_backward(
-    by_node: Tensor | None, by_value: Tensor | None, node: Tensor, temperature: Tensor, squash: str
+    by_node: Tensor | None,
+    by_value: Tensor | None,
+    node: Tensor,
+    temperature: Tensor,
+    squash: str,
+    dtype: torch.dtype,
 ) -> Tensor:
     """The gradient of the logits, over all samples."""
     members, samples, units = node.shape
-    found = torch.empty((members, units), dtype=torch.float32, device=node.device)
-    by = [None if each is None else rows(each) for each in (by_node, by_value)]
-    node = node.contiguous()
-    if found.numel():
-        grid = (triton.cdiv(units, BLOCK), members)
-        _draw_backward[grid](
-            by[0] if by[0] is not None else node, by[1] if by[1] is not None else node, node,
-            temperature.contiguous(), found, units, samples, *(0 if each is None else each.stride(0) for each in by),
-            NODE=by[0] is not None, VALUE=by[1] is not None, SQUASH=squash, BLOCK=BLOCK,
+    if not node.numel():
+        return node.new_zeros((members, units), dtype=dtype)
+    tile, node = tiling(members, samples, units, sums=True), node.contiguous()
+    by = [node if each is None else each for each in (by_node, by_value)]
+    by_logits = parted(tile, node, dtype)
+    _draw_backward[tile.grid](
+        *by, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
+        *by[0].stride(), *by[1].stride(), temperature.stride(0),
+        NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, ROWS=tile.rows, UNITS=tile.units,
+    )  # fmt: skip
+    return joined(by_logits, dtype)
+
+
+@triton.jit
+def _score(
+    node, logits, temperature, log_density, units, samples, node_stride, logits_stride, temperature_stride,
+    ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    _, row, unit = corner(units, 1, ROWS, UNITS)
+    mask = (row < samples) & (unit < units)
+    warmth = tl.load(temperature + member * temperature_stride)
+    logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float64)
+    found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float64)
+    size = tl.abs((warmth * found - logit).to(tl.float32))
+    scored = tl.log(warmth.to(tl.float32)) - size - 2 * log1p(tl.exp(-size))
+    tl.store(log_density + (member * samples + row) * units + unit, scored, mask=mask)
+
+
+def score(node: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
+    """The log density of given nodes."""
+    members, samples, units = node.shape
+    log_density = torch.empty((members, samples, units), dtype=torch.float32, device=node.device)
+    if node.numel():
+        node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=False)
+        _score[tile.grid](
+            node, logits, temperature, log_density, units, samples,
+            node.stride(0), logits.stride(0), temperature.stride(0), ROWS=tile.rows, UNITS=tile.units,
         )  # fmt: skip
-    return found
+    return log_density
+
+
+@triton.jit
+def _score_backward(
+    by, node, logits, temperature, by_node, by_logits, units, samples, parts, steps,
+    by_member, by_sample, by_unit, node_stride, logits_stride, temperature_stride,
+    NODE: tl.constexpr, LOGITS: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    part, row, unit = corner(units, steps, ROWS, UNITS)
+    warmth = tl.load(temperature + member * temperature_stride)
+    logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float64)
+    total = tl.zeros((ROWS, UNITS), tl.float32)
+    for _ in range(steps):
+        mask = (row < samples) & (unit < units)
+        found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float64)
+        at = member * by_member + row * by_sample + unit * by_unit
+        pull = tl.load(by + at, mask=mask, other=0.0).to(tl.float32)
+        pull *= tanh_half((warmth * found - logit).to(tl.float32))
+        if NODE:
+            tl.store(by_node + (member * samples + row) * units + unit, -warmth.to(tl.float32) * pull, mask=mask)
+        if LOGITS:
+            total += pull
+        row += ROWS
+    if LOGITS:
+        found = tl.sum(total, 0, keep_dims=True)
+        tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
+
+
+def score_backward(
+    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the nodes and of the logits, the latter over all samples."""
+    members, samples, units = node.shape
+    dtype, none = logits.dtype, by.new_empty((members, 0))
+    if not node.numel():
+        return torch.empty_like(node if needs_node else none), torch.zeros_like(logits if needs_logits else none)
+    node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=needs_logits)
+    by_node = torch.empty((members, samples, units), dtype=node.dtype, device=node.device) if needs_node else none
+    by_logits = parted(tile, node, dtype) if needs_logits else by_node
+    _score_backward[tile.grid](
+        by, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
+        *by.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
+        NODE=needs_node, LOGITS=needs_logits, ROWS=tile.rows, UNITS=tile.units,
+    )  # fmt: skip
+    return by_node, joined(by_logits, dtype) if needs_logits else torch.empty_like(none)

@@ -10,9 +10,10 @@ from . import cpu, naive
 
 @operator("fractions")
 def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Random fractions for every key: in (0, 1), or in (-1/2, 1/2) if signed, with all precision near 0.
+    """Random fractions for every key, between 0 and 1 or, if signed, between minus and plus one half.
 
-    A key is a seed and a number that tells draws of the same seed apart. A CPU has a generator of its own.
+    All precision lies near 0, which is never met, while the other ends may be by rounding. A key is a seed and a number
+    that tells draws of the same seed apart. A CPU has a generator of its own.
     """
     if is_fast(key) and dtype == torch.float32:
         from . import triton
@@ -27,4 +28,4 @@ def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tens
 def _(
     key: Int64[Tensor, "members 2"], count: int, dtype: torch.dtype, signed: bool
 ) -> Float[Tensor, "members {count}"]:
-    return key.new_empty((len(key), count), dtype=dtype)
+    return key.new_empty((key.shape[0], count), dtype=dtype)

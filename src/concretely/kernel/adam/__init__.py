@@ -1,0 +1,55 @@
+"""A step of Adam for all parameters of many members, each with its own pace."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..affine import PRODUCTS, Factors
+from ..operator import is_fast
+from . import naive
+from .naive import Pace, corrections
+
+__all__ = ["Pace", "State", "adam_", "adam_of_factors_", "corrections", "sound"]
+
+
+class State(NamedTuple):
+    """A parameter of all members, and the moments of its gradient."""
+
+    parameter: Float[Tensor, "members ..."]
+    first: Float[Tensor, "members ..."]
+    second: Float[Tensor, "members ..."]
+
+
+def sound(tensors: Sequence[Float[Tensor, "members ..."]]) -> Bool[Tensor, " members"]:
+    """Whether all that a member has in some tensors is finite."""
+    if is_fast(tensors[0]):
+        from . import triton
+
+        return triton.sound(list(tensors))
+    return naive.sound(tensors)
+
+
+def adam_(states: Sequence[State], gradients: Sequence[Tensor], pace: Pace, *, decays: Sequence[bool]) -> None:
+    """Move parameters; whether its weights decay is said for each."""
+    if is_fast(states[0].parameter):
+        from . import triton
+
+        parameters, firsts, seconds = (list(part) for part in zip(*states, strict=True))
+        triton.adam_(parameters, list(gradients), firsts, seconds, pace, list(decays))
+        return
+    for state, gradient, decay in zip(states, gradients, decays, strict=True):
+        naive.adam_(state.parameter, gradient, state.first, state.second, pace, decays=decay)
+
+
+def adam_of_factors_(factors: Factors, weight: State, bias: State, pace: Pace) -> None:
+    """Move a weight, which decays, and a bias by the factors of their gradients."""
+    x, by_total = factors
+    if is_fast(x):
+        from . import triton
+
+        triton.adam_of_factors_(x, by_total, weight, bias, pace, PRODUCTS[torch.get_float32_matmul_precision()])
+        return
+    adam_((weight, bias), (by_total.mT @ x, by_total.sum(1)), pace, decays=(True, False))

@@ -1,0 +1,138 @@
+"""Adam in one pass: for many tensors in one launch, and for a weight whose gradient is left as its factors."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..affine.triton import product
+from ..operator import rows
+from .naive import BETA1, BETA2, EPSILON, Pace
+
+BLOCK = 1024
+WIDE, DEEP, STEP = 64, 64, 32
+"""The tile of a weight that one program moves, and how many rows it multiplies at once."""
+
+
+@triton.jit
+def _sound(tensors, sizes, out, BLOCK: tl.constexpr):
+    member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    place, finite = block, True
+    for t in tl.static_range(len(sizes)):
+        blocks = tl.cdiv(sizes[t], BLOCK)
+        if (block >= 0) & (block < blocks):
+            at = block * BLOCK + tl.arange(0, BLOCK)
+            value = tl.load(tensors[t] + member * sizes[t] + at, mask=at < sizes[t], other=0.0)
+            finite = tl.sum((tl.abs(value) < float("inf")).to(tl.int32)) == BLOCK
+        block -= blocks
+    tl.store(out + member * tl.num_programs(0) + place, finite)
+
+
+def sound(tensors: list[Tensor]) -> Tensor:
+    """Whether all that a member has in some tensors is finite."""
+    sizes = [each[0].numel() for each in tensors]
+    blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(tensors[0])
+    out = torch.empty((members, blocks), dtype=torch.bool, device=tensors[0].device)
+    _sound[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), out, BLOCK=BLOCK)
+    return out.all(1)
+
+
+@triton.jit
+def _of(pace, member):
+    return tl.load(pace + member).to(tl.float32)
+
+
+@triton.jit
+def _move(
+    parameter, first, second, at, mask, slope, lr, decay, mean, spread,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
+):  # fmt: skip
+    p = tl.load(parameter + at, mask=mask, other=0.0)
+    m = tl.load(first + at, mask=mask, other=0.0)
+    v = tl.load(second + at, mask=mask, other=0.0)
+    slope += decay * p
+    m = BETA1 * m + (1 - BETA1) * slope
+    v = BETA2 * v + (1 - BETA2) * slope * slope
+    tl.store(parameter + at, p - lr * (m * mean) / (tl.sqrt(v * spread) + EPSILON), mask=mask)
+    tl.store(first + at, m, mask=mask)
+    tl.store(second + at, v, mask=mask)
+
+
+@triton.jit
+def _adam(
+    parameters, gradients, firsts, seconds, sizes, decays, rate, decay, mean, spread,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    lr, shrink, steady, wobble = _of(rate, member), _of(decay, member), _of(mean, member), _of(spread, member)
+    if lr != 0:
+        for t in tl.static_range(len(sizes)):
+            blocks = tl.cdiv(sizes[t], BLOCK)
+            if (block >= 0) & (block < blocks):
+                at = block * BLOCK + tl.arange(0, BLOCK)
+                mask = at < sizes[t]
+                at += member * sizes[t]
+                slope = tl.load(gradients[t] + at, mask=mask, other=0.0)
+                _move(
+                    parameters[t], firsts[t], seconds[t], at, mask, slope, lr, decays[t] * shrink, steady, wobble,
+                    BETA1, BETA2, EPSILON,
+                )  # fmt: skip
+            block -= blocks
+
+
+def adam_(
+    parameters: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], seconds: list[Tensor],
+    pace: Pace, decays: list[bool],
+) -> None:  # fmt: skip
+    """Move all parameters; whether a parameter decays is said for each."""
+    sizes = [each[0].numel() for each in parameters]
+    grid = (sum(triton.cdiv(size, BLOCK) for size in sizes), len(parameters[0]))
+    _adam[grid](
+        tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(seconds),
+        tuple(sizes), tuple(float(each) for each in decays), *pace,
+        BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _adam_of_factors(
+    x, by_total, weight, w_first, w_second, bias, b_first, b_second, rate, decay, mean, spread, high, x_stride,
+    wide: tl.constexpr, deep: tl.constexpr, PRODUCT: tl.constexpr,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
+    WIDE: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    member, place = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    lr, shrink, steady, wobble = _of(rate, member), _of(decay, member), _of(mean, member), _of(spread, member)
+    if lr != 0:
+        columns = tl.cdiv(deep, DEEP)
+        j = place // columns * WIDE + tl.arange(0, WIDE)
+        k = place % columns * DEEP + tl.arange(0, DEEP)
+        out, into = by_total + member * high * wide + j[None, :], x + member * x_stride + k[None, :]
+        total = tl.zeros((WIDE, DEEP), tl.float32)
+        sums = tl.zeros((WIDE,), tl.float32)
+        for start in range(0, high, STEP):
+            i = (start + tl.arange(0, STEP))[:, None]
+            a = tl.load(out + i * wide, mask=(i < high) & (j < wide)[None, :], other=0.0)
+            b = tl.load(into + i * deep, mask=(i < high) & (k < deep)[None, :], other=0.0)
+            total = product(tl.trans(a), b, total, PRODUCT)
+            sums += tl.sum(a, 0)
+        at = member * wide * deep + j[:, None] * deep + k[None, :]
+        mask = (j < wide)[:, None] & (k < deep)[None, :]
+        _move(weight, w_first, w_second, at, mask, total, lr, shrink, steady, wobble, BETA1, BETA2, EPSILON)
+        if place % columns == 0:
+            at, mask = member * wide + j, j < wide
+            _move(bias, b_first, b_second, at, mask, sums, lr, 0.0, steady, wobble, BETA1, BETA2, EPSILON)
+
+
+def adam_of_factors_(
+    x: Tensor, by_total: Tensor, weight: tuple[Tensor, Tensor, Tensor], bias: tuple[Tensor, Tensor, Tensor],
+    pace: Pace, product: str,
+) -> None:  # fmt: skip
+    """Move a weight, which decays, and a bias, each given with its moments."""
+    (members, high, deep), wide = x.shape, by_total.shape[2]
+    x = rows(x)
+    grid = (triton.cdiv(wide, WIDE) * triton.cdiv(deep, DEEP), members)
+    _adam_of_factors[grid](
+        x, by_total.contiguous(), *weight, *bias, *pace, high, x.stride(0), wide, deep,
+        PRODUCT=product, BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, WIDE=WIDE, DEEP=DEEP, STEP=STEP,
+    )  # fmt: skip

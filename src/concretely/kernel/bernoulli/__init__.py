@@ -1,0 +1,108 @@
+"""The binary unit: drawn and scored in one pass; or scored where it was drawn by another."""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ..operator import is_fast, operator
+from . import naive
+
+Squash = Literal["bit", "corner"]
+"""How states are written: as 0 and 1, or as minus and plus one."""
+
+
+def draw(
+    logits: Float[Tensor, "members units"], key: Int64[Tensor, "members 2"], samples: int, squash: Squash
+) -> tuple[Float[Tensor, "members m units"], Float[Tensor, "members m units"]]:
+    """States and their log masses; the same key gives the states that nodes of a logistic draw round to.
+
+    Only the log masses have a gradient, that of the logits.
+    """
+    value, log_mass = _draw(logits, key, samples, squash)
+    return value, log_mass
+
+
+def score(
+    value: Float[Tensor, "members m units"], logits: Float[Tensor, "members units"], squash: Squash
+) -> Float[Tensor, "members m units"]:
+    """The log masses of given states, whose samples share their logits."""
+    scored: Tensor = _score(value, logits, squash)
+    return scored
+
+
+@operator("bernoulli_draw")
+def _draw(logits: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor]:
+    if is_fast(logits):
+        from . import triton
+
+        return triton.draw(logits, key, samples, squash)
+    return naive.draw(logits, key, samples, squash)
+
+
+@_draw.register_fake
+def _(logits: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor]:
+    members, units = logits.shape
+    value = logits.new_empty((members, samples, units), dtype=torch.float32)
+    return value, torch.empty_like(value)
+
+
+@operator("bernoulli_score")
+def _score(value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    if is_fast(value):
+        from . import triton
+
+        return triton.score(value, logits, squash)
+    return naive.score(value, logits, squash)
+
+
+@_score.register_fake
+def _(value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    return value.new_empty(value.shape, dtype=torch.float32)
+
+
+@operator("bernoulli_backward")
+def _backward(by: Tensor, value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    if is_fast(value):
+        from . import triton
+
+        return triton.backward(by, value, logits, squash)
+    return naive.backward(by, value, logits, squash)
+
+
+@_backward.register_fake
+def _(by: Tensor, value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    return logits.new_empty(logits.shape)
+
+
+def _pulled(ctx: Any, by: Tensor) -> Tensor:
+    # the definition where the gradient is to be differentiated again
+    pull = naive.backward if torch.is_grad_enabled() else _backward
+    value, logits = ctx.saved_tensors
+    found: Tensor = pull(by, value, logits, ctx.squash)
+    return found
+
+
+def _keep_draw(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, _, _, ctx.squash = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[0])
+    ctx.save_for_backward(output[0], logits)
+
+
+def _pull_draw(ctx: Any, _: Tensor | None, by: Tensor | None) -> tuple[Tensor | None, ...]:
+    return None if by is None else _pulled(ctx, by), None, None, None
+
+
+def _keep_score(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    value, logits, ctx.squash = inputs
+    ctx.save_for_backward(value, logits)
+
+
+def _pull_score(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
+    return None, _pulled(ctx, by) if ctx.needs_input_grad[1] else None, None
+
+
+_draw.register_autograd(_pull_draw, setup_context=_keep_draw)
+_score.register_autograd(_pull_score, setup_context=_keep_score)

@@ -1,0 +1,113 @@
+"""The discrete node: drawn and scored in one pass; or scored where it was drawn by another."""
+
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from ..exp_concrete.tile import fits
+from ..operator import is_fast, operator
+from . import naive
+
+Squash = Literal["one-hot", "corner"]
+"""What stands for a category: a one-hot vector, or a corner of the hypercube."""
+
+
+def draw(
+    logits: Float[Tensor, "members units n"], key: Int64[Tensor, "members 2"], samples: int, squash: Squash
+) -> tuple[Float[Tensor, "members m units width"], Float[Tensor, "members m units"]]:
+    """Values and their log masses, of which the second alone have a gradient.
+
+    A logit of minus infinity rules a category out. Corners need a number of categories that is a power of two.
+    """
+    value, log_mass = _draw(logits, key, samples, squash)
+    return value, log_mass
+
+
+def score(
+    value: Float[Tensor, "members m units width"], logits: Float[Tensor, "members units n"], squash: Squash
+) -> Float[Tensor, "members m units"]:
+    """The log mass of given values under logits that the samples share."""
+    found: Tensor = _score(value, logits, squash)
+    return found
+
+
+def _has_fast(samples: int, logits: Tensor) -> bool:
+    """Whether there is a fast path for logits shared by so many samples."""
+    return is_fast(logits) and fits(samples * logits.shape[1], logits.shape[2])
+
+
+@operator("discrete_draw")
+def _draw(logits: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor]:
+    if _has_fast(samples, logits):
+        from . import triton
+
+        return triton.draw(logits, key, samples, squash)
+    return naive.draw(logits, key, samples, squash)
+
+
+@_draw.register_fake
+def _(logits: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor]:
+    log_mass = logits.new_empty((len(logits), samples, logits.shape[1]), dtype=torch.float32)
+    return log_mass.new_empty(naive.value_shape((*log_mass.shape, logits.shape[2]), squash)), log_mass
+
+
+@operator("discrete_score")
+def _score(value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    if _has_fast(value.shape[1], logits):
+        from . import triton
+
+        return triton.score(value, logits, squash)
+    return naive.score(value, logits, squash)
+
+
+@_score.register_fake
+def _(value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    return value.new_empty(value.shape[:-1], dtype=torch.float32)
+
+
+@operator("discrete_score_backward")
+def _score_backward(by: Tensor, value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    if _has_fast(value.shape[1], logits):
+        from . import triton
+
+        return triton.score_backward(by, value, logits, squash)
+    return naive.score_backward(by, value, logits, squash)
+
+
+@_score_backward.register_fake
+def _(by: Tensor, value: Tensor, logits: Tensor, squash: str) -> Tensor:
+    return torch.empty_like(logits, memory_format=torch.contiguous_format)
+
+
+def _keep_draw(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    logits, _, _, ctx.squash = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[0])
+    ctx.save_for_backward(output[0], logits)
+
+
+def _pull_draw(ctx: Any, _: Tensor | None, by: Tensor | None) -> tuple[Tensor | None, ...]:
+    return None if by is None else _pull(ctx, by), None, None, None
+
+
+def _keep_score(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    value, logits, ctx.squash = inputs
+    ctx.save_for_backward(value, logits)
+
+
+def _pull_score(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
+    return None, _pull(ctx, by) if ctx.needs_input_grad[1] else None, None
+
+
+def _pull(ctx: Any, by: Tensor) -> Tensor:
+    value, logits = ctx.saved_tensors
+    # the definition where the gradient is to be differentiated again
+    pull = naive.score_backward if torch.is_grad_enabled() else _score_backward
+    by_logits: Tensor = pull(by, value, logits, ctx.squash)
+    return by_logits
+
+
+_draw.register_autograd(_pull_draw, setup_context=_keep_draw)
+_score.register_autograd(_pull_score, setup_context=_keep_score)

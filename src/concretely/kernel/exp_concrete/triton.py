@@ -1,0 +1,348 @@
+"""An ExpConcrete draw in one pass, its log density, and the gradients of both."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..operator import rows
+from ..philox.naive import quarter
+from ..philox.triton import fraction, words
+from .naive import value_shape
+from .tile import row_tile, unit_tile
+
+STEPS = 16
+"""A program adds up at least so many steps before sums are left to another launch."""
+
+
+@triton.jit
+def log(x):
+    """The natural logarithm of a positive normal number: without care for any other, a draw has a tenth fewer steps."""
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F2AAAAB) & -0x800000
+    m = (bits - exponent).to(tl.float32, bitcast=True) - 1  # from -1/3 to 1/3
+    s = m * m
+    even = ((-0.130310059 * s - 0.121483363) * s - 0.166846052) * s - 0.2499962
+    odd = (0.140869141 * s + 0.139814854) * s + 0.200120345
+    rest = ((odd * m + even) * m + 0.333331972) * m - 0.5
+    return exponent.to(tl.float32) * 8.262958320e-08 + (rest * s + m)  # log 2, by 2²³
+
+
+@triton.jit
+def exponential(word):
+    """Standard exponential noise, whose logarithm is minus Gumbel noise, by the upper tail of the latter."""
+    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: what lies next to 1 was rounded to it
+    # log1p, by the rounding error of the difference, which is 0 unless the difference is near 1
+    rest = 1 - tail
+    return tail - (1 - rest) - log(rest)
+
+
+@triton.jit
+def sign(category, bit, BITS: tl.constexpr):
+    """A coordinate of the corner of the hypercube that stands for a category."""
+    return (2 * (category >> (BITS - 1 - bit) & 1) - 1).to(tl.float32)
+
+
+@triton.jit
+def load_quarter(
+    logits, place, k, total, units, quarter,
+    N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The logits of the rows of a tile in one quarter."""
+    row = k * quarter + place
+    category = tl.arange(0, WIDTH)[None, :]
+    unit = row % units if SHARED else row
+    mask = ((place < quarter) & (row < total))[:, None] & (category < N)
+    logit = tl.load(logits + unit.to(tl.int64)[:, None] * N + category, mask=mask, other=0.0).to(tl.float32)
+    return tl.where(category < N, logit, float("-inf")) if WIDTH > N else logit
+
+
+@triton.jit
+def load_four(
+    logits, place, total, units, quarter,
+    N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The logits of the rows of a tile in all quarters, on their way before any is needed."""
+    return (
+        load_quarter(logits, place, 0, total, units, quarter, N, SHARED, WIDTH),
+        load_quarter(logits, place, 1, total, units, quarter, N, SHARED, WIDTH),
+        load_quarter(logits, place, 2, total, units, quarter, N, SHARED, WIDTH),
+        load_quarter(logits, place, 3, total, units, quarter, N, SHARED, WIDTH),
+    )
+
+
+@triton.jit
+def words_beside(logit, key, member, place, N: tl.constexpr, WIDTH: tl.constexpr):
+    """The words for the rows of a tile, made by the very threads that hold the logits."""
+    # false unless there is no number; without it the compiler would make them elsewhere and move them
+    tie = (logit != logit).to(tl.int32)
+    return words(key, member, place.to(tl.int64)[:, None] * N + tl.arange(0, WIDTH)[None, :] + tie)
+
+
+@triton.jit
+def _draw(
+    logits, temperature, key, node, value, log_density,
+    constant, total, units, quarter, logits_stride, temperature_stride,
+    N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    category = tl.arange(0, WIDTH)[None, :]
+    held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+    four = words_beside(held[0], key, member, place, N, WIDTH)
+    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    cold = 1 / warmth
+    constant += (N - 1) * tl.log(warmth)
+    for k in tl.static_range(4):
+        row = k * quarter + place
+        inside = (place < quarter) & (row < total)
+        mask = inside[:, None] & (category < N)
+        logit = held[k]
+        wait = exponential(four[k])
+        log_wait = log(wait)
+        if WIDTH > N:
+            wait = tl.where(category < N, wait, 0.0)
+            log_wait = tl.where(category < N, log_wait, 0.0)
+        noisy = logit - tl.max(logit, 1)[:, None] - log_wait
+        cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
+        found = cooled - tl.log(tl.sum(tl.exp(cooled), 1))[:, None]
+        row = member * total + row
+        at = row[:, None] * N + category
+        tl.store(node + at, found, mask=mask)
+        score = constant + tl.sum(log_wait, 1) - N * log(tl.sum(wait, 1) / N)
+        tl.store(log_density + row, score, mask=inside)
+        if SQUASH == "simplex":
+            point = tl.minimum(tl.maximum(tl.exp(found), 9.860761315262648e-32), 1.0)
+            tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
+        if SQUASH == "cube":
+            share = tl.exp(found)
+            for bit in tl.static_range(BITS):
+                point = tl.sum(share * sign(category, bit, BITS), 1)
+                tl.store(value + row * BITS + bit, tl.minimum(tl.maximum(point, -1.0), 1.0), mask=inside)
+
+
+def draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, values and log densities."""
+    members, units, n = logits.shape
+    node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
+    value, log_density = node.new_empty(value_shape(node.shape, squash)), node.new_empty(node.shape[:-1])
+    total, logits = samples * units, rows(logits)
+    places = quarter(total)
+    if node.numel():
+        height, width, warps = row_tile(places, members, n)
+        _draw[triton.cdiv(places, height), members](
+            logits, temperature, key.contiguous(), node, value, log_density,
+            constant(n), total, units, places, logits.stride(0), temperature.stride(0),
+            N=n, SHARED=samples > 1, SQUASH=squash, BITS=n.bit_length() - 1,
+            ROWS=height, WIDTH=width, num_warps=warps,
+        )  # fmt: skip
+    return node, value, log_density
+
+
+def constant(n: int) -> float:
+    """What the log density at temperature 1 has beside the sum of noise and the logarithm of a mean."""
+    return math.lgamma(n) - n * math.log(n)
+
+
+@triton.jit
+def load_logits(logits, units, N: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
+    """The logits of the units of a program."""
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[:, None]
+    category = tl.arange(0, WIDTH)[None, :]
+    mask = (unit < units) & (category < N)
+    return tl.load(logits + unit.to(tl.int64) * N + category, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_rows(by, sample, unit, by_sample, by_unit, inside):
+    """A number for every row, where rows may share one."""
+    at = sample.to(tl.int64) * by_sample + unit.to(tl.int64) * by_unit
+    return tl.load(by + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_sum(by_logits, member, total, units, N: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
+    """Store the part that the samples of a program have in the gradient of the logits."""
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[:, None]
+    category = tl.arange(0, WIDTH)[None, :]
+    part = member * tl.num_programs(1) + tl.program_id(1)
+    tl.store(by_logits + (part * units + unit) * N + category, total, mask=(unit < units) & (category < N))
+
+
+@triton.jit
+def _draw_backward(
+    by_node, by_value, node, temperature, by_logits,
+    samples, units, steps, node_stride, value_stride, temperature_stride,
+    N: tl.constexpr, NODE: tl.constexpr, VALUE: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr,
+    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+    category = tl.arange(0, WIDTH)[None, None, :]
+    total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+    for _ in range(steps):
+        row = sample.to(tl.int64) * units + unit
+        inside = (unit < units) & (sample < samples)
+        at = row[:, :, None] * N + category
+        mask = inside[:, :, None] & (category < N)
+        start = node + member * samples * units * N
+        share = tl.exp(tl.load(start + at, mask=mask, other=float("-inf")))
+        by = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+        if NODE:
+            by += tl.load(by_node + member * node_stride + at, mask=mask, other=0.0).to(tl.float32)
+        if VALUE:
+            if SQUASH == "cube":
+                slope = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+                for bit in tl.static_range(BITS):
+                    by_bit = tl.load(by_value + member * value_stride + row * BITS + bit, mask=inside, other=0.0)
+                    slope += by_bit.to(tl.float32)[:, :, None] * sign(category, bit, BITS)
+                by += slope * share
+            else:
+                by += tl.load(by_value + member * value_stride + at, mask=mask, other=0.0).to(tl.float32) * share
+        total += by - share * tl.sum(by, 2)[:, :, None]
+        sample += SAMPLES
+    cold = 1 / tl.load(temperature + member * temperature_stride).to(tl.float32)
+    store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
+
+
+def draw_backward(
+    by_node: Tensor | None,
+    by_value: Tensor | None,
+    node: Tensor,
+    temperature: Tensor,
+    squash: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The gradient of the logits, over all samples."""
+    members, samples, units, n = node.shape
+    if not node.numel():
+        return node.new_zeros((members, units, n), dtype=dtype)
+    tile = unit_tile(members, samples, units, n, least=STEPS)
+    partial = parted(tile.grid[1], node[:, 0], dtype)
+    node = node.contiguous()
+    by = [node if each is None else rows(each) for each in (by_node, by_value)]
+    _draw_backward[*tile.grid, members](
+        *by, node, temperature, partial,
+        samples, units, tile.steps, by[0].stride(0), by[1].stride(0), temperature.stride(0),
+        N=n, NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, BITS=n.bit_length() - 1,
+        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+    )  # fmt: skip
+    return joined(partial, dtype)
+
+
+def parted(parts: int, logits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for the parts of a sum over samples, the sum itself if there is but one."""
+    members, units, n = logits.shape
+    return logits.new_empty((members, parts, units, n), dtype=dtype if parts == 1 else torch.float32)
+
+
+def joined(partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of its parts."""
+    return partial.squeeze(1) if partial.shape[1] == 1 else partial.sum(1).to(dtype)
+
+
+@triton.jit
+def _recovered(node, logit, warmth, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
+    """The noise behind nodes, its smallest entry at 0: a difference that may be small beside its terms."""
+    noise = warmth * tl.load(node + at, mask=mask, other=0.0).to(tl.float64) - logit[None, :, :]
+    if WIDTH > N:
+        noise = tl.where(category < N, noise, float("inf"))
+    return (noise - tl.min(noise, 2)[:, :, None]).to(tl.float32)
+
+
+@triton.jit
+def _score(
+    node, logits, temperature, log_density,
+    constant, samples, units, steps, node_stride, logits_stride, temperature_stride,
+    N: tl.constexpr, SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+    category = tl.arange(0, WIDTH)[None, None, :]
+    logit = load_logits(logits + member * logits_stride, units, N, UNITS, WIDTH).to(tl.float64)
+    warmth = tl.load(temperature + member * temperature_stride)
+    constant += (N - 1) * tl.log(warmth.to(tl.float32))
+    for _ in range(steps):
+        row = sample.to(tl.int64) * units + unit
+        inside = (unit < units) & (sample < samples)
+        at = member * node_stride + row[:, :, None] * N + category
+        noise = _recovered(node, logit, warmth, at, inside[:, :, None] & (category < N), category, N, WIDTH)
+        log_mean = log(tl.sum(tl.exp(-noise), 2) / N)
+        if WIDTH > N:
+            noise = tl.where(category < N, noise, 0.0)
+        found = constant - tl.sum(noise, 2) - N * log_mean
+        tl.store(log_density + member * samples * units + row, found, mask=inside)
+        sample += SAMPLES
+
+
+def score(node: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
+    """The log density of given nodes."""
+    members, samples, units, n = node.shape
+    found = torch.empty((members, samples, units), dtype=torch.float32, device=node.device)
+    tile = unit_tile(members, samples, units, n, least=1)
+    node, logits = rows(node), rows(logits)
+    if found.numel():
+        _score[*tile.grid, members](
+            node, logits, temperature, found,
+            constant(n), samples, units, tile.steps, node.stride(0), logits.stride(0), temperature.stride(0),
+            N=n, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+        )  # fmt: skip
+    return found
+
+
+@triton.jit
+def _score_backward(
+    by, node, logits, temperature, by_node, by_logits,
+    samples, units, steps, by_member, by_sample, by_unit, node_stride, logits_stride, temperature_stride,
+    N: tl.constexpr, NODE: tl.constexpr, LOGITS: tl.constexpr,
+    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+    category = tl.arange(0, WIDTH)[None, None, :]
+    logit = load_logits(logits + member * logits_stride, units, N, UNITS, WIDTH).to(tl.float64)
+    warmth = tl.load(temperature + member * temperature_stride)
+    total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+    for _ in range(steps):
+        row = sample.to(tl.int64) * units + unit
+        inside = (unit < units) & (sample < samples)
+        at = row[:, :, None] * N + category
+        mask = inside[:, :, None] & (category < N)
+        noise = _recovered(node + member * node_stride, logit, warmth, at, mask, category, N, WIDTH)
+        small = tl.exp(-noise)
+        pull = load_rows(by + member * by_member, sample, unit, by_sample, by_unit, inside)
+        by_noise = small * (N * pull / tl.sum(small, 2))[:, :, None] - pull[:, :, None]
+        if NODE:
+            tl.store(by_node + member * samples * units * N + at, warmth.to(tl.float32) * by_noise, mask=mask)
+        if LOGITS:
+            total -= by_noise
+        sample += SAMPLES
+    if LOGITS:
+        store_sum(by_logits, member, tl.sum(total, 0), units, N, UNITS, WIDTH)
+
+
+def score_backward(
+    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
+    members, samples, units, n = node.shape
+    none = by.new_empty((members, 0))
+    by_node = torch.empty(node.shape, dtype=node.dtype, device=node.device) if needs_node else none
+    if not node.numel():
+        return by_node, torch.zeros_like(logits) if needs_logits else torch.empty_like(none)
+    tile = unit_tile(members, samples, units, n, least=STEPS if needs_logits else 1)
+    partial = parted(tile.grid[1], logits, logits.dtype) if needs_logits else none
+    node, given = rows(node), rows(logits)
+    _score_backward[*tile.grid, members](
+        by, node, given, temperature, by_node, partial,
+        samples, units, tile.steps, *by.stride(), node.stride(0), given.stride(0), temperature.stride(0),
+        N=n, NODE=needs_node, LOGITS=needs_logits,
+        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+    )  # fmt: skip
+    return by_node, joined(partial, logits.dtype) if needs_logits else torch.empty_like(none)

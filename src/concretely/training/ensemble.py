@@ -1,0 +1,152 @@
+"""Runs of one architecture that take their steps as one program.
+
+Members may differ in what is random, in learning rates, weight decay, temperatures and data. Their parameters lie side
+by side, and those of each trainer are views of them: whatever is done with a trainer between two steps is done with the
+ensemble. On a GPU the program is recorded once and replayed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from ..estimator import Estimator, Score, estimate
+from ..kernel.adam import State, adam_, adam_of_factors_, sound
+from ..kernel.affine import ledger
+from ..kernel.bits import unpack
+from ..model import Model
+from ..noise import Keys
+from .agenda import Agenda
+from .capture import Captured
+from .chance import Purpose
+from .method import tempered
+from .recipe import Recipe
+from .trainer import WATCHED, Trainer, inputs_of
+
+DIFFERENT = ("seed", "lr", "weight_decay", "temperature", "prior_temperature", "data", "binarize")
+"""The keys of a recipe in which members may differ."""
+
+
+def alike(one: Recipe, other: Recipe) -> bool:
+    """Whether two recipes can be those of members of one ensemble."""
+    return replace(other, **{name: getattr(one, name) for name in DIFFERENT}) == one
+
+
+class Ensemble:
+    """Trainers that have all come to the same step, and take the next ones together."""
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        first = trainers[0]
+        for other in trainers[1:]:
+            if not alike(first.recipe, other.recipe) or (other.step, other.since) != (first.step, first.since):
+                raise ValueError("members of an ensemble must have one architecture, estimator and step, got others")
+        self.trainers, self.recipe, self.device = tuple(trainers), first.recipe, first.device
+        self._program = _Program(first.model, first.estimator, first.recipe)
+        self._discrete = _Program(first.model, Score(), first.recipe)
+        self._states, self._buffers = _adopted(trainers)
+        self._sums = torch.stack([trainer.sums for trainer in trainers])
+        self._faults = torch.stack([trainer.guard.first for trainer in trainers])
+        for member, trainer in enumerate(trainers):
+            trainer.sums, trainer.guard.first = self._sums[member], self._faults[member]
+        self._agenda = Agenda(trainers, draws=first.draws())
+        self._ones = torch.ones(len(trainers), device=self.device)
+        self._take = Captured(self._taken, self.device)
+        self._take_and_look = Captured(lambda: self._taken(looks=True), self.device)
+
+    @property
+    def step(self) -> int:
+        """The number of steps that were taken."""
+        return self.trainers[0].step
+
+    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
+        """Take steps until one is reached, or there is reason to pause after one."""
+        started, since = time.perf_counter(), self.trainers[0].since
+        self._program.train()
+        while self.step < until:
+            self._agenda.prepare(self.step)
+            looks = self.recipe.method.relaxes and (self.step - since) % WATCHED == 0
+            (self._take_and_look if looks else self._take)()
+            for trainer in self.trainers:
+                trainer.step += 1
+            if pause():
+                break
+        for trainer in self.trainers:
+            trainer.seconds += (time.perf_counter() - started) / len(self.trainers)
+
+    def _taken(self, *, looks: bool = False) -> None:
+        """Take one step, all on the device."""
+        self._agenda.read()
+        bits = unpack(self._agenda.packed, self._agenda.index, self.recipe.width)
+        with ledger() as factors:
+            loss, bound = self._run(self._program, bits, Purpose.NOISE)
+            leaves = [state.parameter for state in self._states.values()]
+            slopes = torch.autograd.grad([loss], leaves, [self._ones], allow_unused=True)
+        gradients = {name: slope for name, slope in zip(self._states, slopes, strict=True) if slope is not None}
+        with torch.no_grad():
+            self._sums[:, :2] += torch.stack([bound, self._ones], -1)
+            if looks:
+                gap = bound - self._run(self._discrete, bits, Purpose.WATCH)[1]
+                self._sums[:, 2:] += torch.stack([gap, self._ones], -1)
+            by_totals = (each.by_total for each in factors.values())
+            fine = sound([loss.detach().unsqueeze(-1), *gradients.values(), *by_totals])
+            self._faults.copy_(torch.where((self._faults < 0) & ~fine, self._agenda.step, self._faults))
+            pace = self._agenda.pace
+            pace = pace._replace(rate=torch.where(self._faults < 0, pace.rate, 0.0))
+            for name, state in self._states.items():
+                if state.parameter.data_ptr() in factors:
+                    bias = self._states[f"{name.removesuffix('weight')}bias"]
+                    adam_of_factors_(factors[state.parameter.data_ptr()], state, bias, pace)
+            decays = [name.startswith("model.") and name.endswith("weight") for name in gradients]
+            if gradients:
+                adam_([self._states[name] for name in gradients], list(gradients.values()), pace, decays=decays)
+
+    def _run(self, program: "_Program", bits: Tensor, purpose: Purpose) -> tuple[Tensor, Tensor]:
+        """The loss and the bound of every member."""
+
+        def run(
+            parameters: dict[str, Tensor], buffers: dict[str, Tensor], bits: Tensor, keys: Tensor, warmth: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = functional_call(program, (parameters, buffers), (bits, keys, warmth))
+            return found
+
+        parameters = {name: state.parameter for name, state in self._states.items()}
+        batched = vmap(run, in_dims=(0, 0, 0, 1, 1))
+        loss, bound = batched(parameters, self._buffers, bits, self._agenda.keys(purpose), self._agenda.warmth)
+        return loss, bound
+
+
+class _Program(nn.Module):
+    """The loss and the bound of one member on its batch."""
+
+    def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
+        super().__init__()
+        self.model, self.estimator, self.recipe = model, estimator, recipe
+
+    def forward(self, bits: Tensor, keys: Tensor, warmth: Tensor) -> tuple[Tensor, Tensor]:
+        cools = self.recipe.method.cools and not isinstance(self.estimator, Score)
+        estimator = tempered(self.recipe.estimator, *warmth) if cools else self.estimator
+        inputs, samples = inputs_of(self.recipe, bits), self.recipe.samples
+        found = estimate(self.model, *inputs, estimator=estimator, samples=samples, generator=Keys(keys))
+        return found.loss, found.bound.mean()
+
+
+def _adopted(trainers: Sequence[Trainer]) -> tuple[dict[str, State], dict[str, Tensor]]:
+    """The parameters of all trainers with their moments, and the buffers; those of a trainer become views of them."""
+    modules = [_Program(trainer.model, trainer.estimator, trainer.recipe) for trainer in trainers]
+    states, buffers = {}, {}
+    for name, _ in modules[0].named_parameters():
+        own = [module.get_parameter(name) for module in modules]
+        known = [trainer.moments(parameter) for trainer, parameter in zip(trainers, own, strict=True)]
+        stacked = torch.stack([parameter.detach() for parameter in own])
+        states[name] = State(stacked.requires_grad_(), *(torch.stack(moments) for moments in zip(*known, strict=True)))
+        for member, (trainer, parameter) in enumerate(zip(trainers, own, strict=True)):
+            parameter.data = stacked.detach()[member]
+            trainer.share(parameter, *(moment[member] for moment in states[name][1:]))
+    for name, _ in modules[0].named_buffers():
+        buffers[name] = torch.stack([module.get_buffer(name) for module in modules])
+        for member, module in enumerate(modules):
+            module.get_buffer(name).data = buffers[name][member]
+    return states, buffers
