@@ -17,7 +17,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from .distribution.base import Mass, Relaxation, Variable
-from .distribution.check import known
+from .distribution.check import is_hidden, known
 from .distribution.temperature import Temperature
 from .noise import Source
 from .spelling import nearest
@@ -323,7 +323,7 @@ def _require_positive(temperature: Temperatures) -> None:
     for name, entry in by_name.items():
         place = f" at node {name!r}" if name else ""
         if isinstance(entry, Tensor):
-            positive = known(((entry > 0) & (entry < math.inf)).all())
+            positive = None if is_hidden(entry) else known(((entry > 0) & (entry < math.inf)).all())
         elif isinstance(entry, Real) and not isinstance(entry, bool):
             positive = 0 < entry < math.inf
         else:

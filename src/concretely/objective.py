@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import kl_divergence
 
 from .distribution.base import Mass
 from .graph import run
+from .kernel import bound as kernel
+from .kernel.operator import attempted, is_fast
 from .mode import Mode
 from .model.base import Model
 from .noise import Source
@@ -43,6 +46,10 @@ def bound(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
     >>> bound(torch.tensor([[0.0], [0.0]]))
     tensor([0.])
     """
+    if is_fast(log_w) and log_w.dtype == torch.float32 and log_w.dim() > 1:
+        found = attempted(lambda: kernel.bound(log_w.flatten(1).unsqueeze(0)))
+        if found is not None:
+            return torch.as_tensor(found).view(log_w.shape[1:])
     return log_w.logsumexp(0) - math.log(len(log_w))
 
 

@@ -5,7 +5,7 @@ from torch import Generator, Tensor, nn
 from ..notation import Architecture, parse
 from ..program import Draw
 from .base import Model
-from .layer import Centre, Hidden, Top, Visible, as_bits, as_units, dtype_of
+from .layer import Centre, Hidden, Top, Visible, as_bits, as_units, dtype_of, signs
 
 
 def density(
@@ -80,6 +80,6 @@ class Inference(nn.Module):
 
     def forward(self, draw: Draw, x: Tensor) -> None:
         """Draw the latents given the data."""
-        state = 2 * as_units("x", x, self.units, dtype_of(self.layers)) - 1  # p looks at every bit
+        state = signs(as_units("x", x, self.units, dtype_of(self.layers)))  # p looks at every bit
         for name, layer, centre in zip(self.names, self.layers, self.centres, strict=True):
             state = centre(draw(name, layer(state)).flatten(-2))

@@ -9,15 +9,17 @@ from torch import Generator, Tensor, nn
 
 from ..distribution.binary import Bernoulli
 from ..distribution.cast import cast, working
-from ..distribution.check import first, known
+from ..distribution.check import first, is_hidden, known
 from ..distribution.hypercube import Hypercube
+from ..kernel import affine
+from ..kernel.operator import attempted
 from ..notation import Layer, Link
 
 RARE = 1e-3
 """Base rates are kept so far from 0 and 1: a pixel that is always off would start with an infinite logit."""
 
 
-def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> nn.Sequential:
+def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> "Conditional":
     """A conditioning function: linear, or with two layers of tanh units in front, initialised as Glorot and Bengio do.
 
     See [glorot2010understanding] and [maddison2017concrete], appendix D.1.
@@ -29,7 +31,27 @@ def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator:
         nn.init.xavier_uniform_(linear.weight, generator=generator)
         nn.init.zeros_(linear.bias)
         parts += [linear, nn.Tanh()]
-    return nn.Sequential(*parts[:-1])
+    return Conditional(*parts[:-1])
+
+
+class Conditional(nn.Sequential):
+    """Affine maps with tanh between them, on a GPU each in one pass where products need not be as precise as can be."""
+
+    def forward(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
+        """What goes out."""
+        maps = [module for module in self if isinstance(module, nn.Linear)]
+        found: Tensor | None = None
+        if affine.suits(state, maps[0].weight):
+            found = attempted(lambda: _fused(maps, state))
+        return super().forward(state) if found is None else found  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _fused(maps: list[nn.Linear], state: Tensor) -> Tensor:
+    found = state.reshape(1, -1, state.shape[-1])
+    for linear in maps:
+        tanh = linear is not maps[-1]
+        found = affine.affine(found, linear.weight.unsqueeze(0), linear.bias.unsqueeze(0), tanh)
+    return found.reshape(*state.shape[:-1], -1)
 
 
 class Hidden(nn.Module):
@@ -143,10 +165,17 @@ def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[T
 def as_bits(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
     """Observed bits in the dtype of the model, refused if any is none."""
     bits = as_units(name, bits, units, dtype)
+    if is_hidden(bits):
+        return bits
     low, high = torch.aminmax(torch.addcmul(bits, bits, bits, value=-1)) if bits.numel() else (bits, bits)
     if known(((low == 0) & (high == 0)).all()) is False:  # x - x² is zero for bits alone, and two quick passes
         raise ValueError(f"{name} must be bits of 0 and 1, got {first(bits, (bits != 0) & (bits != 1))}")
     return bits
+
+
+def signs(bits: Float[Tensor, "*batch units"]) -> Float[Tensor, "*batch units"]:
+    """Bits as minus and plus one, in one pass."""
+    return torch.add(torch.tensor(-1.0, dtype=bits.dtype), bits, alpha=2)
 
 
 def as_rate(rate: Tensor, units: int) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Generator, Tensor, nn
 from ..notation import Architecture, parse
 from ..program import Draw
 from .base import Model
-from .layer import Hidden, Visible, as_bits, dtype_of
+from .layer import Hidden, Visible, as_bits, dtype_of, signs
 
 
 def prediction(
@@ -62,7 +62,7 @@ class Predictive(nn.Module):
     def forward(self, draw: Draw, context: Tensor, x: Tensor | None = None) -> Tensor:
         """Draw the latents given the context, and draw or score what is predicted."""
         dtype = dtype_of(self.layers)
-        state = 2 * as_bits("context", context, self.context, dtype) - 1
+        state = signs(as_bits("context", context, self.context, dtype))
         x = None if x is None else as_bits("x", x, self.visible.units, dtype)
         for name, layer in zip(self.names, self.layers, strict=True):
             state = draw(name, layer(state)).flatten(-2)

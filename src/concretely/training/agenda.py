@@ -120,5 +120,5 @@ def _joined(trainers: Sequence[Trainer]) -> tuple[UInt8[Tensor, "members points 
     """The data of all members, each set once, and where those of each begin."""
     sets = {id(trainer.data.train.packed): trainer.data.train.packed for trainer in trainers}
     starts = dict(zip(sets, accumulate((len(each) for each in sets.values()), initial=0), strict=False))
-    packed = torch.cat(list(sets.values())) if len(sets) > 1 else next(iter(sets.values()))
+    packed = torch.cat(list(sets.values())).contiguous()
     return packed.expand(len(trainers), -1, -1), [starts[id(trainer.data.train.packed)] for trainer in trainers]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ..estimator import Estimator, Score, estimate
-from ..kernel.adam import State, adam_, adam_of_factors_, sound
+from ..kernel.adam import Book, State, adam_, adam_of_factors_, allowed_
 from ..kernel.affine import ledger
 from ..kernel.bits import unpack
 from ..model import Model
@@ -47,10 +47,10 @@ class Ensemble:
         self._program = _Program(first.model, first.estimator, first.recipe)
         self._discrete = _Program(first.model, Score(), first.recipe)
         self._states, self._buffers = _adopted(trainers)
-        self._sums = torch.stack([trainer.sums for trainer in trainers])
-        self._faults = torch.stack([trainer.guard.first for trainer in trainers])
-        for member, trainer in enumerate(trainers):
-            trainer.sums, trainer.guard.first = self._sums[member], self._faults[member]
+        sums, faults = zip(*((trainer.sums, trainer.guard.first) for trainer in trainers), strict=True)
+        self._book = Book(torch.stack(sums), torch.stack(faults))
+        for trainer, sums, fault in zip(trainers, *self._book, strict=True):
+            trainer.sums, trainer.guard.first = sums, fault
         self._agenda = Agenda(trainers, draws=first.draws())
         self._ones = torch.ones(len(trainers), device=self.device)
         self._take = Captured(self._taken, self.device)
@@ -86,15 +86,12 @@ class Ensemble:
             slopes = torch.autograd.grad([loss], leaves, [self._ones], allow_unused=True)
         gradients = {name: slope for name, slope in zip(self._states, slopes, strict=True) if slope is not None}
         with torch.no_grad():
-            self._sums[:, :2] += torch.stack([bound, self._ones], -1)
             if looks:
                 gap = bound - self._run(self._discrete, bits, Purpose.WATCH)[1]
-                self._sums[:, 2:] += torch.stack([gap, self._ones], -1)
+                self._book.sums[:, 2:] += torch.stack([gap, self._ones], -1)
             by_totals = (each.by_total for each in factors.values())
-            fine = sound([loss.detach().unsqueeze(-1), *gradients.values(), *by_totals])
-            self._faults.copy_(torch.where((self._faults < 0) & ~fine, self._agenda.step, self._faults))
-            pace = self._agenda.pace
-            pace = pace._replace(rate=torch.where(self._faults < 0, pace.rate, 0.0))
+            looked_at = [loss.detach().unsqueeze(-1), *gradients.values(), *by_totals]
+            pace = allowed_(self._book, looked_at, bound.detach(), self._agenda.step, self._agenda.pace)
             for name, state in self._states.items():
                 if state.parameter.data_ptr() in factors:
                     bias = self._states[f"{name.removesuffix('weight')}bias"]

@@ -75,6 +75,7 @@ class Trainer:
         self.since = 0
         """The step of the last row."""
         self.guard = Fault(self.device)
+        self._shares = False  # whether others take the steps
 
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
         """Take steps until one is reached, or there is reason to pause after one."""
@@ -144,7 +145,8 @@ class Trainer:
         if isinstance(self.estimator, nn.Module):
             parts["estimator"] = self.estimator.state_dict()
         for index, moments in self.optimizer.state_dict()["state"].items():
-            parts[f"optimizer/{index}"] = {**moments, "step": torch.full_like(moments["step"], self.step)}
+            count = torch.full_like(moments["step"], self.step) if self._shares else moments["step"]
+            parts[f"optimizer/{index}"] = {**moments, "step": count}
         parts["row"] = {"sums": self.sums}
         return {f"{part}/{name}": tensor for part, content in parts.items() for name, tensor in content.items()}
 
@@ -182,6 +184,7 @@ class Trainer:
         """Leave the moments of a parameter to others, who take the steps from now on."""
         count = torch.full((), self.step, dtype=torch.float32, device=self.device)
         self.optimizer.state[parameter] = {"step": count, "exp_avg": first, "exp_avg_sq": second}
+        self._shares = True
 
     def _take(self, step: int) -> None:
         """Take one step."""

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..affine import PRODUCTS, Factors
 from ..operator import is_fast
 from . import naive
-from .naive import Pace, corrections
+from .naive import Book, Pace, corrections
 
-__all__ = ["Pace", "State", "adam_", "adam_of_factors_", "corrections", "sound"]
+__all__ = ["Book", "Pace", "State", "adam_", "adam_of_factors_", "allowed_", "corrections"]
 
 
 class State(NamedTuple):
@@ -23,13 +23,19 @@ class State(NamedTuple):
     second: Float[Tensor, "members ..."]
 
 
-def sound(tensors: Sequence[Float[Tensor, "members ..."]]) -> Bool[Tensor, " members"]:
-    """Whether all that a member has in some tensors is finite."""
-    if is_fast(tensors[0]):
+def allowed_(
+    book: Book,
+    tensors: Sequence[Float[Tensor, "members ..."]],
+    bound: Float[Tensor, " members"],
+    step: Int64[Tensor, " members"],
+    pace: Pace,
+) -> Pace:
+    """Enter a step, and how far members may move: not at all from the first on that gave what is not finite."""
+    if is_fast(bound):
         from . import triton
 
-        return triton.sound(list(tensors))
-    return naive.sound(tensors)
+        return triton.allowed_(book, list(tensors), bound, step, pace)
+    return naive.allowed_(book, tensors, bound, step, pace)
 
 
 def adam_(states: Sequence[State], gradients: Sequence[Tensor], pace: Pace, *, decays: Sequence[bool]) -> None:

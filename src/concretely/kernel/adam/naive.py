@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -28,9 +28,27 @@ def corrections(steps: int) -> tuple[float, float]:
     return 1 / (1 - BETA1**steps), 1 / (1 - BETA2**steps)
 
 
-def sound(tensors: Sequence[Float[Tensor, "members ..."]]) -> Bool[Tensor, " members"]:
-    """Whether all that a member has in some tensors is finite."""
-    return torch.stack([each.flatten(1).isfinite().all(1) for each in tensors]).all(0)
+class Book(NamedTuple):
+    """What is kept of the steps of every member."""
+
+    sums: Float64[Tensor, "members 4"]
+    """The sum of bounds, and how many there are; of two more, others take care."""
+    faults: Int64[Tensor, " members"]
+    """The first step that gave what is not finite, minus one if there is none."""
+
+
+def allowed_(
+    book: Book,
+    tensors: Sequence[Float[Tensor, "members ..."]],
+    bound: Float[Tensor, " members"],
+    step: Int64[Tensor, " members"],
+    pace: Pace,
+) -> Pace:
+    """Enter a step, and how far members may move: not at all from the first on that gave what is not finite."""
+    book.sums[:, :2] += torch.stack([bound, torch.ones_like(bound)], -1)
+    sound = torch.stack([each.flatten(1).isfinite().all(1) for each in tensors]).all(0)
+    book.faults.copy_(torch.where((book.faults < 0) & ~sound, step, book.faults))
+    return pace._replace(rate=torch.where(book.faults < 0, pace.rate, 0.0))
 
 
 def adam_(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..affine.triton import product
 from ..operator import rows
-from .naive import BETA1, BETA2, EPSILON, Pace
+from .naive import BETA1, BETA2, EPSILON, Book, Pace
 
 BLOCK = 1024
 WIDE, DEEP, STEP = 64, 64, 32
@@ -28,13 +28,32 @@ def _sound(tensors, sizes, out, BLOCK: tl.constexpr):
     tl.store(out + member * tl.num_programs(0) + place, finite)
 
 
-def sound(tensors: list[Tensor]) -> Tensor:
-    """Whether all that a member has in some tensors is finite."""
+@triton.jit
+def _allowed(sound, bound, step, rate, sums, faults, out, blocks, BLOCK: tl.constexpr):
+    member = tl.program_id(0)
+    total = tl.load(sums + 4 * member) + tl.load(bound + member).to(tl.float64)
+    tl.store(sums + 4 * member, total)
+    tl.store(sums + 4 * member + 1, tl.load(sums + 4 * member + 1) + 1)
+    faulty = 0
+    for start in range(0, blocks, BLOCK):
+        block = start + tl.arange(0, BLOCK)
+        fine = tl.load(sound + member * blocks + block, mask=block < blocks, other=1)
+        faulty += tl.sum((fine == 0).to(tl.int32))
+    fault = tl.load(faults + member)
+    fault = tl.where((fault < 0) & (faulty > 0), tl.load(step + member), fault)
+    tl.store(faults + member, fault)
+    tl.store(out + member, tl.where(fault < 0, tl.load(rate + member), 0.0))
+
+
+def allowed_(book: Book, tensors: list[Tensor], bound: Tensor, step: Tensor, pace: Pace) -> Pace:
+    """Enter a step, and how far members may move."""
     sizes = [each[0].numel() for each in tensors]
-    blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(tensors[0])
-    out = torch.empty((members, blocks), dtype=torch.bool, device=tensors[0].device)
-    _sound[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), out, BLOCK=BLOCK)
-    return out.all(1)
+    blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(bound)
+    sound = torch.empty((members, blocks), dtype=torch.int8, device=bound.device)
+    _sound[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), sound, BLOCK=BLOCK)
+    rate = torch.empty_like(pace.rate)
+    _allowed[members,](sound, bound.contiguous(), step, pace.rate, book.sums, book.faults, rate, blocks, BLOCK=BLOCK)
+    return pace._replace(rate=rate)
 
 
 @triton.jit

@@ -53,7 +53,7 @@ def ledger() -> Iterator[Ledger]:
 
 def suits(x: Tensor, weight: Tensor) -> bool:
     """Whether there is a fast path for a map: on a GPU, in float32, with products that need not be as precise."""
-    precise = torch.get_float32_matmul_precision() == "highest"
+    precise = torch.get_float32_matmul_precision() == "highest" or torch.is_autocast_enabled(x.device.type)
     return not precise and is_fast(weight) and x.dtype == weight.dtype == torch.float32
 
 
@@ -106,6 +106,7 @@ def _(
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _, ctx.tanh = inputs
+    ctx.entries = _open.get()  # now, as gradients are worked out in a thread of their own
     ctx.save_for_backward(x, weight, output)
 
 
@@ -114,7 +115,7 @@ def _pull(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:
     by_input = ctx.needs_input_grad[0]
     if torch.is_grad_enabled():  # the gradient is to be differentiated again
         return *naive.affine_backward(by_out, x, weight, out, ctx.tanh), None
-    entries = _open.get()
+    entries = ctx.entries
     if entries is None or x.shape[1] > MANY or x.shape[0] * x.shape[1] <= FEW:
         by_x, by_weight, by_bias = _affine_backward(by_out, x, weight, out, ctx.tanh, by_input)
         return by_x if by_input else None, by_weight, by_bias, None
