@@ -43,7 +43,7 @@ class Conditional(nn.Sequential):
         found: Tensor | None = None
         if affine.suits(state, maps[0].weight):
             found = attempted(lambda: _fused(maps, state))
-        return super().forward(state) if found is None else found  # type: ignore[no-any-return, no-untyped-call]
+        return super().forward(state) if found is None else found  # type: ignore[no-untyped-call]
 
 
 def _fused(maps: list[nn.Linear], state: Tensor) -> Tensor:

@@ -139,8 +139,10 @@ def _adam_of_factors(
         mask = (j < wide)[:, None] & (k < deep)[None, :]
         _move(weight, w_first, w_second, at, mask, total, lr, shrink, steady, wobble, BETA1, BETA2, EPSILON)
         if place % columns == 0:
-            at, mask = member * wide + j, j < wide
-            _move(bias, b_first, b_second, at, mask, sums, lr, 0.0, steady, wobble, BETA1, BETA2, EPSILON)
+            _move(
+                bias, b_first, b_second, member * wide + j, j < wide, sums, lr, 0.0, steady, wobble,
+                BETA1, BETA2, EPSILON,
+            )  # fmt: skip
 
 
 def adam_of_factors_(
