@@ -14,8 +14,9 @@ from rich.table import Table
 from concretely.cli.screen import screen
 from concretely.report.record import measured
 from concretely.report.run import factorised, metric, scored
+from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
-from concretely.training.run import data_of, restored, train
+from concretely.training.run import data_of, restored
 
 from . import record
 

@@ -48,6 +48,7 @@ def device(on: str = "cpu") -> dict[str, Any]:
         import torch  # here, so that records are read without it
 
         found["gpu"] = torch.cuda.get_device_name(on)
+        found["float32_products"] = torch.get_float32_matmul_precision()
     return found
 
 

@@ -6,8 +6,8 @@ from shutil import copytree
 import pytest
 
 from concretely.data import load
+from concretely.training.loop import train
 from concretely.training.recipe import resolve
-from concretely.training.run import train
 
 STEPS = 30
 

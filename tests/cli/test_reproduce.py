@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from concretely import recipe
 from concretely.report.record import read
-from concretely.training import run
+from concretely.training import loop, run
 
 from .command import call
 
@@ -83,13 +84,13 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the folders that are trained in."""
-    folders, train = list[str](), run.train
+    folders, train = list[str](), loop.train_together
 
-    def watched(recipe: Any, folder: Path, **others: Any) -> run.Run:
-        folders.append(folder.name)
-        return train(recipe, folder, **others)
+    def watched(members: Sequence[loop.Member], **others: Any) -> Any:
+        folders.extend(member.folder.name for member in members)
+        return train(members, **others)
 
-    monkeypatch.setattr(run, "train", watched)
+    monkeypatch.setattr(loop, "train_together", watched)
     return folders
 
 
@@ -236,14 +237,14 @@ def test_missing_data_is_said_before_any_training(trained: list[str]) -> None:
 def test_an_interrupted_table_shows_what_there_is_and_goes_on(
     trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = run.train
+    train = loop.train_together
 
-    def interrupted(recipe: Any, folder: Path, **others: Any) -> run.Run:
+    def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
         if len(trained) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return train(recipe, folder, **others)
+        return train(members, **others)
 
-    monkeypatch.setattr(run, "train", interrupted)
+    monkeypatch.setattr(loop, "train_together", interrupted)
     code, stdout, stderr = call("reproduce", "tiny")
     assert code == 130
     assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
@@ -280,14 +281,14 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
     from concretely.data import load
     from concretely.report.run import leave, scored
 
-    train = run.train
+    train = loop.train_together
 
-    def interrupted(recipe: Any, folder: Path, **others: Any) -> run.Run:
+    def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
         if not trained:
             os.kill(os.getpid(), signal.SIGINT)
-        return train(recipe, folder, **others)
+        return train(members, **others)
 
-    monkeypatch.setattr(run, "train", interrupted)
+    monkeypatch.setattr(loop, "train_together", interrupted)
     call("reproduce", "tiny", "--rows", "nonlinear")
     folder, data = Path("out/reproduce/tiny") / trained[0], load("digits")
     begun, model, _ = run.restored(folder)

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from concretely.report.record import read as read_record
-from concretely.training import run
+from concretely.training import loop, run
 from concretely.training.recipe import read, resolve
 
 from .command import call
@@ -23,13 +24,13 @@ SMALL = ("sweep", "6H-64V", "--steps", "20", "--score-samples", "10")
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that are trained in, as they are."""
-    folders, train = list[Path](), run.train
+    folders, train = list[Path](), loop.train_together
 
-    def watched(recipe: Any, folder: Path, **others: Any) -> run.Run:
-        folders.append(folder)
-        return train(recipe, folder, **others)
+    def watched(members: Sequence[loop.Member], **others: Any) -> Any:
+        folders.extend(member.folder for member in members)
+        return train(members, **others)
 
-    monkeypatch.setattr(run, "train", watched)
+    monkeypatch.setattr(loop, "train_together", watched)
     return folders
 
 
@@ -116,14 +117,14 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
     tmp_path: Path, trained: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call(*SMALL, *GRID, "--out", str(tmp_path / "whole"))
-    train = run.train
+    train = loop.train_together
 
-    def interrupted(recipe: Any, folder: Path, **others: Any) -> run.Run:
+    def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
         if len(trained) == 5:
             os.kill(os.getpid(), signal.SIGINT)
-        return train(recipe, folder, **others)
+        return train(members, **others)
 
-    monkeypatch.setattr(run, "train", interrupted)
+    monkeypatch.setattr(loop, "train_together", interrupted)
     code, stdout, stderr = call(*SMALL, *GRID, "--out", str(tmp_path / "halves"))
     assert (code, stdout) == (130, "")
     assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from concretely.training import checkpoint
-from concretely.training.run import train
+from concretely.training.loop import train
 
 from .example import data, recipe
 

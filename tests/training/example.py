@@ -9,8 +9,9 @@ from torch import Tensor
 
 from concretely.data import Bits, Dataset
 from concretely.training import checkpoint
+from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
-from concretely.training.run import Run, train
+from concretely.training.run import Run
 from concretely.training.trainer import Row
 
 

@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 
 from concretely.evaluation.likelihood import evaluate
 from concretely.training import checkpoint
-from concretely.training import run as running
+from concretely.training import loop as running
 from concretely.training.chance import Purpose, generator_of
+from concretely.training.loop import DivergedError, Watch, train
 from concretely.training.recipe import ESTIMATORS
-from concretely.training.run import DivergedError, Run, Watch, begun, restored, train
+from concretely.training.run import Run, begun, restored
 from concretely.training.trainer import Row, Trainer
 
 from .example import assert_alike, assert_same, data, recipe, tensors, timeless, trained

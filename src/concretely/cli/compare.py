@@ -1,14 +1,18 @@
 """`concretely compare`: the likelihoods of several runs beside each other, as their records have them."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..spelling import nearest
 from .restore import LEFT
 from .terminal import refuse, refusing, show
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 SPLITS = ("test", "valid", "train")
 EXAMPLE = f"Example: concretely compare {LEFT}"
@@ -23,8 +27,11 @@ def compare(
     """Print the negative log-likelihoods of runs in nats, and that of independent pixels to measure them by."""
     if split not in SPLITS:
         refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
-    records = [_read(run, split) for run in runs]
+    show(compared([_read(run, split) for run in runs], split))
 
+
+def compared(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> "Table":
+    """The likelihoods of a part of the data, as records have them, maybe with a name for each."""
     from rich.table import Table
 
     from ..report.record import measured
@@ -32,14 +39,15 @@ def compare(
     def nll(metric: dict[str, Any]) -> str:
         return measured(metric["value"], metric["standard_error"])
 
-    table = Table("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", box=None, header_style="bold")
+    heads = ("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", *(["member"] if names else []))
+    table = Table(*heads, box=None, header_style="bold")
     told = set()
     for record in records:
         recipe, baseline = record["recipe"], record["metrics"].get(f"{split}_factorised_nll")
         if baseline is not None and (key := (recipe["data"], baseline["value"])) not in told:
             table.add_row("independent pixels", recipe["data"], "", "", nll(baseline))
             told.add(key)
-    for record in records:
+    for index, record in enumerate(records):
         recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
         table.add_row(
             recipe["notation"],
@@ -49,8 +57,9 @@ def compare(
             nll(scored),
             f"{scored['samples']:,}",
             f"{record['seconds']:.0f} s",
+            *([names[index]] if names else []),
         )
-    show(table)
+    return table
 
 
 def _read(run: Path, split: str) -> dict[str, Any]:

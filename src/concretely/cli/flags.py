@@ -4,12 +4,15 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from ..training.recipe import ESTIMATORS, Recipe, read, resolve
-from .terminal import refusing
+from .terminal import interruptible, refuse, refusing
+
+if TYPE_CHECKING:
+    from ..data import Dataset
 
 
 class Flag(NamedTuple):
@@ -69,6 +72,17 @@ def resolved(notation: str | None, given: dict[str, Any]) -> Recipe:
     """The recipe of a notation and flags, or a sentence about what is wrong with it."""
     with refusing():
         return resolve(**given | ({} if notation is None else {"notation": notation}))
+
+
+def loaded(recipe: Recipe, place: str | None = None, *, again: bool = False) -> "Dataset":
+    """The data of a recipe, which again may be in another place, or a sentence about why they cannot be had."""
+    from ..training.run import data_of
+
+    with refusing(), interruptible("stopped before the data were there; what was downloaded is kept"):
+        try:
+            return data_of(recipe, place=place, progress=True)
+        except FileNotFoundError as error:
+            refuse(f"{error}{': say where it is now by --data' if again else ''}")
 
 
 def _parameter(name: str, kind: type, text: str, absent: str) -> inspect.Parameter:

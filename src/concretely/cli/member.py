@@ -1,7 +1,8 @@
-"""Runs that are trained and scored one after another, as parts of a sweep or of a table."""
+"""Runs that are trained and scored together, as parts of a list, a sweep or a table."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -23,6 +24,8 @@ DIVERGED = "diverged.txt"
 """What a run leaves that has diverged, and that is then not tried again."""
 BRIEF = 1_000
 """Runs of fewer steps are over before there is anything to say of them."""
+MOST = 64
+"""The most members of one program."""
 
 
 class Member(NamedTuple):
@@ -37,34 +40,85 @@ def train_all(
     data: Callable[[Recipe], "Dataset"],
     *,
     on: "torch.device",
-    first: int = 1,
-    of: int | None = None,
+    at_once: int = 1,
+    checkpoint_seconds: float = 60.0,
+    then: Callable[[Member], None] = lambda member: None,
 ) -> bool:
     """Train the members that are not finished, and whether all are settled now, so that none was interrupted.
 
-    Shown as members from the first on, of so many.
+    Members of one architecture are one program, and so many programs share the device at once. What comes after the
+    training of a member is done when its program has ended.
     """
-    from ..training.run import DivergedError, Watch, train
+    groups = _programs(members)
+    with stopping() as stop:
+
+        def work(group: Sequence[Member]) -> bool:
+            if stop() or not _train(group, data, on=on, seconds=checkpoint_seconds, stop=stop, alone=at_once == 1):
+                return False
+            for member in group:
+                if not stop():
+                    then(member)
+            return not stop()
+
+        if at_once == 1:
+            return all(work(group) for group in groups)
+        with ThreadPoolExecutor(at_once) as pool:
+            return all(list(pool.map(work, groups)))
+
+
+def _programs(members: Sequence[Member]) -> list[list[Member]]:
+    """The members that can be trained together, in the order of the first of each."""
+    from ..training.ensemble import alike
+
+    groups: list[list[Member]] = []
+    for member in members:
+        fitting = (group for group in groups if len(group) < MOST and alike(group[0].recipe, member.recipe))
+        found = next(fitting, None)
+        if found is None:
+            groups.append([member])
+        else:
+            found.append(member)
+    return groups
+
+
+def _train(
+    group: Sequence[Member],
+    data: Callable[[Recipe], "Dataset"],
+    *,
+    on: "torch.device",
+    seconds: float,
+    stop: Callable[[], bool],
+    alone: bool,
+) -> bool:
+    """Train what is not finished of a program, and whether all of it is settled now."""
+    from ..training import loop
     from .screen import screen
 
-    err = console(err=True)
-    with stopping() as stop:
-        for index, (recipe, folder) in enumerate(members, start=first):
-            if settled(Member(recipe, folder)):
-                continue
-            err.print(f"{index} of {of or len(members)}: {folder.name}", markup=False)
-            quiet = recipe.steps < BRIEF and not err.is_terminal
-            with refusing(), nullcontext(Watch(note=_noting(err))) if quiet else screen(recipe, err, None) as watch:
-                try:
-                    run = train(recipe, folder, data=data(recipe), device=on, watch=watch, stop=stop)
-                except DivergedError as error:
-                    err.print(str(error), markup=False)
-                    with draft(folder / DIVERGED) as place:
-                        place.write_text(f"{error}\n", encoding="utf-8")
-                    continue
-            if stop() or not run.finished:
-                return False
-    return True
+    waiting = [member for member in group if not settled(member)]
+    if not waiting:
+        return True
+    err, recipe = console(err=True), waiting[0].recipe
+    together = f"{len(waiting)} members of {recipe.notation} as one program"
+    err.print(waiting[0].folder.name if len(waiting) == 1 else together, markup=False)
+    quiet = recipe.steps < BRIEF and not err.is_terminal
+    shown = nullcontext(loop.Watch(note=_noting(err))) if quiet else screen(recipe, err, None, bar=alone)
+    with refusing(), shown as watch, _stream(on):
+        runs = [loop.Member(recipe, folder, data(recipe)) for recipe, folder in waiting]
+        found = loop.train_together(runs, device=on, checkpoint_seconds=seconds, watch=watch, stop=stop)
+    for member, run in zip(waiting, found, strict=True):
+        if isinstance(run, loop.DivergedError):
+            if len(waiting) == 1:
+                err.print(str(run), markup=False)
+            with draft(member.folder / DIVERGED) as place:
+                place.write_text(f"{run}\n", encoding="utf-8")
+    return all(isinstance(run, loop.DivergedError) or run.finished for run in found)
+
+
+def _stream(on: "torch.device") -> AbstractContextManager[object]:
+    """A queue of work of one's own, so that programs do not wait for each other."""
+    import torch
+
+    return torch.cuda.stream(torch.cuda.Stream(on)) if on.type == "cuda" else nullcontext()
 
 
 def score(
@@ -112,6 +166,14 @@ def known(member: Member) -> dict[str, Any] | None:
     with refusing():
         found = read(path)
     return found if found["recipe"] == settings_of(run.recipe) and found.get("step") == run.chosen else None
+
+
+def require_different(members: Sequence[Member]) -> None:
+    """Refuse members that would be trained in one folder."""
+    names = [member.folder.name for member in members]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        refuse(f"members must differ from each other, got {twice} twice")
 
 
 def require_fitting(member: Member) -> None:

@@ -4,7 +4,6 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +13,9 @@ from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..spelling import nearest
 from ..training.recipe import Recipe, resolve
 from . import figure
+from .flags import loaded
 from .member import DIVERGED, Member, interrupted, known, require_fitting, score, settled, train_all
-from .terminal import Device, console, device, prepare, refuse, refusing, require, save, show
-from .train import loaded
+from .terminal import Device, Products, console, device, prepare, refuse, refusing, require, save, show
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +32,8 @@ FIGURES: dict[str, tuple[str, Callable[..., None]]] = {
 }
 """The figures that need no training, where they are in the paper, and what draws them."""
 
+AT_ONCE = 4
+"""How many programs share a GPU: one by itself leaves parts of it idle."""
 STEPS, SAMPLES, POINTS = 20, 10, 128
 """What a smoke test takes: just enough to see that everything runs."""
 
@@ -56,7 +57,11 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="The folder of the runs.", show_default="out/reproduce/ and NAME")
     ] = None,
+    programs: Annotated[
+        int | None, typer.Option(help="Programs that share the device at once.", show_default="4 on a GPU, 1 elsewhere")
+    ] = None,
     device_name: Device = None,
+    products: Products = None,
 ) -> None:
     """Train what is missing of a table or figure of the paper, and show ours beside the paper's.
 
@@ -72,6 +77,7 @@ def reproduce(
         _require_left_out(name, **wished, steps=steps, score_samples=score_samples)
         FIGURES[name][1](out=folder)
         return
+    require(programs is None or programs >= 1, "programs", "be at least 1", programs)
     require(score_samples is None or score_samples >= 1, "score-samples", "be at least 1", score_samples)
     chosen = _chosen(name, wished, steps=STEPS if smoke and steps is None else steps)
     if smoke:
@@ -83,7 +89,9 @@ def reproduce(
         for member in members:
             typer.echo(_command(member))
         return
-    _make(chosen, members, folder, on=device(device_name), smoke=smoke)
+    on = device(device_name, products)
+    at_once = programs or (AT_ONCE if on.type == "cuda" else 1)
+    _make(chosen, members, folder, on=on, at_once=at_once, smoke=smoke)
 
 
 def _list() -> None:
@@ -149,7 +157,9 @@ def _command(member: Member) -> str:
     return shlex.join(["concretely", "train", recipe.notation, *flags, "--out", str(member.folder)])
 
 
-def _make(chosen: Experiment, members: Sequence[Member], folder: Path, *, on: "torch.device", smoke: bool) -> None:
+def _make(
+    chosen: Experiment, members: Sequence[Member], folder: Path, *, on: "torch.device", at_once: int, smoke: bool
+) -> None:
     """Train and score what is missing, and show all of it."""
     from ..report.table import table
 
@@ -159,7 +169,7 @@ def _make(chosen: Experiment, members: Sequence[Member], folder: Path, *, on: "t
     prepare(folder)
     whole = False
     with suppress(KeyboardInterrupt):
-        whole = _train(chosen, members, data, on=on)
+        whole = _train(chosen, members, data, on=on, at_once=at_once)
     lines = _lines(chosen, members)
     show(table(lines, title=_title(chosen, smoke=smoke), caption=_caption(chosen)))
     if chosen.figure == "temperature":
@@ -194,20 +204,21 @@ def _few(data: "Dataset") -> "Dataset":
 
 
 def _train(
-    chosen: Experiment, members: Sequence[Member], data: "Callable[[Recipe], Dataset]", *, on: "torch.device"
+    chosen: Experiment,
+    members: Sequence[Member],
+    data: "Callable[[Recipe], Dataset]",
+    *,
+    on: "torch.device",
+    at_once: int,
 ) -> bool:
-    """Train and score a line of the paper's table after another; whether none was interrupted."""
-    first = 1
-    for _, line in groupby(members, key=lambda member: (member.recipe.notation, member.recipe.samples)):
-        together = list(line)
-        if not train_all(together, data, on=on, first=first, of=len(members)):
-            return False
-        first += len(together)
-        for member in together:
-            record = score(member, data(member.recipe), parts=PARTS, samples=chosen.score_samples, on=on)
-            if record is not None and chosen.figure == "temperature":
-                _relax(member, record, data(member.recipe), samples=chosen.score_samples, on=on)
-    return True
+    """Train and score, some programs at once; whether none was interrupted."""
+
+    def then(member: Member) -> None:
+        record = score(member, data(member.recipe), parts=PARTS, samples=chosen.score_samples, on=on)
+        if record is not None and chosen.figure == "temperature":
+            _relax(member, record, data(member.recipe), samples=chosen.score_samples, on=on)
+
+    return train_all(members, data, on=on, at_once=at_once, then=then)
 
 
 def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device") -> None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .flags import loaded
 from .terminal import console, refusing
-from .train import loaded
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ..training.loop import Watch
 from ..training.recipe import Recipe
-from ..training.run import Watch
 from ..training.trainer import Row
 
 LINES = 10
@@ -21,9 +21,12 @@ SMOOTHED = 20
 
 
 @contextmanager
-def screen(recipe: Recipe, console: Console, events: Path | None) -> Iterator[Watch]:
-    """Show a run, and write event files of TensorBoard into a folder if there is one."""
-    with _bar(recipe, console) if console.is_terminal else _lines(recipe, console) as shown:
+def screen(recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True) -> Iterator[Watch]:
+    """Show a run, and write event files of TensorBoard into a folder if there is one.
+
+    There is room for one bar, and only on a terminal.
+    """
+    with _bar(recipe, console) if bar and console.is_terminal else _lines(recipe, console) as shown:
         if events is None:
             yield shown
         else:

@@ -9,9 +9,9 @@ import typer
 
 from ..spelling import number
 from ..training.recipe import ESTIMATORS, Method, Recipe, resolve
+from .flags import loaded
 from .restore import restore
 from .terminal import Device, device, prepare, refuse, refusing, require, save
-from .train import loaded
 
 if TYPE_CHECKING:
     import torch

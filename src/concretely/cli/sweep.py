@@ -1,7 +1,6 @@
 """`concretely sweep`: train a grid of recipes, and choose among them by the validation set, as the paper did."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,10 +8,10 @@ import typer
 
 from ..file import draft
 from ..training.recipe import Recipe
-from .flags import resolved, with_recipe
-from .member import DIVERGED, Member, interrupted, reached, require_fitting, score, train_all
-from .terminal import Device, console, device, prepare, refuse, refusing, require, show
-from .train import loaded
+from .flags import loaded, resolved, with_recipe
+from .list import brief, choices, differing, named
+from .member import DIVERGED, Member, interrupted, reached, require_different, require_fitting, score, train_all
+from .terminal import Device, Products, console, device, prepare, refuse, refusing, require, show
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +23,8 @@ EXAMPLE = "Example: concretely sweep 8H-64V --steps 30 --lr 1e-3,3e-3 --weight-d
 
 GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
 """The values that the paper chose from, appendix D.2."""
-LISTS = ("lr", "weight_decay", "temperature", "prior_temperature", "seed")
-"""The keys of a recipe that may have several values."""
+NAMED = ("lr", "weight_decay", "temperature", "prior_temperature", "seed")
+"""The keys of a recipe by which members are called."""
 
 SWEEP, BEST = "sweep.json", "best.toml"
 
@@ -41,23 +40,27 @@ def sweep(
         Path | None, typer.Option(help="The folder of the sweep.", show_default="out/sweep/ and a name")
     ] = None,
     device_name: Device = None,
+    products: Products = None,
     score_samples: Annotated[int, typer.Option(help="Samples by which the validation set is scored.")] = 100,
 ) -> None:
     """Train a grid of recipes, and choose the best by the validation set. Ctrl-C saves; the same command goes on.
 
-    lr, weight-decay, temperature, prior-temperature and seed may be lists with commas.
+    lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4 or, of seeds, 0..7; all
+    members are trained as one program.
     Without lr or weight-decay, their values are those that the paper chose from.
     """
     require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
     with refusing():
-        wished = choices(given)
+        wished = choices({**GRID, **given})
     recipes = [resolved(notation, choice) for choice in wished]
+    sets = sorted({recipe.data for recipe in recipes})
+    require(len(sets) == 1, "data", "be one data set, as one member is chosen", ",".join(sets))
     require(recipes[0].train_on == "train", "train-on", "be train, as members are chosen by what is held out", "whole")
     title = recipes[0].title.rpartition("-seed")[0]
     folder = Path("out/sweep") / title if out is None else out
-    members = [Member(recipe, folder / _name(recipe)) for recipe in recipes]
-    _require_different(members)
-    on = device(device_name)
+    members = [Member(recipe, folder / named(recipe, NAMED)) for recipe in recipes]
+    require_different(members)
+    on = device(device_name, products)
     for member in members:
         require_fitting(member)
         _require_no_longer(member)
@@ -81,44 +84,11 @@ def sweep(
     console().print(str(best), style="bold", markup=False)
 
 
-def choices(given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every combination of the values in lists, which are texts with commas or lists of TOML.
-
-    >>> choices({"lr": "1e-3,1e-4", "weight_decay": 0})
-    [{'lr': '1e-3', 'weight_decay': 0}, {'lr': '1e-4', 'weight_decay': 0}]
-    """
-    wished = {**GRID, **given}
-    lists = {name: _entries(wished[name]) for name in LISTS if name in wished}
-    for name, values in lists.items():
-        if not values:
-            raise ValueError(f"{name} must have at least one value, got none")
-    return [{**wished, **dict(zip(lists, values, strict=True))} for values in product(*lists.values())]
-
-
 def _rehearse(recipe: Recipe, data: "Dataset", *, on: "torch.device") -> None:
     """Have what a step would refuse be refused before any is taken; it is the same for all members."""
     from ..training.trainer import Trainer
 
     Trainer(recipe, data, device=on).rehearsed()
-
-
-def _entries(value: Any) -> list[Any]:
-    if isinstance(value, str):
-        return [entry.strip() for entry in value.split(",")]
-    return value if isinstance(value, list) else [value]
-
-
-def _name(recipe: Recipe) -> str:
-    """A name for a member, made of what may differ from one to another."""
-    values = ((name, recipe.settings.get(name)) for name in LISTS)
-    return ",".join(f"{name}={_brief(value)}" for name, value in values if value is not None).replace(":", "x")
-
-
-def _require_different(members: Sequence[Member]) -> None:
-    names = [member.folder.name for member in members]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        refuse(f"members must differ from each other, got {twice} twice")
 
 
 def _require_no_longer(member: Member) -> None:
@@ -144,19 +114,14 @@ def _table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, title: 
     caption = f"validation NLL in nats from {samples:,} samples ± standard error"
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.title_justify = table.caption_justify = "left"
-    settings = [member.recipe.settings for member, _ in ranked]
-    keys = [name for name in LISTS if len({setting.get(name) for setting in settings}) > 1]
+    keys = differing([member.recipe for member, _ in ranked])
     for header in (*keys, "NLL", "steps", "seconds", ""):
         table.add_column(header, justify="left" if not header else "right", no_wrap=True)
     for index, (member, record) in enumerate(ranked):
-        values = [_brief(member.recipe.settings.get(name)) for name in keys]
+        values = [brief(member.recipe.settings.get(name)) for name in keys]
         best = "best" if index == 0 and _nll(record) < float("inf") else ""
         table.add_row(*values, *_result(member, record), best, style="bold" if best else "")
     return table
-
-
-def _brief(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _result(member: Member, record: Mapping[str, Any] | None) -> tuple[str, str, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ..spelling import number
+from ..spelling import nearest, number
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …", show_default="cuda where there is one")
+]
+
+PRODUCTS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
+"""How precise products of matrices are, and what torch calls it."""
+Products = Annotated[
+    str | None,
+    typer.Option(
+        "--products", help=f"The precision of products on a GPU: {', '.join(PRODUCTS)}.", show_default="float32"
+    ),
 ]
 
 TOO_LARGE = "allocate|out of memory|overflow"
@@ -97,9 +106,13 @@ def prepare(out: Path) -> None:
         refuse(f"out must be a folder that can be written to, got {str(out)!r}: Permission denied")
 
 
-def device(name: str | None) -> "torch.device":
-    """The device of a name, or the best there is."""
+def device(name: str | None, products: str | None = None) -> "torch.device":
+    """The device of a name, or the best there is, set to multiply in a precision."""
     import torch
+
+    if products is not None and products not in PRODUCTS:
+        refuse(f"unknown products {products!r}{nearest(products, PRODUCTS)}")
+    torch.set_float32_matmul_precision(PRODUCTS[products or "float32"])
 
     best = "cuda" if torch.cuda.is_available() else "cpu"
     try:

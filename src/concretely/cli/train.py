@@ -8,8 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..training.recipe import FILE, Recipe
-from .flags import resolved, with_recipe
-from .terminal import Device, console, device, interruptible, prepare, refuse, refusing, require, stopping
+from .compare import compared
+from .flags import loaded, resolved, with_recipe
+from .list import choices, differing, named
+from .member import Member, interrupted, require_different, require_fitting, score, train_all
+from .terminal import (
+    Device,
+    Products,
+    console,
+    device,
+    interruptible,
+    prepare,
+    refuse,
+    refusing,
+    require,
+    show,
+    stopping,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -32,13 +47,23 @@ def train(
         Path | None, typer.Option(help="The folder of the run.", show_default="out/train/ and a name")
     ] = None,
     device_name: Device = None,
+    products: Products = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="The seconds from one checkpoint to the next.")] = 60.0,
     score_samples: Annotated[int, typer.Option(help="Samples by which the trained model is scored.")] = 100,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files into the folder.")] = False,
 ) -> None:
-    """Train a model, and leave a report of it. Ctrl-C saves and says how to go on."""
+    """Train a model, and leave a report of it. Ctrl-C saves and says how to go on.
+
+    data, lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4 or, of seeds, 0..7:
+    all members are then trained as one program, each in a folder of its own, and the same command goes on with them.
+    """
     require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
     require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
+    if resume is None and len(recipes := _recipes(notation, given)) > 1:
+        require(not tensorboard, "tensorboard", "be left out where there are several members", tensorboard)
+        on = device(device_name, products)
+        _train_together(recipes, out, on=on, checkpoint_seconds=checkpoint_seconds, samples=score_samples)
+        return
     if resume is None:
         recipe = resolved(notation, given)
         folder = Path("out/train") / recipe.title if out is None else out
@@ -46,7 +71,7 @@ def train(
         place = None
     else:
         recipe, folder, place = _continued(resume, notation, given, out), resume, given.get("data")
-    on = device(device_name)
+    on = device(device_name, products)
     data = loaded(recipe, place, again=resume is not None)
     run = _fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
     if not run.finished:
@@ -55,15 +80,37 @@ def train(
     _finish(folder, data, on=on, samples=score_samples)
 
 
-def loaded(recipe: Recipe, place: str | None = None, *, again: bool = False) -> "Dataset":
-    """The data of a recipe, which again may be in another place, or a sentence about why they cannot be had."""
-    from ..training.run import data_of
+def _recipes(notation: str | None, given: dict[str, Any]) -> list[Recipe]:
+    """The recipes that lists mean."""
+    with refusing():
+        wished = choices(given)
+    return [resolved(notation, choice) for choice in wished]
 
-    with refusing(), interruptible("stopped before the data were there; what was downloaded is kept"):
-        try:
-            return data_of(recipe, place=place, progress=True)
-        except FileNotFoundError as error:
-            refuse(f"{error}{': say where it is now by --data' if again else ''}")
+
+def _train_together(
+    recipes: list[Recipe], out: Path | None, *, on: "torch.device", checkpoint_seconds: float, samples: int
+) -> None:
+    """Train several models as one program, score each, and show them beside each other."""
+    keys = differing(recipes)
+    folder = Path("out/train") / recipes[0].title.rpartition("-seed")[0] if out is None else out
+    members = [Member(recipe, folder / named(recipe, keys)) for recipe in recipes]
+    require_different(members)
+    for member in members:
+        require_fitting(member)
+    data = {recipe.data: loaded(recipe) for recipe in {recipe.data: recipe for recipe in recipes}.values()}
+    prepare(folder)
+    sources = "\n".join(each.source for each in data.values())
+    console(err=True).print(f"{len(members)} members in {folder}\n{sources}", markup=False, style="dim")
+    if not train_all(members, lambda recipe: data[recipe.data], on=on, checkpoint_seconds=checkpoint_seconds):
+        interrupted()
+    try:
+        found = [score(member, data[member.recipe.data], parts=("test",), samples=samples, on=on) for member in members]
+    except KeyboardInterrupt:
+        interrupted()
+    records = {member.folder.name: record for member, record in zip(members, found, strict=True) if record is not None}
+    show(compared(list(records.values()), "test", list(records)))
+    if len(records) < len(members):
+        raise typer.Exit(1)
 
 
 def _fit(
@@ -79,7 +126,7 @@ def _fit(
 
     What has written events before goes on to do so.
     """
-    from ..training.run import DivergedError, train
+    from ..training.loop import DivergedError, train
     from ..training.trainer import Trainer
     from .screen import screen
 

@@ -1,11 +1,15 @@
 """Work of a GPU, recorded once and replayed: launching it then costs next to nothing."""
 
 from collections.abc import Callable
+from threading import Lock
 
 import torch
 
 WARM_UPS = 3
 """So often the work is done plainly before it is recorded, with all that is compiled or looked up on first use."""
+
+
+_RECORDING = Lock()
 
 
 class Captured:
@@ -29,10 +33,15 @@ class Captured:
             self._calls += 1
             self._plainly(self._stream)
         else:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):
-                self._function()
+            self._graph = self._recorded(self._stream)
             self._graph.replay()
+
+    def _recorded(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        """The work as a graph; one program is recorded at a time, while others may go on."""
+        graph = torch.cuda.CUDAGraph()
+        with _RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self._function()
+        return graph
 
     def _plainly(self, stream: torch.cuda.Stream) -> None:
         """Do the work on the stream that it will be recorded on, as torch advises."""

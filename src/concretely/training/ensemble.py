@@ -26,7 +26,7 @@ from .method import tempered
 from .recipe import Recipe
 from .trainer import WATCHED, Trainer, inputs_of
 
-DIFFERENT = ("seed", "lr", "weight_decay", "temperature", "prior_temperature", "data", "binarize")
+DIFFERENT = ("seed", "lr", "weight_decay", "temperature", "prior_temperature", "data", "binarize", "train_on")
 """The keys of a recipe in which members may differ."""
 
 
@@ -61,6 +61,11 @@ class Ensemble:
         """The number of steps that were taken."""
         return self.trainers[0].step
 
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.trainers)
+
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
         """Take steps until one is reached, or there is reason to pause after one."""
         started, since = time.perf_counter(), self.trainers[0].since
@@ -73,7 +78,9 @@ class Ensemble:
                 trainer.step += 1
             if pause():
                 break
-        for trainer in self.trainers:
+        found = torch.cat([self._book.sums, self._book.faults.unsqueeze(-1)], -1).tolist()  # this waits for the device
+        for trainer, entry in zip(self.trainers, found, strict=True):
+            trainer.hear(entry)
             trainer.seconds += (time.perf_counter() - started) / len(self.trainers)
 
     def _taken(self, *, looks: bool = False) -> None:

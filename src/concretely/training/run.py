@@ -1,15 +1,12 @@
-"""A run on the disk: trained, watched, stopped, resumed.
+"""A run on the disk: what it has come to, and what its folder holds.
 
-Its folder holds the recipe, the last two checkpoints and, once it is finished, the parameters and the curve. Whatever
-ends a run, at most the steps since the last checkpoint are done again, and they end in the same parameters.
+That is the recipe, the last two checkpoints and, once it is finished, the parameters and the curve.
 """
 
 import csv
 import io
-import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +14,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..circumstance import circumstances
 from ..data import Dataset, load
-from ..file import claimed, draft
+from ..file import draft
 from ..model import Model
 from . import checkpoint
 from .recipe import FILE, Recipe, read, resolve
-from .trainer import WATCHED, Row, Trainer, built
+from .trainer import Row, Trainer, built
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
-ROWS = 500
-"""The most rows that a curve has, or some more if it has grown."""
-HOPELESS = 10
-"""A bound so many times as far below zero as before training is no bad luck."""
-
-
-class DivergedError(ArithmeticError):
-    """Training that has become useless; its sentence says where, and where to go back to."""
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Who wants to know how a run is doing."""
-
-    step: Callable[[int], None] = lambda step: None
-    row: Callable[[Row], None] = lambda row: None
-    note: Callable[[str], None] = lambda sentence: None
 
 
 @dataclass(frozen=True)
@@ -69,33 +48,6 @@ class Run:
     def chosen(self) -> int:
         """The step after which its model was taken: that of the best look at the validation set, or the last."""
         return self.step if self.best is None else self.best[0]
-
-
-def train(
-    recipe: Recipe,
-    folder: Path,
-    *,
-    data: Dataset,
-    device: torch.device | str = "cpu",
-    checkpoint_seconds: float = 60.0,
-    watch: Watch = Watch(),  # noqa: B008 (frozen)
-    stop: Callable[[], bool] = lambda: False,
-) -> Run:
-    """Train a model in a folder, from the last checkpoint there or from the start.
-
-    A checkpoint is written every so many seconds, when there is reason to stop, and at the end. After each step `stop`
-    is asked whether there is.
-    """
-    trainer = Trainer(recipe, data, device=device)
-    start = trainer.rehearsed()
-    folder.mkdir(parents=True, exist_ok=True)
-    with claimed(folder):
-        made = circumstances(str(trainer.device))
-        run = _resumed(trainer, folder, watch) or Run(recipe, made, data.digest, start, step=0, seconds=0.0)
-        require_same(run, data)
-        run = run if run.finished else replace(run, made=made)
-        _write(folder / FILE, recipe.toml())  # only now, as a run that is refused keeps its own
-        return _finish(_trained(trainer, run, folder, checkpoint_seconds, watch, stop), trainer, folder)
 
 
 def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False) -> Dataset:
@@ -135,18 +87,6 @@ def require_same(run: Run, data: Dataset) -> None:
         raise ValueError(f"{must}, got others in {data.name!r}: bring them back, or begin a new run")
 
 
-def _resumed(trainer: Trainer, folder: Path, watch: Watch) -> Run | None:
-    """The run of a folder up to its last checkpoint, if it has one."""
-    last = checkpoint.latest(folder)
-    if last is None:
-        return None
-    for sentence in last.damaged:
-        watch.note(f"{sentence}; going on from step {last.step:,}")
-    run = _run(trainer.recipe, last)
-    trainer.load(run.step, run.seconds, last.tensors)
-    return run
-
-
 def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
     """A run as a checkpoint tells it."""
     told = dict(last.state)
@@ -165,128 +105,33 @@ def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
     return Run(recipe, step=last.step, rows=rows, finished=finished, **{**told, "best": best})
 
 
-def _trained(
-    trainer: Trainer,
-    run: Run,
-    folder: Path,
-    checkpoint_seconds: float,
-    watch: Watch,
-    stop: Callable[[], bool],
-) -> Run:
-    """Take the steps that are left, and look up from them where there is something to write down."""
-    recipe, saved = trainer.recipe, time.monotonic()
-    stopped = False
+def resumed(trainer: Trainer, folder: Path) -> tuple[Run, tuple[str, ...]] | None:
+    """The run of a folder up to its last checkpoint, if it has one, and a sentence about each that is damaged.
 
-    def pause() -> bool:
-        nonlocal stopped
-        watch.step(trainer.step)
-        stopped = stop()
-        return stopped or time.monotonic() - saved > checkpoint_seconds
-
-    while not (run.finished or stopped):
-        ends = [recipe.steps, _following(trainer.step, _interval(recipe))]
-        ends += [_following(trainer.step, recipe.validate)] if recipe.validate else []
-        trainer.advance(min(ends), pause=pause)
-        _require_sound(trainer, folder)
-        _require_hope(trainer, run, folder)
-        if trainer.step in ends:
-            _require_finite(trainer, folder)
-            run = _looked(trainer, run)
-            watch.row(run.rows[-1])
-        run = replace(run, step=trainer.step, seconds=trainer.seconds)
-        if run.finished or stopped or time.monotonic() - saved > checkpoint_seconds:
-            _require_finite(trainer, folder)
-            checkpoint.save(folder, run.step, trainer.tensors(), _told(run))
-            saved = time.monotonic()
-    return run
+    The trainer goes there.
+    """
+    last = checkpoint.latest(folder)
+    if last is None:
+        return None
+    run = _run(trainer.recipe, last)
+    trainer.load(run.step, run.seconds, last.tensors)
+    return run, last.damaged
 
 
-def _looked(trainer: Trainer, run: Run) -> Run:
-    """The run with one more row, and with a look at the validation set where the recipe wants one."""
-    recipe, best, stale = trainer.recipe, run.best, run.stale
-    # a run that was stopped after a row may be asked to end right there
-    again = bool(run.rows) and run.rows[-1].step == trainer.step
-    rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, trainer.row())
-    if recipe.validate and trainer.step % recipe.validate == 0:
-        nll = trainer.validated()
-        row = replace(row, valid=nll)
-        if best is None or nll < best[1]:
-            best, stale = (trainer.step, nll), 0
-            trainer.keep()
-        else:
-            stale += 1
-    finished = trainer.step >= recipe.steps or 0 < recipe.patience <= stale
-    return replace(run, rows=(*rows, row), best=best, stale=stale, finished=finished)
+def keep(run: Run, trainer: Trainer, folder: Path) -> None:
+    """Write a checkpoint."""
+    state = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in ("recipe", "step")}
+    told = {**state, "recipe": run.recipe.settings, "rows": [asdict(row) for row in run.rows]}
+    checkpoint.save(folder, run.step, trainer.tensors(), told)
 
 
-def _finish(run: Run, trainer: Trainer, folder: Path) -> Run:
-    """Write what others will read, the curve and the parameters."""
-    _write(folder / CURVE, _csv(run.rows))
+def finish(run: Run, trainer: Trainer, folder: Path) -> None:
+    """Write what others will read: the curve and, once it is finished, the parameters."""
+    write(folder / CURVE, _csv(run.rows))
     if run.finished:
         parameters: dict[str, Tensor] = trainer.best or trainer.model.state_dict()
         with draft(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))
-    return run
-
-
-def _require_sound(trainer: Trainer, folder: Path) -> None:
-    fault = trainer.fault()
-    if fault is not None:
-        step, layer = fault
-        raise DivergedError(
-            f"the gradient of step {step + 1:,} is not finite, first in layer {layer}; {_way_back(folder)}"
-        )
-
-
-def _require_finite(trainer: Trainer, folder: Path) -> None:
-    layer = trainer.spoiled()
-    if layer is not None:
-        raise DivergedError(
-            f"the parameters after step {trainer.step:,} are not finite, first in layer {layer}; {_way_back(folder)}"
-        )
-
-
-def _require_hope(trainer: Trainer, run: Run, folder: Path) -> None:
-    bound = trainer.bound()
-    if not bound >= -HOPELESS * max(abs(run.start), 1.0):
-        layer = trainer.culprit(trainer.step - 1)
-        raise DivergedError(
-            f"training has diverged by step {trainer.step:,}: its bound is {bound:,.4g}, and was {run.start:,.4g} "
-            f"at first; the largest gradient is that of layer {layer}; {_way_back(folder)}"
-        )
-
-
-def _way_back(folder: Path) -> str:
-    try:
-        last = checkpoint.latest(folder)
-    except ValueError as error:
-        return str(error)
-    found = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
-    return f"{found}: try a smaller lr"
-
-
-def _told(run: Run) -> dict[str, Any]:
-    """What a checkpoint says of a run, as plain values."""
-    return {
-        "recipe": run.recipe.settings,
-        "made": run.made,
-        "digest": run.digest,
-        "start": run.start,
-        "seconds": run.seconds,
-        "rows": [asdict(row) for row in run.rows],
-        "best": run.best,
-        "stale": run.stale,
-        "finished": run.finished,
-    }
-
-
-def _interval(recipe: Recipe) -> int:
-    """The number of steps of a row."""
-    return WATCHED * math.ceil(recipe.steps / ROWS / WATCHED)
-
-
-def _following(step: int, every: int) -> int:
-    return (step // every + 1) * every
 
 
 def _csv(rows: tuple[Row, ...]) -> str:
@@ -297,6 +142,7 @@ def _csv(rows: tuple[Row, ...]) -> str:
     return text.getvalue()
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Write a text whole or not at all."""
     with draft(path) as place:
         place.write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@ for a number, so that the device need not wait: what a step finds stays there un
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,7 +75,13 @@ class Trainer:
         self.since = 0
         """The step of the last row."""
         self.guard = Fault(self.device)
+        self._heard: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, -1.0)
         self._shares = False  # whether others take the steps
+
+    @property
+    def size(self) -> int:
+        """The number of members: it is a program of one."""
+        return 1
 
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
         """Take steps until one is reached, or there is reason to pause after one."""
@@ -86,7 +92,12 @@ class Trainer:
             self.step += 1
             if pause():
                 break
+        self.hear([*self.sums.tolist(), self.guard.first.item()])
         self.seconds += time.perf_counter() - started
+
+    def hear(self, found: Sequence[float]) -> None:
+        """Be told the sums and the fault that lie on the device."""
+        self._heard = tuple(found)
 
     def rehearsed(self) -> float:
         """The bound of the next step, of which nothing is learned; what a step would refuse is refused by this."""
@@ -95,14 +106,15 @@ class Trainer:
             return self._estimated(self.step).bound.mean().item()
 
     def bound(self) -> float:
-        """The bound of the steps since the last row, zero if there are none; this waits for the device."""
-        bound, steps, *_ = self.sums.tolist()
+        """The bound of the steps since the last row, zero if there are none."""
+        bound, steps, *_ = self._heard
         return float(bound / max(steps, 1))
 
     def row(self) -> Row:
-        """What the steps since the last row have found; it starts the next one, and waits for the device."""
-        mean, (*_, gap, looks) = self.bound(), self.sums.tolist()
+        """What the steps since the last row have found; it starts the next one."""
+        mean, (*_, gap, looks, fault) = self.bound(), self._heard
         self.sums.zero_()
+        self._heard = (0.0, 0.0, 0.0, 0.0, fault)
         self.since = self.step
         return Row(
             step=self.step,
@@ -125,8 +137,8 @@ class Trainer:
 
     def fault(self) -> tuple[int, str] | None:
         """The first step that gave no finite gradient, which was not taken nor any after it, and the layer at fault."""
-        step = self.guard.step()
-        return None if step is None else (step, self.culprit(step))
+        step = int(self._heard[-1])
+        return None if step < 0 else (step, self.culprit(step))
 
     def culprit(self, step: int) -> str:
         """The layer that a step fails in or, if it does not, that with the largest gradient."""
@@ -164,7 +176,8 @@ class Trainer:
         self.best = parts.get("best", {})
         self.sums = parts["row"]["sums"]
         self.step, self.seconds = step, seconds
-        self.since = step - int(self.sums[1])
+        self.hear([*self.sums.tolist(), self.guard.first.item()])
+        self.since = step - int(self._heard[1])
 
     def draws(self) -> int:
         """How many draws a step takes."""

@@ -69,8 +69,10 @@ def _affine(
 def product(a, b, total, PRODUCT: tl.constexpr):
     """The total, and the product of two tiles in the wished precision."""
     if PRODUCT == "bfloat16":
-        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
-    return tl.dot(a, b, total, input_precision=PRODUCT)
+        found = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+    else:
+        found = tl.dot(a, b, total, input_precision=PRODUCT)
+    return found
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, chosen: Tile | None = None) -> Tensor:
