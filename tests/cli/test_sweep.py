@@ -120,7 +120,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
     train = loop.train_together
 
     def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
-        if len(trained) == 5:
+        if len(trained) == 4:
             os.kill(os.getpid(), signal.SIGINT)
         return train(members, **others)
 
@@ -128,11 +128,11 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
     code, stdout, stderr = call(*SMALL, *GRID, "--out", str(tmp_path / "halves"))
     assert (code, stdout) == (130, "")
     assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
-    assert len(trained) == 6
+    assert len(trained) == 8
     assert not (tmp_path / "halves" / "sweep.json").exists()
     assert run.restored(trained[-1])[0].step == 1
     code, *_ = call(*SMALL, *GRID, "--out", str(tmp_path / "halves"))
-    assert (code, len(trained)) == (0, 9)
+    assert (code, len(trained)) == (0, 12)
     whole, halves = (
         [(each["folder"], each["nll"]) for each in told(tmp_path / name)["members"]] for name in ("whole", "halves")
     )
@@ -140,12 +140,13 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
 
 
 def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> None:
-    from concretely.cli.sweep import choices
+    from concretely.cli.list import choices
+    from concretely.cli.sweep import GRID
 
-    assert len(choices({})) == 12
-    assert {choice["lr"] for choice in choices({})} == {"1e-4", "3e-4", "1e-3"}
-    assert {choice["weight_decay"] for choice in choices({})} == {"0", "1e-2", "1e-1", "1"}
-    assert len(choices({"lr": "1", "temperature": "1/2,1", "seed": "0,1,2"})) == 24
+    assert len(choices(GRID)) == 12
+    assert {choice["lr"] for choice in choices(GRID)} == {"1e-4", "3e-4", "1e-3"}
+    assert {choice["weight_decay"] for choice in choices(GRID)} == {"0", "1e-2", "1e-1", "1"}
+    assert len(choices({**GRID, "lr": "1", "temperature": "1/2,1", "seed": "0..2"})) == 24
     assert len(choices({"lr": [1e-3, 1e-4], "weight_decay": 0.0})) == 2
 
 

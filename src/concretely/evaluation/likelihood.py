@@ -19,11 +19,13 @@ from ..objective import total, weigh
 from ..program import at_rest
 from .progress import counting
 
-PAIRS_ON_CPU, PAIRS_ELSEWHERE = 4_096, 65_536
-"""How many pairs of a sample and a data point are run at once: a layer of 784 units then takes 13 or 206 MB.
+PAIRS_ON_CPU, PAIRS_ELSEWHERE = 4_096, 2**21
+"""How many pairs of a sample and a data point are run at once, where there is room: 784 units take 13 MB or 7 GB.
 
 Beyond that a CPU spends its time on fresh memory; below it, other devices spend theirs on waiting to be told.
 """
+SHARE, BYTES = 1 / 4, 24
+"""The share of free memory that is used there, and the bytes that a pair takes for every unit of data."""
 
 Data = tuple[Tensor, ...]
 
@@ -96,8 +98,10 @@ def evaluate(
         _require_scores(model, data, chunk)
         for first, part in _parts(data, max(1, chunk // at_once)):
             runs = _log_sums(model, part, samples, at_once=at_once, generator=generator, advance=advance)
-            sums.append(_numbers(reduce(torch.logaddexp, runs).cpu(), first))
-    log_sum, log_sum_of_squares = torch.cat(sums, -1)
+            sums.append(reduce(torch.logaddexp, runs))
+            if first == 0:  # not at every part, which would wait for the device
+                _numbers(sums[0].cpu())
+    log_sum, log_sum_of_squares = _numbers(torch.cat(sums, -1).cpu())
     effective = torch.where(log_sum == -math.inf, 0, torch.exp(2 * log_sum - log_sum_of_squares))
     return Likelihood(log_sum - math.log(samples), effective, samples, seconds=time.perf_counter() - started)
 
@@ -131,7 +135,7 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> F
         _require_scores(model, data, _suitable(data))
         states = len(_log_joint(model, tuple(tensor[:1] for tensor in data)))
         parts = _parts(data, max(1, _suitable(data) // states))
-        return torch.cat([_numbers(_log_joint(model, part).logsumexp(0).cpu(), first) for first, part in parts])
+        return _numbers(torch.cat([_log_joint(model, part).logsumexp(0).cpu() for _, part in parts]))
 
 
 def _log_sums(
@@ -161,7 +165,12 @@ def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
 
 def _suitable(data: Data) -> int:
     """How many pairs to run at once where the data are."""
-    return PAIRS_ON_CPU if data[0].device.type == "cpu" else PAIRS_ELSEWHERE
+    device = data[0].device
+    if device.type == "cpu":
+        return PAIRS_ON_CPU
+    free, _ = torch.cuda.mem_get_info(device)
+    width = sum(tensor[0].numel() for tensor in data)
+    return max(1, min(PAIRS_ELSEWHERE, int(SHARE * free) // (BYTES * width)))
 
 
 def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
@@ -226,10 +235,10 @@ class _Likeliest(Mode):
         return distribution.log_prob(value)
 
 
-def _numbers(found: Float64[Tensor, "*sums points"], first: int) -> Float64[Tensor, "*sums points"]:
-    """What was found for data points from the first on, refused if it is not a number."""
+def _numbers(found: Float64[Tensor, "*sums points"]) -> Float64[Tensor, "*sums points"]:
+    """What was found for data points, refused if it is not a number."""
     wrong = found.isnan().view(-1, found.shape[-1]).any(0)
     if wrong.any():
-        index = first + int(wrong.nonzero()[0])
+        index = int(wrong.nonzero()[0])
         raise ValueError(f"the log-likelihood must be a number, got nan at data point {index}: is a parameter nan?")
     return found

@@ -116,7 +116,7 @@ def _record(path: Path, run: Run, new: dict[str, dict[str, Any]]) -> dict[str, A
     written = record.record(
         settings_of(run.recipe), ordered(new | kept), seed=run.recipe.seed, seconds=run.seconds, made=run.made
     )
-    return {**written, "data": run.digest, "step": run.chosen}
+    return {**written, "data": run.digest, "step": run.chosen, "members": run.members}
 
 
 def ordered(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -88,13 +88,13 @@ def train_together(
     moved = {id(member.data): member.data.to(device) for member in members}
     trainers = [Trainer(member.recipe, moved[id(member.data)], device=device) for member in members]
     starts = [trainer.rehearsed() for trainer in trainers]
-    made = {**circumstances(str(trainers[0].device)), "members": len(members)}
+    made = circumstances(str(trainers[0].device))
     with ExitStack() as stack:
         courses = []
         for member, trainer, start in zip(members, trainers, starts, strict=True):
             member.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(claimed(member.folder))
-            courses.append(_begun(member, trainer, start, watch, made))
+            courses.append(_begun(member, trainer, start, watch, made=made, members=len(members)))
         # those that were resumed from another step go on by themselves
         apart = sorted(courses, key=lambda course: (course.trainer.step, course.trainer.since))
         for _, group in groupby(apart, key=lambda course: (course.trainer.step, course.trainer.since)):
@@ -116,7 +116,9 @@ class _Course:
         return self.failure is None and not self.run.finished
 
 
-def _begun(member: Member, trainer: Trainer, start: float, watch: Watch, made: dict[str, Any]) -> _Course:
+def _begun(
+    member: Member, trainer: Trainer, start: float, watch: Watch, *, made: dict[str, Any], members: int
+) -> _Course:
     """A run at its last checkpoint, or at the start."""
     found = resumed(trainer, member.folder)
     run, damaged = found or (Run(member.recipe, made, member.data.digest, start, step=0, seconds=0.0), ())
@@ -124,7 +126,7 @@ def _begun(member: Member, trainer: Trainer, start: float, watch: Watch, made: d
         watch.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, member.data)
     write(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
-    return _Course(member.folder, trainer, run if run.finished else replace(run, made=made))
+    return _Course(member.folder, trainer, run if run.finished else replace(run, made=made, members=members))
 
 
 def _train(courses: list[_Course], checkpoint_seconds: float, watch: Watch, stop: Callable[[], bool]) -> None:

@@ -43,6 +43,8 @@ class Run:
     stale: int = 0
     """How many looks have passed since."""
     finished: bool = False
+    members: int = 1
+    """How many were trained as one program, of whose seconds these are a share."""
 
     @property
     def chosen(self) -> int:

@@ -92,16 +92,16 @@ def _affine_backward(
         product = PRODUCTS[torch.get_float32_matmul_precision()]
         return triton.affine_backward(by_out, x, weight, out, tanh, product, by_input)
     by_total = naive.by_total(by_out, out, tanh)
-    by_x = torch.bmm(by_total, weight) if by_input else x[:, :0].clone()
-    return by_x, torch.bmm(by_total.mT, x), by_total.sum(1)
+    by_x = torch.bmm(by_total, weight) if by_input else x.new_empty((len(x), 0, x.shape[2]))
+    return by_x, torch.bmm(by_total.mT, x), by_total.sum(1).contiguous()
 
 
 @_affine_backward.register_fake
 def _(
     by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, by_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    by_x = torch.empty_like(x) if by_input else x.new_empty((len(x), 0, x.shape[2]))
-    return by_x, torch.empty_like(weight), x.new_empty(weight.shape[:2])
+    by_x = x.new_empty((len(x), x.shape[1] if by_input else 0, x.shape[2]))
+    return by_x, weight.new_empty(weight.shape), x.new_empty(weight.shape[:2])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

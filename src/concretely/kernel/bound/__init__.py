@@ -22,7 +22,7 @@ def _bound(log_w: Tensor) -> Tensor:
         from . import triton
 
         return triton.bound(log_w)
-    return naive.bound(log_w)
+    return naive.bound(log_w).contiguous()
 
 
 @_bound.register_fake
@@ -36,12 +36,12 @@ def _backward(by: Tensor, log_w: Tensor, bound: Tensor) -> Tensor:
         from . import triton
 
         return triton.backward(by, log_w, bound)
-    return naive.backward(by, log_w, bound)
+    return naive.backward(by, log_w, bound).contiguous()
 
 
 @_backward.register_fake
 def _(by: Tensor, log_w: Tensor, bound: Tensor) -> Tensor:
-    return torch.empty_like(log_w)
+    return log_w.new_empty(log_w.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
