@@ -90,17 +90,18 @@ class Ensemble:
         self._agenda.read()
         bits = unpack(self._agenda.packed, self._agenda.index, self.recipe.width)
         with ledger() as factors:
-            loss, bound = self._run(self._program, bits, Purpose.NOISE)
+            loss = self._run(self._program, bits, Purpose.NOISE)
             leaves = [state.parameter for state in self._states.values()]
             slopes = torch.autograd.grad([loss], leaves, [self._ones], allow_unused=True)
         gradients = {name: slope for name, slope in zip(self._states, slopes, strict=True) if slope is not None}
         with torch.no_grad():
             if looks:
-                gap = bound - self._run(self._discrete, bits, Purpose.WATCH)[1]
+                gap = self._run(self._discrete, bits, Purpose.WATCH) - loss
                 self._book.sums[:, 2:] += torch.stack([gap, self._ones], -1)
             by_totals = (each.by_total for each in factors.values())
-            looked_at = [loss.detach().unsqueeze(-1), *gradients.values(), *by_totals]
-            pace = allowed_(self._book, looked_at, bound.detach(), self._agenda.step, self._agenda.pace)
+            pace = allowed_(
+                self._book, [*gradients.values(), *by_totals], loss.detach(), self._agenda.step, self._agenda.pace
+            )
             for name, state in self._states.items():
                 if state.parameter.data_ptr() in factors:
                     bias = self._states[f"{name.removesuffix('weight')}bias"]
@@ -109,34 +110,33 @@ class Ensemble:
             if gradients:
                 adam_([self._states[name] for name in gradients], list(gradients.values()), pace, decays=decays)
 
-    def _run(self, program: "_Program", bits: Tensor, purpose: Purpose) -> tuple[Tensor, Tensor]:
-        """The loss and the bound of every member."""
-
-        def run(
-            parameters: dict[str, Tensor], buffers: dict[str, Tensor], bits: Tensor, keys: Tensor, warmth: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            found: tuple[Tensor, Tensor] = functional_call(program, (parameters, buffers), (bits, keys, warmth))
-            return found
-
+    def _run(self, program: "_Program", bits: Tensor, purpose: Purpose) -> Tensor:
+        """The loss of every member, minus the mean of its bounds."""
         parameters = {name: state.parameter for name, state in self._states.items()}
-        batched = vmap(run, in_dims=(0, 0, 0, 1, 1))
-        loss, bound = batched(parameters, self._buffers, bits, self._agenda.keys(purpose), self._agenda.warmth)
-        return loss, bound
+        keys, warmth = self._agenda.keys(purpose), self._agenda.warmth
+        loss: Tensor = program.batched(parameters, self._buffers, bits, keys, warmth)
+        return loss
 
 
 class _Program(nn.Module):
-    """The loss and the bound of one member on its batch."""
+    """The loss of one member on its batch."""
 
     def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
         super().__init__()
         self.model, self.estimator, self.recipe = model, estimator, recipe
+        self.batched = vmap(self._run, in_dims=(0, 0, 0, 1, 1))
 
-    def forward(self, bits: Tensor, keys: Tensor, warmth: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, bits: Tensor, keys: Tensor, warmth: Tensor) -> Tensor:
         cools = self.recipe.method.cools and not isinstance(self.estimator, Score)
         estimator = tempered(self.recipe.estimator, *warmth) if cools else self.estimator
         inputs, samples = inputs_of(self.recipe, bits), self.recipe.samples
-        found = estimate(self.model, *inputs, estimator=estimator, samples=samples, generator=Keys(keys))
-        return found.loss, found.bound.mean()
+        return estimate(self.model, *inputs, estimator=estimator, samples=samples, generator=Keys(keys)).loss
+
+    def _run(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], bits: Tensor, keys: Tensor, warmth: Tensor
+    ) -> Tensor:
+        loss: Tensor = functional_call(self, (parameters, buffers), (bits, keys, warmth))
+        return loss
 
 
 def _adopted(trainers: Sequence[Trainer]) -> tuple[dict[str, State], dict[str, Tensor]]:

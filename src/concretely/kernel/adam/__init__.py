@@ -26,16 +26,19 @@ class State(NamedTuple):
 def allowed_(
     book: Book,
     tensors: Sequence[Float[Tensor, "members ..."]],
-    bound: Float[Tensor, " members"],
+    loss: Float[Tensor, " members"],
     step: Int64[Tensor, " members"],
     pace: Pace,
 ) -> Pace:
-    """Enter a step, and how far members may move: not at all from the first on that gave what is not finite."""
-    if is_fast(bound):
+    """Enter a step, and say how far members may move: not at all from the first on that gave what is not finite.
+
+    The loss of a step is minus its bound.
+    """
+    if is_fast(loss):
         from . import triton
 
-        return triton.allowed_(book, list(tensors), bound, step, pace)
-    return naive.allowed_(book, tensors, bound, step, pace)
+        return triton.allowed_(book, list(tensors), loss, step, pace)
+    return naive.allowed_(book, tensors, loss, step, pace)
 
 
 def adam_(states: Sequence[State], gradients: Sequence[Tensor], pace: Pace, *, decays: Sequence[bool]) -> None:

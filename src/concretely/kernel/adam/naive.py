@@ -40,13 +40,16 @@ class Book(NamedTuple):
 def allowed_(
     book: Book,
     tensors: Sequence[Float[Tensor, "members ..."]],
-    bound: Float[Tensor, " members"],
+    loss: Float[Tensor, " members"],
     step: Int64[Tensor, " members"],
     pace: Pace,
 ) -> Pace:
-    """Enter a step, and how far members may move: not at all from the first on that gave what is not finite."""
-    book.sums[:, :2] += torch.stack([bound, torch.ones_like(bound)], -1)
-    sound = torch.stack([each.flatten(1).isfinite().all(1) for each in tensors]).all(0)
+    """Enter a step, and say how far members may move: not at all from the first on that gave what is not finite.
+
+    The loss of a step is minus its bound.
+    """
+    book.sums[:, :2] += torch.stack([-loss, torch.ones_like(loss)], -1)
+    sound = torch.stack([each.flatten(1).isfinite().all(1) for each in (loss.unsqueeze(-1), *tensors)]).all(0)
     book.faults.copy_(torch.where((book.faults < 0) & ~sound, step, book.faults))
     return pace._replace(rate=torch.where(book.faults < 0, pace.rate, 0.0))
 

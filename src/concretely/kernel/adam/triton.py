@@ -29,12 +29,12 @@ def _sound(tensors, sizes, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _allowed(sound, bound, step, rate, sums, faults, out, blocks, BLOCK: tl.constexpr):
+def _allowed(sound, loss, step, rate, sums, faults, out, blocks, BLOCK: tl.constexpr):
     member = tl.program_id(0)
-    total = tl.load(sums + 4 * member) + tl.load(bound + member).to(tl.float64)
-    tl.store(sums + 4 * member, total)
+    found = tl.load(loss + member)
+    tl.store(sums + 4 * member, tl.load(sums + 4 * member) - found.to(tl.float64))
     tl.store(sums + 4 * member + 1, tl.load(sums + 4 * member + 1) + 1)
-    faulty = 0
+    faulty = tl.where(tl.abs(found) < float("inf"), 0, 1)
     for start in range(0, blocks, BLOCK):
         block = start + tl.arange(0, BLOCK)
         fine = tl.load(sound + member * blocks + block, mask=block < blocks, other=1)
@@ -45,14 +45,14 @@ def _allowed(sound, bound, step, rate, sums, faults, out, blocks, BLOCK: tl.cons
     tl.store(out + member, tl.where(fault < 0, tl.load(rate + member), 0.0))
 
 
-def allowed_(book: Book, tensors: list[Tensor], bound: Tensor, step: Tensor, pace: Pace) -> Pace:
-    """Enter a step, and how far members may move."""
+def allowed_(book: Book, tensors: list[Tensor], loss: Tensor, step: Tensor, pace: Pace) -> Pace:
+    """Enter a step, and say how far members may move."""
     sizes = [each[0].numel() for each in tensors]
-    blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(bound)
-    sound = torch.empty((members, blocks), dtype=torch.int8, device=bound.device)
+    blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(loss)
+    sound = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
     _sound[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), sound, BLOCK=BLOCK)
     rate = torch.empty_like(pace.rate)
-    _allowed[members,](sound, bound.contiguous(), step, pace.rate, book.sums, book.faults, rate, blocks, BLOCK=BLOCK)
+    _allowed[members,](sound, loss.contiguous(), step, pace.rate, book.sums, book.faults, rate, blocks, BLOCK=BLOCK)
     return pace._replace(rate=rate)
 
 
