@@ -8,8 +8,9 @@ import torch
 
 import concretely as c
 from concretely.data import load
+from concretely.training.loop import train
 from concretely.training.recipe import resolve
-from concretely.training.run import restored, train
+from concretely.training.run import restored
 from concretely.training.trainer import Trainer
 from tests.cases import DEVICES
 

@@ -1,14 +1,12 @@
 """VIMCO: the score-function estimator of the multi-sample bound."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..kernel import vimco as kernel
 from ..mode import Discrete
 from ..model.base import Model
 from ..noise import Source
@@ -56,19 +54,5 @@ def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[T
     >>> vimco(torch.zeros(3))
     tensor([0., 0., 0.])
     """
-    m = len(log_w)
-    others = torch.logaddexp(*_around(log_w, Tensor.logcumsumexp, nothing=-math.inf))
-    whole = torch.logaddexp(others, log_w)
-    if mean == "arithmetic":
-        return whole - others - math.log(m / (m - 1))
-    before, after = _around(log_w, Tensor.cumsum, nothing=0.0)
-    return whole - torch.logaddexp(others, (before + after) / (m - 1))
-
-
-def _around(
-    log_w: Float[Tensor, "m *batch"], cumulated: Callable[[Tensor, int], Tensor], *, nothing: float
-) -> tuple[Float[Tensor, "m *batch"], Float[Tensor, "m *batch"]]:
-    """What comes before each sample and after it, together: differences of sums would not survive infinite weights."""
-    gathered = cumulated(torch.stack([log_w, log_w.flip(0)]), 1)[:, :-1]
-    before, after = torch.cat([torch.full_like(gathered[:, :1], nothing), gathered], 1).unbind()
-    return before, after.flip(0)
+    found: Tensor = kernel.vimco(log_w.reshape(1, len(log_w), -1), mean == "geometric")
+    return found.view(log_w.shape)

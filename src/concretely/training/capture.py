@@ -13,14 +13,13 @@ _RECORDING = Lock()
 
 
 class Captured:
-    """A function without arguments, replayed from the fourth call on where it works on a GPU, and plain elsewhere.
+    """A function without arguments, replayed from the fourth call on where it has a stream of a GPU, and else plain.
 
     It must always do the same work on the same memory, and never ask the device for a number.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
-        self._function, self._calls = function, 0
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
+        self._function, self._stream, self._calls = function, stream, 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:

@@ -55,8 +55,9 @@ class Ensemble:
             trainer.sums, trainer.guard.first = sums, fault
         self._agenda = Agenda(trainers, draws=first.draws())
         self._ones = torch.ones(len(trainers), device=self.device)
-        self._take = Captured(self._taken, self.device)
-        self._take_and_look = Captured(lambda: self._taken(looks=True), self.device)
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._take = Captured(self._taken, stream)
+        self._take_and_look = Captured(lambda: self._taken(looks=True), stream)
 
     @property
     def step(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..operator import is_fast, operator
 from . import naive
 
-FEW, MANY = 512, 1_024
+FEW, MANY = 256, 1_024
 """Up to so few rows of all members together, both gradients are worked out in one launch.
 
 With more than so many rows a member, the gradient of a weight costs more than to write it down, and torch multiplies
@@ -52,9 +52,13 @@ def ledger() -> Iterator[Ledger]:
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
-    """Whether there is a fast path for a map: on a GPU, in float32, with products that need not be as precise."""
-    precise = torch.get_float32_matmul_precision() == "highest" or torch.is_autocast_enabled(x.device.type)
-    return not precise and is_fast(weight) and x.dtype == weight.dtype == torch.float32
+    """Whether there is a fast path for a map: on a GPU, in float32, with products that need not be as precise.
+
+    The compiler has its own.
+    """
+    if torch.compiler.is_compiling() or not is_fast(weight) or not x.dtype == weight.dtype == torch.float32:
+        return False
+    return torch.get_float32_matmul_precision() in PRODUCTS and not torch.is_autocast_enabled(x.device.type)
 
 
 def affine(
@@ -91,9 +95,19 @@ def _affine_backward(
 
         product = PRODUCTS[torch.get_float32_matmul_precision()]
         return triton.affine_backward(by_out, x, weight, out, tanh, product, by_input)
-    by_total = naive.by_total(by_out, out, tanh)
+    by_total, by_bias = _before_tanh(by_out, out, tanh)
     by_x = torch.bmm(by_total, weight) if by_input else x.new_empty((len(x), 0, x.shape[2]))
-    return by_x, torch.bmm(by_total.mT, x), by_total.sum(1).contiguous()
+    return by_x, torch.bmm(by_total.mT, x), by_bias
+
+
+def _before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of what goes into tanh, and that of the bias."""
+    if is_fast(out) and out.dtype == torch.float32:
+        from . import triton
+
+        return triton.before_tanh(by_out, out, tanh)
+    by_total = naive.by_total(by_out, out, tanh)
+    return by_total, by_total.sum(1).contiguous()
 
 
 @_affine_backward.register_fake
@@ -115,12 +129,12 @@ def _pull(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:
     by_input = ctx.needs_input_grad[0]
     if torch.is_grad_enabled():  # the gradient is to be differentiated again
         return *naive.affine_backward(by_out, x, weight, out, ctx.tanh), None
-    entries = ctx.entries
+    entries, ctx.entries = ctx.entries, None  # or both would keep each other alive, and with them a stream
     if entries is None or x.shape[1] > MANY or x.shape[0] * x.shape[1] <= FEW:
         by_x, by_weight, by_bias = _affine_backward(by_out, x, weight, out, ctx.tanh, by_input)
         return by_x if by_input else None, by_weight, by_bias, None
     by_total = naive.by_total(by_out, out, ctx.tanh).contiguous()
-    entries[weight.data_ptr()] = Factors(x, by_total)
+    entries[weight.data_ptr()] = Factors(x.detach(), by_total)
     return torch.bmm(by_total, weight) if by_input else None, None, None, None
 
 

@@ -13,6 +13,10 @@ PROGRAMS = 128
 """About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
 
 
+SUMMED = (32, 64)
+"""The rows and columns of which a program sums gradients at once."""
+
+
 class Tile(NamedTuple):
     """What one program makes, and how."""
 
@@ -50,7 +54,7 @@ def _affine(
     i = tl.program_id(0) // columns * HIGH + tl.arange(0, HIGH)
     j = tl.program_id(0) % columns * WIDE + tl.arange(0, WIDE)
     k = tl.arange(0, DEEP)
-    left = x + member * x_stride + i[:, None] * deep + k[None, :]
+    left = x + member * x_stride + i[:, None].to(tl.int64) * deep + k[None, :]
     right = weight + member * weight_stride + j[None, :] * deep + k[:, None]
     total = tl.zeros((HIGH, WIDE), tl.float32)
     for start in range(0, deep, DEEP):
@@ -186,3 +190,41 @@ def affine_backward(
         WIDE=two.high, LONG=two.wide, STRIDE=two.deep, num_warps=max(one.warps, two.warps), num_stages=two.stages,
     )  # fmt: skip
     return by_x, by_weight, by_bias
+
+
+@triton.jit
+def _before_tanh(
+    by_out, out, by_total, sums, high, wide, by_member, by_row, by_column, rows, parts,
+    TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    member, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    j = (tl.program_id(0) * WIDE + tl.arange(0, WIDE))[None, :]
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    for start in range(part * rows, tl.minimum((part + 1) * rows, high), HIGH):
+        i = (start + tl.arange(0, HIGH))[:, None].to(tl.int64)
+        mask = (i < high) & (j < wide)
+        slope = tl.load(by_out + member * by_member + i * by_row + j * by_column, mask=mask, other=0.0)
+        at = (member * high + i) * wide + j
+        if TANH:
+            value = tl.load(out + at, mask=mask, other=0.0)
+            slope *= 1 - value * value
+            tl.store(by_total + at, slope, mask=mask)
+        total += slope
+    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    tl.store(sums + (member * parts + part) * wide + column, tl.sum(total, 0), mask=column < wide)
+
+
+def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of what goes into tanh, and its sum over rows, which is that of the bias."""
+    members, high, wide = by_out.shape
+    by_total = torch.empty((members, high, wide), dtype=torch.float32, device=out.device) if tanh else by_out
+    columns = triton.cdiv(wide, SUMMED[1])
+    parts = min(triton.cdiv(high, SUMMED[0]), max(1, 4 * PROGRAMS // (columns * members)))
+    rows = triton.cdiv(triton.cdiv(high, parts), SUMMED[0]) * SUMMED[0]
+    parts = triton.cdiv(high, rows)
+    sums = torch.empty((members, parts, wide), dtype=torch.float32, device=out.device)
+    _before_tanh[columns, parts, members](
+        by_out, out.contiguous(), by_total, sums, high, wide, *by_out.stride(), rows, parts,
+        TANH=tanh, HIGH=SUMMED[0], WIDE=SUMMED[1],
+    )  # fmt: skip
+    return by_total, sums.sum(1)

@@ -42,8 +42,8 @@ def bound(log_w: Tensor) -> Tensor:
 
 @triton.jit
 def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride, BLOCK: tl.constexpr):
-    member, sample = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    member, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    point = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     mask = point < batch
     slope = tl.load(by + member * by_stride + point * by_step, mask=mask, other=0.0)
     whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
@@ -58,7 +58,7 @@ def backward(by: Tensor, log_w: Tensor, bound: Tensor) -> Tensor:
     out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
-        _backward[triton.cdiv(batch, BLOCK), members, samples](
+        _backward[samples, members, triton.cdiv(batch, BLOCK)](
             by, log_w, bound.contiguous(), out, samples, batch, *by.stride(), log_w.stride(0), BLOCK=BLOCK
         )
     return out

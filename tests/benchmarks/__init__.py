@@ -1,0 +1,1 @@
+"""Benchmarks refuse to time what is wrong, leave out what fails, and show what they have written."""

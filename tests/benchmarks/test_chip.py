@@ -1,0 +1,141 @@
+"""No ratio without the laws; a contender that fails is left out; a record grows with its results."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import page
+from benchmarks.chip import __main__ as chip
+from benchmarks.chip import kernel, law, node, step, turn, work
+from benchmarks.chip.law import Law
+from benchmarks.chip.peer.case import Case
+from benchmarks.chip.turn import Contender
+from benchmarks.timing import Timing
+
+CPU = torch.device("cpu")
+SPREAD = {"median": 2.0, "quartiles": [1.5, 2.5]}
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["chip", "--quick", "--device", "cpu", *flags])
+    before = torch.get_float32_matmul_precision()
+    try:
+        return chip.main()
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_nothing_is_timed_when_a_law_is_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(**given: Any) -> Iterator[Law]:
+        yield Law("kernel against definition, logistic", found=float("nan"), limit=1.0)
+
+    monkeypatch.setattr(law, "laws", broken)
+    assert run(monkeypatch, "--out", str(tmp_path)) == 1
+    said = capsys.readouterr().out
+    assert (
+        "nothing is timed, as a law is broken: kernel against definition, logistic: must be within 1, got nan" in said
+    )
+    assert "÷" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_has_all_results_so_far(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def results(**given: Any) -> Iterator[dict[str, Any]]:
+        yield {"kind": "binary"}
+        yield {"kind": "n-ary"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(law, "laws", lambda **given: iter([Law("one", found=0.0, limit=1.0)]))
+    monkeypatch.setattr(node, "results", results)
+    with pytest.raises(KeyboardInterrupt):
+        run(monkeypatch, "--out", str(tmp_path), "--only", "nodes", "--commit", "abc+")
+    found = json.loads((tmp_path / "chip-nodes.json").read_text())
+    assert [result["kind"] for result in found["results"]] == ["binary", "n-ary"]
+    assert found["commit"] == {"hash": "abc", "dirty": True}
+    assert found["recipe"]["laws"] == [{"name": "one", "found": 0.0, "limit": 1.0, "holds": True}]
+
+
+def test_a_contender_that_fails_is_left_out_with_the_reason() -> None:
+    def missing() -> Contender:
+        raise ImportError("No module named 'jax'")
+
+    said: list[str] = []
+    ready = turn.made({"ours": lambda: Contender("ours", int), "jax": missing}, said.append)
+    assert [timing.contender.name for timing in ready] == ["ours"]
+    assert said == ["jax is left out, as it fails: ImportError: No module named 'jax'"]
+
+
+def test_times_are_those_of_one_piece_of_work() -> None:
+    quick, slow = Contender("quick", int, times=10, ours=True), Contender("slow", int)
+    timings = [Timing(quick, 0.1, np.array([1.0, 2.0, 3.0])), Timing(slow, 0.1, np.array([4.0, 8.0, 12.0]))]
+    described = turn.described(timings, models=2)
+    assert described[0]["us"] == {"median": 1e6, "quartiles": [0.75e6, 1.25e6]}
+    assert described[1]["ratio"] == {"quick": {"median": 4.0, "quartiles": [4.0, 4.0]}}
+    counted = turn.timed_once([Timing(quick, 0.1, np.empty(0))], rounds=2, seed=0)
+    assert counted[0].rounds.shape == (2,)
+
+
+@pytest.mark.parametrize("found", [-90.0, float("nan")])
+def test_a_contender_with_another_bound_does_other_work(found: float) -> None:
+    refuse = step.same_bound()
+    refuse(Contender("ours", int, bound=lambda: -100.0))
+    with pytest.raises(ValueError, match=r"must be within 3% of -100, which that of ours is, got"):
+        refuse(Contender("theirs", int, bound=lambda: found))
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("case", [Case(2, 1, "concrete"), Case(2, 2, "vimco"), Case(2, 1, "nvil")], ids=str)
+def test_torch_by_hand_takes_the_same_step(case: Case) -> None:
+    small = Case(case.members, case.samples, case.estimator, notation="6H~20V", batch=32)
+    entrants = step._entrants(small, CPU, "highest", 32)
+    said: list[str] = []
+    chosen = {name: make for name, make in entrants.items() if "compiled" not in name and "jax" not in name}
+    assert len(turn.made(chosen, said.append, suits=step.same_bound())) == 2, said
+
+
+def test_the_distance_of_what_is_not_a_number_is_infinite() -> None:
+    assert kernel.distance(torch.tensor([float("nan")]), torch.tensor([1.0])) == float("inf")
+    assert kernel.distance(torch.zeros(2), torch.zeros(3)) == float("inf")
+
+
+def test_random_bits_are_the_same_every_time() -> None:
+    assert work.bits(20, points=10).digest == work.bits(20, points=10).digest
+
+
+def test_the_page_shows_what_was_asked_beside_what_was_measured(tmp_path: Path) -> None:
+    contenders = [
+        {"name": "concretely", "ours": True, "us": SPREAD, "passes": SPREAD, "ratio": {"concretely": SPREAD}},
+        {"name": "<peer>", "ours": False, "us": SPREAD, "passes": SPREAD, "ratio": {"concretely": SPREAD}},
+    ]
+    asked = {"what": "passes", "sense": "at most", "limit": 1.0, "unit": "passes", "measured": SPREAD, "holds": False}
+    points = [{"value": value, "us": SPREAD, "us_per_model": SPREAD} for value in (1, 10)]
+    parts = {
+        "nodes": [{"kind": "binary", "shape": [8], "contenders": contenders, "asked": [asked]}],
+        "costs": [{"against": "m", "fixed": {"n": 2}, "points": points}],
+    }
+    for part, results in parts.items():
+        recipe = {"benchmark": f"chip {part}", "products": "high", "quick": False}
+        recipe["laws"] = [{"name": "a law", "found": 0.1, "limit": 1.0, "holds": True}]
+        made = {"commit": None, "versions": {"torch": "2.11"}, "device": {"cpu": "CPU", "cores": 1, "gpu": "H200"}}
+        written = {"recipe": recipe, **made, "seed": 0, "results": results}
+        (tmp_path / f"chip-{part}.json").write_text(json.dumps(written))
+    text = page.page(page.read(tmp_path))
+    assert text == page.page(page.read(tmp_path))
+    assert text.count("<svg") == 2
+    assert '<td>≤ 1 passes</td><td>2 (1.5 – 2.5)</td><td class="no">no</td>' in text
+    assert "<peer>" not in text
+    assert "H200 beside CPU, 1 core" in text
+    assert "a law" in text
+
+
+def test_a_page_needs_records(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="records must be files chip-"):
+        page.read(tmp_path)

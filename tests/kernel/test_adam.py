@@ -1,0 +1,244 @@
+"""Adam is torch's own on either path, for every member at its own pace, and members stop where they are at fault."""
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from concretely.kernel import adam as operation
+from concretely.kernel.adam import Book, Pace, State, adam_, adam_of_factors_, allowed_, corrections
+from concretely.kernel.affine import PRODUCTS, Factors
+from tests.kernel import DEVICE, PATHS, assert_precise, fast, kernel, taken
+
+SHAPES = [(7,), (5, 9), (1,), (1_100,), (3, 2, 4)]
+MEMBERS = pytest.mark.parametrize("members", [1, 3])
+DECAY = 0.1
+
+
+def pace_of(members: int, steps: int) -> Pace:
+    """Rates and decays that differ between members."""
+    rate = torch.linspace(3e-3, 1e-3, members, dtype=torch.float64)
+    decay = torch.linspace(DECAY, 0, members, dtype=torch.float64)
+    mean, spread = (torch.full_like(rate, each) for each in corrections(steps))
+    return Pace(*(each.to(DEVICE) for each in (rate, decay, mean, spread)))
+
+
+def state_of(parameter: Tensor) -> State:
+    """A parameter that has not moved yet."""
+    return State(parameter.clone(), torch.zeros_like(parameter), torch.zeros_like(parameter))
+
+
+def true_adam(parameter: Tensor, gradients: list[Tensor], *, decays: bool) -> Tensor:
+    """Where every member gets by torch's optimiser in float64."""
+    ends = []
+    pace = pace_of(len(parameter), 1)
+    for k, start in enumerate(parameter.double()):
+        leaf = start.clone().requires_grad_()
+        decay = pace.decay[k].item() if decays else 0
+        optimiser = torch.optim.Adam([leaf], lr=pace.rate[k].item(), weight_decay=decay)
+        for gradient in gradients:
+            leaf.grad = gradient[k].double()
+            optimiser.step()
+        ends.append(leaf.detach())
+    return torch.stack(ends)
+
+
+def moved(members: int, path: str) -> list[tuple[Tensor, Tensor]]:
+    """Where parameters get in a few steps, and where they should."""
+    starts = [torch.randn(members, *shape, device=DEVICE) for shape in SHAPES]
+    slopes = [[10**k * torch.randn_like(start) for start in starts] for k in (0, -2, 1, -4)]
+    slopes[1][1] = slopes[1][1].mT.contiguous().mT
+    slopes[2][0] = slopes[2][0][:1].expand_as(starts[0])
+    slopes[3][1] = torch.ones((), device=DEVICE).expand_as(starts[1])
+    decays = [len(shape) > 1 for shape in SHAPES]
+    states = [state_of(start) for start in starts]
+    with taken(operation, path):
+        for k, each in enumerate(slopes):
+            adam_(states, each, pace_of(members, k + 1), decays=decays)
+    ends = [
+        true_adam(start, list(each), decays=decay)
+        for start, each, decay in zip(starts, zip(*slopes, strict=True), decays, strict=True)
+    ]
+    return [(state.parameter, end) for state, end in zip(states, ends, strict=True)]
+
+
+@PATHS
+@MEMBERS
+def test_steps_are_those_of_torch(members: int, path: str) -> None:
+    for found, truth in moved(members, path):
+        torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-6)
+
+
+@kernel
+@MEMBERS
+def test_kernel_is_its_definition(members: int) -> None:
+    torch.manual_seed(0)
+    defined = moved(members, "plain")
+    torch.manual_seed(0)
+    for (found, truth), (other, _) in zip(moved(members, "fast"), defined, strict=True):
+        assert_precise(found, other, truth)
+
+
+@PATHS
+def test_a_member_at_rest_does_not_move_whatever_its_gradient(path: str) -> None:
+    states = [State(*torch.rand(3, 3, *shape, device=DEVICE)) for shape in ((2,), (5, 7))]
+    before = [State(*(tensor.clone() for tensor in state)) for state in states]
+    slopes = [torch.randn_like(state.parameter) for state in states]
+    for slope in slopes:
+        slope[1] = math.nan
+    slopes[1][1] = math.inf
+    pace = pace_of(3, 5)
+    pace = pace._replace(rate=pace.rate * torch.tensor([1.0, 0.0, 1.0], device=DEVICE))
+    with taken(operation, path):
+        adam_(states, slopes, pace, decays=[True, False])
+    for state, old in zip(states, before, strict=True):
+        for tensor, was in zip(state, old, strict=True):
+            assert torch.equal(tensor[1], was[1])
+            assert tensor.isfinite().all()
+            assert (tensor[::2] != was[::2]).all()
+
+
+@PATHS
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 5, 7, 9), (2, 37, 67, 70)], ids=str)
+def test_factors_move_a_weight_as_their_product_does(shape: tuple[int, int, int, int], path: str) -> None:
+    members, high, wide, deep = shape
+    x, by_total = torch.randn(members, high, deep, device=DEVICE), torch.randn(members, high, wide, device=DEVICE)
+    inputs = (x, x[:1].expand_as(x), x.mT.contiguous().mT)
+    for each in inputs if path == "fast" else inputs[:1]:
+        starts = torch.randn(members, wide, deep, device=DEVICE), torch.randn(members, wide, device=DEVICE)
+        found, defined = ([state_of(start) for start in starts] for _ in range(2))
+        for steps in (1, 2):
+            slopes = (by_total.mT @ each, by_total.sum(1))
+            with taken(operation, path), mock.patch.dict(PRODUCTS, highest="ieee"):
+                adam_of_factors_(Factors(each, by_total), *found, pace_of(members, steps))
+            with taken(operation, "plain"):
+                adam_(defined, slopes, pace_of(members, steps), decays=(True, False))
+        torch.testing.assert_close(found, defined, rtol=1e-4, atol=1e-5)
+
+
+@kernel
+@pytest.mark.parametrize("product", ["tf32", "bfloat16"])
+def test_products_of_factors_may_be_less_precise(product: str) -> None:
+    x, by_total = torch.randn(2, 5, 9, device=DEVICE), torch.randn(2, 5, 7, device=DEVICE)
+    weight, bias = state_of(torch.randn(2, 7, 9, device=DEVICE)), state_of(torch.randn(2, 7, device=DEVICE))
+    fast("adam").adam_of_factors_(x, by_total, weight, bias, pace_of(2, 1), product)
+    torch.testing.assert_close(bias.first, 0.1 * by_total.sum(1))
+    assert weight.first.isfinite().all()
+
+
+@PATHS
+def test_factors_move_no_member_at_rest(path: str) -> None:
+    x, by_total = torch.randn(2, 5, 9, device=DEVICE), torch.randn(2, 5, 7, device=DEVICE)
+    by_total[0, 1, 2] = math.nan
+    starts = torch.randn(2, 7, 9, device=DEVICE), torch.randn(2, 7, device=DEVICE)
+    states = [state_of(start) for start in starts]
+    pace = pace_of(2, 1)
+    pace.rate[0] = 0
+    with taken(operation, path), mock.patch.dict(PRODUCTS, highest="ieee"):
+        adam_of_factors_(Factors(x, by_total), *states, pace)
+    for state, start in zip(states, starts, strict=True):
+        assert torch.equal(state.parameter[0], start[0])
+        assert not state.first[0].any()
+        assert (state.parameter[1] != start[1]).all()
+
+
+def book_of(members: int) -> Book:
+    """A book of four steps, none at fault."""
+    sums = torch.tensor([-3.0, 4.0, 5.0, 6.0], dtype=torch.float64).repeat(members, 1)
+    return Book(sums.to(DEVICE), torch.full((members,), -1, device=DEVICE))
+
+
+def steps(members: int, step: int) -> Tensor:
+    return torch.full((members,), step, device=DEVICE)
+
+
+def tensors_of(members: int) -> list[Tensor]:
+    """Tensors that end within blocks and fill them, one in pieces and one that members share."""
+    shapes = [(1,), (3, 700), (1_024,), (2,)]
+    first, second, third, last = (torch.randn(members, *shape, device=DEVICE) for shape in shapes)
+    return [first, second.mT.contiguous().mT, third, last[:1].expand_as(last)]
+
+
+@PATHS
+@MEMBERS
+def test_minus_losses_are_entered_and_sound_members_go_on(members: int, path: str) -> None:
+    book, pace, loss = book_of(members), pace_of(members, 1), torch.randn(members, device=DEVICE)
+    with taken(operation, path):
+        found = allowed_(book, tensors_of(members), loss, steps(members, 4), pace)
+        for one, other in zip(found, pace, strict=True):
+            assert torch.equal(one, other)
+        allowed_(book, tensors_of(members), loss[:1].expand_as(loss), steps(members, 5), pace)
+    expected = book_of(members).sums
+    expected[:, 0] -= loss.double() + loss[0].double()
+    expected[:, 1] += 2
+    torch.testing.assert_close(book.sums, expected)
+    assert (book.faults == -1).all()
+
+
+PLACES = [(0, 0), (1, 0), (1, 1_023), (1, 1_024), (1, 2_099), (2, 0), (2, 1_023), (3, 1)]
+"""A tensor and an entry of it: the ends of tensors and of blocks."""
+
+
+@PATHS
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_what_is_not_finite_is_found_wherever_it_is(place: tuple[int, int], path: str) -> None:
+    which, entry = place
+    pace = pace_of(3, 1)
+    with taken(operation, path):
+        for value in (math.nan, math.inf, -math.inf):
+            book, tensors = book_of(3), [each.contiguous() for each in tensors_of(3)]
+            tensors[which].view(3, -1)[1, entry] = value
+            found = allowed_(book, tensors, torch.zeros(3, device=DEVICE), steps(3, 7), pace)
+            assert book.faults.tolist() == [-1, 7, -1]
+            assert found.rate.tolist() == [pace.rate[0].item(), 0, pace.rate[2].item()]
+
+
+@PATHS
+def test_the_first_fault_is_kept_and_the_other_members_go_on(path: str) -> None:
+    book, pace, loss = book_of(3), pace_of(3, 1), torch.tensor([1.0, 3.0, 2.0], device=DEVICE)
+    rates = []
+    with taken(operation, path):
+        for step, faulty in enumerate(([], [1], [], [0, 1], [])):
+            tensors = [torch.zeros(3, 5, device=DEVICE), torch.zeros(3, 2, 3, device=DEVICE)]
+            tensors[step % 2][faulty] = math.nan
+            rates.append(allowed_(book, tensors, loss, steps(3, step), pace).rate.tolist())
+    assert book.faults.tolist() == [3, 1, -1]
+    one, two, three = pace.rate.tolist()
+    assert rates == [[one, two, three], [one, 0, three], [one, 0, three], [0, 0, three], [0, 0, three]]
+    assert book.sums[:, :2].tolist() == [[-8, 9], [-18, 9], [-13, 9]]
+    assert torch.equal(book.sums[:, 2:], book_of(3).sums[:, 2:])
+
+
+@PATHS
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_a_fault(value: float, path: str) -> None:
+    book, loss = book_of(3), torch.tensor([1.0, value, 2.0], device=DEVICE)
+    with taken(operation, path):
+        found = allowed_(book, [torch.zeros(3, 5, device=DEVICE)], loss, steps(3, 7), pace_of(3, 1))
+    assert book.faults.tolist() == [-1, 7, -1]
+    assert (found.rate != 0).tolist() == [True, False, True]
+    assert book.sums[::2, 0].tolist() == [-4, -5]
+
+
+@PATHS
+def test_the_given_pace_is_left_as_it_is(path: str) -> None:
+    pace, before = pace_of(2, 1), pace_of(2, 1)
+    with taken(operation, path):
+        slopes = [torch.full((2, 3), math.nan, device=DEVICE)]
+        allowed_(book_of(2), slopes, torch.zeros(2, device=DEVICE), steps(2, 0), pace)
+    for one, other in zip(pace, before, strict=True):
+        assert torch.equal(one, other)
+
+
+@PATHS
+def test_an_allowed_step_of_a_faulty_member_moves_nothing(path: str) -> None:
+    start = torch.randn(2, 5, device=DEVICE)
+    state, slope = state_of(start), torch.randn(2, 5, device=DEVICE)
+    slope[0, 3] = math.inf
+    with taken(operation, path):
+        pace = allowed_(book_of(2), [slope], torch.zeros(2, device=DEVICE), steps(2, 0), pace_of(2, 1))
+        adam_([state], [slope], pace, decays=[True])
+    assert torch.equal(state.parameter[0], start[0])
+    assert (state.parameter[1] != start[1]).all()

@@ -1,0 +1,205 @@
+"""Every kernel compiles for a GPU, though there may be none: its compiler is stricter than its interpreter."""
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, empty
+
+import concretely.kernel
+
+OPERATIONS = sorted(path.parent.name for path in Path(concretely.kernel.__file__).parent.glob("*/triton.py"))
+SIZES = [(1, 1, 1), (3, 5, 7), (2, 50, 200)]
+"""Members, samples and units: what is 1 is a constant to the compiler, and of what 16 divides it knows."""
+SHARED = 227 * 1024
+"""The bytes that a program can share on a GPU of compute capability 9.0."""
+HALF, DOUBLE = torch.bfloat16, torch.float64
+NEEDS = [(True, True), (True, False), (False, True)]
+PRODUCTS = ["tf32", "bfloat16"]
+
+
+def key(members: int) -> Tensor:
+    return empty(members, 2, dtype=torch.int64)
+
+
+def philox(kernels: Any) -> None:
+    for count in (1, 200):
+        for signed in (True, False):
+            kernels.fractions(key(2), count, signed)
+
+
+def logistic(kernels: Any) -> None:
+    for members, samples, units in SIZES:
+        logits, temperature = empty(members, units), empty(members, dtype=DOUBLE)
+        node = empty(members, samples, units)
+        for squash in ("none", "unit", "corner"):
+            kernels.draw(logits, temperature, key(members), samples, squash)
+            for needs in NEEDS if squash != "none" else [(True, False)]:
+                by = (node if needed else None for needed in needs)
+                kernels.draw_backward(*by, node, temperature, squash, torch.float32)
+        kernels.score(node, logits, temperature)
+        for needs in NEEDS:
+            kernels.score_backward(node[..., :1].expand_as(node), node, logits, temperature, *needs)
+    kernels.score_backward(node, node, logits.to(HALF), temperature, True, True)
+    kernels.draw(empty(1, 2, dtype=HALF), empty(1, dtype=DOUBLE), key(1), 2**30, "unit")
+
+
+def bernoulli(kernels: Any) -> None:
+    for members, samples, units in SIZES:
+        logits, value = empty(members, units), empty(members, samples, units)
+        for squash in ("bit", "corner"):
+            kernels.draw(logits, key(members), samples, squash)
+            kernels.score(value, logits, squash)
+            kernels.backward(value, value, logits, squash)
+    kernels.draw(empty(1, 2, dtype=HALF), key(1), 2**30, "bit")
+
+
+def likelihood(kernels: Any) -> None:
+    for members, samples, units in (*SIZES, (1, 5, 784)):
+        logits, bits = empty(members, samples, units, units), empty(members, units, units)
+        for cast in (bits, bits.bool()):
+            kernels.log_likelihood(logits, cast)
+            kernels.backward(logits[..., 0], logits, cast)
+    kernels.backward(logits[..., 0], logits.to(HALF), bits)
+
+
+def exp_concrete(kernels: Any) -> None:
+    for (members, samples, units), n in zip(SIZES, (1, 5, 8), strict=True):
+        logits, temperature = empty(members, units, n), empty(members, dtype=DOUBLE)
+        node, corner = empty(members, samples, units, n), empty(members, samples, units, 3)
+        for squash, value in (("none", None), ("simplex", node), *([("cube", corner)] if n == 8 else [])):
+            kernels.draw(logits, temperature, key(members), samples, squash)
+            for by in ((node, value), (node, None), (None, value)):
+                if by != (None, None):
+                    kernels.draw_backward(*by, node, temperature, squash, torch.float32)
+        kernels.score(node, logits, temperature)
+        for needs in NEEDS:
+            kernels.score_backward(node[..., 0], node, logits, temperature, *needs)
+    kernels.score_backward(node[..., 0], node, logits.to(HALF), temperature, True, True)
+
+
+def discrete(kernels: Any) -> None:
+    for (members, samples, units), n in zip(SIZES, (1, 5, 8), strict=True):
+        logits, value = empty(members, units, n), empty(members, samples, units, n)
+        for squash in ("one-hot", *(["corner"] if n == 8 else [])):
+            value = value if squash == "one-hot" else value[..., :3]
+            kernels.draw(logits, key(members), samples, squash)
+            kernels.score(value, logits, squash)
+            kernels.score_backward(value[..., 0], value, logits, squash)
+    kernels.score_backward(value[..., 0], value, logits.to(HALF), squash)
+
+
+def affine(kernels: Any) -> None:
+    for members, high, wide, deep in ((1, 1, 1, 1), (3, 5, 7, 9), (1, 100, 200, 784), (10, 50, 200, 784)):
+        x, weight, out = empty(members, high, deep), empty(members, wide, deep), empty(members, high, wide)
+        for product in PRODUCTS:
+            kernels.affine(x, weight, out[:, 0], members == 1, product)
+            kernels.affine_backward(out, x, weight, out, members == 1, product, high > 1)
+        for tanh in (True, False):
+            kernels.before_tanh(out, out, tanh)
+    for high in (500, 1_000, 1_200, 2_000, 5_000, 20_000):  # tiles of all sizes
+        kernels.affine(empty(1, high, 784), empty(1, 200, 784), empty(1, 200), True, "tf32")
+
+
+def adam(kernels: Any) -> None:
+    for members, shapes in ((1, [(1,)]), (3, [(5, 7), (1,), (2_000,)]), (2, [(200, 784), (200,)])):
+        pace = kernels.Pace(*(empty(members, dtype=DOUBLE) for _ in range(4)))
+        book = kernels.Book(empty(members, 4, dtype=DOUBLE), empty(members, dtype=torch.int64))
+        tensors = [empty(members, *shape) for shape in shapes]
+        step = empty(members, dtype=torch.int64)
+        kernels.allowed_(book, tensors, empty(members), step, pace)
+        kernels.adam_(tensors, tensors, tensors, tensors, pace, [len(shape) > 1 for shape in shapes])
+    for members, high, wide, deep in ((1, 1, 1, 1), (3, 5, 7, 9), (1, 1_000, 200, 784)):
+        x, out = empty(members, high, deep), empty(members, high, wide)
+        weight, bias = [empty(members, wide, deep)] * 3, [out[:, 0]] * 3
+        for product in PRODUCTS:
+            kernels.adam_of_factors_(x, out, weight, bias, pace, product)
+
+
+def bits(kernels: Any) -> None:
+    for members, points, width in ((1, 1, 1), (3, 5, 7), (1, 100, 784)):
+        packed, index = empty(members, points, -(-width // 8), dtype=torch.uint8), key(members)
+        kernels.unpack(packed, index, width)
+
+
+def bound(kernels: Any) -> None:
+    for members, samples, batch in SIZES:
+        log_w = empty(members, samples, batch)
+        for by in (log_w[:, 0], empty(1, 1).expand(members, batch)):
+            kernels.backward(by, log_w, kernels.bound(log_w))
+
+
+def vimco(kernels: Any) -> None:
+    for members, samples, batch in SIZES:
+        for geometric in (True, False):
+            kernels.vimco(empty(members, samples, batch), geometric)
+
+
+def compile_all() -> None:
+    """Compile what all launches would run, and print what does not compile."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    target = GPUTarget("cuda", 90, 32)
+    driver.set_active(
+        SimpleNamespace(
+            get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: target
+        )
+    )
+    torch.set_default_device("meta")  # where tensors have no numbers, and take no room
+    compiled = set()
+
+    def fault(kernel: Any, name: str, arguments: tuple[Any, ...], constants: dict[str, Any]) -> str | None:
+        try:
+            shared = kernel.run(*arguments, grid=(1,), warmup=True, **constants).metadata.shared
+        except Exception as error:
+            while error.__cause__ is not None:
+                error = error.__cause__
+            return f"{name} with {constants} does not compile: {type(error).__name__}: {error}"
+        return f"{name} with {constants} shares {shared} bytes of {SHARED}" if shared > SHARED else None
+
+    def launch(kernel: Any, grid: Any) -> Any:
+        def run(*arguments: Any, **constants: Any) -> None:
+            name = f"{kernel.fn.__module__.split('.')[-2]}.{kernel.fn.__name__}"
+            compiled.add(name)
+            found.append(pool.submit(fault, kernel, name, arguments, constants))
+
+        return run
+
+    found: list[Future[str | None]] = []
+    with ThreadPoolExecutor(2) as pool, mock.patch.object(JITFunction, "__getitem__", launch):
+        for operation in OPERATIONS:
+            kernels = import_module(f"concretely.kernel.{operation}.triton")
+            globals()[operation](kernels)
+            launched = re.findall(r"^\s+(_\w+)\[.*\]\(", Path(kernels.__file__).read_text(), re.MULTILINE)
+            for name in {f"{operation}.{each}" for each in launched} - compiled:
+                print(f"{name} is launched, but was not compiled")
+    for each in dict.fromkeys(future.result() for future in found):
+        if each is not None:
+            print(each)
+
+
+@pytest.mark.unchecked
+def test_all_kernels_compile_for_a_gpu() -> None:
+    pytest.importorskip("triton", reason="there is no compiler of kernels")
+    # on its own, as it replaces what this process interprets
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    call = [sys.executable, "-m", "tests.kernel.test_compiles"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(call, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert not done.stdout, done.stdout
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    compile_all()

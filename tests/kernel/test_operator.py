@@ -1,0 +1,112 @@
+"""A batch of programs is an axis of members to operators, and what lies in one piece is not copied."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, jvp, vmap
+
+from concretely.kernel.bound import bound
+from concretely.kernel.operator import NAMESPACE, attempted, has_triton, is_fast, operator, rows
+
+
+@pytest.fixture(scope="module")
+def scaled() -> object:
+    """An operator with two results, and an argument that is no tensor; it takes note of what it is given."""
+
+    @operator("test_scaled")
+    def scaled(x: Tensor, y: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        seen.append((x, y))
+        return factor * x * y[:, None], y.clone()
+
+    @scaled.register_fake
+    def _(x: Tensor, y: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(x), torch.empty_like(y)
+
+    seen: list[tuple[Tensor, Tensor]] = []
+    scaled.seen = seen
+    return scaled
+
+
+def test_there_is_no_fast_path_on_a_cpu() -> None:
+    assert not is_fast(torch.zeros(1))
+    assert has_triton() in (True, False)
+
+
+def test_operators_have_names_of_their_own() -> None:
+    assert bound(torch.zeros(1, 2, 3)).shape == (1, 3)
+    assert hasattr(torch.ops, NAMESPACE)
+    assert torch.ops.concretely.bound(torch.zeros(1, 2, 3)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("dims", [(0, 0, None), (2, 1, None), (1, None, None), (None, 0, None)], ids=str)
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_batch_runs_once_as_so_many_members(scaled: object, dims: tuple[int | None, ...], members: int) -> None:
+    given = torch.randn(4, members, 5), torch.randn(4, members)
+    moved = [each[0] if dim is None else each.movedim(0, dim) for each, dim in zip(given, dims[:2], strict=True)]
+    scaled.seen.clear()
+    found = vmap(scaled, dims)(*moved, 2.0)
+    ((x, y),) = scaled.seen
+    assert (len(x), len(y)) == (4 * members, 4 * members)
+    for k in range(4):
+        alone = scaled(*(each[0 if dim is None else k] for each, dim in zip(given, dims[:2], strict=True)), 2.0)
+        for one, other in zip(found, alone, strict=True):
+            assert torch.equal(one[k], other)
+
+
+def test_batches_nest(scaled: object) -> None:
+    x, y = torch.randn(2, 3, 1, 5), torch.randn(3, 1)
+    found = vmap(vmap(scaled, (0, 0, None)), (0, None, None))(x, y, 2.0)[0]
+    assert torch.equal(found, 2 * x * y[..., None])
+
+
+def test_what_one_member_shares_with_a_batch_is_not_copied(scaled: object) -> None:
+    shared = torch.randn(1, 5)
+    scaled.seen.clear()
+    vmap(scaled, (None, 0, None))(shared, torch.randn(4, 1), 2.0)
+    ((x, _),) = scaled.seen
+    assert x.stride(0) == 0
+    assert x.data_ptr() == shared.data_ptr()
+
+
+def test_rows_are_copied_only_where_a_member_is_in_pieces() -> None:
+    tensor = torch.randn(3, 4, 5)
+    for whole in (tensor, tensor[:1].expand(3, 4, 5), tensor[::2], tensor[:0], tensor[:, :0]):
+        found = rows(whole)
+        assert torch.equal(found, whole)
+        assert found.data_ptr() == whole.data_ptr()
+    for pieces in (tensor.mT, tensor[..., ::2], tensor[:, :1].expand(3, 4, 5), tensor[..., :1].expand(3, 4, 5)):
+        found = rows(pieces)
+        assert torch.equal(found, pieces)
+        assert found[0].is_contiguous()
+
+
+def test_an_attempt_fails_only_where_operators_cannot_be_differentiated() -> None:
+    log_w = torch.randn(1, 2, 3)
+    outcomes = []
+
+    def run(log_w: Tensor) -> Tensor:
+        found = attempted(lambda: bound(log_w))
+        outcomes.append(found is not None)
+        return log_w.sum() if found is None else found.sum()
+
+    run(log_w)
+    run(log_w.clone().requires_grad_()).backward()
+    vmap(run)(log_w.unsqueeze(0))
+    assert outcomes == [True, True, True]
+    grad(run)(log_w)
+    assert outcomes == [True, True, True, False]
+
+
+def test_an_attempt_fails_in_forward_mode() -> None:
+    log_w = torch.randn(1, 2, 3)
+    outcomes = []
+    jvp(lambda log_w: (outcomes.append(attempted(lambda: bound(log_w))), log_w)[1], (log_w,), (log_w,))
+    assert outcomes == [None]
+
+
+def test_an_attempt_hides_no_other_error() -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        attempted(fail)
