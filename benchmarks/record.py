@@ -9,12 +9,28 @@ from concretely.report import record
 
 from .timing import Spread, Timing
 
-PACKAGES = (*circumstance.PACKAGES, "jax", "jaxlib", "numpyro", "tfp-nightly", "tensorflow-probability", "pyro-ppl")
+PACKAGES = (
+    *circumstance.PACKAGES,
+    "triton",
+    "jax",
+    "jaxlib",
+    "numpyro",
+    "tfp-nightly",
+    "tensorflow-probability",
+    "pyro-ppl",
+)
 
 
-def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any) -> None:
-    """Write the record of a run, with the circumstances of its numbers."""
-    found = circumstance.circumstances(packages=PACKAGES)
+def write(
+    path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any, on: str = "cpu", commit: str | None = None
+) -> None:
+    """Write the record of a run on a device, with the circumstances of its numbers.
+
+    A commit is given for a tree that came without its history, with a plus behind it if there were changes.
+    """
+    found = circumstance.circumstances(on, packages=PACKAGES)
+    if commit is not None:
+        found["commit"] = {"hash": commit.removesuffix("+"), "dirty": commit.endswith("+")}
     record.write(path, {"recipe": recipe, **found, "seed": seed, "results": results})
 
 
@@ -27,15 +43,16 @@ def described(task: Any, timings: Sequence[Timing[Any]]) -> dict[str, Any]:
             {
                 **timing.contender.described,
                 "first_call_ms": _rounded(timing.first * 1e3),
-                "ms": _described(Spread.of(timing.rounds * 1e3)),
-                "ratio": {other.contender.name: _described(timing.over(other)) for other in ours},
+                "ms": described_spread(Spread.of(timing.rounds * 1e3)),
+                "ratio": {other.contender.name: described_spread(timing.over(other)) for other in ours},
             }
             for timing in timings
         ],
     }
 
 
-def _described(spread: Spread) -> dict[str, Any]:
+def described_spread(spread: Spread) -> dict[str, Any]:
+    """What a record says of measurements."""
     return {"median": _rounded(spread.median), "quartiles": [_rounded(spread.lower), _rounded(spread.upper)]}
 
 

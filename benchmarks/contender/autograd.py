@@ -18,9 +18,23 @@ def step(
     temperatures: Sequence[float | Tensor],
     compiled: bool = False,
 ) -> Callable[[int], Result]:
-    """Forwards and backwards, with noise from the global generator, which moves on by itself."""
+    """Forwards and backwards of a task."""
     logits = [torch.from_numpy(array).requires_grad_() for array in task.logits]
     cotangents = [torch.from_numpy(array) for array in task.cotangents]
+    run = work(build, draw, logits=logits, cotangents=cotangents, temperatures=temperatures, compiled=compiled)
+    return lambda seed: run()
+
+
+def work(
+    build: Callable[[Any, Any], Any],
+    draw: Callable[[Any], tuple[Tensor, Tensor]],
+    *,
+    logits: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    temperatures: Sequence[float | Tensor],
+    compiled: bool = False,
+) -> Callable[[], Result]:
+    """Forwards and backwards, with noise from the global generator, which moves on by itself."""
 
     def forward(*logits: Tensor) -> tuple[Tensor, ...]:
         return scored(build, draw, logits=logits, temperatures=temperatures)
@@ -28,7 +42,7 @@ def step(
     # shapes are fixed, as in training; the compiler would take the second it meets for one of many
     forward = torch.compile(forward, fullgraph=True, dynamic=False) if compiled else forward
 
-    def forward_and_backward(seed: int) -> Result:
+    def forward_and_backward() -> Result:
         outputs = forward(*logits)
         # the log density of an own draw may be constant in the logits; then there is nothing to pull back
         pulled = [index for index, output in enumerate(outputs) if output.requires_grad]

@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..affine.triton import product
+from ..affine.triton import turned_product
 from ..operator import rows
 from .naive import BETA1, BETA2, EPSILON, Book, Pace
 
 BLOCK = 1024
-WIDE, DEEP, STEP = 64, 64, 32
-"""The tile of a weight that one program moves, and how many rows it multiplies at once."""
+WIDE, DEEP, STEP, WARPS, STAGES = 64, 64, 64, 4, 1
+"""The tile of a weight that one program moves, how many rows it multiplies at once, and how."""
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def _adam_of_factors(
             i = (start + tl.arange(0, STEP))[:, None]
             a = tl.load(out + i * wide, mask=(i < high) & (j < wide)[None, :], other=0.0)
             b = tl.load(into + i * deep, mask=(i < high) & (k < deep)[None, :], other=0.0)
-            total = product(tl.trans(a), b, total, PRODUCT)
+            total = turned_product(a, b, total, PRODUCT)
             sums += tl.sum(a, 0)
         at = member * wide * deep + j[:, None] * deep + k[None, :]
         mask = (j < wide)[:, None] & (k < deep)[None, :]
@@ -156,4 +156,5 @@ def adam_of_factors_(
     _adam_of_factors[grid](
         x, by_total.contiguous(), *weight, *bias, *pace, high, x.stride(0), wide, deep,
         PRODUCT=product, BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, WIDE=WIDE, DEEP=DEEP, STEP=STEP,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip

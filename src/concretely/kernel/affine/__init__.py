@@ -17,7 +17,7 @@ from torch import Tensor
 from ..operator import is_fast, operator
 from . import naive
 
-FEW, MANY = 256, 1_024
+FEW, MANY = 256, 128
 """Up to so few rows of all members together, both gradients are worked out in one launch.
 
 With more than so many rows a member, the gradient of a weight costs more than to write it down, and torch multiplies

@@ -48,7 +48,7 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
             mean = (tl.load(sums + at, mask=mask, other=0.0) + after) / (samples - 1)
             replaced = _add(others, mean)
         else:
-            replaced = others + tl.log(samples / (samples - 1.0))
+            replaced = others + tl.log(samples * 1.0) - tl.log(samples - 1.0)
         tl.store(out + at, _add(others, own) - replaced, mask=mask)
         above, after = _add(above, own), after + own
 

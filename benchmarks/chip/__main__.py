@@ -1,0 +1,98 @@
+"""Look at the laws on a device, then time on it what was asked for, writing each record as it grows."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import record
+from . import cost, law, likelihood, node, step
+from .law import Law
+from .work import SEED
+
+PARTS = ("laws", "nodes", "steps", "likelihood", "costs")
+PRODUCTS = ("highest", "high", "medium")
+
+
+def main() -> int:
+    """Time what the flags say."""
+    wished = _flags()
+    # or it would take three quarters of the memory of a device as soon as it is imported
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    device = torch.device(wished.device)
+    torch.set_float32_matmul_precision(wished.products)
+    _say(f"products of precision {wished.products!r} on {device}")
+    laws = law.kept(device=device, products=wished.products, quick=wished.quick, say=_say)
+    if laws is None:
+        return 1
+    for part in wished.only:
+        if part != "laws":
+            started = time.perf_counter()
+            _written(part, wished, laws, device)
+            _say(f"{part} took {time.perf_counter() - started:.0f} s\n")
+    return 0
+
+
+def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: torch.device) -> None:
+    """Time a part, and write its record after each of its results."""
+    rounds = 3 if wished.quick else wished.rounds
+    recipe = {
+        "benchmark": f"chip {part}",
+        "products": wished.products,
+        "dtype": "float32",
+        "rounds": wished.likelihood_rounds if part == "likelihood" else rounds,
+        "quick": wished.quick,
+        "laws": [{**each._asdict(), "holds": each.holds} for each in laws],
+    }
+    # nodes multiply nothing
+    path = wished.out / (f"chip-{part}.json" if part == "nodes" else f"chip-{part}-{wished.products}.json")
+    given = {"device": device, "rounds": rounds, "quick": wished.quick, "say": _say}
+    parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "nodes": lambda: node.results(**given),
+        "steps": lambda: step.results(**given, products=wished.products),
+        "likelihood": lambda: likelihood.results(**{**given, "rounds": wished.likelihood_rounds}, points=wished.points),
+        "costs": lambda: cost.results(**given),
+    }
+    found: list[dict[str, Any]] = []
+    for result in parts[part]():
+        found.append(result)
+        record.write(path, recipe, seed=SEED, results=found, on=str(device), commit=wished.commit)
+
+
+def _flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chip", description=__doc__)
+    folder = Path(__file__).parent.parent / "records"
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--out", type=Path, default=folder, help="the folder of the records")
+    parser.add_argument("--only", type=_chosen, default=PARTS, help=f"parts with commas between: {','.join(PARTS)}")
+    parser.add_argument("--device", default=here, help="where to run, by default on a GPU where there is one")
+    parser.add_argument("--products", choices=PRODUCTS, default="high", help="how precise products of float32 are")
+    parser.add_argument("--rounds", type=int, default=10, help="how often every contender is timed")
+    parser.add_argument("--likelihood-rounds", type=int, default=3, help="the same for a likelihood, which takes long")
+    parser.add_argument("--points", type=int, help="how many points a likelihood is of, by default 10,000")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
+    parser.add_argument(
+        "--commit", help="that of a tree that came without its history, a + behind it if there were changes"
+    )
+    return parser.parse_args()
+
+
+def _chosen(text: str) -> tuple[str, ...]:
+    chosen = tuple(text.split(","))
+    for part in chosen:
+        if part not in PARTS:
+            raise argparse.ArgumentTypeError(f"unknown part {part!r}; choose from {', '.join(PARTS)}")
+    return chosen
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""What is asked of this library on an H200, beside what was measured."""
+
+from typing import Any, Literal, NamedTuple
+
+from .. import record
+from ..timing import Spread
+
+
+class Asked(NamedTuple):
+    """A limit for a number, which lower or higher ones keep.
+
+    >>> Asked("a step", "at most", 80.0, "µs").beside(Spread(70.0, 69.0, 71.0))["holds"]
+    True
+    """
+
+    what: str
+    sense: Literal["at most", "at least"]
+    limit: float
+    unit: str
+
+    def beside(self, measured: Spread) -> dict[str, Any]:
+        """What a record says of a limit and of what was measured."""
+        low = self.sense == "at most"
+        return {
+            **self._asdict(),
+            "measured": record.described_spread(measured),
+            "holds": measured.median <= self.limit if low else measured.median >= self.limit,
+        }
+
+
+def line(row: dict[str, Any]) -> str:
+    """A limit and what was measured, as text."""
+    (low, high), median = row["measured"]["quartiles"], row["measured"]["median"]
+    verdict = "holds" if row["holds"] else "does not hold"
+    return (
+        f"asked: {row['what']} {row['sense']} {row['limit']:g} {row['unit']}; "
+        f"measured {median:g} ({low:g} – {high:g}): {verdict}"
+    )

@@ -1,0 +1,76 @@
+"""What a training step of this library costs as one size grows, all others being fixed."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from concretely.training.ensemble import Ensemble
+
+from .. import record
+from ..timing import Spread
+from . import step, turn, work
+from .turn import Contender, Say
+
+FIXED = {"batch": 64, "m": 1, "n": 2, "width": 240, "members": 8}
+SIZES = {
+    "batch": (16, 32, 64, 128, 256, 512),
+    "m": (1, 2, 5, 10, 20, 50),
+    "n": (2, 4, 8, 16, 32, 64),
+    "width": (60, 120, 240, 480, 960),
+    "members": (1, 2, 4, 8, 16, 32),
+}
+"""Each over more than a decade; n is the number of categories of a node, of which a layer of 240 bits has fewer."""
+
+QUICK_FIXED = {"batch": 8, "m": 1, "n": 2, "width": 12, "members": 2}
+QUICK = {"batch": (4, 8, 40), "m": (1, 3, 10), "n": (2, 4, 16), "width": (12, 24, 120), "members": (1, 2, 10)}
+PIXELS, QUICK_PIXELS = 784, 40
+TIMES = 128
+
+
+def results(*, device: torch.device, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
+    """The cost of a step against each size."""
+    fixed, pixels = (QUICK_FIXED, QUICK_PIXELS) if quick else (FIXED, PIXELS)
+    for name, values in (QUICK if quick else SIZES).items():
+        say(f"cost against {name}, the others at {', '.join(f'{k} {v}' for k, v in fixed.items() if k != name)}")
+        points = [
+            point
+            for value in values
+            for point in _points(
+                {**fixed, name: value}, name, pixels, device=device, rounds=rounds, quick=quick, say=say
+            )
+        ]
+        others = {key: value for key, value in fixed.items() if key != name}
+        yield {"against": name, "fixed": {**others, "pixels": pixels}, "points": points}
+
+
+def notation(sizes: dict[str, int], pixels: int) -> str:
+    """A model of so many bits, in nodes of so many categories.
+
+    >>> notation({"width": 240, "n": 8}, 784), notation({"width": 240, "n": 2}, 784)
+    ('240H:8~784V', '240H~784V')
+    """
+    arity = "" if sizes["n"] == 2 else f":{sizes['n']}"
+    return f"{sizes['width']}H{arity}~{pixels}V"
+
+
+def _points(
+    sizes: dict[str, int], name: str, pixels: int, *, device: torch.device, rounds: int, quick: bool, say: Say
+) -> Iterator[dict[str, Any]]:
+    """The cost at one value of a size, or nothing but a line if that cannot be."""
+
+    def make() -> Contender:
+        warmth = {"temperature": 2 / 3, "prior_temperature": 1 / 2}  # the paper has none of its own for every n
+        recipe = work.recipe(notation(sizes, pixels), batch=sizes["batch"], samples=sizes["m"], **warmth)
+        members = work.trainers(recipe, work.bits(pixels), members=sizes["members"], device=device)
+        return step.ensemble(f"{name} {sizes[name]}", Ensemble(members), 4 if quick else TIMES)
+
+    for timing in turn.timed(turn.made({f"{name} {sizes[name]}": make}, say), rounds=rounds, seed=work.SEED):
+        spread = Spread.of(timing.rounds * 1e6)
+        each = Spread.of(timing.rounds * 1e6 / sizes["members"])
+        say(f"  {timing.contender.name:<12} {spread.median:10.4g} µs per step, {each.median:10.4g} per model")
+        yield {
+            "value": sizes[name],
+            "us": record.described_spread(spread),
+            "us_per_model": record.described_spread(each),
+        }

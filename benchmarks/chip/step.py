@@ -1,0 +1,135 @@
+"""Training steps of many models at once, for each of them: forwards, backwards, and the update of Adam.
+
+All contenders start from the same weights and see data of the same law, and those that do not find the same bound in
+their first steps do other work and are left out. Ours also guards against gradients that are not finite, and looks at
+the discrete graph in every tenth step.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from concretely.training.agenda import LINES
+from concretely.training.ensemble import Ensemble
+
+from ..timing import Spread, Timing
+from . import asked, turn, work
+from .asked import Asked
+from .peer.case import Case, Given
+from .turn import Contender, Entrants, Say
+
+CASES = (
+    Case(1, 1, "concrete", asked=80.0),
+    Case(32, 1, "concrete", asked=8.0),
+    Case(32, 5, "concrete", asked=12.0),
+    Case(8, 50, "concrete", asked=65.0),
+    Case(32, 5, "vimco"),
+    Case(32, 1, "nvil"),
+)
+SMALL = {"notation": "12H~40V", "batch": 64}
+QUICK = (
+    Case(1, 1, "concrete", **SMALL),
+    Case(2, 2, "vimco", **SMALL),
+    Case(2, 1, "nvil", **SMALL),
+)
+TIMES = LINES
+"""How many steps a turn has: as many as ours prepares for at once, so that each turn pays for it once."""
+
+SAME = 0.03
+"""How far the bounds of two contenders may lie apart, as a share of either."""
+
+OURS = "concretely, ensemble"
+
+
+def results(*, device: torch.device, products: str, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
+    """The timings of each case."""
+    for case in QUICK if quick else CASES:
+        ready = turn.made(_entrants(case, device, products, TIMES // 4 if quick else TIMES), say, suits=same_bound())
+        yield result(case, turn.timed(ready, rounds=rounds, seed=work.SEED), say)
+
+
+def same_bound() -> Callable[[Contender], None]:
+    """A function that refuses a contender whose bound is not that of the first it has met.
+
+    >>> refuse = same_bound()
+    >>> refuse(Contender("ours", print, bound=lambda: -100.0)), refuse(Contender("theirs", print, bound=lambda: -101.0))
+    (None, None)
+    >>> refuse(Contender("other", print, bound=lambda: -90.0))
+    Traceback (most recent call last):
+    ValueError: the bound of its first steps must be within 3% of -100, which that of ours is, got -90
+    """
+    met: list[tuple[str, float]] = []
+
+    def refuse(contender: Contender) -> None:
+        assert contender.bound is not None
+        found = contender.bound()
+        name, expected = met[0] if met else (contender.name, found)
+        met.append((name, expected))
+        if not abs(found - expected) <= SAME * abs(expected):
+            raise ValueError(
+                f"the bound of its first steps must be within {SAME:.0%} of {expected:.4g}, which that of {name} is, "
+                f"got {found:.4g}"
+            )
+
+    return refuse
+
+
+def result(case: Case, timings: list[Timing[Contender]], say: Say) -> dict[str, Any]:
+    """What a record says of a case."""
+    say(turn.lines(case.title, timings, unit=1e-6 * case.members, name="µs per model and step"))
+    limit = Asked(case.title, "at most", case.asked or 0.0, "µs per model")
+    beside = [
+        limit.beside(Spread.of(timing.rounds * 1e6 / case.members))
+        for timing in timings
+        if timing.contender.ours and case.asked is not None
+    ]
+    for row in beside:
+        say(asked.line(row))
+    return {**case.described, "contenders": turn.described(timings, models=case.members), "asked": beside}
+
+
+def _entrants(case: Case, device: torch.device, products: str, times: int) -> Entrants:
+    """This library and its peers, from the same weights."""
+    recipe = work.recipe(case.notation, batch=case.batch, samples=case.samples, estimator=case.estimator)
+    data = work.bits(recipe.width)
+    members = work.trainers(recipe, data, members=case.members, device=device)
+    packed = data.train.packed.numpy()
+    given = Given(work.start(members), packed, recipe.width, device=device, products=products, times=times)
+
+    def ours() -> Contender:
+        return ensemble(OURS, Ensemble(members), times)
+
+    def torch_eager() -> Contender:
+        from .peer import torch_step
+
+        return torch_step.eager(case, given)
+
+    def torch_compiled() -> Contender:
+        from .peer import torch_step
+
+        return torch_step.compiled(case, given)
+
+    def jax_scan() -> Contender:
+        from .peer import jax_step
+
+        return jax_step.contender(case, given)
+
+    return {
+        OURS: ours,
+        "torch by hand, vmap, compiled, captured": torch_compiled,
+        "torch by hand, vmap, eager": torch_eager,
+        "jax by hand, vmap, scan": jax_scan,
+    }
+
+
+def ensemble(name: str, runs: Ensemble, times: int) -> Contender:
+    """An ensemble of this library, which takes so many steps in a turn."""
+
+    def step(seed: int) -> None:
+        work.taken(runs, times)
+
+    def bound() -> float:
+        return sum(trainer.bound() for trainer in runs.trainers) / len(runs.trainers)
+
+    return Contender(name, step, times=times, ours=True, bound=bound)

@@ -1,0 +1,89 @@
+"""Random bits to train on, ensembles that train on them, and the weights that they start from."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from concretely.data import Bits, Dataset
+from concretely.training.ensemble import Ensemble
+from concretely.training.recipe import Recipe, resolve
+from concretely.training.trainer import Trainer
+
+from ..training import LEARNING_RATE
+
+SEED = 0
+POINTS = 10_000
+STEPS = 100_000_000
+"""More than will ever be taken, so that a learning rate that falls would hardly do so."""
+
+Affine = tuple[NDArray[np.float32], NDArray[np.float32]]
+"""Matrices, of as many rows as there are outputs, and biases, of all members."""
+
+
+class Start(NamedTuple):
+    """What training starts from: the weights of all members, the first axis of each array."""
+
+    top: NDArray[np.float32]
+    encoder: list[Affine]
+    decoder: list[Affine]
+    baseline: list[Affine]
+    """The network of NVIL, if there is one."""
+    offset: NDArray[np.float32]
+    """What it takes from the data, if there is one."""
+
+
+def bits(width: int, *, points: int = POINTS) -> Dataset:
+    """Points of which about 13 bits in 100 are set, some often and most hardly ever."""
+    random = np.random.default_rng(SEED)
+    rates = random.beta(0.3, 2.0, width)
+    parts = (Bits.pack(random.random((size, width)) < rates) for size in (points, 1, points))
+    return Dataset("bits", *parts, source="drawn at random.")
+
+
+def recipe(notation: str, **given: Any) -> Recipe:
+    """How a model is trained, at the pace that all contenders have."""
+    return resolve(**{"notation": notation, "data": "bits", "lr": LEARNING_RATE, "steps": STEPS} | given)
+
+
+def trainers(first: Recipe, data: Dataset, *, members: int, device: torch.device) -> list[Trainer]:
+    """Runs that differ by their seed."""
+    seeds = range(SEED, SEED + members)
+    recipes = [resolve(**{**first.settings, "seed": seed}) for seed in seeds]
+    data = data.to(device)
+    return [Trainer(each, data, device=device) for each in recipes]
+
+
+def taken(ensemble: Ensemble, steps: int) -> None:
+    """Have an ensemble take so many steps; they are done when this returns."""
+    ensemble.advance(ensemble.step + steps)
+    if ensemble.device.type == "cuda":
+        torch.cuda.synchronize(ensemble.device)
+
+
+def start(members: Sequence[Trainer]) -> Start:
+    """The weights of trainers of one latent layer with two layers of tanh on either side."""
+    models = [member.model.state_dict() for member in members]
+    own = [member.estimator.state_dict() if isinstance(member.estimator, torch.nn.Module) else {} for member in members]
+    is_nvil = "offset" in own[0]
+    return Start(
+        top=_stacked(models, "p.top.logits").squeeze(-1),
+        encoder=_affines(models, "q.layers.0.network", (0, 2, 4)),
+        decoder=_affines(models, "p.visible.network", (0, 2, 4)),
+        baseline=_affines(own, "baselines.0", (0, 2)) if is_nvil else [],
+        offset=_stacked(own, "offset") if is_nvil else np.empty(0, np.float32),
+    )
+
+
+def _affines(states: Sequence[dict[str, Tensor]], module: str, places: Sequence[int]) -> list[Affine]:
+    return [
+        (_stacked(states, f"{module}.{place}.weight"), _stacked(states, f"{module}.{place}.bias")) for place in places
+    ]
+
+
+def _stacked(states: Sequence[dict[str, Tensor]], name: str) -> NDArray[np.float32]:
+    found: NDArray[np.float32] = torch.stack([state[name] for state in states]).cpu().numpy()
+    return found

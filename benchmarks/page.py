@@ -1,0 +1,190 @@
+"""The records of `benchmarks.chip` on one page: what was asked beside what was measured, contenders, cost against size.
+
+Run it with `python -m benchmarks.page`. The page is a single HTML file that needs nothing else, neither files nor a
+network nor scripts.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, StrictUndefined
+
+from concretely.file import draft
+
+from . import chart
+
+HERE = Path(__file__).parent
+PARTS = ("nodes", "steps", "likelihood", "costs")
+RECORDS, OUT = HERE / "records", Path("out/benchmarks.html")
+
+
+class Picture(NamedTuple):
+    """A figure with what it shows in words, and the numbers in it."""
+
+    caption: str
+    svg: str
+    rows: tuple[tuple[str, str, str], ...] = ()
+
+
+class Section(NamedTuple):
+    """Figures of one kind, and how to read them."""
+
+    title: str
+    text: str
+    pictures: list[Picture]
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.page", description=__doc__)
+    parser.add_argument("--records", type=Path, default=RECORDS, help="the folder of the records")
+    parser.add_argument("--out", type=Path, default=OUT, help="the page")
+    wished = parser.parse_args()
+    text = page(read(wished.records))
+    wished.out.parent.mkdir(parents=True, exist_ok=True)
+    with draft(wished.out) as place:
+        place.write_text(text, encoding="utf-8")
+    print(f"open {wished.out}")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The records of a chip in a folder."""
+    paths = [path for part in PARTS for path in sorted(folder.glob(f"chip-{part}*.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    if not found:
+        raise SystemExit(
+            f"records must be files chip-*.json, got none in {folder}: run python -m benchmarks.chip first"
+        )
+    return found
+
+
+def page(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as HTML."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
+    report = files("concretely.report").joinpath("page.html").read_text(encoding="utf-8")
+    return template.render(
+        style=report.partition("<style>")[2].partition("</style>")[0],  # that of all reports
+        asked=list(_asked(records)),
+        sections=[section for section in map(_section, records) if section.pictures],
+        laws=list(_laws(records)),
+        circumstances=list(dict.fromkeys(map(_circumstances, records))),
+        quick=any(record["recipe"]["quick"] for record in records),
+    )
+
+
+def _asked(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
+    """Each limit beside what was measured."""
+    for record in records:
+        for row in (row for result in record["results"] for row in result.get("asked", [])):
+            yield {
+                "what": row["what"] + _products(record),
+                "limit": f"{'≤' if row['sense'] == 'at most' else '≥'} {row['limit']:g} {row['unit']}",
+                "measured": _spread(row["measured"]),
+                "verdict": "yes" if row["holds"] else "no",
+            }
+
+
+def _section(record: Mapping[str, Any]) -> Section:
+    part = record["recipe"]["benchmark"].removeprefix("chip ")
+    match part:
+        case "nodes":
+            text = "Sample, log density and gradient, in passes: the time of a copy of the logits is one pass."
+            return Section("Nodes", text, [_node(result) for result in record["results"]])
+        case "steps":
+            text = "Forwards, backwards and update, in microseconds for each of the models that train as one program."
+            return Section(f"Training steps{_products(record)}", text, [_step(result) for result in record["results"]])
+        case "likelihood":
+            text = "The multi-sample bound of a test set, in seconds."
+            pictures = [_likelihood(result) for result in record["results"]]
+            return Section(f"Likelihood{_products(record)}", text, pictures)
+        case _:
+            text = "A training step of this library as one size grows. Where a line is as steep as the dotted one, "
+            text += "cost is in proportion to the size; where it is flat, a larger size is free."
+            pictures = [_cost(result) for result in record["results"] if result["points"]]
+            return Section(f"Cost against size{_products(record)}", text, pictures)
+
+
+def _node(result: Mapping[str, Any]) -> Picture:
+    caption = f"{result['kind']} node, {' × '.join(f'{size:,}' for size in result['shape'])} logits"
+    return _contenders(caption, result, of="passes", unit="passes")
+
+
+def _step(result: Mapping[str, Any]) -> Picture:
+    many = f"{result['members']} model{'s' * (result['members'] > 1)}"
+    caption = f"{result['architecture']}, {result['method']}, m = {result['samples']}, {many}, batch {result['batch']}"
+    return _contenders(caption, result, of="us", unit="µs per model and step")
+
+
+def _likelihood(result: Mapping[str, Any]) -> Picture:
+    seconds = [{**row, "s": _scaled(row["us"], 1e-6)} for row in result["contenders"]]
+    caption = f"{result['architecture']}, {result['samples']:,} samples of {result['points']:,} points"
+    return _contenders(caption, {**result, "contenders": seconds}, of="s", unit="seconds")
+
+
+def _contenders(caption: str, result: Mapping[str, Any], *, of: str, unit: str) -> Picture:
+    """The contenders of a result as dots, and their ratios to the fastest of ours."""
+    known = [row for row in result["contenders"] if of in row]
+    limits = [row["limit"] for row in result["asked"] if row["sense"] == "at most"]
+    ours = min((row for row in known if row["ours"]), key=lambda row: row[of]["median"], default=None)
+    rows = [
+        (row["name"], _spread(row[of]), _spread(row["ratio"][ours["name"]]) if ours else "")
+        for row in sorted(known, key=lambda row: row[of]["median"])
+    ]
+    figure = chart.dots(known, of=of, unit=unit, limit=limits[0] if limits else None)
+    return Picture(caption, chart.svg(figure), (("contender", unit, "÷ ours"), *rows))
+
+
+def _cost(result: Mapping[str, Any]) -> Picture:
+    fixed = ", ".join(f"{name} {value}" for name, value in result["fixed"].items())
+    return Picture(f"Against {result['against']}; {fixed}", chart.svg(chart.cost(result)))
+
+
+def _laws(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """The laws that held before anything was timed, each with the largest number found."""
+    found: dict[tuple[str, float], float] = {}
+    for law in (law for record in records for law in record["recipe"]["laws"]):
+        key = law["name"], law["limit"]
+        found[key] = max(found.get(key, 0.0), law["found"])
+    for (name, limit), number in found.items():
+        yield name, f"{number:.2g}", f"{limit:g}"
+
+
+def _circumstances(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The device, the versions and the commit, in words."""
+    device, commit = record["device"], record["commit"]
+    cores = f"{device['cpu']}, {device['cores']} core{'s' * (device['cores'] != 1)}"
+    return (
+        ("device", f"{device['gpu']} beside {cores}" if "gpu" in device else cores),
+        ("versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
+        ("commit", (commit["hash"] + ", with changes" * commit["dirty"]) if commit else "not in a repository"),
+    )
+
+
+def _products(record: Mapping[str, Any]) -> str:
+    """How precise products were, where there are any."""
+    recipe = record["recipe"]
+    words = {"highest": "float32", "high": "TF32", "medium": "bfloat16"}
+    return "" if recipe["benchmark"] == "chip nodes" else f", {words[recipe['products']]} products"
+
+
+def _spread(spread: Mapping[str, Any]) -> str:
+    """A median and its quartiles.
+
+    >>> _spread({"median": 2.0, "quartiles": [1.5, 2.25]})
+    '2 (1.5 – 2.25)'
+    """
+    median, low, high = map(chart.number, (spread["median"], *spread["quartiles"]))
+    return f"{median} ({low} – {high})"
+
+
+def _scaled(spread: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    return {"median": spread["median"] * factor, "quartiles": [each * factor for each in spread["quartiles"]]}
+
+
+if __name__ == "__main__":
+    main()
