@@ -32,7 +32,8 @@ def test_a_device_is_a_processor_and_beside_it_a_graphics_card_if_one_was_used(m
     assert set(plain) == {"cpu", "cores"}
     assert plain["cores"] == os.cpu_count()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"card {name}")
-    assert circumstance.device("cuda:1") == {**plain, "gpu": "card cuda:1"}
+    products = torch.get_float32_matmul_precision()
+    assert circumstance.device("cuda:1") == {**plain, "gpu": "card cuda:1", "float32_products": products}
 
 
 def test_circumstances_do_not_tell_whose_machine_it_was() -> None:

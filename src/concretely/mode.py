@@ -17,8 +17,9 @@ from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from .distribution.base import Mass, Relaxation, Variable
-from .distribution.check import is_hidden, known
+from .distribution.check import known
 from .distribution.temperature import Temperature
+from .kernel.operator import is_hidden
 from .noise import Source
 from .spelling import nearest
 from .trace import Trace

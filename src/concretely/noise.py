@@ -14,6 +14,7 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
 from .kernel import philox
+from .kernel.operator import is_hidden
 from .kernel.philox import cpu, naive
 
 
@@ -114,7 +115,9 @@ def _fractions(
     """Random fractions in (0, 1), or in (-1/2, 1/2) if signed; all precision lies near 0."""
     count = math.prod(shape)
     if isinstance(source, Keys):
-        found: Tensor = philox.fractions(source.next(), count, dtype, signed)
+        key = source.next()
+        plain = key.device.type == "cpu" and not is_hidden(key)  # where a call of an operator costs more than the draw
+        found: Tensor = (cpu if plain else philox).fractions(key, count, dtype, signed)
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")

@@ -22,17 +22,6 @@ def known(condition: Tensor) -> bool | None:
         return None
 
 
-def is_hidden(value: Tensor) -> bool:
-    """Whether data cannot be looked at: inside a compiled, captured or batched program."""
-    if torch.compiler.is_compiling() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return True
-    try:
-        value.data_ptr()
-    except RuntimeError:  # a batch has no memory of its own
-        return True
-    return False
-
-
 def is_finite(value: Tensor) -> Tensor:
     """Whether all entries are finite, in one pass."""
     if value.numel() == 0:

@@ -51,6 +51,7 @@ class VIMCO:
 def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[Tensor, "m *batch"]:
     """What each sample adds to the bound.
 
+    >>> import torch
     >>> vimco(torch.zeros(3))
     tensor([0., 0., 0.])
     """

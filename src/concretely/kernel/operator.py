@@ -24,6 +24,17 @@ def is_fast(tensor: Tensor) -> bool:
     return tensor.is_cuda and has_triton()
 
 
+def is_hidden(value: Tensor) -> bool:
+    """Whether data cannot be looked at: inside a compiled, captured or batched program."""
+    if torch.compiler.is_compiling() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return True
+    try:
+        value.data_ptr()
+    except RuntimeError:  # a batch has no memory of its own
+        return True
+    return False
+
+
 def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     """Make an operator of torch of a function whose tensors all begin with an axis of members.
 

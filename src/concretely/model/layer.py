@@ -9,10 +9,10 @@ from torch import Generator, Tensor, nn
 
 from ..distribution.binary import Bernoulli
 from ..distribution.cast import cast, working
-from ..distribution.check import first, is_hidden, known
+from ..distribution.check import first, known
 from ..distribution.hypercube import Hypercube
 from ..kernel import affine
-from ..kernel.operator import attempted
+from ..kernel.operator import attempted, is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3
