@@ -37,6 +37,14 @@ def named(recipe: Recipe, keys: Sequence[str]) -> str:
     return text.replace(":", "x").replace("/", "_")
 
 
+def title(recipes: Sequence[Recipe]) -> str:
+    """A name for recipes that have the same but for what may have several values."""
+    first = recipes[0]
+    if "data" in differing(recipes):
+        return f"{first.notation}-{first.estimator}-m{first.samples}"
+    return first.title.rpartition("-seed")[0]
+
+
 def brief(value: Any) -> str:
     """A value in few characters."""
     return f"{value:g}" if isinstance(value, float) else str(value)

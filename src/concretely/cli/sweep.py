@@ -9,7 +9,7 @@ import typer
 from ..file import draft
 from ..training.recipe import Recipe
 from .flags import loaded, resolved, with_recipe
-from .list import brief, choices, differing, named
+from .list import brief, choices, differing, named, title
 from .member import DIVERGED, Member, interrupted, reached, require_different, require_fitting, score, train_all
 from .terminal import Device, Products, console, device, prepare, refuse, refusing, require, show
 
@@ -56,8 +56,7 @@ def sweep(
     sets = sorted({recipe.data for recipe in recipes})
     require(len(sets) == 1, "data", "be one data set, as one member is chosen", ",".join(sets))
     require(recipes[0].train_on == "train", "train-on", "be train, as members are chosen by what is held out", "whole")
-    title = recipes[0].title.rpartition("-seed")[0]
-    folder = Path("out/sweep") / title if out is None else out
+    folder = Path("out/sweep") / title(recipes) if out is None else out
     members = [Member(recipe, folder / named(recipe, NAMED)) for recipe in recipes]
     require_different(members)
     on = device(device_name, products)
@@ -76,7 +75,7 @@ def sweep(
     except KeyboardInterrupt:
         interrupted()
     ranked = sorted(zip(members, found, strict=True), key=lambda pair: _nll(pair[1]))
-    show(_table(ranked, title=title, samples=score_samples))
+    show(_table(ranked, title=title(recipes), samples=score_samples))
     best = _write(folder, ranked, samples=score_samples)
     if best is None:
         typer.echo("no member can be chosen, as all have diverged: try a smaller lr", err=True)

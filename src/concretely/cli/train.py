@@ -10,7 +10,7 @@ import typer
 from ..training.recipe import FILE, Recipe
 from .compare import compared
 from .flags import loaded, resolved, with_recipe
-from .list import choices, differing, named
+from .list import LISTS, choices, differing, named, title
 from .member import Member, interrupted, require_different, require_fitting, score, train_all
 from .terminal import (
     Device,
@@ -91,8 +91,8 @@ def _train_together(
     recipes: list[Recipe], out: Path | None, *, on: "torch.device", checkpoint_seconds: float, samples: int
 ) -> None:
     """Train several models as one program, score each, and show them beside each other."""
-    keys = differing(recipes)
-    folder = Path("out/train") / recipes[0].title.rpartition("-seed")[0] if out is None else out
+    keys = differing(recipes) or LISTS  # else they are all the same, which is refused
+    folder = Path("out/train") / title(recipes) if out is None else out
     members = [Member(recipe, folder / named(recipe, keys)) for recipe in recipes]
     require_different(members)
     for member in members:
@@ -109,6 +109,7 @@ def _train_together(
         interrupted()
     records = {member.folder.name: record for member, record in zip(members, found, strict=True) if record is not None}
     show(compared(list(records.values()), "test", list(records)))
+    console().print(str(folder), style="bold", markup=False)
     if len(records) < len(members):
         raise typer.Exit(1)
 

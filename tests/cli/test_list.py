@@ -1,0 +1,115 @@
+"""Lists are trained as one program, and each member is left as it would be alone."""
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from concretely.training import loop
+from concretely.training.run import restored
+
+from .command import call
+
+pytestmark = pytest.mark.unchecked
+
+TINY = ("train", "4H-64V", "--steps", "20", "--batch", "8", "--score-samples", "3")
+LISTS = ("--seed", "0..1", "--lr", "1e-3,1e-2")
+NAMES = ["lr=0.001,seed=0", "lr=0.001,seed=1", "lr=0.01,seed=0", "lr=0.01,seed=1"]
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the programs that are trained."""
+    sizes, train = list[int](), loop.train_together
+
+    def watched(members: Sequence[loop.Member], **others: Any) -> Any:
+        sizes.append(len(members))
+        return train(members, **others)
+
+    monkeypatch.setattr(loop, "train_together", watched)
+    return sizes
+
+
+def test_members_are_one_program_and_are_left_as_if_alone(tmp_path: Path, programs: list[int]) -> None:
+    code, stdout, _ = call(*TINY, *LISTS, "--out", str(tmp_path / "all"))
+    assert (code, programs) == (0, [4])
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == NAMES
+    assert [line.split()[-1] for line in stdout.splitlines()[2:-1]] == NAMES
+    assert stdout.splitlines()[-1] == str(tmp_path / "all")
+    code, *_ = call(*TINY, "--seed", "1", "--lr", "1e-2", "--out", str(tmp_path / "alone"))
+    member, alone = tmp_path / "all" / NAMES[3], tmp_path / "alone"
+    assert {path.name for path in member.iterdir()} == {path.name for path in alone.iterdir()}
+    one, other = (json.loads((folder / "record.json").read_text()) for folder in (member, alone))
+    assert one["recipe"] == other["recipe"]
+    assert (one["members"], other["members"]) == (4, 1)
+    found, expected = (record["metrics"]["test_nll"] for record in (one, other))
+    assert found["value"] == pytest.approx(expected["value"], rel=1e-5)
+
+
+def test_the_same_command_trains_nothing_and_a_longer_list_only_that(tmp_path: Path, programs: list[int]) -> None:
+    first = call(*TINY, *LISTS, "--out", str(tmp_path))
+    second = call(*TINY, *LISTS, "--out", str(tmp_path))
+    assert second[:2] == first[:2]
+    code, *_ = call(*TINY, "--seed", "0..2", *LISTS[2:], "--out", str(tmp_path))
+    assert (code, programs) == (0, [4, 2])
+
+
+def test_an_interrupted_list_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = loop.train_together
+    with monkeypatch.context() as patch:
+
+        def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return train(members, **others)
+
+        patch.setattr(loop, "train_together", interrupted)
+        code, stdout, stderr = call(*TINY, *LISTS, "--out", str(tmp_path))
+    assert (code, stdout) == (130, "")
+    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    assert [restored(tmp_path / name)[0].step for name in NAMES] == [1, 1, 1, 1]
+    code, *_ = call(*TINY, *LISTS, "--out", str(tmp_path))
+    assert code == 0
+    assert [restored(tmp_path / name)[0].step for name in NAMES] == [20, 20, 20, 20]
+
+
+def test_a_member_that_diverges_is_told_and_the_others_are_shown(tmp_path: Path) -> None:
+    code, stdout, stderr = call(*TINY, "--lr", "1e-3,1e30", "--out", str(tmp_path))
+    assert code == 1
+    assert "lr=1e+30: " in stderr
+    assert "try a smaller lr" in stderr
+    assert [line.split()[-1] for line in stdout.splitlines()[2:-1]] == ["lr=0.001"]
+
+
+def test_data_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
+    points = np.random.default_rng(0).integers(0, 2, (60, 64)).astype(np.uint8)
+    np.savez(tmp_path / "dots.npz", train=points[:40], test=points[40:])
+    code, stdout, stderr = call(
+        *TINY, "--data", f"digits,{tmp_path / 'dots.npz'}", "--seed", "0", "--out", str(tmp_path / "out")
+    )
+    assert (code, programs) == (0, [2]), stderr
+    assert {line.split()[1] for line in stdout.splitlines() if "4H-64V" in line} == {"digits", "dots.npz"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--seed", "3..0"), "seed must be a number, or a range such as 0..7, got '3..0'"),
+        (("--seed", "0.."), "seed must be a number, or a range such as 0..7, got '0..'"),
+        (("--seed", "0,1,0"), "members must differ from each other, got seed=0 twice"),
+        (("--lr", "1e-3,fast"), "lr must be a number, got 'fast'"),
+        (("--lr", "1e-3,"), "lr must be a number, got ''"),
+        (("--seed", "0,1", "--tensorboard"), "tensorboard must be left out where there are several members, got True"),
+        (("--seed", "0,1", "--products", "tf16"), "unknown products 'tf16'; known are 'bfloat16', 'float32', 'tf32'"),
+    ],
+)
+def test_bad_lists_get_one_sentence_and_nothing_is_made(
+    arguments: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    code, stdout, stderr = call(*TINY, *arguments, "--out", str(tmp_path / "out"))
+    assert (code, stdout, stderr) == (2, "", f"{sentence}\n")
+    assert not (tmp_path / "out").exists()
