@@ -144,6 +144,13 @@ def vimco(kernels: Any) -> None:
             kernels.vimco(empty(members, samples, batch), geometric)
 
 
+def observed(kernels: Any) -> None:
+    for members, samples, batch, wide, deep in ((1, 1, 1, 1, 1), (3, 5, 2, 7, 9), (1, 100, 4, 784, 200)):
+        state, weight = empty(members, samples, batch, deep), empty(members, wide, deep)
+        for product in PRODUCTS:
+            kernels.log_likelihood(state, weight, weight[..., 0], empty(members, batch, wide), product)
+
+
 def compile_all() -> None:
     """Compile what all launches would run, and print what does not compile."""
     from triton.backends.compiler import GPUTarget

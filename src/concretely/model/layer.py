@@ -1,17 +1,19 @@
 """The parts of the paper's models: conditioning functions, layers of n-ary units, centring."""
 
 import math
+from functools import cached_property, partial, reduce
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Tensor, nn
+from torch import Generator, Size, Tensor, nn
 
+from ..distribution.base import Variable
 from ..distribution.binary import Bernoulli
 from ..distribution.cast import cast, working
 from ..distribution.check import first, known
 from ..distribution.hypercube import Hypercube
-from ..kernel import affine
+from ..kernel import affine, observed
 from ..kernel.operator import attempted, is_hidden
 from ..notation import Layer, Link
 
@@ -37,20 +39,32 @@ def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator:
 class Conditional(nn.Sequential):
     """Affine maps with tanh between them, on a GPU each in one pass where products need not be as precise as can be."""
 
+    @property
+    def maps(self) -> list[nn.Linear]:
+        """The affine maps."""
+        return [module for module in self if isinstance(module, nn.Linear)]
+
     def forward(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """What goes out."""
-        maps = [module for module in self if isinstance(module, nn.Linear)]
+        maps = self.maps
         found: Tensor | None = None
         if affine.suits(state, maps[0].weight):
-            found = attempted(lambda: _fused(maps, state))
+            found = attempted(lambda: _last(maps[-1], _hidden(maps[:-1], state)))
         return super().forward(state) if found is None else found  # type: ignore[no-untyped-call]
 
 
-def _fused(maps: list[nn.Linear], state: Tensor) -> Tensor:
-    found = state.reshape(1, -1, state.shape[-1])
-    for linear in maps:
-        tanh = linear is not maps[-1]
-        found = affine.affine(found, linear.weight.unsqueeze(0), linear.bias.unsqueeze(0), tanh)
+def _hidden(maps: list[nn.Linear], state: Tensor) -> Tensor:
+    """What goes through maps with tanh behind each."""
+    return reduce(partial(_mapped, tanh=True), maps, state)
+
+
+def _last(linear: nn.Linear, state: Tensor) -> Tensor:
+    return _mapped(state, linear, tanh=False)
+
+
+def _mapped(state: Tensor, linear: nn.Linear, *, tanh: bool) -> Tensor:
+    rows = state.reshape(1, -1, state.shape[-1])
+    found = affine.affine(rows, linear.weight.unsqueeze(0), linear.bias.unsqueeze(0), tanh)
     return found.reshape(*state.shape[:-1], -1)
 
 
@@ -106,7 +120,36 @@ class Visible(nn.Module):
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
         """The distribution of the layer."""
+        *others, last = self.network.maps
+        if not torch.is_grad_enabled() and affine.suits(state, last.weight):
+            return Unwritten(_hidden(others, state), last)
         return Bernoulli(_wide_enough(self.network(state)), validate_args=False)
+
+
+class Unwritten(Bernoulli):
+    """Bits whose logits, an affine map of a state, are worked out only if they are asked for.
+
+    Without a gradient, what is observed is scored without them.
+    """
+
+    def __init__(self, state: Float[Tensor, "*batch inputs"], linear: nn.Linear) -> None:
+        self._state, self._linear = state, linear
+        super(Variable, self).__init__(Size((*state.shape[:-1], linear.out_features)), Size(), validate_args=False)
+
+    @cached_property
+    def logits(self) -> Float[Tensor, "*batch units"]:  # type: ignore[override]
+        """The log-odds."""
+        return _last(self._linear, self._state)
+
+    def summed_log_prob(self, value: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
+        """The log mass of a value, summed over the last axes of the batch."""
+        points, lead = value.shape[:-1], self.batch_shape[: len(self.batch_shape) - value.dim()]
+        if axes != 1 or self.batch_shape != lead + value.shape:
+            return super().summed_log_prob(value, axes)
+        state = self._state.reshape(1, lead.numel(), points.numel(), -1)
+        weight, bias = self._linear.weight.unsqueeze(0), self._linear.bias.unsqueeze(0)
+        found = observed.log_likelihood(state, weight, bias, value.reshape(1, points.numel(), -1))
+        return found.reshape(*lead, *points)
 
 
 class Centre(nn.Module):
