@@ -8,7 +8,7 @@ import typer
 
 from ..spelling import nearest
 from .restore import LEFT, Folder, Place, restore
-from .terminal import Device, console, device, interruptible, refuse, refusing, require, stopping
+from .terminal import Device, Products, console, device, interruptible, refuse, refusing, require, stopping
 
 if TYPE_CHECKING:
     from ..evaluation.likelihood import Likelihood
@@ -38,11 +38,12 @@ def evaluate(
     ] = None,
     place: Place = None,
     device_name: Device = None,
+    products: Products = None,
 ) -> None:
     """Score a run by the negative log-likelihood of data, in nats, and add the score to its report."""
     for name, number in (("samples", samples), ("chunk", chunk)):
         require(number is None or number >= 1, name, "be at least 1", number)
-    on = device(device_name)
+    on = device(device_name, products)
 
     from ..data.dataset import SPLITS
     from ..report.run import leave, scored
