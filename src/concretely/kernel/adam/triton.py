@@ -62,13 +62,17 @@ def _of(pace, member):
 
 
 @triton.jit
-def _move(
-    parameter, first, second, at, mask, slope, lr, decay, mean, spread,
-    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
-):  # fmt: skip
+def _read(parameter, first, second, at, mask):
     p = tl.load(parameter + at, mask=mask, other=0.0)
     m = tl.load(first + at, mask=mask, other=0.0)
-    v = tl.load(second + at, mask=mask, other=0.0)
+    return p, m, tl.load(second + at, mask=mask, other=0.0)
+
+
+@triton.jit
+def _move(
+    parameter, first, second, at, mask, p, m, v, slope, lr, decay, mean, spread,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
+):  # fmt: skip
     slope += decay * p
     m = BETA1 * m + (1 - BETA1) * slope
     v = BETA2 * v + (1 - BETA2) * slope * slope
@@ -91,9 +95,10 @@ def _adam(
                 at = block * BLOCK + tl.arange(0, BLOCK)
                 mask = at < sizes[t]
                 at += member * sizes[t]
+                p, m, v = _read(parameters[t], firsts[t], seconds[t], at, mask)
                 slope = tl.load(gradients[t] + at, mask=mask, other=0.0)
                 _move(
-                    parameters[t], firsts[t], seconds[t], at, mask, slope, lr, decays[t] * shrink, steady, wobble,
+                    parameters[t], firsts[t], seconds[t], at, mask, p, m, v, slope, lr, decays[t] * shrink, steady, wobble,
                     BETA1, BETA2, EPSILON,
                 )  # fmt: skip
             block -= blocks
@@ -126,6 +131,11 @@ def _adam_of_factors(
         columns = tl.cdiv(deep, DEEP)
         j = place // columns * WIDE + tl.arange(0, WIDE)
         k = place % columns * DEEP + tl.arange(0, DEEP)
+        weight += member * wide * deep
+        w_first += member * wide * deep
+        w_second += member * wide * deep
+        at, inside = j[:, None] * deep + k[None, :], (j < wide)[:, None] & (k < deep)[None, :]
+        p, m, v = _read(weight, w_first, w_second, at, inside)  # under way while the factors are multiplied
         out, into = by_total + member * high * wide + j[None, :], x + member * x_stride + k[None, :]
         total = tl.zeros((WIDE, DEEP), tl.float32)
         sums = tl.zeros((WIDE,), tl.float32)
@@ -135,12 +145,11 @@ def _adam_of_factors(
             b = tl.load(into + i * deep, mask=(i < high) & (k < deep)[None, :], other=0.0)
             total = turned_product(a, b, total, PRODUCT)
             sums += tl.sum(a, 0)
-        at = member * wide * deep + j[:, None] * deep + k[None, :]
-        mask = (j < wide)[:, None] & (k < deep)[None, :]
-        _move(weight, w_first, w_second, at, mask, total, lr, shrink, steady, wobble, BETA1, BETA2, EPSILON)
+        _move(weight, w_first, w_second, at, inside, p, m, v, total, lr, shrink, steady, wobble, BETA1, BETA2, EPSILON)
         if place % columns == 0:
+            bp, bm, bv = _read(bias, b_first, b_second, member * wide + j, j < wide)
             _move(
-                bias, b_first, b_second, member * wide + j, j < wide, sums, lr, 0.0, steady, wobble,
+                bias, b_first, b_second, member * wide + j, j < wide, bp, bm, bv, sums, lr, 0.0, steady, wobble,
                 BETA1, BETA2, EPSILON,
             )  # fmt: skip
 
