@@ -95,15 +95,57 @@ def test_data_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
     assert {line.split()[1] for line in stdout.splitlines() if "4H-64V" in line} == {"digits", "dots.npz"}
 
 
+def test_a_list_of_one_is_a_single_run(tmp_path: Path, programs: list[int]) -> None:
+    code, *_ = call(*TINY, "--seed", "3..3", "--out", str(tmp_path / "out"))
+    assert (code, programs) == (0, [1])
+    assert restored(tmp_path / "out")[0].recipe.seed == 3
+
+
+def test_a_list_of_fewer_steps_than_were_taken_is_refused(tmp_path: Path) -> None:
+    call(*TINY, *LISTS, "--out", str(tmp_path))
+    code, stdout, stderr = call(*TINY, *LISTS, "--steps", "10", "--out", str(tmp_path))
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith("steps must be at least 20, which the run in ")
+
+
+def test_numbers_that_differ_little_are_two_members(tmp_path: Path) -> None:
+    code, *_ = call(*TINY, "--lr", "0.0010000001,0.001", "--out", str(tmp_path))
+    assert code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lr=0.001", "lr=0.0010000001"]
+
+
+def test_an_error_in_one_program_ends_the_others(tmp_path: Path) -> None:
+    from torch import device
+
+    from concretely.cli.member import Member, train_all
+    from concretely.data import load
+    from concretely.training.recipe import resolve
+
+    recipes = [resolve(notation=f"{units}H-64V", steps=10**6) for units in (4, 5)]
+
+    def data(recipe: Any) -> Any:
+        if recipe.notation == "5H-64V":
+            raise ZeroDivisionError
+        return load("digits", width=64)
+
+    members = [Member(recipe, tmp_path / recipe.notation) for recipe in recipes]
+    with pytest.raises(ZeroDivisionError):
+        train_all(members, data, on=device("cpu"), at_once=2)
+    assert restored(tmp_path / "4H-64V")[0].step > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--seed", "3..0"), "seed must be a number, or a range such as 0..7, got '3..0'"),
+        (("--seed", "3..0"), "a range of seeds must rise, and have at most 10,000 of them, got '3..0'"),
         (("--seed", "0.."), "seed must be a number, or a range such as 0..7, got '0..'"),
         (("--seed", "0,1,0"), "members must differ from each other, got seed=0 twice"),
         (("--lr", "1e-3,fast"), "lr must be a number, got 'fast'"),
         (("--lr", "1e-3,"), "lr must be a number, got ''"),
-        (("--seed", "0,1", "--tensorboard"), "tensorboard must be left out where there are several members, got True"),
+        (
+            ("--seed", "0,1", "--tensorboard"),
+            "tensorboard must be left out where there are several members, each of which has a curve.csv",
+        ),
         (("--seed", "0,1", "--products", "tf16"), "unknown products 'tf16'; known are 'bfloat16', 'float32', 'tf32'"),
     ],
 )

@@ -1,5 +1,6 @@
 """A member of an ensemble is the same run alone, whatever becomes of the others."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,3 +180,34 @@ def test_only_what_makes_one_program_is_alike() -> None:
     one, other = Trainer(recipe(), data()), Trainer(recipe(samples=2), data())
     with pytest.raises(ValueError, match="members of an ensemble must have one architecture"):
         Ensemble([one, other])
+
+
+def test_a_run_that_is_left_alone_is_not_disturbed_by_what_it_was_together_with(tmp_path: Path) -> None:
+    recipes = [recipe(seed=1, lr=1e-2, steps=100), recipe(seed=2, lr=1e6, steps=100)]
+    left, gone = train_together([Member(each, tmp_path / str(each.seed), data()) for each in recipes])
+    assert isinstance(left, Run)
+    assert isinstance(gone, DivergedError)
+    expected = train(recipes[0], tmp_path / "alone", data=data())
+    one, other = (tensors(tmp_path / name) for name in ("1", "alone"))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-3)
+    assert [row.bound for row in left.rows] == pytest.approx([row.bound for row in expected.rows], rel=1e-4)
+
+
+def test_the_discrete_graph_is_looked_at_when_the_first_member_has_ended(tmp_path: Path) -> None:
+    wishes: dict[str, Any] = {"steps": 60, "validate": 5, "patience": 1, "lr": 0.05}
+    recipes = [recipe(seed=seed, **wishes) for seed in range(5)]
+    found = train_together([Member(each, tmp_path / str(each.seed), data()) for each in recipes])
+    for run in found:
+        assert isinstance(run, Run)
+        alone = train(run.recipe, tmp_path / f"alone-{run.recipe.seed}", data=data())
+        assert [row.discrete for row in run.rows] == pytest.approx([row.discrete for row in alone.rows], rel=1e-4)
+
+
+def test_baselines_follow_from_the_seed_in_any_thread() -> None:
+    wished = recipe(estimator="nvil")
+    expected = Trainer(wished, data()).tensors()
+    with ThreadPoolExecutor(4) as pool:
+        for trainer in pool.map(lambda _: Trainer(wished, data()), range(8)):
+            for name, tensor in trainer.tensors().items():
+                assert tensor.equal(expected[name]), name

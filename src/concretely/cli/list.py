@@ -1,11 +1,14 @@
 """Flags with several values: the recipes that they mean, and what each is called."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from ..training.recipe import Recipe
 
+MOST = 10_000
+"""The most seeds of a range."""
 LISTS = ("data", "lr", "weight_decay", "temperature", "prior_temperature", "seed")
 """The keys of a recipe that may have several values, so that all are trained as one program."""
 
@@ -30,10 +33,15 @@ def differing(recipes: Sequence[Recipe]) -> list[str]:
     return [name for name in LISTS if len({recipe.settings.get(name) for recipe in recipes}) > 1]
 
 
-def named(recipe: Recipe, keys: Sequence[str]) -> str:
-    """A name for a recipe among others, made of some of its keys."""
+def named(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
+    """Names for recipes, made of some of their keys; numbers have all their digits where fewer would not do."""
+    brief_names = [_named(recipe, keys, brief) for recipe in recipes]
+    return brief_names if len(set(brief_names)) == len(recipes) else [_named(each, keys, str) for each in recipes]
+
+
+def _named(recipe: Recipe, keys: Sequence[str], shown: Callable[[Any], str]) -> str:
     values = ((name, recipe.settings.get(name)) for name in keys)
-    text = ",".join(f"{name}={brief(value)}" for name, value in values if value is not None)
+    text = ",".join(f"{name}={shown(value)}" for name, value in values if value is not None)
     return text.replace(":", "x").replace("/", "_")
 
 
@@ -51,6 +59,8 @@ def brief(value: Any) -> str:
 
 
 def _entries(name: str, value: Any) -> list[Any]:
+    if isinstance(value, str) and name == "data" and Path(value).exists():
+        return [value]  # whose name may have commas
     if isinstance(value, str):
         return [entry for part in value.split(",") for entry in _range(name, part.strip())]
     return value if isinstance(value, list) else [value]
@@ -61,6 +71,8 @@ def _range(name: str, text: str) -> list[str]:
     first, dots, last = text.partition("..")
     if not dots or name != "seed":
         return [text]
-    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < int(first) + 10_000):
+    if not (first.isdecimal() and last.isdecimal()):
         raise ValueError(f"seed must be a number, or a range such as 0..7, got {text!r}")
+    if not int(first) <= int(last) < int(first) + MOST:
+        raise ValueError(f"a range of seeds must rise, and have at most {MOST:,} of them, got {text!r}")
     return [str(number) for number in range(int(first), int(last) + 1)]

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import typer
@@ -49,18 +50,28 @@ def train_all(
     Members of one architecture are one program, and so many programs share the device at once. What comes after the
     training of a member is done when its program has ended.
     """
-    groups = _programs(members)
-    with stopping() as stop:
+    groups, failed = _programs(members), Event()
+    at_once = min(at_once, len(groups))
+    with stopping() as asked:
+
+        def stop() -> bool:
+            return asked() or failed.is_set()
 
         def work(group: Sequence[Member]) -> bool:
-            if stop() or not _train(group, data, on=on, seconds=checkpoint_seconds, stop=stop, alone=at_once == 1):
-                return False
-            for member in group:
-                if not stop():
-                    then(member)
+            try:
+                with _stream(on):
+                    alone = at_once == 1
+                    if stop() or not _train(group, data, on=on, seconds=checkpoint_seconds, stop=stop, alone=alone):
+                        return False
+                    for member in group:
+                        if not stop():
+                            then(member)
+            except BaseException:
+                failed.set()  # so that the others save and end, too
+                raise
             return not stop()
 
-        if at_once == 1:
+        if at_once <= 1:
             return all(work(group) for group in groups)
         with ThreadPoolExecutor(at_once) as pool:
             return all(list(pool.map(work, groups)))
@@ -102,7 +113,7 @@ def _train(
     err.print(waiting[0].folder.name if len(waiting) == 1 else together, markup=False)
     quiet = recipe.steps < BRIEF and not err.is_terminal
     shown = nullcontext(loop.Watch(note=_noting(err))) if quiet else screen(recipe, err, None, bar=alone)
-    with refusing(), shown as watch, _stream(on):
+    with refusing(), shown as watch:
         runs = [loop.Member(recipe, folder, data(recipe)) for recipe, folder in waiting]
         found = loop.train_together(runs, device=on, checkpoint_seconds=seconds, watch=watch, stop=stop)
     for member, run in zip(waiting, found, strict=True):
@@ -189,6 +200,23 @@ def require_fitting(member: Member) -> None:
     if was != (replace(recipe, steps=was.steps) if grows else recipe):
         changed = [name for name, value in recipe.settings.items() if was.settings.get(name) != value]
         refuse(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder by --out")
+
+
+def require_no_longer(member: Member) -> None:
+    """Refuse a run that has gone further than the others will."""
+    run = reached(member.folder)
+    if run is not None and run.step > member.recipe.steps:
+        refuse(
+            f"steps must be at least {run.step:,}, which the run in {str(member.folder)!r} has taken, "
+            f"got {member.recipe.steps:,}: choose another folder by --out"
+        )
+
+
+def rehearse(recipe: Recipe, data: "Dataset", *, on: "torch.device") -> None:
+    """Have what a step would refuse be refused before any is taken; it is the same for all members."""
+    from ..training.trainer import Trainer
+
+    Trainer(recipe, data, device=on).rehearsed()
 
 
 def interrupted() -> NoReturn:

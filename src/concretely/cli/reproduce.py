@@ -74,7 +74,9 @@ def reproduce(
         return
     folder = Path("out/reproduce") / name if out is None else out
     if name in FIGURES:
-        _require_left_out(name, **wished, steps=steps, score_samples=score_samples)
+        _require_left_out(
+            name, **wished, steps=steps, score_samples=score_samples, programs=programs, products=products
+        )
         FIGURES[name][1](out=folder)
         return
     require(programs is None or programs >= 1, "programs", "be at least 1", programs)

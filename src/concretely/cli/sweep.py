@@ -7,17 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..file import draft
-from ..training.recipe import Recipe
 from .flags import loaded, resolved, with_recipe
 from .list import brief, choices, differing, named, title
-from .member import DIVERGED, Member, interrupted, reached, require_different, require_fitting, score, train_all
-from .terminal import Device, Products, console, device, prepare, refuse, refusing, require, show
+from .member import (
+    DIVERGED,
+    Member,
+    interrupted,
+    rehearse,
+    require_different,
+    require_fitting,
+    require_no_longer,
+    score,
+    train_all,
+)
+from .terminal import Device, Products, console, device, prepare, refusing, require, show
 
 if TYPE_CHECKING:
-    import torch
     from rich.table import Table
 
-    from ..data import Dataset
 
 EXAMPLE = "Example: concretely sweep 8H-64V --steps 30 --lr 1e-3,3e-3 --weight-decay 0"
 
@@ -57,15 +64,15 @@ def sweep(
     require(len(sets) == 1, "data", "be one data set, as one member is chosen", ",".join(sets))
     require(recipes[0].train_on == "train", "train-on", "be train, as members are chosen by what is held out", "whole")
     folder = Path("out/sweep") / title(recipes) if out is None else out
-    members = [Member(recipe, folder / named(recipe, NAMED)) for recipe in recipes]
+    members = [Member(recipe, folder / name) for recipe, name in zip(recipes, named(recipes, NAMED), strict=True)]
     require_different(members)
     on = device(device_name, products)
     for member in members:
         require_fitting(member)
-        _require_no_longer(member)
+        require_no_longer(member)
     with refusing():
         data = loaded(recipes[0])
-        _rehearse(recipes[0], data, on=on)
+        rehearse(recipes[0], data, on=on)
     prepare(folder)
     console(err=True).print(f"{len(members)} members in {folder}\n{data.source}", markup=False, style="dim")
     try:
@@ -81,23 +88,6 @@ def sweep(
         typer.echo("no member can be chosen, as all have diverged: try a smaller lr", err=True)
         raise typer.Exit(1)
     console().print(str(best), style="bold", markup=False)
-
-
-def _rehearse(recipe: Recipe, data: "Dataset", *, on: "torch.device") -> None:
-    """Have what a step would refuse be refused before any is taken; it is the same for all members."""
-    from ..training.trainer import Trainer
-
-    Trainer(recipe, data, device=on).rehearsed()
-
-
-def _require_no_longer(member: Member) -> None:
-    """Refuse a run that has gone further than the others will."""
-    run = reached(member.folder)
-    if run is not None and run.step > member.recipe.steps:
-        refuse(
-            f"steps must be at least {run.step:,}, which the run in {str(member.folder)!r} has taken, "
-            f"got {member.recipe.steps:,}: choose another folder by --out"
-        )
 
 
 def _nll(record: Mapping[str, Any] | None) -> float:

@@ -11,7 +11,16 @@ from ..training.recipe import FILE, Recipe
 from .compare import compared
 from .flags import loaded, resolved, with_recipe
 from .list import LISTS, choices, differing, named, title
-from .member import Member, interrupted, require_different, require_fitting, score, train_all
+from .member import (
+    Member,
+    interrupted,
+    rehearse,
+    require_different,
+    require_fitting,
+    require_no_longer,
+    score,
+    train_all,
+)
 from .terminal import (
     Device,
     Products,
@@ -59,13 +68,15 @@ def train(
     """
     require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
     require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
-    if resume is None and len(recipes := _recipes(notation, given)) > 1:
-        require(not tensorboard, "tensorboard", "be left out where there are several members", tensorboard)
+    recipes = [] if resume is not None else _recipes(notation, given)
+    if len(recipes) > 1:
+        if tensorboard:
+            refuse("tensorboard must be left out where there are several members, each of which has a curve.csv")
         on = device(device_name, products)
         _train_together(recipes, out, on=on, checkpoint_seconds=checkpoint_seconds, samples=score_samples)
         return
     if resume is None:
-        recipe = resolved(notation, given)
+        (recipe,) = recipes
         folder = Path("out/train") / recipe.title if out is None else out
         _require_unused(folder)
         place = None
@@ -93,11 +104,15 @@ def _train_together(
     """Train several models as one program, score each, and show them beside each other."""
     keys = differing(recipes) or LISTS  # else they are all the same, which is refused
     folder = Path("out/train") / title(recipes) if out is None else out
-    members = [Member(recipe, folder / named(recipe, keys)) for recipe in recipes]
+    members = [Member(recipe, folder / name) for recipe, name in zip(recipes, named(recipes, keys), strict=True)]
     require_different(members)
+    _require_unused(folder)
     for member in members:
         require_fitting(member)
+        require_no_longer(member)
     data = {recipe.data: loaded(recipe) for recipe in {recipe.data: recipe for recipe in recipes}.values()}
+    with refusing():
+        rehearse(recipes[0], data[recipes[0].data], on=on)
     prepare(folder)
     sources = "\n".join(each.source for each in data.values())
     console(err=True).print(f"{len(members)} members in {folder}\n{sources}", markup=False, style="dim")
@@ -108,8 +123,12 @@ def _train_together(
     except KeyboardInterrupt:
         interrupted()
     records = {member.folder.name: record for member, record in zip(members, found, strict=True) if record is not None}
-    show(compared(list(records.values()), "test", list(records)))
-    console().print(str(folder), style="bold", markup=False)
+    if records:
+        show(compared(list(records.values()), "test", list(records)))
+        console().print(str(folder), style="bold", markup=False)
+    for member in members:
+        if member.folder.name not in records:
+            typer.echo(f"{member.folder.name} has diverged: try a smaller lr", err=True)
     if len(records) < len(members):
         raise typer.Exit(1)
 

@@ -49,11 +49,11 @@ class VIMCO:
 
 
 def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[Tensor, "m *batch"]:
-    """What each sample adds to the bound.
+    """What each sample adds to the bound, without a gradient.
 
     >>> import torch
     >>> vimco(torch.zeros(3))
     tensor([0., 0., 0.])
     """
-    found: Tensor = kernel.vimco(log_w.reshape(1, len(log_w), -1), mean == "geometric")
+    found: Tensor = kernel.vimco(log_w.detach().reshape(1, len(log_w), -1), mean == "geometric")
     return found.view(log_w.shape)

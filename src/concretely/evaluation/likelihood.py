@@ -8,7 +8,7 @@ from functools import reduce
 
 import torch
 from jaxtyping import Float64, Shaped
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
 from ..distribution.base import Mass
@@ -19,13 +19,13 @@ from ..objective import total, weigh
 from ..program import at_rest
 from .progress import counting
 
-PAIRS_ON_CPU, PAIRS_ELSEWHERE = 4_096, 2**21
-"""How many pairs of a sample and a data point are run at once, where there is room: 784 units take 13 MB or 7 GB.
+PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
+"""How many pairs of a sample and a data point are run at once, where there is room: 784 units take 13 MB or 3 GB.
 
-Beyond that a CPU spends its time on fresh memory; below it, other devices spend theirs on waiting to be told.
+Beyond that a CPU spends its time on fresh memory; below it, a GPU spends its time on waiting to be told.
 """
-SHARE, BYTES = 1 / 4, 24
-"""The share of free memory that is used there, and the bytes that a pair takes for every unit of data."""
+SHARE, BYTES = 1 / 8, 8
+"""The share of free memory that is used there, and the bytes that a pair takes for every unit of a layer."""
 
 Data = tuple[Tensor, ...]
 
@@ -78,8 +78,8 @@ def evaluate(
 
     The data are the inputs of the model: x, or the context and x. Their first axis counts data points. However many
     there are, and however many samples, only `chunk` pairs of a sample and a data point are in memory at once, by
-    default as many as suit the device. The modules of the model are in evaluation mode meanwhile. `progress` shows a
-    bar on stderr.
+    default as many as suit the device; which draws fall to which data point depends on it. The modules of the model
+    are in evaluation mode meanwhile. `progress` shows a bar on stderr.
     See [burda2016importance] and [maddison2017concrete], section 5.
 
     >>> import concretely as c
@@ -89,7 +89,7 @@ def evaluate(
     """
     started = time.perf_counter()
     _require_data(model, data)
-    chunk = _suitable(data) if chunk is None else chunk
+    chunk = _suitable(model, data) if chunk is None else chunk
     _require_positive("samples", samples)
     _require_positive("chunk", chunk)
     at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, all of nearly one size
@@ -132,9 +132,9 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> F
     """
     _require_data(model, data)
     with at_rest(model), torch.no_grad():
-        _require_scores(model, data, _suitable(data))
+        _require_scores(model, data, _suitable(model, data))
         states = len(_log_joint(model, tuple(tensor[:1] for tensor in data)))
-        parts = _parts(data, max(1, _suitable(data) // states))
+        parts = _parts(data, max(1, _suitable(model, data) // states))
         return _numbers(torch.cat([_log_joint(model, part).logsumexp(0).cpu() for _, part in parts]))
 
 
@@ -163,14 +163,15 @@ def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
     return total(terms).double()
 
 
-def _suitable(data: Data) -> int:
+def _suitable(model: Model, data: Data) -> int:
     """How many pairs to run at once where the data are."""
     device = data[0].device
-    if device.type == "cpu":
+    if device.type != "cuda":
         return PAIRS_ON_CPU
     free, _ = torch.cuda.mem_get_info(device)
-    width = sum(tensor[0].numel() for tensor in data)
-    return max(1, min(PAIRS_ELSEWHERE, int(SHARE * free) // (BYTES * width)))
+    maps = (module.out_features for module in model.modules() if isinstance(module, nn.Linear))
+    room = int(SHARE * free) // (BYTES * (sum(maps) + sum(tensor[0].numel() for tensor in data)))
+    return min(PAIRS_ON_GPU, 1 << max(room, 1).bit_length() - 1)  # of few sizes, as draws fall to data by chunks
 
 
 def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:

@@ -1,6 +1,7 @@
 """The parts of the paper's models: conditioning functions, layers of n-ary units, centring."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property, partial, reduce
 from itertools import pairwise
 
@@ -122,7 +123,9 @@ class Visible(nn.Module):
         """The distribution of the layer."""
         *others, last = self.network.maps
         if not torch.is_grad_enabled() and affine.suits(state, last.weight):
-            return Unwritten(_hidden(others, state), last)
+            hidden = attempted(lambda: _hidden(others, state))
+            if hidden is not None:
+                return Unwritten(hidden, last)
         return Bernoulli(_wide_enough(self.network(state)), validate_args=False)
 
 
@@ -140,6 +143,10 @@ class Unwritten(Bernoulli):
     def logits(self) -> Float[Tensor, "*batch units"]:  # type: ignore[override]
         """The log-odds."""
         return _last(self._linear, self._state)
+
+    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Bernoulli:  # type: ignore[override]
+        """Bits with a larger batch shape, whose logits are written."""
+        return Bernoulli(self.logits, validate_args=False).expand(batch_shape)
 
     def summed_log_prob(self, value: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
         """The log mass of a value, summed over the last axes of the batch."""

@@ -43,6 +43,7 @@ class Agenda:
         self._views = {name: part[0] for name, part in self._split(self._line).items()}
         self._end = first.step  # the step after that of the last line
         self.packed, self._starts = _joined(trainers)
+        self._orders = [trainer.order.on("cpu") for trainer in trainers]  # where the lines are written
 
     def prepare(self, step: int) -> None:
         """See to it that there is a line for a step, the next to be taken."""
@@ -97,7 +98,7 @@ class Agenda:
         parts["step"].copy_(torch.tensor(steps).unsqueeze(-1))
         for member, (trainer, start) in enumerate(zip(self.trainers, self._starts, strict=True)):
             recipe = trainer.recipe
-            parts["index"][:, member] = trainer.order.span(first, LINES) + start
+            parts["index"][:, member] = self._orders[member].span(first, LINES) + start
             for name, purpose in (("noise", Purpose.NOISE), ("watch", Purpose.WATCH)):
                 parts[name][:, :, member, 0] = seed_of(recipe.seed, purpose)
                 parts[name][:, :, member, 1] = nonces

@@ -43,7 +43,7 @@ def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.d
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
 
 
-DRAWS = 64
+DRAWS = 1_024
 """The most draws of a step that have keys of their own."""
 
 
@@ -66,6 +66,10 @@ class Order:
     def __init__(self, *, points: int, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
         self.points, self.batch, self.seed, self.device = points, batch, seed, device
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.int64)
+
+    def on(self, device: torch.device | str) -> "Order":
+        """The same order on another device."""
+        return Order(points=self.points, batch=self.batch, seed=self.seed, device=device)
 
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
         """The data points of a step."""

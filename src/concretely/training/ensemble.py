@@ -5,7 +5,6 @@ by side, and those of each trainer are views of them: whatever is done with a tr
 ensemble. On a GPU the program is recorded once and replayed.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
@@ -71,7 +70,7 @@ class Ensemble:
 
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
         """Take steps until one is reached, or there is reason to pause after one."""
-        started, since = time.perf_counter(), self.trainers[0].since
+        since = max(trainer.since for trainer in self.trainers)  # those that have come to an end lag behind
         self._program.train()
         while self.step < until:
             self._agenda.prepare(self.step)
@@ -84,7 +83,6 @@ class Ensemble:
         found = torch.cat([self._book.sums, self._book.faults.unsqueeze(-1)], -1).tolist()  # this waits for the device
         for trainer, entry in zip(self.trainers, found, strict=True):
             trainer.hear(entry)
-            trainer.seconds += (time.perf_counter() - started) / len(self.trainers)
 
     def _taken(self, *, looks: bool = False) -> None:
         """Take one step, all on the device."""

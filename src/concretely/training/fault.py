@@ -22,11 +22,6 @@ class Fault:
         # what fused optimisers look at before they change anything, made for automatic mixed precision
         optimizer.found_inf = (self.first >= 0).float()  # type: ignore[attr-defined]
 
-    def step(self) -> int | None:
-        """The first step with a fault, if there is any; this waits for the device."""
-        first = int(self.first)
-        return None if first < 0 else first
-
 
 def culprit(model: nn.Module, loss: Callable[[], Tensor]) -> str:
     """The layer whose output is the first not to be finite or, if all are, that with the largest gradient."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -83,7 +82,8 @@ def train_together(
 ) -> list[Run | DivergedError]:
     """Train runs of one architecture as one program, each in its folder; what each has come to.
 
-    Each ends as it would alone, up to the last digits. One that diverges does not disturb the others.
+    Each ends as it would alone, up to rounding, which may now and then tip a discrete draw. One that diverges does not
+    disturb the others.
     """
     moved = {id(member.data): member.data.to(device) for member in members}
     trainers = [Trainer(member.recipe, moved[id(member.data)], device=device) for member in members]
@@ -94,11 +94,16 @@ def train_together(
         for member, trainer, start in zip(members, trainers, starts, strict=True):
             member.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(claimed(member.folder))
-            courses.append(_begun(member, trainer, start, watch, made=made, members=len(members)))
-        # those that were resumed from another step go on by themselves
-        apart = sorted(courses, key=lambda course: (course.trainer.step, course.trainer.since))
-        for _, group in groupby(apart, key=lambda course: (course.trainer.step, course.trainer.since)):
-            _train(list(group), checkpoint_seconds, watch, stop)
+            courses.append(_begun(member, trainer, start, watch, made))
+        behind = [course for course in courses if course.goes_on]
+        while behind:  # those that were resumed from an earlier step catch up with the others
+            first = min(course.trainer.step for course in behind)
+            group = [course for course in behind if course.trainer.step == first]
+            later = [course.trainer.step for course in behind if course.trainer.step > first]
+            until, several = min(later, default=members[0].recipe.steps), len(members) > 1
+            if not _train(group, checkpoint_seconds, watch, stop, until=until, several=several):
+                break
+            behind = [course for course in behind if course.goes_on]
     return [course.failure or course.run for course in courses]
 
 
@@ -116,9 +121,7 @@ class _Course:
         return self.failure is None and not self.run.finished
 
 
-def _begun(
-    member: Member, trainer: Trainer, start: float, watch: Watch, *, made: dict[str, Any], members: int
-) -> _Course:
+def _begun(member: Member, trainer: Trainer, start: float, watch: Watch, made: dict[str, Any]) -> _Course:
     """A run at its last checkpoint, or at the start."""
     found = resumed(trainer, member.folder)
     run, damaged = found or (Run(member.recipe, made, member.data.digest, start, step=0, seconds=0.0), ())
@@ -126,13 +129,23 @@ def _begun(
         watch.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, member.data)
     write(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
-    return _Course(member.folder, trainer, run if run.finished else replace(run, made=made, members=members))
+    return _Course(member.folder, trainer, run if run.finished else replace(run, made=made))
 
 
-def _train(courses: list[_Course], checkpoint_seconds: float, watch: Watch, stop: Callable[[], bool]) -> None:
-    """Take the steps that are left, and look up from them where there is something to write down."""
+def _train(
+    courses: list[_Course],
+    checkpoint_seconds: float,
+    watch: Watch,
+    stop: Callable[[], bool],
+    *,
+    until: int,
+    several: bool,
+) -> bool:
+    """Take steps up to one, and look up from them where there is something to write down; whether none was left out."""
     recipe, saved, stopped = courses[0].trainer.recipe, time.monotonic(), False
     active = [course for course in courses if course.goes_on]
+    for course in active:
+        course.run = replace(course.run, members=len(active))
     program: Trainer | Ensemble | None = None
 
     def pause() -> bool:
@@ -141,18 +154,21 @@ def _train(courses: list[_Course], checkpoint_seconds: float, watch: Watch, stop
         stopped = stop()
         return stopped or time.monotonic() - saved > checkpoint_seconds
 
-    while active and not stopped:
+    while active and active[0].trainer.step < until and not stopped:
         # until most have come to an end, those that have cost less than a new program
         if program is None or len(active) <= program.size // 2:
             program = _program([course.trainer for course in active])
-        ends = _ends(recipe, program.step)
-        program.advance(min(ends), pause=pause)
+        ends, started = _ends(recipe, program.step), time.perf_counter()
+        program.advance(min(*ends, until), pause=pause)
+        if isinstance(program, Ensemble):
+            for course in active:
+                course.trainer.seconds += (time.perf_counter() - started) / len(active)
         due, at_end = stopped or time.monotonic() - saved > checkpoint_seconds, program.step in ends
         for course in active:
             _look(course, at_end=at_end, due=due)
         saved = time.monotonic() if due else saved
         for course in active:
-            if course.failure is not None and len(courses) > 1:
+            if course.failure is not None and several:
                 watch.note(f"{course.folder.name}: {course.failure}")
         rows = [course.run.rows[-1] for course in active if course.failure is None and at_end]
         if rows:
@@ -161,6 +177,7 @@ def _train(courses: list[_Course], checkpoint_seconds: float, watch: Watch, stop
     for course in courses:
         if course.failure is None and not course.run.finished:
             finish(course.run, course.trainer, course.folder)
+    return not stopped
 
 
 def _program(trainers: list[Trainer]) -> Trainer | Ensemble:

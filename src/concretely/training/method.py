@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..estimator import (
     NVIL,
@@ -19,7 +19,7 @@ from ..estimator import (
 )
 from ..model import Model
 from ..schedule import Annealing
-from .chance import Purpose, seed_of
+from .chance import Purpose, generator_of
 from .recipe import Recipe, Temperature
 
 Warmth = float | Tensor
@@ -41,9 +41,20 @@ def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Es
         return cooled(recipe, step=0)
     if recipe.estimator != "nvil":
         return PLAIN[recipe.estimator]()
-    with torch.random.fork_rng():  # its networks draw their weights from the global generator
-        torch.manual_seed(seed_of(recipe.seed, Purpose.INITIAL, 1))
-        return NVIL(model, *inputs)
+    with torch.random.fork_rng():
+        made = NVIL(model, *inputs)
+    _initialise(made, generator_of(recipe.seed, Purpose.INITIAL, 1))
+    return made
+
+
+def _initialise(estimator: NVIL, generator: torch.Generator) -> None:
+    """Draw the weights of the baselines as torch does, but not from its global generator, which threads share."""
+    for module in estimator.modules():
+        if isinstance(module, nn.Linear):
+            edge = module.in_features**-0.5
+            for parameter in module.parameters():
+                drawn = torch.empty_like(parameter, device="cpu").uniform_(-edge, edge, generator=generator)
+                parameter.data.copy_(drawn)
 
 
 def cooled(recipe: Recipe, step: int) -> Estimator:

@@ -87,6 +87,7 @@ class Trainer:
         """Take steps until one is reached, or there is reason to pause after one."""
         started = time.perf_counter()
         self.model.train()
+        self._take_back()
         while self.step < until:
             self._take(self.step)
             self.step += 1
@@ -101,9 +102,7 @@ class Trainer:
 
     def rehearsed(self) -> float:
         """The bound of the next step, of which nothing is learned; what a step would refuse is refused by this."""
-        own = self.estimator if isinstance(self.estimator, nn.Module) else nn.Module()
-        with at_rest(self.model), at_rest(own), torch.no_grad():
-            return self._estimated(self.step).bound.mean().item()
+        return self._rehearsed()[0].bound.mean().item()
 
     def bound(self) -> float:
         """The bound of the steps since the last row, zero if there are none."""
@@ -181,11 +180,7 @@ class Trainer:
 
     def draws(self) -> int:
         """How many draws a step takes."""
-        keys = self._keys(Purpose.NOISE, self.step)
-        own = self.estimator if isinstance(self.estimator, nn.Module) else nn.Module()
-        with at_rest(self.model), at_rest(own), torch.no_grad():
-            self._estimate(self.step, keys)
-        return keys.used
+        return self._rehearsed()[1].used
 
     def moments(self, parameter: nn.Parameter) -> tuple[Tensor, Tensor]:
         """The moments of the gradient of a parameter, zero before the first step."""
@@ -198,6 +193,13 @@ class Trainer:
         count = torch.full((), self.step, dtype=torch.float32, device=self.device)
         self.optimizer.state[parameter] = {"step": count, "exp_avg": first, "exp_avg_sq": second}
         self._shares = True
+
+    def _take_back(self) -> None:
+        """Count the steps that others have taken, before taking more oneself."""
+        if self._shares:
+            for state in self.optimizer.state.values():
+                state["step"].fill_(self.step)
+            self._shares = False
 
     def _take(self, step: int) -> None:
         """Take one step."""
@@ -212,6 +214,13 @@ class Trainer:
             group["lr"] = self.recipe.lr * falling(self.recipe, step)
         self.guard.look(self.optimizer, found.loss, step)
         self.optimizer.step()
+
+    def _rehearsed(self) -> tuple[Estimate, Keys]:
+        """The estimate of the next step, of which nothing is learned, and the keys that it has used."""
+        keys = self._keys(Purpose.NOISE, self.step)
+        own = self.estimator if isinstance(self.estimator, nn.Module) else nn.Module()
+        with at_rest(self.model), at_rest(own), torch.no_grad():
+            return self._estimate(self.step, keys), keys
 
     def _estimated(self, step: int) -> Estimate:
         """The estimate of a step, the same whenever it is asked for with the same parameters."""

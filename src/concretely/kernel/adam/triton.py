@@ -98,8 +98,8 @@ def _adam(
                 p, m, v = _read(parameters[t], firsts[t], seconds[t], at, mask)
                 slope = tl.load(gradients[t] + at, mask=mask, other=0.0)
                 _move(
-                    parameters[t], firsts[t], seconds[t], at, mask, p, m, v, slope, lr, decays[t] * shrink, steady, wobble,
-                    BETA1, BETA2, EPSILON,
+                    parameters[t], firsts[t], seconds[t], at, mask, p, m, v, slope,
+                    lr, decays[t] * shrink, steady, wobble, BETA1, BETA2, EPSILON,
                 )  # fmt: skip
             block -= blocks
 

@@ -38,16 +38,6 @@ def logistic(word):
 
 
 @triton.jit
-def gumbel(word):
-    """Standard Gumbel noise, by the upper tail probability."""
-    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: what lies next to 1 was rounded to it
-    # log1p, by the rounding error of the sum
-    rest = 1 - tail
-    log_rest = tl.where(rest == 1, -tail, tl.log(rest) * (tail / (1 - rest)))
-    return -tl.log(-log_rest)
-
-
-@triton.jit
 def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -1,5 +1,6 @@
 """What each sample adds to the multi-sample bound, in one pass over the log-weights."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,7 +14,7 @@ def vimco(log_w: Tensor, geometric: bool) -> Tensor:
 
     It has no gradient.
     """
-    if is_fast(log_w):
+    if is_fast(log_w) and log_w.dtype == torch.float32:
         from . import triton
 
         return triton.vimco(log_w, geometric)
