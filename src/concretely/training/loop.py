@@ -97,10 +97,10 @@ def train_together(
             courses.append(_begun(member, trainer, start, watch, made))
         behind = [course for course in courses if course.goes_on]
         while behind:  # those that were resumed from an earlier step catch up with the others
-            first = min(course.trainer.step for course in behind)
-            group = [course for course in behind if course.trainer.step == first]
-            later = [course.trainer.step for course in behind if course.trainer.step > first]
-            until, several = min(later, default=members[0].recipe.steps), len(members) > 1
+            first = min(course.place for course in behind)
+            group = [course for course in behind if course.place == first]
+            later = [course.trainer.step for course in behind if course.trainer.step > first[0]]
+            until, several = min(later, default=None), len(members) > 1
             if not _train(group, checkpoint_seconds, watch, stop, until=until, several=several):
                 break
             behind = [course for course in behind if course.goes_on]
@@ -117,6 +117,11 @@ class _Course:
     failure: DivergedError | None = None
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The step that it has come to, and that of its last row."""
+        return self.trainer.step, self.trainer.since
+
+    @property
     def goes_on(self) -> bool:
         return self.failure is None and not self.run.finished
 
@@ -129,6 +134,8 @@ def _begun(member: Member, trainer: Trainer, start: float, watch: Watch, made: d
         watch.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, member.data)
     write(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
+    if run.finished:
+        finish(run, trainer, member.folder)  # again, should anything of it have been lost
     return _Course(member.folder, trainer, run if run.finished else replace(run, made=made))
 
 
@@ -138,10 +145,10 @@ def _train(
     watch: Watch,
     stop: Callable[[], bool],
     *,
-    until: int,
+    until: int | None,
     several: bool,
 ) -> bool:
-    """Take steps up to one, and look up from them where there is something to write down; whether none was left out."""
+    """Take steps up to one or to the end, and look up where there is something to write down; whether it got there."""
     recipe, saved, stopped = courses[0].trainer.recipe, time.monotonic(), False
     active = [course for course in courses if course.goes_on]
     for course in active:
@@ -154,12 +161,12 @@ def _train(
         stopped = stop()
         return stopped or time.monotonic() - saved > checkpoint_seconds
 
-    while active and active[0].trainer.step < until and not stopped:
+    while active and not stopped and active[0].trainer.step != until:
         # until most have come to an end, those that have cost less than a new program
         if program is None or len(active) <= program.size // 2:
             program = _program([course.trainer for course in active])
         ends, started = _ends(recipe, program.step), time.perf_counter()
-        program.advance(min(*ends, until), pause=pause)
+        program.advance(min(ends if until is None else [*ends, until]), pause=pause)
         if isinstance(program, Ensemble):
             for course in active:
                 course.trainer.seconds += (time.perf_counter() - started) / len(active)
