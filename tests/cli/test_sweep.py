@@ -164,7 +164,7 @@ def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> Non
         (
             ["--lr", "1e-3,0.001", "--weight-decay", "0"],
             "members must differ from each other, "
-            "got lr=0.001,weight_decay=0,temperature=0.6666666666666666,prior_temperature=0.5,seed=0 twice",
+            "got lr=0.001,weight_decay=0.0,temperature=0.6666666666666666,prior_temperature=0.5,seed=0 twice",
         ),
     ],
 )
