@@ -78,3 +78,14 @@ def _stacked(tensor: Tensor, dim: int | None, size: int) -> Tensor:
 def rows(tensor: Tensor) -> Tensor:
     """A tensor of which each member lies in one piece; members may share one."""
     return tensor if len(tensor) and tensor[0].is_contiguous() else tensor.contiguous()
+
+
+def parted(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Room for the parts of a sum over samples that is like a tensor; the sum itself if there is but one."""
+    shape = (len(like), parts, *like.shape[1:])
+    return like.new_empty(shape, dtype=dtype if parts == 1 else torch.float32)
+
+
+def joined(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of its parts."""
+    return parts.squeeze(1) if parts.shape[1] == 1 else parts.sum(1).to(dtype)

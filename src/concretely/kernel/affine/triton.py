@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..logistic.triton import tanh_half
 from ..operator import rows
 
 PROGRAMS = 128
@@ -38,13 +39,6 @@ def tile(high: int, wide: int, deep: int, members: int) -> Tile:
 
 
 @triton.jit
-def _tanh(total):
-    small = tl.exp(-2 * tl.abs(total))
-    size = (1 - small) / (1 + small)
-    return tl.where(total < 0, -size, size)
-
-
-@triton.jit
 def _affine(
     x, weight, bias, out, high, wide: tl.constexpr, deep: tl.constexpr, x_stride, weight_stride, bias_stride,
     TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRODUCT: tl.constexpr,
@@ -64,7 +58,7 @@ def _affine(
         total = product(a, b, total, PRODUCT)
     total += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
     if TANH:
-        total = _tanh(total)
+        total = tanh_half(2 * total)
     place = out + member * high * wide + i[:, None].to(tl.int64) * wide + j[None, :]
     tl.store(place, total, mask=(i < high)[:, None] & (j < wide)[None, :])
 

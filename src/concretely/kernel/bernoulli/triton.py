@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..logistic.triton import BLOCK, corner, joined, log1p, parted, sigmoid, tiling, wrapped
-from ..operator import rows
+from ..logistic.triton import BLOCK, corner, log1p, sigmoid, tiling, wrapped
+from ..operator import joined, parted, rows
 from ..philox.naive import quarter
 from ..philox.triton import logistic, words
 
@@ -112,7 +112,7 @@ def backward(by: Tensor, value: Tensor, logits: Tensor, squash: str) -> Tensor:
     if not value.numel():
         return torch.zeros_like(logits)
     dtype, tile = logits.dtype, tiling(members, samples, units, sums=True)
-    value, logits, by_logits = rows(value), rows(logits), parted(tile, value, dtype)
+    value, logits, by_logits = rows(value), rows(logits), parted(tile.parts, value[:, 0], dtype)
     _backward[tile.grid](
         by, value, logits, by_logits, units, samples, tile.parts, tile.steps,
         *by.stride(), value.stride(0), logits.stride(0), SQUASH=squash, ROWS=tile.rows, UNITS=tile.units,

@@ -9,16 +9,14 @@ from ..exp_concrete.tile import power, row_tile, unit_tile
 from ..exp_concrete.triton import (
     STEPS,
     exponential,
-    joined,
     load_four,
     load_logits,
     load_rows,
     log,
-    parted,
     store_sum,
     words_beside,
 )
-from ..operator import rows
+from ..operator import joined, parted, rows
 from ..philox.naive import quarter
 from .naive import value_shape
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import rows
+from ..operator import joined, parted, rows
 from ..philox.naive import quarter
 from ..philox.triton import fraction, words
 from .naive import value_shape
@@ -232,17 +232,6 @@ def draw_backward(
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
     return joined(partial, dtype)
-
-
-def parted(parts: int, logits: Tensor, dtype: torch.dtype) -> Tensor:
-    """Room for the parts of a sum over samples, the sum itself if there is but one."""
-    members, units, n = logits.shape
-    return logits.new_empty((members, parts, units, n), dtype=dtype if parts == 1 else torch.float32)
-
-
-def joined(partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of its parts."""
-    return partial.squeeze(1) if partial.shape[1] == 1 else partial.sum(1).to(dtype)
 
 
 @triton.jit

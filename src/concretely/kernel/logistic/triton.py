@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import rows
+from ..operator import joined, parted, rows
 from ..philox.naive import quarter
 from ..philox.triton import fraction, logistic, words
 
@@ -115,17 +115,6 @@ def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
     return Tiling(height, width, parts, steps, (parts * wide, members))
 
 
-def parted(tiling: Tiling, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Room for the parts of a sum over samples, which is the sum itself if there is but one."""
-    members, _, units = like.shape
-    return like.new_empty((members, tiling.parts, units), dtype=dtype if tiling.parts == 1 else torch.float32)
-
-
-def joined(parted: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of its parts."""
-    return parted.squeeze(1) if parted.shape[1] == 1 else parted.sum(1).to(dtype)
-
-
 @triton.jit
 def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
     """The part of a sum that a program takes, its first rows, and its units."""
@@ -174,7 +163,7 @@ def draw_backward(
         return node.new_zeros((members, units), dtype=dtype)
     tile, node = tiling(members, samples, units, sums=True), node.contiguous()
     by = [node if each is None else each for each in (by_node, by_value)]
-    by_logits = parted(tile, node, dtype)
+    by_logits = parted(tile.parts, node[:, 0], dtype)
     _draw_backward[tile.grid](
         *by, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
         *by[0].stride(), *by[1].stride(), temperature.stride(0),
@@ -249,7 +238,7 @@ def score_backward(
         return torch.empty_like(node if needs_node else none), torch.zeros_like(logits if needs_logits else none)
     node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=needs_logits)
     by_node = torch.empty((members, samples, units), dtype=node.dtype, device=node.device) if needs_node else none
-    by_logits = parted(tile, node, dtype) if needs_logits else by_node
+    by_logits = parted(tile.parts, node[:, 0], dtype) if needs_logits else by_node
     _score_backward[tile.grid](
         by, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
         *by.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
