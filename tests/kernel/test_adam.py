@@ -1,16 +1,14 @@
 """Adam is torch's own on either path, for every member at its own pace, and members stop where they are at fault."""
 
 import math
-from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from concretely.kernel import adam as operation
-from concretely.kernel.adam import Book, Pace, State, adam_, adam_of_factors_, allowed_, corrections
-from concretely.kernel.affine import PRODUCTS, Factors
-from tests.kernel import DEVICE, PATHS, assert_precise, fast, kernel, taken
+from concretely.kernel.adam import Book, Pace, State, adam_, allowed_, corrections
+from tests.kernel import DEVICE, PATHS, assert_precise, kernel, taken
 
 SHAPES = [(7,), (5, 9), (1,), (1_100,), (3, 2, 4)]
 MEMBERS = pytest.mark.parametrize("members", [1, 3])
@@ -98,50 +96,6 @@ def test_a_member_at_rest_does_not_move_whatever_its_gradient(path: str) -> None
             assert torch.equal(tensor[1], was[1])
             assert tensor.isfinite().all()
             assert (tensor[::2] != was[::2]).all()
-
-
-@PATHS
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 5, 7, 9), (2, 37, 67, 70)], ids=str)
-def test_factors_move_a_weight_as_their_product_does(shape: tuple[int, int, int, int], path: str) -> None:
-    members, high, wide, deep = shape
-    x, by_total = torch.randn(members, high, deep, device=DEVICE), torch.randn(members, high, wide, device=DEVICE)
-    inputs = (x, x[:1].expand_as(x), x.mT.contiguous().mT)
-    for each in inputs if path == "fast" else inputs[:1]:
-        starts = torch.randn(members, wide, deep, device=DEVICE), torch.randn(members, wide, device=DEVICE)
-        found, defined = ([state_of(start) for start in starts] for _ in range(2))
-        for steps in (1, 2):
-            slopes = (by_total.mT @ each, by_total.sum(1))
-            with taken(operation, path), mock.patch.dict(PRODUCTS, highest="ieee"):
-                adam_of_factors_(Factors(each, by_total), *found, pace_of(members, steps))
-            with taken(operation, "plain"):
-                adam_(defined, slopes, pace_of(members, steps), decays=(True, False))
-        torch.testing.assert_close(found, defined, rtol=1e-4, atol=1e-5)
-
-
-@kernel
-@pytest.mark.parametrize("product", ["tf32", "bfloat16"])
-def test_products_of_factors_may_be_less_precise(product: str) -> None:
-    x, by_total = torch.randn(2, 5, 9, device=DEVICE), torch.randn(2, 5, 7, device=DEVICE)
-    weight, bias = state_of(torch.randn(2, 7, 9, device=DEVICE)), state_of(torch.randn(2, 7, device=DEVICE))
-    fast("adam").adam_of_factors_(x, by_total, weight, bias, pace_of(2, 1), product)
-    torch.testing.assert_close(bias.first, 0.1 * by_total.sum(1))
-    assert weight.first.isfinite().all()
-
-
-@PATHS
-def test_factors_move_no_member_at_rest(path: str) -> None:
-    x, by_total = torch.randn(2, 5, 9, device=DEVICE), torch.randn(2, 5, 7, device=DEVICE)
-    by_total[0, 1, 2] = math.nan
-    starts = torch.randn(2, 7, 9, device=DEVICE), torch.randn(2, 7, device=DEVICE)
-    states = [state_of(start) for start in starts]
-    pace = pace_of(2, 1)
-    pace.rate[0] = 0
-    with taken(operation, path), mock.patch.dict(PRODUCTS, highest="ieee"):
-        adam_of_factors_(Factors(x, by_total), *states, pace)
-    for state, start in zip(states, starts, strict=True):
-        assert torch.equal(state.parameter[0], start[0])
-        assert not state.first[0].any()
-        assert (state.parameter[1] != start[1]).all()
 
 
 def book_of(members: int) -> Book:

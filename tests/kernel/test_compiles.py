@@ -105,7 +105,7 @@ def affine(kernels: Any) -> None:
             kernels.affine(x, weight, out[:, 0], members == 1, product)
             kernels.affine_backward(out, x, weight, out, members == 1, product, high > 1)
         for tanh in (True, False):
-            kernels.before_tanh(out, out, tanh)
+            kernels.pulled(out, weight, out, tanh, "tf32", high > 1)
     for high in (500, 1_000, 1_200, 2_000, 5_000, 20_000):  # tiles of all sizes
         kernels.affine(empty(1, high, 784), empty(1, 200, 784), empty(1, 200), True, "tf32")
 
@@ -118,11 +118,6 @@ def adam(kernels: Any) -> None:
         step = empty(members, dtype=torch.int64)
         kernels.allowed_(book, tensors, empty(members), step, pace)
         kernels.adam_(tensors, tensors, tensors, tensors, pace, [len(shape) > 1 for shape in shapes])
-    for members, high, wide, deep in ((1, 1, 1, 1), (3, 5, 7, 9), (1, 1_000, 200, 784)):
-        x, out = empty(members, high, deep), empty(members, high, wide)
-        weight, bias = [empty(members, wide, deep)] * 3, [out[:, 0]] * 3
-        for product in PRODUCTS:
-            kernels.adam_of_factors_(x, out, weight, bias, pace, product)
 
 
 def bits(kernels: Any) -> None:

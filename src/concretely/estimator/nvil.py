@@ -10,6 +10,7 @@ from ..distribution.base import Mass
 from ..graph import run
 from ..mode import Discrete
 from ..model.base import Model
+from ..model.layer import Conditional
 from ..noise import Source
 from ..objective import Objective, Weighing, average, total, weigh
 from ..program import Program, at_rest
@@ -142,4 +143,4 @@ def _flat(value: Tensor, axes: int) -> Float[Tensor, "*shape size"]:
 
 
 def _network(size: int, width: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(size, width), nn.Tanh(), nn.Linear(width, 1))
+    return Conditional(nn.Linear(size, width), nn.Tanh(), nn.Linear(width, 1))

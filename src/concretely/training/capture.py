@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from threading import Lock
+from warnings import warn
 
 import torch
 
@@ -15,12 +16,14 @@ _RECORDING = Lock()
 class Captured:
     """A function without arguments, replayed from the fourth call on where it has a stream of a GPU, and else plain.
 
-    It must always do the same work on the same memory, and never ask the device for a number.
+    It must always do the same work on the same memory. What asks the device for a number cannot be recorded, and stays
+    plain.
     """
 
     def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
         self._function, self._stream, self._calls = function, stream, 0
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._fails = False
 
     def __call__(self) -> None:
         """Do the work, or have the device begin to do it."""
@@ -31,15 +34,23 @@ class Captured:
         elif self._calls < WARM_UPS:
             self._calls += 1
             self._plainly(self._stream)
-        else:
+        elif not self._fails:
             self._graph = self._recorded(self._stream)
-            self._graph.replay()
+            self()
+        else:
+            self._plainly(self._stream)
 
-    def _recorded(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        """The work as a graph; one program is recorded at a time, while others may go on."""
+    def _recorded(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+        """The work as a graph, if it can be recorded; one program is at a time, while others may go on."""
         graph = torch.cuda.CUDAGraph()
-        with _RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self._function()
+        try:
+            with _RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._function()
+        except RuntimeError as reason:
+            self._fails = True
+            why = (str(reason).splitlines() or ["unknown"])[0]
+            warn(f"work that cannot be recorded is done plainly, and takes longer: {why}", stacklevel=4)
+            return None
         return graph
 
     def _plainly(self, stream: torch.cuda.Stream) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ..estimator import Estimator, Score, estimate
-from ..kernel.adam import Book, State, adam_, adam_of_factors_, allowed_
+from ..kernel.adam import Book, State, adam_, allowed_
 from ..kernel.affine import ledger
 from ..kernel.bits import unpack
 from ..model import Model
@@ -102,12 +102,11 @@ class Ensemble:
                 self._book, [*gradients.values(), *by_totals], loss.detach(), self._agenda.step, self._agenda.pace
             )
             for name, state in self._states.items():
-                if state.parameter.data_ptr() in factors:
-                    bias = self._states[f"{name.removesuffix('weight')}bias"]
-                    adam_of_factors_(factors[state.parameter.data_ptr()], state, bias, pace)
-            decays = [name.startswith("model.") and name.endswith("weight") for name in gradients]
-            if gradients:
-                adam_([self._states[name] for name in gradients], list(gradients.values()), pace, decays=decays)
+                found = factors.get(state.parameter.data_ptr())
+                if found is not None:  # one after the other, so that the product is read before it leaves the cache
+                    adam_([state], [found.product], pace, decays=[_decays(name)])
+            states = [self._states[name] for name in gradients]
+            adam_(states, list(gradients.values()), pace, decays=[_decays(name) for name in gradients])
 
     def _run(self, program: "_Program", bits: Tensor, purpose: Purpose) -> Tensor:
         """The loss of every member, minus the mean of its bounds."""
@@ -136,6 +135,11 @@ class _Program(nn.Module):
     ) -> Tensor:
         loss: Tensor = functional_call(self, (parameters, buffers), (bits, keys, warmth))
         return loss
+
+
+def _decays(name: str) -> bool:
+    """Whether a parameter of a program decays: the weights of the model do, and nothing of the estimator."""
+    return name.startswith("model.") and name.endswith("weight")
 
 
 def _adopted(trainers: Sequence[Trainer]) -> tuple[dict[str, State], dict[str, Tensor]]:

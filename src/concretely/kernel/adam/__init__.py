@@ -3,16 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..affine import PRODUCTS, Factors
 from ..operator import is_fast
 from . import naive
 from .naive import Book, Pace, corrections
 
-__all__ = ["Book", "Pace", "State", "adam_", "adam_of_factors_", "allowed_", "corrections"]
+__all__ = ["Book", "Pace", "State", "adam_", "allowed_", "corrections"]
 
 
 class State(NamedTuple):
@@ -51,14 +49,3 @@ def adam_(states: Sequence[State], gradients: Sequence[Tensor], pace: Pace, *, d
         return
     for state, gradient, decay in zip(states, gradients, decays, strict=True):
         naive.adam_(state.parameter, gradient, state.first, state.second, pace, decays=decay)
-
-
-def adam_of_factors_(factors: Factors, weight: State, bias: State, pace: Pace) -> None:
-    """Move a weight, which decays, and a bias by the factors of their gradients."""
-    x, by_total = factors
-    if is_fast(x):
-        from . import triton
-
-        triton.adam_of_factors_(x, by_total, weight, bias, pace, PRODUCTS[torch.get_float32_matmul_precision()])
-        return
-    adam_((weight, bias), (by_total.mT @ x, by_total.sum(1)), pace, decays=(True, False))

@@ -1,17 +1,13 @@
-"""Adam in one pass: for many tensors in one launch, and for a weight whose gradient is left as its factors."""
+"""Adam in one pass, for many tensors in one launch."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..affine.triton import turned_product
-from ..operator import rows
 from .naive import BETA1, BETA2, EPSILON, Book, Pace
 
 BLOCK = 1024
-WIDE, DEEP, STEP, WARPS, STAGES = 64, 64, 64, 4, 1
-"""The tile of a weight that one program moves, how many rows it multiplies at once, and how."""
 
 
 @triton.jit
@@ -62,20 +58,14 @@ def _of(pace, member):
 
 
 @triton.jit
-def _read(parameter, first, second, at, mask):
-    p = tl.load(parameter + at, mask=mask, other=0.0)
-    m = tl.load(first + at, mask=mask, other=0.0)
-    return p, m, tl.load(second + at, mask=mask, other=0.0)
-
-
-@triton.jit
 def _move(
-    parameter, first, second, at, mask, p, m, v, slope, lr, decay, mean, spread,
+    parameter, gradient, first, second, at, mask, lr, decay, mean, spread,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    slope += decay * p
-    m = BETA1 * m + (1 - BETA1) * slope
-    v = BETA2 * v + (1 - BETA2) * slope * slope
+    p = tl.load(parameter + at, mask=mask, other=0.0)
+    slope = tl.load(gradient + at, mask=mask, other=0.0) + decay * p
+    m = BETA1 * tl.load(first + at, mask=mask, other=0.0) + (1 - BETA1) * slope
+    v = BETA2 * tl.load(second + at, mask=mask, other=0.0) + (1 - BETA2) * slope * slope
     tl.store(parameter + at, p - lr * (m * mean) / (tl.sqrt(v * spread) + EPSILON), mask=mask)
     tl.store(first + at, m, mask=mask)
     tl.store(second + at, v, mask=mask)
@@ -95,10 +85,8 @@ def _adam(
                 at = block * BLOCK + tl.arange(0, BLOCK)
                 mask = at < sizes[t]
                 at += member * sizes[t]
-                p, m, v = _read(parameters[t], firsts[t], seconds[t], at, mask)
-                slope = tl.load(gradients[t] + at, mask=mask, other=0.0)
                 _move(
-                    parameters[t], firsts[t], seconds[t], at, mask, p, m, v, slope,
+                    parameters[t], gradients[t], firsts[t], seconds[t], at, mask,
                     lr, decays[t] * shrink, steady, wobble, BETA1, BETA2, EPSILON,
                 )  # fmt: skip
             block -= blocks
@@ -115,55 +103,4 @@ def adam_(
         tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(seconds),
         tuple(sizes), tuple(float(each) for each in decays), *pace,
         BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, BLOCK=BLOCK,
-    )  # fmt: skip
-
-
-@triton.jit
-def _adam_of_factors(
-    x, by_total, weight, w_first, w_second, bias, b_first, b_second, rate, decay, mean, spread, high, x_stride,
-    wide: tl.constexpr, deep: tl.constexpr, PRODUCT: tl.constexpr,
-    BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
-    WIDE: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    member, place = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    lr, shrink, steady, wobble = _of(rate, member), _of(decay, member), _of(mean, member), _of(spread, member)
-    if lr != 0:
-        columns = tl.cdiv(deep, DEEP)
-        j = place // columns * WIDE + tl.arange(0, WIDE)
-        k = place % columns * DEEP + tl.arange(0, DEEP)
-        weight += member * wide * deep
-        w_first += member * wide * deep
-        w_second += member * wide * deep
-        at, inside = j[:, None] * deep + k[None, :], (j < wide)[:, None] & (k < deep)[None, :]
-        p, m, v = _read(weight, w_first, w_second, at, inside)  # under way while the factors are multiplied
-        out, into = by_total + member * high * wide + j[None, :], x + member * x_stride + k[None, :]
-        total = tl.zeros((WIDE, DEEP), tl.float32)
-        sums = tl.zeros((WIDE,), tl.float32)
-        for start in range(0, high, STEP):
-            i = (start + tl.arange(0, STEP))[:, None]
-            a = tl.load(out + i * wide, mask=(i < high) & (j < wide)[None, :], other=0.0)
-            b = tl.load(into + i * deep, mask=(i < high) & (k < deep)[None, :], other=0.0)
-            total = turned_product(a, b, total, PRODUCT)
-            sums += tl.sum(a, 0)
-        _move(weight, w_first, w_second, at, inside, p, m, v, total, lr, shrink, steady, wobble, BETA1, BETA2, EPSILON)
-        if place % columns == 0:
-            bp, bm, bv = _read(bias, b_first, b_second, member * wide + j, j < wide)
-            _move(
-                bias, b_first, b_second, member * wide + j, j < wide, bp, bm, bv, sums, lr, 0.0, steady, wobble,
-                BETA1, BETA2, EPSILON,
-            )  # fmt: skip
-
-
-def adam_of_factors_(
-    x: Tensor, by_total: Tensor, weight: tuple[Tensor, Tensor, Tensor], bias: tuple[Tensor, Tensor, Tensor],
-    pace: Pace, product: str,
-) -> None:  # fmt: skip
-    """Move a weight, which decays, and a bias, each given with its moments."""
-    (members, high, deep), wide = x.shape, by_total.shape[2]
-    x = rows(x)
-    grid = (triton.cdiv(wide, WIDE) * triton.cdiv(deep, DEEP), members)
-    _adam_of_factors[grid](
-        x, by_total.contiguous(), *weight, *bias, *pace, high, x.stride(0), wide, deep,
-        PRODUCT=product, BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, WIDE=WIDE, DEEP=DEEP, STEP=STEP,
-        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Affine maps of many members at once, with or without tanh behind them.
 
 Products are as precise as `torch.set_float32_matmul_precision` says. At "highest" torch's own are used. While a
-`ledger` is open, gradients of weights and biases are not worked out but left as their factors, for an optimiser that
-multiplies them where it uses them.
+`ledger` is open, gradients of weights are left as their factors where these are smaller, for an optimiser that multiplies
+them right before they are used.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,8 @@ from torch import Tensor
 from ..operator import is_fast, operator
 from . import naive
 
-FEW, MANY = 256, 128
-"""Up to so few rows of all members together, both gradients are worked out in one launch.
-
-With more than so many rows a member, the gradient of a weight costs more than to write it down, and torch multiplies
-faster.
-"""
+FEW = 256
+"""Up to so few rows of all members together, all gradients are worked out in one launch."""
 
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 
@@ -33,6 +29,17 @@ class Factors(NamedTuple):
     x: Float[Tensor, "members rows inputs"]
     by_total: Float[Tensor, "members rows outputs"]
 
+    @property
+    def product(self) -> Float[Tensor, "members outputs inputs"]:
+        """The gradient."""
+        return torch.bmm(self.by_total.mT, self.x.to(self.by_total.dtype)).to(self.x.dtype)
+
+    @property
+    def are_smaller(self) -> bool:
+        """Whether they hold fewer numbers than their product."""
+        (_, rows, inputs), outputs = self.x.shape, self.by_total.shape[2]
+        return rows * (inputs + outputs) < inputs * outputs
+
 
 Ledger = dict[int, Factors]
 """The factors of every weight, by the address of its first number."""
@@ -42,13 +49,18 @@ _open: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
 
 @contextmanager
 def ledger() -> Iterator[Ledger]:
-    """Have the gradients of weights and biases entered here as factors, each weight being used once."""
+    """Have the gradients of weights entered here as factors where these are smaller, each weight being used once."""
     entries: Ledger = {}
     token = _open.set(entries)
     try:
         yield entries
     finally:
         _open.reset(token)
+
+
+def opened() -> Ledger | None:
+    """The ledger that is open, to be asked for on the way forward: gradients are worked out in a thread of their own."""
+    return _open.get()
 
 
 def suits(x: Tensor, weight: Tensor) -> bool:
@@ -90,24 +102,13 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
 def _affine_backward(
     by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, by_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if suits(x, weight) and x.shape[0] * x.shape[1] <= FEW:
+    if suits(x, weight):
         from . import triton
 
         product = PRODUCTS[torch.get_float32_matmul_precision()]
         return triton.affine_backward(by_out, x, weight, out, tanh, product, by_input)
-    by_total, by_bias = _before_tanh(by_out, out, tanh)
-    by_x = torch.bmm(by_total, weight) if by_input else x.new_empty((len(x), 0, x.shape[2]))
-    return by_x, torch.bmm(by_total.mT, x), by_bias
-
-
-def _before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The gradient of what goes into tanh, and that of the bias."""
-    if is_fast(out) and out.dtype == torch.float32:
-        from . import triton
-
-        return triton.before_tanh(by_out, out, tanh)
-    by_total = naive.by_total(by_out, out, tanh)
-    return by_total, by_total.sum(1).contiguous()
+    by_x, by_weight, by_bias = naive.affine_backward(by_out, x, weight, out, tanh)
+    return by_x if by_input else by_x[:, :0], by_weight, by_bias
 
 
 @_affine_backward.register_fake
@@ -118,9 +119,30 @@ def _(
     return by_x, weight.new_empty(weight.shape), x.new_empty(weight.shape[:2])
 
 
+@operator("affine_pulled")
+def _pulled(by_out: Tensor, weight: Tensor, out: Tensor, tanh: bool, by_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the input, of what goes into tanh, and of the bias; of the first two none if not there."""
+    if suits(out, weight):
+        from . import triton
+
+        product = PRODUCTS[torch.get_float32_matmul_precision()]
+        return triton.pulled(by_out, weight, out, tanh, product, by_input)
+    by_total = naive.by_total(by_out, out, tanh)
+    by_x = torch.bmm(by_total, weight) if by_input else weight.new_empty((len(weight), 0, weight.shape[2]))
+    none = out.new_empty((len(out), 0, out.shape[2]))
+    return by_x, by_total if tanh else none, by_total.sum(1)
+
+
+@_pulled.register_fake
+def _(by_out: Tensor, weight: Tensor, out: Tensor, tanh: bool, by_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+    members, high, wide = out.shape
+    by_x = weight.new_empty((members, high if by_input else 0, weight.shape[2]))
+    return by_x, out.new_empty((members, high if tanh else 0, wide)), out.new_empty((members, wide))
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, _, ctx.tanh = inputs
-    ctx.entries = _open.get()  # now, as gradients are worked out in a thread of their own
+    ctx.entries = opened()
     ctx.save_for_backward(x, weight, output)
 
 
@@ -130,12 +152,21 @@ def _pull(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():  # the gradient is to be differentiated again
         return *naive.affine_backward(by_out, x, weight, out, ctx.tanh), None
     entries, ctx.entries = ctx.entries, None  # or both would keep each other alive, and with them a stream
-    if entries is None or x.shape[1] > MANY or x.shape[0] * x.shape[1] <= FEW:
+    if x.shape[0] * x.shape[1] <= FEW:
         by_x, by_weight, by_bias = _affine_backward(by_out, x, weight, out, ctx.tanh, by_input)
-        return by_x if by_input else None, by_weight, by_bias, None
-    by_total = naive.by_total(by_out, out, ctx.tanh).contiguous()
-    entries[weight.data_ptr()] = Factors(x.detach(), by_total)
-    return torch.bmm(by_total, weight) if by_input else None, None, None, None
+    else:
+        by_x, by_total, by_bias = _pulled(by_out, weight, out, ctx.tanh, by_input)
+        factors = Factors(x.detach(), by_total if ctx.tanh else by_out.contiguous())
+        by_weight = entered(entries, weight, factors)
+    return by_x if by_input else None, by_weight, by_bias, None
+
+
+def entered(entries: Ledger | None, weight: Tensor, factors: Factors) -> Tensor | None:
+    """The gradient of a weight, or none if its factors were entered instead."""
+    if entries is None or not factors.are_smaller:
+        return factors.product
+    entries[weight.data_ptr()] = factors
+    return None
 
 
 _affine.register_autograd(_pull, setup_context=_keep)

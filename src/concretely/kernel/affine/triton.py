@@ -8,13 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from ..logistic.triton import tanh_half
-from ..operator import rows
+from ..operator import joined, parted, rows
 
 PROGRAMS = 128
 """About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
 
 
-SUMMED = (32, 64)
+SUMMED = (64, 64)
 """The rows and columns of which a program sums gradients at once."""
 
 
@@ -70,24 +70,6 @@ def product(a, b, total, PRODUCT: tl.constexpr):
         found = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
         found = tl.dot(a, b, total, input_precision=PRODUCT)
-    return found
-
-
-@triton.jit
-def turned_product(a, b, total, PRODUCT: tl.constexpr):
-    """Likewise for a tile of the transposed.
-
-    Tensor cores take no columns of TF32. Those of bfloat16 they do, and three products of upper and lower halves are
-    more precise than one of TF32.
-    """
-    if PRODUCT == "tf32":
-        a_upper, b_upper = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        a_lower, b_lower = (a - a_upper.to(tl.float32)).to(tl.bfloat16), (b - b_upper.to(tl.float32)).to(tl.bfloat16)
-        found = tl.dot(tl.trans(a_lower), b_upper, total)
-        found = tl.dot(tl.trans(a_upper), b_lower, found)
-        found = tl.dot(tl.trans(a_upper), b_upper, found)
-    else:
-        found = product(tl.trans(a), b, total, PRODUCT)
     return found
 
 
@@ -205,38 +187,65 @@ def affine_backward(
 
 
 @triton.jit
-def _before_tanh(
-    by_out, out, by_total, sums, high, wide, by_member, by_row, by_column, rows, parts,
+def _total(
+    column, part, by_out, out, by_total, sums, high, wide, steps,
     TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    member, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    j = (tl.program_id(0) * WIDE + tl.arange(0, WIDE))[None, :]
+    j = column * WIDE + tl.arange(0, WIDE)
     total = tl.zeros((HIGH, WIDE), tl.float32)
-    for start in range(part * rows, tl.minimum((part + 1) * rows, high), HIGH):
-        i = (start + tl.arange(0, HIGH))[:, None].to(tl.int64)
-        mask = (i < high) & (j < wide)
-        slope = tl.load(by_out + member * by_member + i * by_row + j * by_column, mask=mask, other=0.0)
-        at = (member * high + i) * wide + j
+    i = part * steps * HIGH + tl.arange(0, HIGH)
+    for _ in range(steps):
+        place, mask = i[:, None].to(tl.int64) * wide + j[None, :], (i < high)[:, None] & (j < wide)[None, :]
+        slope = _slope(by_out, out, place, mask, TANH)
         if TANH:
-            value = tl.load(out + at, mask=mask, other=0.0)
-            slope *= 1 - value * value
-            tl.store(by_total + at, slope, mask=mask)
+            tl.store(by_total + place, slope, mask=mask)
         total += slope
-    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
-    tl.store(sums + (member * parts + part) * wide + column, tl.sum(total, 0), mask=column < wide)
+        i += HIGH
+    tl.store(sums + part * wide + j, tl.sum(total, 0), mask=j < wide)
 
 
-def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The gradient of what goes into tanh, and its sum over rows, which is that of the bias."""
-    members, high, wide = by_out.shape
-    by_total = torch.empty((members, high, wide), dtype=torch.float32, device=out.device) if tanh else by_out
-    columns = triton.cdiv(wide, SUMMED[1])
-    parts = min(triton.cdiv(high, SUMMED[0]), max(1, 4 * PROGRAMS // (columns * members)))
-    rows = triton.cdiv(triton.cdiv(high, parts), SUMMED[0]) * SUMMED[0]
-    parts = triton.cdiv(high, rows)
-    sums = torch.empty((members, parts, wide), dtype=torch.float32, device=out.device)
-    _before_tanh[columns, parts, members](
-        by_out, out.contiguous(), by_total, sums, high, wide, *by_out.stride(), rows, parts,
-        TANH=tanh, HIGH=SUMMED[0], WIDE=SUMMED[1],
+@triton.jit
+def _pulled(
+    by_out, weight, out, by_x, by_total, sums,
+    high, wide: tl.constexpr, deep: tl.constexpr, by_stride, weight_stride, out_stride, first, parts, steps,
+    TANH: tl.constexpr, PRODUCT: tl.constexpr, HIGH: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
+    TALL: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the input in the first programs, HIGH by DEEP; that before tanh in the rest, TALL by WIDE."""
+    member, place = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    by_out += member * by_stride
+    out += member * out_stride
+    if place < first:
+        _by_input(
+            place, by_out, out, weight + member * weight_stride, by_x + member * high * deep,
+            high, wide, deep, TANH, PRODUCT, HIGH, DEEP, STEP,
+        )  # fmt: skip
+    else:
+        columns = tl.cdiv(wide, WIDE)
+        _total(
+            (place - first) % columns, (place - first) // columns, by_out, out,
+            by_total + member * high * wide, sums + member * parts * wide, high, wide, steps, TANH, TALL, WIDE,
+        )  # fmt: skip
+
+
+def pulled(
+    by_out: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool, chosen: Tile | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the input, which may be left out, of what goes into tanh, if there is one, and of the bias."""
+    (members, high, wide), deep = by_out.shape, weight.shape[2]
+    by_out, weight, out = rows(by_out), rows(weight), rows(out)
+    by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=out.device)
+    by_total = torch.empty((members, high if tanh else 0, wide), dtype=torch.float32, device=out.device)
+    size, columns = chosen or tile(high, deep, wide, members), triton.cdiv(wide, SUMMED[1])
+    blocks = triton.cdiv(high, SUMMED[0])
+    steps = triton.cdiv(blocks, max(1, 4 * PROGRAMS // (columns * members)))
+    parts = triton.cdiv(blocks, steps)
+    sums = parted(parts, by_out[:, 0], torch.float32)
+    first = triton.cdiv(high, size.high) * triton.cdiv(deep, size.wide) if by_input else 0
+    _pulled[first + columns * parts, members](
+        by_out, weight, out, by_x, by_total, sums,
+        high, wide, deep, by_out.stride(0), weight.stride(0), out.stride(0), first, parts, steps,
+        TANH=tanh, PRODUCT=product, HIGH=size.high, DEEP=size.wide, STEP=size.deep, TALL=SUMMED[0], WIDE=SUMMED[1],
+        num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
-    return by_total, sums.sum(1)
+    return by_x, by_total, joined(sums, torch.float32)

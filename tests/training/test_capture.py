@@ -1,0 +1,87 @@
+"""Work is recorded after a few calls, and done plainly where it cannot be."""
+
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from concretely.training.capture import WARM_UPS, Captured
+
+
+def test_without_a_stream_work_is_plain() -> None:
+    calls: list[int] = []
+    work = Captured(lambda: calls.append(1), None)
+    for _ in range(WARM_UPS + 3):
+        work()
+    assert len(calls) == WARM_UPS + 3
+
+
+def stream() -> Any:
+    """A stream of a device that is not there."""
+    return mock.MagicMock(spec=torch.cuda.Stream, device=torch.device("cuda"))
+
+
+@contextmanager
+def pretended(graph: Any) -> Any:
+    """A device that records as it is told."""
+    with (
+        mock.patch("torch.cuda.CUDAGraph", return_value=mock.MagicMock(spec=torch.cuda.CUDAGraph)),
+        mock.patch("torch.cuda.graph", graph),
+        mock.patch("torch.cuda.stream"),
+        mock.patch("torch.cuda.current_stream"),
+    ):
+        yield
+
+
+def test_what_cannot_be_recorded_is_done_plainly_and_said_once() -> None:
+    calls: list[int] = []
+
+    @contextmanager
+    def refuses(*_: Any, **__: Any) -> Any:
+        yield
+        calls.pop()  # what is recorded is not done
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    work = Captured(lambda: calls.append(1), stream())
+    with pretended(refuses):
+        for _ in range(WARM_UPS):
+            work()
+        with pytest.warns(UserWarning, match="done plainly, and takes longer: operation not permitted when stream"):
+            work()
+        work()  # warnings are errors
+    assert len(calls) == WARM_UPS + 2
+
+
+def test_what_was_recorded_is_replayed() -> None:
+    calls: list[int] = []
+
+    @contextmanager
+    def records(*_: Any, **__: Any) -> Any:
+        yield
+
+    work = Captured(lambda: calls.append(1), stream())
+    with pretended(records):
+        for _ in range(WARM_UPS + 5):
+            work()
+        assert work._graph is not None
+        assert work._graph.replay.call_count == 5  # type: ignore[attr-defined]
+    assert len(calls) == WARM_UPS + 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_device_goes_on_after_work_that_asks_it_for_a_number() -> None:
+    total = torch.zeros((), device="cuda")
+
+    def adds() -> None:
+        total.add_(1)
+        total.item()
+
+    work = Captured(adds, torch.cuda.Stream())
+    for _ in range(WARM_UPS):
+        work()
+    with pytest.warns(UserWarning, match="done plainly"):
+        work()
+    work()
+    assert total.item() == WARM_UPS + 2
