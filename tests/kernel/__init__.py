@@ -63,7 +63,8 @@ def assert_precise(found: Tensor, defined: Tensor, truth: Tensor) -> None:
     assert found.dtype == defined.dtype
     assert found.shape == defined.shape == truth.shape
     if found.numel():
-        rounding = torch.finfo(defined.dtype).eps / 2 * truth.abs().max()
+        # functions of a GPU may be two units off in the last place
+        rounding = torch.finfo(defined.dtype).eps * truth.abs().max()
         allowed = 2 * torch.maximum(_distance(defined, truth), rounding)
         assert _distance(found, truth) <= allowed, f"{_distance(found, truth):.3g} off, allowed {allowed:.3g}"
 

@@ -16,6 +16,8 @@ from tests.kernel import DEVICE, PATHS, assert_precise, fast, kernel, taken
 
 SIZES = [(1, 1, 1, 1), (3, 5, 7, 9), (1, 40, 20, 70), (3, 33, 17, 1)]
 """Members, rows, outputs and inputs."""
+NEAR = {"rtol": 1e-2, "atol": 1e-2} if DEVICE == "cuda" else {"rtol": 1e-5, "atol": 1e-5}
+"""What torch multiplies on a GPU is no more precise than TF32 where the fast path is taken."""
 TANH = pytest.mark.parametrize("tanh", [True, False])
 
 
@@ -50,6 +52,15 @@ def pulled(found: Tensor, by: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(found.sin().sum(), by, retain_graph=True)
 
 
+def assert_summed(found: Tensor, truth: Tensor, factors: tuple[Tensor, Tensor], added: Tensor | float = 0.0) -> None:
+    """Fail where a product is further from the truth than the rounding of all its terms may take it."""
+    one, other = (factor.detach().abs() for factor in factors)
+    terms = one.shape[-1] + 8  # and a few more for what is before and behind the sum
+    allowed = terms * torch.finfo(torch.float32).eps / 2 * (one @ other + added)
+    assert found.shape == truth.shape
+    assert ((found.double() - truth).abs() <= allowed).all()
+
+
 @kernel
 @TANH
 @pytest.mark.parametrize("shape", SIZES, ids=str)
@@ -61,35 +72,43 @@ def test_kernel_is_its_definition(shape: tuple[int, int, int, int], tanh: bool) 
         wide = [tensor.double().requires_grad_() for tensor in each]
         truth = true_affine(*wide, tanh)
         defined = naive.affine(*each, tanh)
-        assert_precise(fast("affine").affine(*each, tanh, "ieee"), defined, truth.detach())
+        found = fast("affine").affine(*each, tanh, "ieee")
+        assert_summed(found, truth.detach(), (wide[0], wide[1].mT), wide[2].detach().abs().unsqueeze(1) + tanh)
         by = torch.randn_like(defined)
         ones = torch.ones((), device=DEVICE).expand_as(by)
         for one in (by, ones, by[:1].expand_as(by), by.mT.contiguous().mT) if each[0] is x else (ones,):
             true = torch.autograd.grad((one * truth).sum(), wide, retain_graph=True)
             arguments = (one, *each[:2], defined, tanh)
             found = fast("affine").affine_backward(*arguments, "ieee", True)
-            for k, expected in enumerate(naive.affine_backward(*arguments)):
-                assert_precise(found[k], expected, true[k])
+            largest, column = one.double(), wide[0].new_ones((len(x), x.shape[1], 1))  # near 1, tanh is rounded by more
+            assert_summed(found[0], true[0], (largest, wide[1]))
+            assert_summed(found[1], true[1], (largest.mT, wide[0]))
+            assert_summed(found[2].unsqueeze(-1), true[2].unsqueeze(-1), (largest.mT, column))
     without = fast("affine").affine_backward(by, x, weight, naive.affine(x, weight, bias, tanh), tanh, "ieee", False)
     assert without[0].shape == (shape[0], 0, shape[3])
 
 
 @kernel
 @TANH
-@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 5, 7, 9), (2, 33, 65, 17), (1, 130, 3, 20)], ids=str)
-def test_what_is_pulled_back_without_a_weight_is_that_of_the_definition(
-    shape: tuple[int, int, int, int], tanh: bool
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (2, 33, 65), (1, 130, 3)], ids=str)
+def test_the_gradient_before_tanh_and_its_sum_are_those_of_the_definition(
+    shape: tuple[int, int, int], tanh: bool
 ) -> None:
-    x, weight, bias = given(*shape)
-    out = naive.affine(x, weight, bias, tanh)
-    by = torch.randn_like(out)
-    for one in (by, torch.ones((), device=DEVICE).expand_as(by), by[:1].expand_as(by), by.mT.contiguous().mT):
-        found = fast("affine").pulled(one, weight, out, tanh, "ieee", True)
-        total = naive.by_total(one, out, tanh)
-        defined = total @ weight, total if tanh else total[:, :0], total.sum(1)
-        torch.testing.assert_close(found, defined, rtol=1e-5, atol=1e-5)
-    without = fast("affine").pulled(by, weight, out, tanh, "ieee", False)
-    assert without[0].shape == (shape[0], 0, shape[3])
+    by, out = torch.randn(shape, device=DEVICE), torch.rand(shape, device=DEVICE)
+    ones = torch.ones((), device=DEVICE).expand(shape)
+    for one in (by, ones, by[:1].expand_as(by), by.mT.contiguous().mT):
+        defined, truth = (
+            naive.by_total(each, value, tanh) for each, value in ((one, out), (one.double(), out.double()))
+        )
+        found, sums = fast("affine").before_tanh(one, out, tanh)
+        if tanh:
+            assert_precise(found, defined, truth)
+        torch.testing.assert_close(sums.double(), truth.sum(1), rtol=1e-6, atol=1e-5)
+    half, sums = fast("affine").before_tanh(by.bfloat16(), out.bfloat16(), tanh)
+    truth = naive.by_total(by.bfloat16().double(), out.bfloat16().double(), tanh)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.double(), truth if tanh else truth[:, :0], rtol=0.01, atol=1e-6)
+    torch.testing.assert_close(sums.double(), truth.sum(1), rtol=1e-6, atol=1e-5)
 
 
 @kernel
@@ -100,10 +119,8 @@ def test_products_may_be_less_precise(product: str) -> None:
     found = (
         fast("affine").affine(x, weight, bias, True, product),
         *fast("affine").affine_backward(out, x, weight, out, True, product, True),
-        fast("affine").pulled(out, weight, out, True, product, True)[0],
     )
-    by_x, by_weight, by_bias = naive.affine_backward(out, x, weight, out, True)
-    defined = out, by_x, by_weight, by_bias, by_x
+    defined = out, *naive.affine_backward(out, x, weight, out, True)
     for one, other in zip(found, defined, strict=True):
         assert one.shape == other.shape
         if product == "tf32" or DEVICE == "cuda":  # the interpreter takes the bits of a bfloat16 for a whole number
@@ -128,7 +145,7 @@ def test_the_kernel_is_for_float32_and_products_that_need_not_be_precise() -> No
             with mock.patch("torch.get_float32_matmul_precision", return_value=precision):
                 assert operation.suits(x, weight) == suits
                 assert not operation.suits(x.double(), weight.double())
-                assert not operation.suits(x.bfloat16(), weight)
+                assert not operation.suits(x.half(), weight)
                 with torch.autocast(DEVICE, torch.bfloat16):
                     assert not operation.suits(x, weight)
     assert not operation.suits(x.cpu(), weight.cpu())
@@ -145,6 +162,27 @@ def test_maps_are_those_of_torch(tanh: bool, few: int, path: str) -> None:
     truth = true_affine(*leaves, tanh)
     torch.testing.assert_close(found.double(), truth, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(grads, (*pulled(truth, leaves), *pulled(truth, leaves[1:])), rtol=1e-4, atol=1e-5)
+
+
+@kernel
+@pytest.mark.parametrize("rows", [3, 4])
+def test_what_comes_of_many_rows_is_rounded_as_the_next_product_would(rows: int) -> None:
+    x, *leaves = (tensor.requires_grad_() for tensor in given(2, rows, 7, 9))
+    half = torch.bfloat16 if rows == 4 else torch.float32
+    with precise("fast"), mock.patch.dict(PRODUCTS, high="ieee", medium="bfloat16"):
+        torch.set_float32_matmul_precision("medium")
+        with mock.patch.object(operation, "FEW", 3):
+            hidden = affine(x, *leaves, True)
+            found = affine(hidden, leaves[0].mT, x[:, 0], False)
+            grads = torch.autograd.grad(found.sin().sum(), (x, hidden, *leaves))
+    assert (hidden.dtype, found.dtype) == (half, torch.float32)
+    assert [grad.dtype for grad in grads] == [torch.float32, half, torch.float32, torch.float32]
+    if rows == 3 or DEVICE == "cuda":  # the interpreter takes the bits of a bfloat16 for a whole number
+        wide = [tensor.detach().double().requires_grad_() for tensor in (x, *leaves)]
+        truth = true_affine(true_affine(*wide, True), wide[1].mT, wide[0][:, 0], False)
+        true = torch.autograd.grad(truth.sin().sum(), wide)
+        torch.testing.assert_close(found.double(), truth, rtol=0.03, atol=0.03)
+        torch.testing.assert_close([grads[0], *grads[2:]], [each.float() for each in true], rtol=0.05, atol=0.1)
 
 
 @PATHS
@@ -205,7 +243,7 @@ def test_a_ledger_has_the_factors_of_the_gradients_that_are_not_returned(members
     ((place, factors),) = entries.items()
     assert place == leaves[1].data_ptr()
     assert factors.by_total.is_contiguous()
-    torch.testing.assert_close((by_x, factors.product, by_bias), expected)
+    torch.testing.assert_close((by_x, factors.product, by_bias), expected, **NEAR)
 
 
 @PATHS
@@ -218,7 +256,7 @@ def test_the_weights_of_a_batch_are_entered_by_their_own_address(path: str) -> N
         with ledger() as entries:
             grads = torch.autograd.grad(run(x[:1], *leaves).sum(), leaves, allow_unused=True)
     assert grads[0] is None
-    torch.testing.assert_close((entries[weight.data_ptr()].product.unsqueeze(1), grads[1]), expected)
+    torch.testing.assert_close((entries[weight.data_ptr()].product.unsqueeze(1), grads[1]), expected, **NEAR)
 
 
 def test_a_ledger_is_kept_by_whatever_thread_goes_backward() -> None:
@@ -285,6 +323,7 @@ def test_maps_are_operators_however_their_tensors_lie(order: tuple[int, int, int
     bias = torch.randn(4, 4, device=DEVICE)
     with precise(path):
         leaves = (each.detach().requires_grad_() for each in (x, weight, bias))
-        torch.library.opcheck(operation._affine, (*leaves, True))
+        torch.library.opcheck(operation._affine, (*leaves, True, "ieee"))
         for tanh, by_input in ((True, True), (False, True), (False, False)):
             torch.library.opcheck(operation._affine_backward, (by, x, weight, out, tanh, by_input))
+            torch.library.opcheck(operation._before_tanh, (by, out, tanh))

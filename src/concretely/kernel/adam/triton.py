@@ -62,13 +62,17 @@ def _move(
     parameter, gradient, first, second, at, mask, lr, decay, mean, spread,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    p = tl.load(parameter + at, mask=mask, other=0.0)
+    # what is not needed again in this step makes room in the cache for gradients
+    p = tl.load(parameter + at, mask=mask, other=0.0, eviction_policy="evict_first")
+    m = tl.load(first + at, mask=mask, other=0.0, eviction_policy="evict_first")
+    v = tl.load(second + at, mask=mask, other=0.0, eviction_policy="evict_first")
     slope = tl.load(gradient + at, mask=mask, other=0.0) + decay * p
-    m = BETA1 * tl.load(first + at, mask=mask, other=0.0) + (1 - BETA1) * slope
-    v = BETA2 * tl.load(second + at, mask=mask, other=0.0) + (1 - BETA2) * slope * slope
-    tl.store(parameter + at, p - lr * (m * mean) / (tl.sqrt(v * spread) + EPSILON), mask=mask)
-    tl.store(first + at, m, mask=mask)
-    tl.store(second + at, v, mask=mask)
+    m = BETA1 * m + (1 - BETA1) * slope
+    v = BETA2 * v + (1 - BETA2) * slope * slope
+    moved = p - lr * (m * mean) / (tl.sqrt(v * spread) + EPSILON)
+    tl.store(parameter + at, moved, mask=mask, eviction_policy="evict_first")
+    tl.store(first + at, m, mask=mask, eviction_policy="evict_first")
+    tl.store(second + at, v, mask=mask, eviction_policy="evict_first")
 
 
 @triton.jit

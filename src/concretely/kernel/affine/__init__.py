@@ -1,8 +1,8 @@
 """Affine maps of many members at once, with or without tanh behind them.
 
 Products are as precise as `torch.set_float32_matmul_precision` says. At "highest" torch's own are used. While a
-`ledger` is open, gradients of weights are left as their factors where these are smaller, for an optimiser that multiplies
-them right before they are used.
+`ledger` is open, gradients of weights are left as their factors where these are smaller, for an optimiser that
+multiplies them right before they are used.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,17 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..operator import is_fast, operator
 from . import naive
 
 FEW = 256
-"""Up to so few rows of all members together, all gradients are worked out in one launch."""
+"""Up to so few rows of all members together, all gradients are worked out in one launch.
+
+Up to so few of each, products of TF32 are as fast as those of bfloat16, to which weights would first be rounded.
+"""
 
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 
@@ -32,7 +35,7 @@ class Factors(NamedTuple):
     @property
     def product(self) -> Float[Tensor, "members outputs inputs"]:
         """The gradient."""
-        return torch.bmm(self.by_total.mT, self.x.to(self.by_total.dtype)).to(self.x.dtype)
+        return multiplied(self.by_total.mT, self.x)
 
     @property
     def are_smaller(self) -> bool:
@@ -59,7 +62,7 @@ def ledger() -> Iterator[Ledger]:
 
 
 def opened() -> Ledger | None:
-    """The ledger that is open, to be asked for on the way forward: gradients are worked out in a thread of their own."""
+    """The ledger that is open; ask on the way forward, as gradients are worked out in a thread of their own."""
     return _open.get()
 
 
@@ -68,9 +71,26 @@ def suits(x: Tensor, weight: Tensor) -> bool:
 
     The compiler has its own.
     """
-    if torch.compiler.is_compiling() or not is_fast(weight) or not x.dtype == weight.dtype == torch.float32:
+    if torch.compiler.is_compiling() or not is_fast(weight):
+        return False
+    if weight.dtype != torch.float32 or x.dtype not in (torch.float32, torch.bfloat16):
         return False
     return torch.get_float32_matmul_precision() in PRODUCTS and not torch.is_autocast_enabled(x.device.type)
+
+
+def product_of(rows: int) -> str:
+    """How the factors of a product are rounded, with so many rows of a member."""
+    return PRODUCTS.get(torch.get_float32_matmul_precision() if rows > FEW else "high", "ieee")
+
+
+def multiplied(
+    one: Shaped[Tensor, "members rows inner"], other: Shaped[Tensor, "members inner columns"]
+) -> Float[Tensor, "members rows columns"]:
+    """A product in float32 at least, of factors in the smaller dtype of both."""
+    if one.dtype == other.dtype != torch.bfloat16:
+        return torch.bmm(one, other)
+    one, other = one.bfloat16(), other.bfloat16()
+    return torch.bmm(one, other, out_dtype=torch.float32) if one.is_cuda else torch.bmm(one.float(), other.float())
 
 
 def affine(
@@ -79,23 +99,27 @@ def affine(
     bias: Float[Tensor, "members outputs"],
     tanh: bool,
 ) -> Float[Tensor, "members rows outputs"]:
-    """The map of every member, on its own rows."""
-    found: Tensor = _affine(x, weight, bias, tanh)
+    """The map of every member, on its own rows.
+
+    Where products are of bfloat16, so is what comes out of tanh, as it would be rounded in the next product.
+    """
+    found: Tensor = _affine(x, weight, bias, tanh, product_of(x.shape[1]) if suits(x, weight) else "ieee")
     return found
 
 
 @operator("affine")
-def _affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+def _affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str) -> Tensor:
     if suits(x, weight):
         from . import triton
 
-        return triton.affine(x, weight, bias, tanh, PRODUCTS[torch.get_float32_matmul_precision()])
+        return triton.affine(x, weight.bfloat16() if product == "bfloat16" else weight, bias, tanh, product)
     return naive.affine(x, weight, bias, tanh)
 
 
 @_affine.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-    return x.new_empty((*x.shape[:2], weight.shape[1]))
+def _(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str) -> Tensor:
+    dtype = torch.bfloat16 if tanh and product == "bfloat16" else weight.dtype
+    return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=dtype)
 
 
 @operator("affine_backward")
@@ -105,8 +129,7 @@ def _affine_backward(
     if suits(x, weight):
         from . import triton
 
-        product = PRODUCTS[torch.get_float32_matmul_precision()]
-        return triton.affine_backward(by_out, x, weight, out, tanh, product, by_input)
+        return triton.affine_backward(by_out, x, weight, out, tanh, product_of(x.shape[1]), by_input)
     by_x, by_weight, by_bias = naive.affine_backward(by_out, x, weight, out, tanh)
     return by_x if by_input else by_x[:, :0], by_weight, by_bias
 
@@ -119,29 +142,31 @@ def _(
     return by_x, weight.new_empty(weight.shape), x.new_empty(weight.shape[:2])
 
 
-@operator("affine_pulled")
-def _pulled(by_out: Tensor, weight: Tensor, out: Tensor, tanh: bool, by_input: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the input, of what goes into tanh, and of the bias; of the first two none if not there."""
-    if suits(out, weight):
+@operator("affine_before_tanh")
+def _before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of what goes into tanh, none if there is no tanh, and that of the bias."""
+    if is_fast(out) and out.dtype != torch.float64:
         from . import triton
 
-        product = PRODUCTS[torch.get_float32_matmul_precision()]
-        return triton.pulled(by_out, weight, out, tanh, product, by_input)
+        return triton.before_tanh(by_out, out, tanh)
     by_total = naive.by_total(by_out, out, tanh)
-    by_x = torch.bmm(by_total, weight) if by_input else weight.new_empty((len(weight), 0, weight.shape[2]))
-    none = out.new_empty((len(out), 0, out.shape[2]))
-    return by_x, by_total if tanh else none, by_total.sum(1)
+    by_bias = by_total.sum(1).contiguous()
+    return by_total.contiguous() if tanh else by_total.new_empty((len(out), 0, out.shape[2])), by_bias
 
 
-@_pulled.register_fake
-def _(by_out: Tensor, weight: Tensor, out: Tensor, tanh: bool, by_input: bool) -> tuple[Tensor, Tensor, Tensor]:
+@_before_tanh.register_fake
+def _(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
     members, high, wide = out.shape
-    by_x = weight.new_empty((members, high if by_input else 0, weight.shape[2]))
-    return by_x, out.new_empty((members, high if tanh else 0, wide)), out.new_empty((members, wide))
+    return out.new_empty((members, high if tanh else 0, wide)), by_out.new_empty((members, wide), dtype=_wide(out))
+
+
+def _wide(out: Tensor) -> torch.dtype:
+    """The dtype of sums."""
+    return torch.promote_types(out.dtype, torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weight, _, ctx.tanh = inputs
+    x, weight, _, ctx.tanh, _ = inputs
     ctx.entries = opened()
     ctx.save_for_backward(x, weight, output)
 
@@ -150,15 +175,18 @@ def _pull(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, out = ctx.saved_tensors
     by_input = ctx.needs_input_grad[0]
     if torch.is_grad_enabled():  # the gradient is to be differentiated again
-        return *naive.affine_backward(by_out, x, weight, out, ctx.tanh), None
+        return *naive.affine_backward(by_out, x, weight, out, ctx.tanh), None, None
     entries, ctx.entries = ctx.entries, None  # or both would keep each other alive, and with them a stream
+    by_x: Tensor | None
+    by_weight: Tensor | None
     if x.shape[0] * x.shape[1] <= FEW:
         by_x, by_weight, by_bias = _affine_backward(by_out, x, weight, out, ctx.tanh, by_input)
     else:
-        by_x, by_total, by_bias = _pulled(by_out, weight, out, ctx.tanh, by_input)
-        factors = Factors(x.detach(), by_total if ctx.tanh else by_out.contiguous())
-        by_weight = entered(entries, weight, factors)
-    return by_x if by_input else None, by_weight, by_bias, None
+        before, by_bias = _before_tanh(by_out, out, ctx.tanh)
+        by_total = before if ctx.tanh else by_out.contiguous()
+        by_x = multiplied(by_total, weight).to(x.dtype) if by_input else None
+        by_weight = entered(entries, weight, Factors(x.detach(), by_total))
+    return by_x if by_input else None, by_weight, by_bias, None, None
 
 
 def entered(entries: Ledger | None, weight: Tensor, factors: Factors) -> Tensor | None:

@@ -24,8 +24,8 @@ def affine_backward(
     tanh: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the input, of the weight and of the bias."""
-    by = by_total(by_out, out, tanh)
-    return by @ weight, by.mT @ x, by.sum(1)
+    by = by_total(by_out.to(weight.dtype), out.to(weight.dtype), tanh)
+    return (by @ weight).to(x.dtype), by.mT @ x.to(weight.dtype), by.sum(1)
 
 
 def by_total(

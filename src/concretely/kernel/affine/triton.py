@@ -14,8 +14,8 @@ PROGRAMS = 128
 """About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
 
 
-SUMMED = (64, 64)
-"""The rows and columns of which a program sums gradients at once."""
+SUMMED, SUMS = (32, 64), 2048
+"""The rows and columns of which a program sums gradients at once, and the most programs that do."""
 
 
 class Tile(NamedTuple):
@@ -77,7 +77,8 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, ch
     """The map of every member, on its own rows."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     x, weight, bias = rows(x), rows(weight), rows(bias)
-    out = torch.empty((members, high, wide), dtype=torch.float32, device=x.device)
+    dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
+    out = torch.empty((members, high, wide), dtype=dtype, device=x.device)
     size = chosen or tile(high, wide, deep, members)
     grid = (triton.cdiv(high, size.high) * triton.cdiv(wide, size.wide), members)
     _affine[grid](
@@ -91,9 +92,9 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, ch
 @triton.jit
 def _slope(by_out, out, place, mask, TANH: tl.constexpr):
     """The gradient before tanh."""
-    found = tl.load(by_out + place, mask=mask, other=0.0)
+    found = tl.load(by_out + place, mask=mask, other=0.0).to(tl.float32)
     if TANH:
-        value = tl.load(out + place, mask=mask, other=0.0)
+        value = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
         found *= 1 - value * value
     return found
 
@@ -187,11 +188,15 @@ def affine_backward(
 
 
 @triton.jit
-def _total(
-    column, part, by_out, out, by_total, sums, high, wide, steps,
+def _before_tanh(
+    by_out, out, by_total, sums, high, wide, by_stride, out_stride, parts, steps,
     TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    j = column * WIDE + tl.arange(0, WIDE)
+    member, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    by_out += member * by_stride
+    out += member * out_stride
+    by_total += member * high * wide
+    j = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
     total = tl.zeros((HIGH, WIDE), tl.float32)
     i = part * steps * HIGH + tl.arange(0, HIGH)
     for _ in range(steps):
@@ -201,51 +206,20 @@ def _total(
             tl.store(by_total + place, slope, mask=mask)
         total += slope
         i += HIGH
-    tl.store(sums + part * wide + j, tl.sum(total, 0), mask=j < wide)
+    tl.store(sums + (member * parts + part) * wide + j, tl.sum(total, 0), mask=j < wide)
 
 
-@triton.jit
-def _pulled(
-    by_out, weight, out, by_x, by_total, sums,
-    high, wide: tl.constexpr, deep: tl.constexpr, by_stride, weight_stride, out_stride, first, parts, steps,
-    TANH: tl.constexpr, PRODUCT: tl.constexpr, HIGH: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
-    TALL: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the input in the first programs, HIGH by DEEP; that before tanh in the rest, TALL by WIDE."""
-    member, place = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    by_out += member * by_stride
-    out += member * out_stride
-    if place < first:
-        _by_input(
-            place, by_out, out, weight + member * weight_stride, by_x + member * high * deep,
-            high, wide, deep, TANH, PRODUCT, HIGH, DEEP, STEP,
-        )  # fmt: skip
-    else:
-        columns = tl.cdiv(wide, WIDE)
-        _total(
-            (place - first) % columns, (place - first) // columns, by_out, out,
-            by_total + member * high * wide, sums + member * parts * wide, high, wide, steps, TANH, TALL, WIDE,
-        )  # fmt: skip
-
-
-def pulled(
-    by_out: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool, chosen: Tile | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the input, which may be left out, of what goes into tanh, if there is one, and of the bias."""
-    (members, high, wide), deep = by_out.shape, weight.shape[2]
-    by_out, weight, out = rows(by_out), rows(weight), rows(out)
-    by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=out.device)
-    by_total = torch.empty((members, high if tanh else 0, wide), dtype=torch.float32, device=out.device)
-    size, columns = chosen or tile(high, deep, wide, members), triton.cdiv(wide, SUMMED[1])
-    blocks = triton.cdiv(high, SUMMED[0])
-    steps = triton.cdiv(blocks, max(1, 4 * PROGRAMS // (columns * members)))
+def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of what goes into tanh, if there is one, and its sum over rows, which is that of the bias."""
+    members, high, wide = out.shape
+    by_out, out = rows(by_out), rows(out)
+    by_total = torch.empty((members, high if tanh else 0, wide), dtype=out.dtype, device=out.device)
+    columns, blocks = triton.cdiv(wide, SUMMED[1]), triton.cdiv(high, SUMMED[0])
+    steps = triton.cdiv(blocks, max(1, SUMS // (columns * members)))
     parts = triton.cdiv(blocks, steps)
     sums = parted(parts, by_out[:, 0], torch.float32)
-    first = triton.cdiv(high, size.high) * triton.cdiv(deep, size.wide) if by_input else 0
-    _pulled[first + columns * parts, members](
-        by_out, weight, out, by_x, by_total, sums,
-        high, wide, deep, by_out.stride(0), weight.stride(0), out.stride(0), first, parts, steps,
-        TANH=tanh, PRODUCT=product, HIGH=size.high, DEEP=size.wide, STEP=size.deep, TALL=SUMMED[0], WIDE=SUMMED[1],
-        num_warps=size.warps, num_stages=size.stages,
+    _before_tanh[columns, parts, members](
+        by_out, out, by_total, sums, high, wide, by_out.stride(0), out.stride(0), parts, steps,
+        TANH=tanh, HIGH=SUMMED[0], WIDE=SUMMED[1],
     )  # fmt: skip
-    return by_x, by_total, joined(sums, torch.float32)
+    return by_total, joined(sums, torch.float32)
