@@ -122,7 +122,7 @@ class Visible(nn.Module):
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
         """The distribution of the layer."""
         *others, last = self.network.maps
-        if not torch.is_grad_enabled() and affine.suits(state, last.weight):
+        if affine.suits(state, last.weight):
             hidden = attempted(lambda: _hidden(others, state))
             if hidden is not None:
                 return Unwritten(hidden, last)
@@ -132,17 +132,21 @@ class Visible(nn.Module):
 class Unwritten(Bernoulli):
     """Bits whose logits, an affine map of a state, are worked out only if they are asked for.
 
-    Without a gradient, what is observed is scored without them.
+    What is observed is scored without them.
     """
 
     def __init__(self, state: Float[Tensor, "*batch inputs"], linear: nn.Linear) -> None:
-        self._state, self._linear = state, linear
+        self._state, self._map = state, (linear.weight.unsqueeze(0), linear.bias.unsqueeze(0))
+        self._differentiates = torch.is_grad_enabled()
         super(Variable, self).__init__(Size((*state.shape[:-1], linear.out_features)), Size(), validate_args=False)
 
     @cached_property
     def logits(self) -> Float[Tensor, "*batch units"]:  # type: ignore[override]
-        """The log-odds."""
-        return _last(self._linear, self._state)
+        """The log-odds; gradients are recorded if they were when the layer ran, whoever asks."""
+        with torch.set_grad_enabled(self._differentiates):
+            rows, (weight, bias) = self._state.reshape(1, -1, self._state.shape[-1]), self._map
+            found = attempted(lambda: affine.affine(rows, weight, bias, tanh=False))
+            return (rows @ weight.mT + bias if found is None else found).reshape(self.batch_shape)
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Bernoulli:  # type: ignore[override]
         """Bits with a larger batch shape, whose logits are written."""
@@ -151,12 +155,13 @@ class Unwritten(Bernoulli):
     def summed_log_prob(self, value: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
         """The log mass of a value, summed over the last axes of the batch."""
         points, lead = value.shape[:-1], self.batch_shape[: len(self.batch_shape) - value.dim()]
-        if axes != 1 or self.batch_shape != lead + value.shape:
+        is_written = "logits" in vars(self)  # then the map has been used, which a ledger lets it be once
+        if axes != 1 or self.batch_shape != lead + value.shape or is_written:
             return super().summed_log_prob(value, axes)
-        state = self._state.reshape(1, lead.numel(), points.numel(), -1)
-        weight, bias = self._linear.weight.unsqueeze(0), self._linear.bias.unsqueeze(0)
-        found = observed.log_likelihood(state, weight, bias, value.reshape(1, points.numel(), -1))
-        return found.reshape(*lead, *points)
+        state = self._state.reshape(1, lead.numel(), points.numel(), self._state.shape[-1])
+        bits = value.reshape(1, points.numel(), value.shape[-1])
+        found = attempted(lambda: observed.log_likelihood(state, *self._map, bits))
+        return super().summed_log_prob(value, axes) if found is None else found.reshape(*lead, *points)
 
 
 class Centre(nn.Module):

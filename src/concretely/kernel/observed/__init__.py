@@ -1,11 +1,17 @@
-"""The log likelihood of bits whose logits, an affine map of states, are never written down; without a gradient."""
+"""The log likelihood of bits whose logits, an affine map of states, are never written down.
+
+Where a gradient is asked for, its slope is written instead: what a log likelihood gains with each logit. The bits have
+no gradient.
+"""
+
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ..affine import PRODUCTS, suits
-from ..operator import operator
+from ..affine import Factors, entered, multiplied, opened, product_of, suits
+from ..operator import is_hidden, operator
 from . import naive
 
 
@@ -16,19 +22,66 @@ def log_likelihood(
     bits: Shaped[Tensor, "members batch units"],
 ) -> Float[Tensor, "members m batch"]:
     """The log mass of bits, which the samples share."""
-    found: Tensor = _log_likelihood(state, weight, bias, bits)
+    # a batch does not tell whether it has a gradient
+    slopes = torch.is_grad_enabled() and any(each.requires_grad or is_hidden(each) for each in (state, weight, bias))
+    product = product_of(state.shape[1] * state.shape[2]) if suits(state, weight) else "ieee"
+    found: Tensor = _log_likelihood(state, weight, bias, bits, slopes, product)[0]
     return found
 
 
 @operator("observed_log_likelihood")
-def _log_likelihood(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor) -> Tensor:
+def _log_likelihood(
+    state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, slopes: bool, product: str
+) -> tuple[Tensor, Tensor]:
+    """The log likelihood and, if it is asked for, its slope in every logit."""
+    slope = _slope(state, weight, slopes, product)
     if suits(state, weight):
         from . import triton
 
-        return triton.log_likelihood(state, weight, bias, bits, PRODUCTS[torch.get_float32_matmul_precision()])
-    return naive.log_likelihood(state, weight, bias, bits)
+        state, weight = (state, weight.bfloat16()) if product == "bfloat16" else (state.float(), weight)
+        return triton.log_likelihood(state, weight, bias, bits, product, slope), slope
+    if slopes:
+        slope.copy_(naive.slope(state, weight, bias, bits))
+    return naive.log_likelihood(state, weight, bias, bits), slope
 
 
 @_log_likelihood.register_fake
-def _(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor) -> Tensor:
-    return state.new_empty(state.shape[:3], dtype=torch.float32)
+def _(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, slopes: bool, product: str) -> tuple[Tensor, Tensor]:
+    return state.new_empty(state.shape[:3], dtype=torch.float32), _slope(state, weight, slopes, product)
+
+
+def _slope(state: Tensor, weight: Tensor, slopes: bool, product: str) -> Tensor:
+    """Room for slopes, in the dtype of the products that they become part of, or none."""
+    members, samples, batch, _ = state.shape
+    shape = (members, samples * batch, weight.shape[1]) if slopes else (members, 0)
+    return state.new_empty(shape, dtype=torch.bfloat16 if product == "bfloat16" else torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.slopes, _ = inputs
+    ctx.entries = opened()
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*tensors, output[1])
+
+
+def _pull(ctx: Any, by: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    state, weight, bias, bits, slope = ctx.saved_tensors
+    needs_state, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    entries, ctx.entries = ctx.entries, None  # or both would keep each other alive, and with them a stream
+    if torch.is_grad_enabled():  # the gradient is to be differentiated again
+        entries = None
+    if torch.is_grad_enabled() or not ctx.slopes:
+        slope = naive.slope(state, weight, bias, bits)
+    pull = by.flatten(1, 2).unsqueeze(-1)  # rows are weighed by it where they are narrow
+    by_state = by_weight = by_bias = None
+    if needs_state:
+        by_state = (pull * multiplied(slope, weight.to(slope.dtype))).view_as(state).to(state.dtype)
+    if needs_weight:
+        by_weight = entered(entries, weight, Factors((pull * state.flatten(1, 2)).to(slope.dtype), slope))
+    if needs_bias:
+        by_bias = multiplied(slope.mT, pull.to(slope.dtype)).squeeze(-1)
+    return by_state, by_weight, by_bias, None, None, None
+
+
+_log_likelihood.register_autograd(_pull, setup_context=_keep)

@@ -1,5 +1,6 @@
-"""The definition of the log likelihood of bits under an affine map."""
+"""The definition of the log likelihood of bits under an affine map, and of its slope in every logit."""
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -14,5 +15,21 @@ def log_likelihood(
     bits: Shaped[Tensor, "members batch units"],
 ) -> Float[Tensor, "members m batch"]:
     """The log mass of bits, which the samples share."""
-    logits = affine.affine(state.flatten(1, 2), weight, bias, tanh=False)
-    return likelihood.log_likelihood(logits.unflatten(1, state.shape[1:3]), bits)
+    return likelihood.log_likelihood(_logits(state, weight, bias), bits)
+
+
+def slope(
+    state: Float[Tensor, "members m batch inputs"],
+    weight: Float[Tensor, "members units inputs"],
+    bias: Float[Tensor, "members units"],
+    bits: Shaped[Tensor, "members batch units"],
+) -> Float[Tensor, "members m*batch units"]:
+    """What the log mass gains with each logit: a bit less its probability."""
+    signed = likelihood.sign(bits)
+    found: Tensor = signed * torch.sigmoid(-signed * _logits(state, weight, bias).float())
+    return found.flatten(1, 2)
+
+
+def _logits(state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    logits = affine.affine(state.flatten(1, 2).to(weight.dtype), weight, bias, tanh=False)
+    return logits.view(*state.shape[:3], weight.shape[1])

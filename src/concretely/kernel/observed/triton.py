@@ -1,57 +1,87 @@
-"""The log likelihood of bits under an affine map in one pass, a block of logits after another."""
+"""The log likelihood of bits under an affine map in one pass, with its slope or without, a tile of logits a program."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..affine.triton import product
+from ..affine.triton import Tile, product, tile
 from ..logistic.triton import log1p
-from ..operator import rows
+from ..operator import joined, parted, rows
 
-HIGH, WIDE, DEEP, WARPS, STAGES = 128, 128, 32, 8, 3
-"""The rows and units of which logits are worked out at once, how many inputs are multiplied at once, and how."""
+LARGEST = tl.constexpr(3.4028234663852886e38)
+"""The largest number of float32, which is as good as the largest product of 128 numbers up to 2."""
+
+
+@triton.jit
+def _both(a, b):
+    """The product of two numbers, all of them less 1."""
+    return a + b + a * b
 
 
 @triton.jit
 def _log_likelihood(
-    state, weight, bias, bits, found, high, batch, wide: tl.constexpr, deep: tl.constexpr,
-    state_stride, weight_stride, bias_stride, bits_stride, PRODUCT: tl.constexpr,
+    state, weight, bias, bits, parts, slope, high, batch, wide: tl.constexpr, deep: tl.constexpr,
+    state_stride, weight_stride, bias_stride, bits_stride, SLOPES: tl.constexpr, PRODUCT: tl.constexpr,
     HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0).to(tl.int64) * HIGH + tl.arange(0, HIGH)
+    columns = tl.cdiv(wide, WIDE)
+    column = tl.program_id(0) % columns
+    i = tl.program_id(0) // columns * HIGH + tl.arange(0, HIGH)
+    j = column * WIDE + tl.arange(0, WIDE)
     k = tl.arange(0, DEEP)
-    left = state + member * state_stride + i[:, None] * deep + k[None, :]
-    own = bits + member * bits_stride + (i % batch)[:, None] * wide
-    total = tl.zeros((HIGH,), tl.float32)
-    for first in range(0, wide, WIDE):
-        j = first + tl.arange(0, WIDE)
-        right = weight + member * weight_stride + j[None, :] * deep + k[:, None]
-        logit = tl.zeros((HIGH, WIDE), tl.float32)
-        for start in range(0, deep, DEEP):
+    is_unit = (j < wide)[None, :]
+    # read before the product, or the compiler would lay out as bits what it then has laid out as the product
+    own = (i % batch)[:, None].to(tl.int64) * wide + j[None, :]
+    on = tl.load(bits + member * bits_stride + own, mask=is_unit, other=1) != 0
+    # past the end stands the last one, so that the loop needs no masks for it
+    left = state + member * state_stride + tl.minimum(i, high - 1)[:, None].to(tl.int64) * deep + k[None, :]
+    right = weight + member * weight_stride + tl.minimum(j, wide - 1)[None, :] * deep + k[:, None]
+    logit = tl.zeros((HIGH, WIDE), tl.float32)
+    for start in range(0, deep, DEEP):
+        if deep % DEEP == 0:
+            a, b = tl.load(left + start), tl.load(right + start)
+        else:
             inside = start + k < deep
-            a = tl.load(left + start, mask=(i < high)[:, None] & inside[None, :], other=0.0)
-            b = tl.load(right + start, mask=inside[:, None] & (j < wide)[None, :], other=0.0)
-            logit = product(a, b, logit, PRODUCT)
-        logit += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
-        mask = (i < high)[:, None] & (j < wide)[None, :]
-        on = tl.load(own + j[None, :], mask=mask, other=0) != 0
-        against = tl.where(on == (logit < 0), tl.abs(logit), 0.0)  # how far the logit lies on the wrong side
-        total -= tl.sum(tl.where(mask, against + log1p(tl.exp(-tl.abs(logit))), 0.0), 1)
-    tl.store(found + member * high + i, total, mask=i < high)
+            a = tl.load(left + start, mask=inside[None, :], other=0.0)
+            b = tl.load(right + start, mask=inside[:, None], other=0.0)
+        logit = product(a, b, logit, PRODUCT)
+    logit += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
+    logit = tl.where(is_unit, logit, float("inf"))  # a bit that is sure to be set adds nothing
+    against = tl.where(on, -logit, logit)
+    small = tl.exp(-tl.abs(logit))
+    # a sum of logarithms of 1 + small is one of their product, kept less 1 so that nothing small is lost
+    found = tl.reduce(small, 1, _both)
+    total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(found == float("inf"), LARGEST, found))
+    tl.store(parts + (member * columns + column) * high + i, -total, mask=i < high)
+    if SLOPES:
+        other = tl.where(against > 0, 1.0, small) / (1 + small)  # the probability of the other bit
+        place = slope + member * high * wide + i[:, None].to(tl.int64) * wide + j[None, :]
+        tl.store(place, tl.where(on, other, -other), mask=(i < high)[:, None] & is_unit)
 
 
-def log_likelihood(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, product: str) -> Tensor:
-    """The log mass of bits, which the samples share."""
+def log_likelihood(
+    state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, product: str, slope: Tensor, chosen: Tile | None = None
+) -> Tensor:
+    """The log mass of bits, which the samples share; slopes are written if there is room for them."""
     (members, samples, batch, deep), wide = state.shape, weight.shape[1]
-    found = torch.empty((members, samples, batch), dtype=torch.float32, device=state.device)
-    high, bits = samples * batch, rows(bits.to(torch.uint8))
-    state, weight, bias = rows(state), rows(weight), rows(bias)
-    if found.numel():
-        _log_likelihood[triton.cdiv(high, HIGH), members](
-            state, weight, bias, bits, found, high, batch, wide, deep,
-            state.stride(0), weight.stride(0), bias.stride(0), bits.stride(0), PRODUCT=product,
-            HIGH=HIGH, WIDE=WIDE, DEEP=DEEP, num_warps=WARPS, num_stages=STAGES,
+    high, size = samples * batch, chosen or tile(samples * batch, wide, deep, members)
+    columns = triton.cdiv(wide, size.wide)
+    parts = parted(columns, state[..., 0], torch.float32)
+    if parts.numel():
+        state, weight, bias, bits = rows(state), rows(weight), rows(bias), rows(_bytes(bits, samples))
+        _log_likelihood[triton.cdiv(high, size.high) * columns, members](
+            state, weight, bias, bits, parts, slope, high, batch, wide, deep,
+            state.stride(0), weight.stride(0), bias.stride(0), bits.stride(0), SLOPES=slope.numel() > 0,
+            PRODUCT=product, HIGH=size.high, WIDE=size.wide, DEEP=size.deep,
+            num_warps=size.warps, num_stages=size.stages,
         )  # fmt: skip
-    return found
+    return joined(parts, torch.float32)
+
+
+def _bytes(bits: Tensor, samples: int) -> Tensor:
+    """Bits that are numbers: in a byte each where several samples read them."""
+    if bits.dtype == torch.bool:
+        return bits.view(torch.uint8)
+    return bits.to(torch.uint8) if samples > 1 else bits
