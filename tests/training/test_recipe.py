@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concretely.schedule import Annealing
-from concretely.training.recipe import BINARIZATIONS, ESTIMATORS, LR_SCHEDULES, read, resolve
+from concretely.training.recipe import BINARIZATIONS, ESTIMATORS, LR_SCHEDULES, PROTOCOLS, read, resolve
 from concretely.training.run import data_of
 
 ODD = [
@@ -245,8 +245,8 @@ def test_a_missing_temperature_is_refused(name: str) -> None:
     [
         (b"lr = ", "recipe must be a file of TOML, got {path!r}: Invalid value (at end of document)"),
         (b"lr = 1\nlr = 2", "recipe must be a file of TOML, got {path!r}: Cannot overwrite a value"),
-        (b"\xff", "recipe must be a file that can be read, got {path!r}: it is no text"),
-        (None, "recipe must be a file that can be read, got {path!r}: No such file or directory"),
+        (b"\xff", "recipe must be fast or paper, or a file that can be read, got {path!r}: it is no text"),
+        (None, "recipe must be fast or paper, or a file that can be read, got {path!r}: No such file or directory"),
         (b"stepps = 3", "unknown key 'stepps'; did you mean 'steps'? in {path!r}"),
         (b"[table]\nlr = 1", "unknown key 'table'; known are"),
     ],
@@ -266,7 +266,7 @@ def test_a_file_without_end_to_its_depth_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^recipe must be a file that can be read, got .*: Is a directory$"):
+    with pytest.raises(ValueError, match=r"^recipe must be fast or paper, or a file that can be read, got .*: Is a directory$"):
         read(tmp_path)
 
 
@@ -292,3 +292,14 @@ def test_the_whole_are_also_the_points_that_are_held_out_else() -> None:
     held_out, whole = (data_of(resolve(notation="4H-64V", train_on=name)) for name in ("train", "whole"))
     assert len(whole.train) == len(held_out.train) + len(held_out.valid)
     assert len(whole.test) == len(held_out.test)
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_protocols_suit_any_model(name: str) -> None:
+    for notation in ("200H-784V", "200H~200H~784V", "392V-240H:8-392V"):
+        assert resolve(notation=notation, **read(Path(name))).steps > 20_000
+
+
+def test_the_protocol_of_the_paper_changes_only_the_number_of_steps() -> None:
+    given = read(Path("paper"))
+    assert resolve(notation="200H~784V", **given) == resolve(notation="200H~784V", steps=given["steps"])

@@ -48,7 +48,7 @@ Verb = Callable[..., None]
 def with_recipe(verb: Verb) -> Verb:
     """Give a verb the flags of a recipe, and a TOML file with the same keys, in place of its argument `given`."""
     own = inspect.signature(verb)
-    recipe = _parameter("recipe", Path, "A TOML file with any of these; flags go before it.", "none")
+    recipe = _parameter("recipe", Path, "A TOML file with any of these, or paper or fast; flags go before it.", "none")
     flags = [_parameter(name, str, flag.help, flag.absent) for name, flag in FLAGS.items()]
     others = [parameter for name, parameter in own.parameters.items() if name != "given"]
     at = next((i for i, parameter in enumerate(others) if parameter.kind is parameter.KEYWORD_ONLY), len(others))

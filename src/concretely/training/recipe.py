@@ -21,6 +21,9 @@ from ..spelling import nearest, number
 FILE = "recipe.toml"
 """The name under which a run keeps its recipe."""
 
+PROTOCOLS = {path.stem: path for path in sorted((Path(__file__).parent / "protocol").glob("*.toml"))}
+"""Recipes that come with the library, by their names; they say nothing of the model or the data."""
+
 Temperature = float | Annealing
 
 
@@ -157,12 +160,17 @@ class Recipe:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a TOML file says, to be resolved together with other wishes."""
+    """What a TOML file says, or one that comes with the library, to be resolved together with other wishes.
+
+    >>> read(Path("paper"))
+    {'steps': 10000000, 'batch': 64, 'lr_schedule': 'constant'}
+    """
     try:
-        given = tomllib.loads(path.read_text(encoding="utf-8"))
+        given = tomllib.loads(PROTOCOLS.get(str(path), path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ValueError(f"recipe must be a file that can be read, got {str(path)!r}: {why}") from None
+        known = " or ".join(PROTOCOLS)
+        raise ValueError(f"recipe must be {known}, or a file that can be read, got {str(path)!r}: {why}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
     try:

@@ -32,7 +32,7 @@ def tile(high: int, wide: int, deep: int, members: int) -> Tile:
     """A tile for a product of these sizes."""
     for shape in ((128, 128), (64, 128), (64, 64), (64, 32), (32, 32), (32, 16), (16, 16)):
         programs = triton.cdiv(high, shape[0]) * triton.cdiv(wide, shape[1]) * members
-        if programs >= PROGRAMS and shape[0] <= 2 * high and shape[1] <= 2 * wide:
+        if programs >= PROGRAMS and shape[0] < 2 * high and shape[1] < 2 * wide:
             break
     size = shape[0] * shape[1]
     return Tile(*shape, 64 if size <= 4096 and deep > 256 else 32, 8 if size >= 16384 else 4, 4 if size <= 4096 else 3)
