@@ -68,8 +68,10 @@ def run(
             if samples is not None and mode.repeats:
                 earlier = structure if sample_axis else None
                 sample_shape = _sample_shape(name, distribution, samples, batch_shape, earlier)
-            value, score = mode.draw(name, distribution, sample_shape, generator)
-            outcome = Outcome(value, distribution, observed=False, score=score)
+            shape = (*sample_shape, *distribution.batch_shape)
+            axes = max(len(shape) - len(batch_shape) - (samples is not None), 0)
+            drawn = mode.draw(name, distribution, sample_shape, generator, axes)
+            outcome = Outcome(drawn.value, distribution, observed=False, score=drawn.score, summed=drawn.summed)
             sample_axis = samples is not None
         outcomes[name] = outcome
         return outcome.value

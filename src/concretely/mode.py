@@ -16,8 +16,9 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from .distribution.base import Mass, Relaxation, Variable
+from .distribution.base import Drawn, Mass, Relaxation, Variable
 from .distribution.check import known
+from .distribution.fused import summed
 from .distribution.temperature import Temperature
 from .kernel.operator import is_hidden
 from .noise import Source
@@ -31,13 +32,6 @@ STATES = 2**20
 
 Temperatures = Temperature | Mapping[str, Temperature]
 """One temperature for all nodes, or one for each by its name."""
-
-
-class Drawn(NamedTuple):
-    """A value, and how to work out its log probability."""
-
-    value: Tensor
-    score: Callable[[], Tensor]
 
 
 class Shape(NamedTuple):
@@ -82,13 +76,17 @@ class Mode(ABC):
 
     @abstractmethod
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        """Give a node its value."""
+        """Give a node its value, whose log probability is best asked for summed over so many axes of units."""
 
     @abstractmethod
     def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
         """The log probability of a value, drawn in this mode at another distribution."""
+
+    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
+        """Likewise, summed over so many axes of units, which may be less work than to sum it."""
+        return summed(self.score(name, distribution, value), axes)
 
 
 @dataclass(frozen=True)
@@ -96,16 +94,22 @@ class Discrete(Mode):
     """Nodes are what they are: discrete values without a gradient, scored by their log mass."""
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Draw a state."""
         if not isinstance(distribution, Mass):
             return _pathwise(name, distribution, sample_shape, generator)
-        return Drawn(*distribution.drawn(sample_shape, generator=generator))
+        return distribution.drawn(sample_shape, generator=generator, axes=axes)
 
     def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
         """The log mass."""
         return distribution.log_prob(value)
+
+    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
+        """The log mass, summed over units."""
+        if not isinstance(distribution, Mass):
+            return super().summed(name, distribution, value, axes)
+        return distribution.summed_log_prob(value, axes)
 
 
 @dataclass(frozen=True)
@@ -131,16 +135,16 @@ class Relaxed(Mode):
         return _names(self.temperature)
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Draw a relaxed value, which carries the pathwise gradient."""
         if not isinstance(distribution, Mass):
             return _pathwise(name, distribution, sample_shape, generator)
         relaxed = _relaxed(name, distribution, self.temperature)
-        value, score = relaxed.drawn(sample_shape, generator=generator)
+        drawn = relaxed.drawn(sample_shape, generator=generator, axes=axes)
         if self.scored_by == "mass":
-            return Drawn(value, lambda: distribution.interpolated_log_prob(value))
-        return Drawn(value, score)
+            return Drawn(drawn.value, lambda: distribution.interpolated_log_prob(drawn.value))
+        return drawn
 
     def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
         """The log density of the node behind a relaxed value, or the weighed log masses."""
@@ -149,6 +153,12 @@ class Relaxed(Mode):
         if self.scored_by == "mass":
             return distribution.interpolated_log_prob(value)
         return _relaxed(name, distribution, self.temperature).node_log_prob(value)
+
+    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
+        """The log density of the node, or the weighed log masses, summed over units."""
+        if not isinstance(distribution, Mass) or self.scored_by == "mass":
+            return super().summed(name, distribution, value, axes)
+        return _relaxed(name, distribution, self.temperature).node_log_prob(value, axes)
 
 
 @dataclass(frozen=True)
@@ -171,7 +181,7 @@ class StraightThrough(Mode):
         return frozenset() if self.temperature is None else _names(self.temperature)
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Draw a state with a gradient that is not its own."""
         if not isinstance(distribution, Mass):
@@ -221,7 +231,7 @@ class Enumerate(Mode):
         return None if self.shapes is None else math.prod(shape.states for shape in self.shapes.values())
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Lay out the states of a node beside those of the others."""
         assert isinstance(distribution, Mass)
@@ -266,7 +276,7 @@ class Replay(Mode):
         return frozenset() if self.scored_as is None else self.scored_as.names
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Give a node the value that it had."""
         values = self.trace.values if isinstance(self.trace, Trace) else self.trace
@@ -274,13 +284,20 @@ class Replay(Mode):
             raise ValueError(
                 f"a replayed run must have every node of the graph, got no {name!r}{nearest(name, values)}"
             )
-        value = values[name]
-        return Drawn(value, lambda: self.score(name, distribution, value))
+        given = name, distribution, values[name]
+        return Drawn(values[name], lambda: self.score(*given), lambda axes: self.summed(*given, axes))
 
     def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
         """The log probability in the other mode."""
-        mode = Discrete() if self.scored_as is None else self.scored_as
-        return mode.score(name, distribution, value)
+        return self._other.score(name, distribution, value)
+
+    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
+        """The log probability in the other mode, summed over units."""
+        return self._other.summed(name, distribution, value, axes)
+
+    @property
+    def _other(self) -> Mode:
+        return Discrete() if self.scored_as is None else self.scored_as
 
 
 def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None) -> Drawn:

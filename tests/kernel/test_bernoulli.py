@@ -188,6 +188,6 @@ def test_units_compile() -> None:
 def test_units_are_operators() -> None:
     logits = torch.randn(2, 3, device=DEVICE, requires_grad=True)
     value, by = torch.randn(2, 2, 5, 3, device=DEVICE).sign()
-    torch.library.opcheck(bernoulli._draw, (logits, key(2), 5, "bit"))
-    torch.library.opcheck(bernoulli._score, (value, logits, "corner"))
-    torch.library.opcheck(bernoulli._backward, (by, value, logits.detach(), "corner"))
+    torch.library.opcheck(bernoulli._draw, (logits, key(2), 5, "bit", 1))
+    torch.library.opcheck(bernoulli._score, (value, logits, "corner", 1))
+    torch.library.opcheck(bernoulli._backward, (by, value, logits.detach(), "corner", 1))

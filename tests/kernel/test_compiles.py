@@ -31,6 +31,11 @@ def key(members: int) -> Tensor:
     return empty(members, 2, dtype=torch.int64)
 
 
+def lengths(units: int) -> list[int]:
+    """Lengths of rows: of a unit alone, of an eighth of all and of all."""
+    return sorted({1, max(units // 8, 1), units})
+
+
 def philox(kernels: Any) -> None:
     for count in (1, 200):
         for signed in (True, False):
@@ -42,13 +47,15 @@ def logistic(kernels: Any) -> None:
         logits, temperature = empty(members, units), empty(members, dtype=DOUBLE)
         node = empty(members, samples, units)
         for squash in ("none", "unit", "corner"):
-            kernels.draw(logits, temperature, key(members), samples, squash)
+            for length in lengths(units):
+                kernels.draw(logits, temperature, key(members), samples, squash, length)
             for needs in NEEDS if squash != "none" else [(True, False)]:
                 by = (node if needed else None for needed in needs)
                 kernels.draw_backward(*by, node, temperature, squash, torch.float32)
-        kernels.score(node, logits, temperature)
-        for needs in NEEDS:
-            kernels.score_backward(node[..., :1].expand_as(node), node, logits, temperature, *needs)
+        for length in lengths(units):
+            kernels.score(node, logits, temperature, length)
+            for needs in NEEDS:
+                kernels.score_backward(node[..., ::length], node, logits, temperature, *needs, length)
     kernels.score_backward(node, node, logits.to(HALF), temperature, True, True)
     kernels.draw(empty(1, 2, dtype=HALF), empty(1, dtype=DOUBLE), key(1), 2**30, "unit")
 
@@ -57,9 +64,10 @@ def bernoulli(kernels: Any) -> None:
     for members, samples, units in SIZES:
         logits, value = empty(members, units), empty(members, samples, units)
         for squash in ("bit", "corner"):
-            kernels.draw(logits, key(members), samples, squash)
-            kernels.score(value, logits, squash)
-            kernels.backward(value, value, logits, squash)
+            for length in lengths(units):
+                kernels.draw(logits, key(members), samples, squash, length)
+                kernels.score(value, logits, squash, length)
+                kernels.backward(value[..., ::length], value, logits, squash, length)
     kernels.draw(empty(1, 2, dtype=HALF), key(1), 2**30, "bit")
 
 
@@ -77,13 +85,15 @@ def exp_concrete(kernels: Any) -> None:
         logits, temperature = empty(members, units, n), empty(members, dtype=DOUBLE)
         node, corner = empty(members, samples, units, n), empty(members, samples, units, 3)
         for squash, value in (("none", None), ("simplex", node), *([("cube", corner)] if n == 8 else [])):
-            kernels.draw(logits, temperature, key(members), samples, squash)
+            for length in lengths(units):
+                kernels.draw(logits, temperature, key(members), samples, squash, length)
             for by in ((node, value), (node, None), (None, value)):
                 if by != (None, None):
                     kernels.draw_backward(*by, node, temperature, squash, torch.float32)
-        kernels.score(node, logits, temperature)
-        for needs in NEEDS:
-            kernels.score_backward(node[..., 0], node, logits, temperature, *needs)
+        for length in lengths(units):
+            kernels.score(node, logits, temperature, length)
+            for needs in NEEDS:
+                kernels.score_backward(node[:, :, ::length, 0], node, logits, temperature, *needs, length)
     kernels.score_backward(node[..., 0], node, logits.to(HALF), temperature, True, True)
 
 
@@ -92,9 +102,10 @@ def discrete(kernels: Any) -> None:
         logits, value = empty(members, units, n), empty(members, samples, units, n)
         for squash in ("one-hot", *(["corner"] if n == 8 else [])):
             value = value if squash == "one-hot" else value[..., :3]
-            kernels.draw(logits, key(members), samples, squash)
-            kernels.score(value, logits, squash)
-            kernels.score_backward(value[..., 0], value, logits, squash)
+            for length in lengths(units):
+                kernels.draw(logits, key(members), samples, squash, length)
+                kernels.score(value, logits, squash, length)
+                kernels.score_backward(value[:, :, ::length, 0], value, logits, squash, length)
     kernels.score_backward(value[..., 0], value, logits.to(HALF), squash)
 
 
@@ -105,7 +116,9 @@ def affine(kernels: Any) -> None:
             kernels.affine(x, weight, out[:, 0], members == 1, product)
             kernels.affine_backward(out, x, weight, out, members == 1, product, high > 1)
         for tanh in (True, False):
-            kernels.pulled(out, weight, out, tanh, "tf32", high > 1)
+            for each in (out, out.to(HALF)):
+                kernels.before_tanh(each, each, tanh)
+            kernels.affine(x.to(HALF), weight.to(HALF), out[:, 0], tanh, "bfloat16")
     for high in (500, 1_000, 1_200, 2_000, 5_000, 20_000):  # tiles of all sizes
         kernels.affine(empty(1, high, 784), empty(1, 200, 784), empty(1, 200), True, "tf32")
 
@@ -142,8 +155,15 @@ def vimco(kernels: Any) -> None:
 def observed(kernels: Any) -> None:
     for members, samples, batch, wide, deep in ((1, 1, 1, 1, 1), (3, 5, 2, 7, 9), (1, 100, 4, 784, 200)):
         state, weight = empty(members, samples, batch, deep), empty(members, wide, deep)
-        for product in PRODUCTS:
-            kernels.log_likelihood(state, weight, weight[..., 0], empty(members, batch, wide), product)
+        for product, dtype in zip(PRODUCTS, (torch.float32, HALF), strict=True):
+            for shape in ((members, 0), (members, samples * batch, wide)):
+                slope, bits, rounded = empty(shape, dtype=dtype), empty(members, batch, wide), weight.to(dtype)
+                for each in (state, state.to(dtype)):
+                    kernels.log_likelihood(each, rounded, weight[..., 0], bits, product, slope)
+    for rows in (500, 1_000, 5_000):  # tiles of all sizes, and inputs that they divide
+        state, weight = empty(1, 1, rows, 64), empty(1, 784, 64)
+        bits = empty(1, rows, 784, dtype=torch.bool)
+        kernels.log_likelihood(state, weight, weight[..., 0], bits, "tf32", empty(1, rows, 784))
 
 
 def compile_all() -> None:

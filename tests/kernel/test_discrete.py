@@ -144,6 +144,6 @@ def test_programs_compile() -> None:
 @pytest.mark.parametrize("squash", SQUASHES)
 def test_operators_keep_the_rules_of_operators(squash: Squash) -> None:
     logits, _, key = given(2, 3, 4)
-    torch.library.opcheck(discrete._draw, (logits.requires_grad_(), key, 2, squash))
+    torch.library.opcheck(discrete._draw, (logits.requires_grad_(), key, 2, squash, 1))
     value = naive.draw(logits.detach(), key, 2, squash)[0]
-    torch.library.opcheck(discrete._score, (value, logits, squash))
+    torch.library.opcheck(discrete._score, (value, logits, squash, 1))

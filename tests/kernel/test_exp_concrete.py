@@ -264,9 +264,9 @@ def test_programs_compile() -> None:
 @pytest.mark.parametrize("squash", SQUASHES)
 def test_operators_keep_the_rules_of_operators(squash: Squash) -> None:
     logits, temperature, key = given(2, 3, 4)
-    torch.library.opcheck(exp_concrete._draw, (logits.requires_grad_(), temperature, key, 2, squash))
+    torch.library.opcheck(exp_concrete._draw, (logits.requires_grad_(), temperature, key, 2, squash, 1))
     node = naive.draw(logits, temperature, key, 2, "none")[0].detach().requires_grad_()
-    torch.library.opcheck(exp_concrete._score, (node, logits, temperature))
+    torch.library.opcheck(exp_concrete._score, (node, logits, temperature, 1))
 
 
 def test_tiles_cover_all_rows() -> None:
@@ -276,8 +276,16 @@ def test_tiles_cover_all_rows() -> None:
             stride = found.samples * found.steps
             assert found.units * found.grid[0] >= units
             assert stride * found.grid[1] >= samples > stride * (found.grid[1] - 1)
-        rows, width, warps = tile.row_tile(philox.quarter(samples * units), members, n)
-        assert width >= n
-        assert rows * width <= max(512, width)
-        assert 1 <= warps <= 16
+        for length in 1, units:
+            drawn = tile.draw_tile(members, samples * units, n, length)
+            assert drawn.length in (1, length)
+            assert drawn.programs * (drawn.units if drawn.length == 1 else length) >= philox.quarter(samples * units)
+            scored = tile.score_tile(members, samples, units, n, length)
+            assert scored.samples * scored.steps * scored.grid[1] >= samples
+            assert scored.length in (1, length)
+            assert scored.grid[1] < 2**16
+            for each in drawn, scored:
+                assert each.width >= n
+                assert 1 <= each.warps <= 16
+            assert drawn.units * drawn.width <= max(512, drawn.width)
     assert not tile.fits(1, 8193)

@@ -153,9 +153,10 @@ def test_sums_over_many_samples_are_taken_in_parts() -> None:
             tile = triton.tiling(members, samples, units, sums=sums)
             step = tile.rows * tile.steps
             assert step * (tile.parts - 1) < samples <= step * tile.parts
-            assert tile.parts < 2 * triton.BUSY or not sums
-    assert triton.tiling(1, 3200, 200, sums=True).parts > 32
-    assert triton.tiling(1, 50, 20_000, sums=True).parts == 1
+            assert tile.parts <= triton.BUSY or not sums
+    assert triton.tiling(1, 3200, 200, sums=True).parts > 16
+    for members, samples, units in ((1, 1, 12_800), (1, 50, 12_800), (8, 50, 12_800)):
+        assert triton.tiling(members, samples, units, sums=True).parts == 1
 
 
 @kernel
@@ -270,8 +271,9 @@ def test_nodes_are_operators() -> None:
     logits, prior = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
     node, by = torch.randn(2, 2, 5, 3, device=DEVICE)
     for squash in ("none", "corner"):
-        torch.library.opcheck(logistic._draw, (logits, temperatures(2), key(2), 5, squash))
+        torch.library.opcheck(logistic._draw, (logits, temperatures(2), key(2), 5, squash, 1))
     torch.library.opcheck(logistic._draw_backward, (by, None, node, temperatures(2), "unit", torch.float32))
-    torch.library.opcheck(logistic._score, (node.requires_grad_(), prior, temperatures(2)))
+    torch.library.opcheck(logistic._score, (node.requires_grad_(), prior, temperatures(2), 1))
     for needs in ((True, True), (True, False), (False, True)):
-        torch.library.opcheck(logistic._score_backward, (by, node.detach(), prior.detach(), temperatures(2), *needs))
+        arguments = (by, node.detach(), prior.detach(), temperatures(2), *needs, 1)
+        torch.library.opcheck(logistic._score_backward, arguments)

@@ -10,7 +10,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Size, Tensor
@@ -19,6 +19,7 @@ from torch.distributions import constraints
 from ..noise import Source
 from . import check
 from .cast import WIDE, cast, cast_in_order, wide, working
+from .fused import Draw, summed
 from .memory import recall, remember
 from .site import Site
 from .temperature import Temperature
@@ -31,6 +32,15 @@ class Law(Protocol):
     def __call__(
         self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None
     ) -> Tensor: ...
+
+
+class Drawn(NamedTuple):
+    """A value, and how to work out its log probability."""
+
+    value: Tensor
+    score: Callable[[], Tensor]
+    summed: Callable[[int], Tensor] | None = None
+    """The log probability summed over so many of the last axes of the batch, where that is less work than to sum it."""
 
 
 def expanded(logits: Tensor, shape: Size) -> Tensor:
@@ -85,6 +95,18 @@ class Variable(Site):
         """A value in the dtype of the logits."""
         return (cast_in_order if self.is_ranked else cast)(value, self.logits.dtype)
 
+    def _drawn_with(self, value: Tensor, score: Callable[[int], Tensor]) -> Drawn:
+        """A value of a kernel with its log probabilities, in the dtype of the logits."""
+
+        def rounded(axes: int) -> Tensor:
+            return cast(score(axes), self.logits.dtype)
+
+        return Drawn(value, lambda: rounded(0), rounded)
+
+    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        """The log probability of a value, summed over the last axes of the batch, from a kernel, if there is one."""
+        return None
+
     def _require_density(self) -> None:
         """Refuse what the discrete limit does not have."""
         if self._validate_args:
@@ -118,32 +140,37 @@ class Mass(Variable):
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log masses."""
-        value, score = self.drawn(sample_shape, generator=generator)
+        value, score, _ = self.drawn(sample_shape, generator=generator)
         return value, score()
 
-    def drawn(
-        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Draw values, and say how to work out their log masses."""
-        fused = self._fused(sample_shape, generator)
+    def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
+        """Draw values, and say how to work out their log masses, best summed over so many last axes of the batch."""
+        fused = self._fused(sample_shape, generator, axes)
         if fused is not None:
-            value, log_mass = (cast(each, self.logits.dtype) for each in fused)
-            return value.reshape(*sample_shape, *self.batch_shape, *self.event_shape), lambda: log_mass
+            value = cast(fused.tensors[0], self.logits.dtype)
+            value = value.reshape(*sample_shape, *self.batch_shape, *self.event_shape)
+            return self._drawn_with(value, fused.score)
         value = self.sample(sample_shape, generator=generator)
-        return value, lambda: cast(self._log_mass(value), self.logits.dtype)
+        return Drawn(value, lambda: self._scored(value, 0))
 
     def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
         """The log mass of a value, summed over the last axes of the batch."""
-        log_prob = self.log_prob(value)
-        return log_prob.sum(tuple(range(-axes, 0))) if axes else log_prob
-
-    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
-        """Values and their log masses from a kernel, if there is one."""
-        return None
+        return self._scored(self._checked(value), axes)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log mass of a value."""
-        return cast(self._log_mass(self._checked(value)), self.logits.dtype)
+        return self._scored(self._checked(value), 0)
+
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> Draw | None:
+        """Values and their log masses from a kernel, if there is one."""
+        return None
+
+    def _scored(self, value: Tensor, axes: int) -> Tensor:
+        """The log mass of a value in the support, summed over the last axes of the batch."""
+        fused = self._fused_score(value, axes)
+        if fused is not None:
+            return cast(fused, self.logits.dtype)
+        return summed(cast(self._log_mass(value), self.logits.dtype), axes)
 
     def interpolated_log_prob(self, value: Tensor) -> Tensor:
         """The log masses of the states, weighed as a relaxed value weighs the states; at a state, its log mass.
@@ -197,26 +224,32 @@ class Node(Continuous):
     ) -> tuple[Tensor, Tensor]:
         """Draw values and their log densities from the same noise: the form to train with."""
         self._require_density()
-        fused = self._fused(sample_shape, generator, "none")
+        fused = self._fused(sample_shape, generator, "none", 0)
         if fused is not None:
-            node, _, log_density = fused
-            return self._rounded(node), cast(log_density, self.logits.dtype)
+            return self._rounded(fused.tensors[0]), cast(fused.score(0), self.logits.dtype)
         noise = self.noise(sample_shape, generator=generator)
         value = self._rounded(self._push(noise))
         return value, self.log_prob_of_noise_(noise)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log density of a value."""
-        return cast(self._log_density(self._checked(value)), self.logits.dtype)
+        return self._scored(self._checked(value), 0)
 
     def log_prob_of_noise_(self, noise: Tensor) -> Tensor:
         """The log density of the value that noise becomes; the noise is used up."""
         self._require_density()
         return cast(self._log_density_of_noise(noise), self.logits.dtype)
 
-    def _fused(self, sample_shape: Sequence[int], generator: Source | None, squash: Any) -> tuple[Tensor, ...] | None:
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None, squash: Any, axes: int) -> Draw | None:
         """Nodes, what they are squashed to and their log densities from a kernel, if there is one."""
         return None
+
+    def _scored(self, value: Tensor, axes: int) -> Tensor:
+        """The log density of a value in the support, summed over the last axes of the batch."""
+        fused = self._fused_score(value, axes)
+        if fused is not None:
+            return cast(fused, self.logits.dtype)
+        return summed(cast(self._log_density(value), self.logits.dtype), axes)
 
     @abstractmethod
     def _push(self, noise: Tensor) -> Tensor:
@@ -318,28 +351,32 @@ class Relaxation(Continuous):
         log_density = self.node._log_density_of_noise(noise) - self._log_slope(node)
         return self._value(node), cast(log_density, self.logits.dtype)
 
-    def drawn(
-        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
-    ) -> tuple[Tensor, Callable[[], Tensor]]:
-        """Draw values, and say how to work out, once, the log densities of their nodes."""
+    def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
+        """Draw values, and say how to work out, once, the log densities of their nodes.
+
+        They are best asked for summed over so many of the last axes of the batch.
+        """
         self._require_density()
-        fused = self.node._fused(sample_shape, generator, self._squashed_by)
+        fused = self.node._fused(sample_shape, generator, self._squashed_by, axes)
         if fused is not None:
-            node, value, log_density = fused
+            node, value = fused.tensors
             value = self._rounded(value.reshape(*sample_shape, *self.batch_shape, *self.event_shape))
             value = remember(value, self.node._rounded(node), support=self.support)
-            return value, lambda: cast(log_density, self.logits.dtype)
+            return self._drawn_with(value, fused.score)
         noise = self.noise(sample_shape, generator=generator)
-        return self.push(noise), lambda: self.node.log_prob_of_noise_(noise)
+        return Drawn(self.push(noise), lambda: self.node.log_prob_of_noise_(noise))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log density of a value, at the node it remembers or, failing that, at the node it determines."""
         node = wide(self._node_of(self._checked(value)))
         return cast(self.node._log_density(node) - self._log_slope(node), self.logits.dtype)
 
-    def node_log_prob(self, value: Tensor) -> Tensor:
-        """The log density, at its node, of a value: what stands for the log mass of the state it relaxes."""
-        return cast(self.node._log_density(self._node_of(self._checked(value))), self.logits.dtype)
+    def node_log_prob(self, value: Tensor, axes: int = 0) -> Tensor:
+        """The log density, at its node, of a value: what stands for the log mass of the state it relaxes.
+
+        It is summed over so many of the last axes of the batch.
+        """
+        return self.node._scored(self._node_of(self._checked(value)), axes)
 
     def _value(self, node: Tensor) -> Tensor:
         """The value of a node, which it remembers."""

@@ -24,21 +24,26 @@ from .temperature import Temperature
 
 
 def drawn_bits(
-    logits: Tensor, sample_shape: Sequence[int], batch_shape: Size, generator: Source | None, squash: kernel.Squash
-) -> tuple[Tensor, ...] | None:
+    logits: Tensor,
+    sample_shape: Sequence[int],
+    batch_shape: Size,
+    generator: Source | None,
+    squash: kernel.Squash,
+    axes: int,
+) -> fused.Draw | None:
     """States of log-odds and their log masses from a kernel, if there is one."""
     if not fused.suits(logits):
         return None
     flat, key = logits.reshape(1, -1), key_of(generator, logits.device)
-    return fused.drawn(lambda m: kernel.draw(flat, key, m, squash), sample_shape, batch_shape)
+    return fused.drawn(lambda m, length: kernel.draw(flat, key, m, squash, length), sample_shape, batch_shape, axes)
 
 
-def scored_bits(value: Tensor, logits: Tensor, squash: kernel.Squash) -> Tensor | None:
+def scored_bits(value: Tensor, logits: Tensor, squash: kernel.Squash, axes: int) -> Tensor | None:
     """The log masses of states from a kernel, if there is one."""
     if not fused.suits(logits) or value.dtype == torch.float64:
         return None
-    score = partial(fused.scored, lambda value, logits: kernel.score(value, logits, squash))
-    return score(value.detach(), logits, value_axes=0, logits_axes=0)
+    score = partial(fused.scored, lambda value, logits, length: kernel.score(value, logits, squash, length))
+    return score(value.detach(), logits, value_axes=0, logits_axes=0, axes=axes)
 
 
 class Bernoulli(Mass):
@@ -77,29 +82,25 @@ class Bernoulli(Mass):
         """One where the noisy log-odds are not negative."""
         return (self.logits + self._shaped("noise", noise) >= 0).to(self.logits.dtype)
 
-    def summed_log_prob(self, value: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
-        """The log mass of a value, summed over the last axes of the batch."""
-        found = self._fused_sum(value, axes)
-        return super().summed_log_prob(value, axes) if found is None else found
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> fused.Draw | None:
+        return drawn_bits(self.logits, sample_shape, self.batch_shape, generator, "bit", axes)
 
-    def _fused_sum(self, value: Tensor, axes: int) -> Tensor | None:
-        """Likewise, from a kernel, if there is one for values that several of the batch share."""
+    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        found = self._fused_likelihood(value, axes)
+        return scored_bits(value, self.logits, "bit", axes) if found is None else found
+
+    def _fused_likelihood(self, value: Tensor, axes: int) -> Tensor | None:
+        """Likewise, if there are logits for all that shares a value."""
         shared, own = value.shape[: value.dim() - axes], value.shape[value.dim() - axes :]
         lead = self.logits.shape[: self.logits.dim() - value.dim()]
         if not axes or not fused.suits(self.logits) or self.logits.shape != lead + value.shape:
             return None
-        bits = self._checked(value).reshape(1, shared.numel(), own.numel())
+        bits = value.reshape(1, shared.numel(), own.numel())
         logits = self.logits.reshape(1, -1, shared.numel(), own.numel())
         found = attempted(lambda: likelihood.log_likelihood(logits, bits))
-        return None if found is None else cast(found.reshape(*lead, *shared), self.logits.dtype)
-
-    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
-        return drawn_bits(self.logits, sample_shape, self.batch_shape, generator, "bit")
+        return None if found is None else found.reshape(*lead, *shared)
 
     def _log_mass(self, value: Tensor) -> Tensor:
-        found = scored_bits(value, self.logits, "bit")
-        if found is not None:
-            return found
         logits = cast(self.logits, working(self.logits.dtype))
         sign = 2 * value.detach().to(logits.dtype) - 1
         return logsigmoid(logits * sign)  # one pass, where a choice between the logits and their negative takes three

@@ -23,21 +23,26 @@ from .temperature import Temperature
 
 
 def drawn_states(
-    logits: Tensor, sample_shape: Sequence[int], batch_shape: Size, generator: Source | None, squash: kernel.Squash
-) -> tuple[Tensor, ...] | None:
+    logits: Tensor,
+    sample_shape: Sequence[int],
+    batch_shape: Size,
+    generator: Source | None,
+    squash: kernel.Squash,
+    axes: int,
+) -> fused.Draw | None:
     """States of logits of categories and their log masses from a kernel, if there is one."""
     if not fused.suits(logits):
         return None
     flat, key = logits.reshape(1, -1, logits.shape[-1]), key_of(generator, logits.device)
-    return fused.drawn(lambda m: kernel.draw(flat, key, m, squash), sample_shape, batch_shape)
+    return fused.drawn(lambda m, length: kernel.draw(flat, key, m, squash, length), sample_shape, batch_shape, axes)
 
 
-def scored_states(value: Tensor, logits: Tensor, squash: kernel.Squash) -> Tensor | None:
+def scored_states(value: Tensor, logits: Tensor, squash: kernel.Squash, axes: int) -> Tensor | None:
     """The log masses of states from a kernel, if there is one."""
     if not fused.suits(logits) or value.dtype == torch.float64:
         return None
-    score = partial(fused.scored, lambda value, logits: kernel.score(value, logits, squash))
-    return score(value.detach(), logits, value_axes=1, logits_axes=1)
+    score = partial(fused.scored, lambda value, logits, length: kernel.score(value, logits, squash, length))
+    return score(value.detach(), logits, value_axes=1, logits_axes=1, axes=axes)
 
 
 class Discrete(Mass):
@@ -77,16 +82,16 @@ class Discrete(Mass):
         """One at the largest noisy logit."""
         return one_hot_argmax(perturb(self.logits, self._shaped("noise", noise))).to(self.logits.dtype)
 
-    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
-        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "one-hot")
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> fused.Draw | None:
+        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "one-hot", axes)
 
     def _log_probs(self) -> Tensor:
         return wide(self.logits).log_softmax(-1)
 
+    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        return scored_states(value, self.logits, "one-hot", axes)
+
     def _log_mass(self, value: Tensor) -> Tensor:
-        found = scored_states(value, self.logits, "one-hot")
-        if found is not None:
-            return found
         return log_mass_of(self._log_probs(), value.argmax(-1))
 
     def _interpolated_log_mass(self, value: Tensor) -> Tensor:

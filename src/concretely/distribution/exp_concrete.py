@@ -37,22 +37,21 @@ class ExpConcrete(OnLogSimplex):
         return self._drawn(noise.gumbel, sample_shape, generator)
 
     def _fused(
-        self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash
-    ) -> tuple[Tensor, ...] | None:
+        self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash, axes: int
+    ) -> fused.Draw | None:
         if not fused.suits(self.logits, self._temperature):
             return None
         logits, key = self.logits.reshape(1, -1, *self.event_shape), key_of(generator, self.logits.device)
         warmth = fused.warmth(self._temperature, logits)
-        return fused.drawn(lambda m: kernel.draw(logits, warmth, key, m, squash), sample_shape, self.batch_shape)
+        draw = partial(kernel.draw, logits, warmth, key)
+        return fused.drawn(lambda m, length: draw(m, squash, length), sample_shape, self.batch_shape, axes)
 
-    def _log_density(self, value: Tensor) -> Tensor:
-        if fused.suits(self.logits, self._temperature) and value.dtype != torch.float64:
-            warmth = fused.warmth(self._temperature, value)
-            score = partial(fused.scored, lambda node, logits: kernel.score(node, logits, warmth))
-            found = score(value, self.logits, value_axes=1, logits_axes=1)
-            if found is not None:
-                return found
-        return super()._log_density(value)
+    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        if not fused.suits(self.logits, self._temperature) or value.dtype == torch.float64:
+            return None
+        warmth = fused.warmth(self._temperature, value)
+        score = partial(fused.scored, lambda node, logits, length: kernel.score(node, logits, warmth, length))
+        return score(value, self.logits, value_axes=1, logits_axes=1, axes=axes)
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe

@@ -1,7 +1,7 @@
 """Where kernels take the place of definitions: on a GPU, in float32 or less, at one temperature for all units."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float64
@@ -27,24 +27,59 @@ def warmth(temperature: Temperature, like: Tensor) -> Float64[Tensor, " 1"]:
     return torch.full((1,), temperature, dtype=torch.float64, device=like.device)
 
 
-def drawn(call: Callable[[int], Any], sample_shape: Sequence[int], batch_shape: Size) -> tuple[Tensor, ...] | None:
-    """What a kernel draws, given the number of samples, in the shape of samples and batch; None if it cannot."""
-    found = attempted(lambda: call(Size(sample_shape).numel()))
-    shape = (*sample_shape, *batch_shape)
-    return None if found is None else tuple(each.reshape(*shape, *each.shape[3:]) for each in found)
+class Draw(NamedTuple):
+    """What a kernel has drawn: tensors in the shape of samples and batch, and a way to their log probabilities."""
+
+    tensors: list[Tensor]
+    score: Callable[[int], Tensor]
+    """The log probabilities, summed over so many of the last axes of the batch."""
+
+
+def drawn(call: Callable[[int, int], Any], sample_shape: Sequence[int], batch_shape: Size, axes: int) -> Draw | None:
+    """What a kernel draws, given the number of samples and of the units whose log probabilities are summed.
+
+    The latter are those along so many of the last axes of the batch. There is nothing where a kernel cannot draw.
+    """
+    shape, samples = Size((*sample_shape, *batch_shape)), Size(sample_shape).numel()
+    found = attempted(lambda: call(samples, shape[len(shape) - axes :].numel()))
+    if found is None:
+        return None
+    *tensors, sums = found
+    sums = sums.reshape(shape[: len(shape) - axes])
+
+    def score(asked: int) -> Tensor:
+        if asked >= axes:
+            return summed(sums, asked - axes)
+        *_, log_probs = call(samples, 1)  # drawn once more by the same key, as units are seldom asked for alone
+        return summed(log_probs.reshape(shape), asked)
+
+    return Draw([each.reshape(*shape, *each.shape[3:]) for each in tensors], score)
 
 
 def scored(
-    call: Callable[[Tensor, Tensor], Tensor], value: Tensor, logits: Tensor, *, value_axes: int, logits_axes: int
+    call: Callable[[Tensor, Tensor, int], Tensor],
+    value: Tensor,
+    logits: Tensor,
+    *,
+    value_axes: int,
+    logits_axes: int,
+    axes: int,
 ) -> Tensor | None:
-    """What a kernel scores, given values and the logits that they share; None if it cannot.
+    """What a kernel scores, given values, the logits that they share and the number of units to sum; None if it cannot.
 
-    So many of the last axes belong to one unit. The logits may lack axes in front, not among those that they have.
+    So many of the last axes belong to one unit, and so many before them are summed over. The logits may lack axes in
+    front, not among those that they have.
     """
     batch = logits.shape[: logits.dim() - logits_axes]
     lead = value.shape[: value.dim() - value_axes]
-    if lead[len(lead) - len(batch) :] != batch or not value.numel():
+    if lead[len(lead) - len(batch) :] != batch or not value.numel() or axes > len(batch):
         return None
     flat = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])
-    found = attempted(lambda: call(flat, logits.reshape(1, batch.numel(), *logits.shape[len(batch) :])))
-    return None if found is None else found.reshape(lead)
+    shared, length = logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]), batch[len(batch) - axes :].numel()
+    found = attempted(lambda: call(flat, shared, length))
+    return None if found is None else found.reshape(lead[: len(lead) - axes])
+
+
+def summed(log_prob: Tensor, axes: int) -> Tensor:
+    """Log probabilities summed over so many last axes."""
+    return log_prob.sum(tuple(range(-axes, 0))) if axes else log_prob

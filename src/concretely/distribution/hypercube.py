@@ -17,6 +17,7 @@ from .cast import cast, wide, working
 from .concrete import Discrete, drawn_states, log_mass_of, scored_states
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
+from .fused import Draw
 from .logistic import Logistic
 from .memory import recall
 from .squash import inside, sigmoid
@@ -126,18 +127,17 @@ class Hypercube(Mass):
         """The corner of the state that noise becomes."""
         return to_corner(self.state.push(noise), self.event_shape)
 
-    def _fused(self, sample_shape: Sequence[int], generator: Source | None) -> tuple[Tensor, ...] | None:
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> Draw | None:
         if self.event_shape[0] == 1:
-            return drawn_bits(self.logits.squeeze(-1), sample_shape, self.batch_shape, generator, "corner")
-        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "corner")
+            return drawn_bits(self.logits.squeeze(-1), sample_shape, self.batch_shape, generator, "corner", axes)
+        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "corner", axes)
+
+    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        if self.event_shape[0] == 1:
+            return scored_bits(value.squeeze(-1), self.logits.squeeze(-1), "corner", axes)
+        return scored_states(value, self.logits, "corner", axes)
 
     def _log_mass(self, value: Tensor) -> Tensor:
-        if self.event_shape[0] == 1:
-            found = scored_bits(value.squeeze(-1), self.logits.squeeze(-1), "corner")
-        else:
-            found = scored_states(value, self.logits, "corner")
-        if found is not None:
-            return found
         if self.event_shape[0] == 1:
             logits = cast(self.logits, working(self.logits.dtype)).squeeze(-1)
             return logsigmoid(logits * value.detach().squeeze(-1))

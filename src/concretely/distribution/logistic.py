@@ -80,26 +80,27 @@ class Logistic(Tempered):
         return self._drawn(noise.logistic, sample_shape, generator)
 
     def _fused(
-        self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash
-    ) -> tuple[Tensor, ...] | None:
-        temperature = self._temperature
-        if not fused.suits(self.logits, temperature):
+        self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash, axes: int
+    ) -> fused.Draw | None:
+        if not fused.suits(self.logits, self._temperature):
             return None
         logits, key = self.logits.reshape(1, -1), key_of(generator, self.logits.device)
-        warmth = fused.warmth(temperature, logits)
-        return fused.drawn(lambda m: kernel.draw(logits, warmth, key, m, squash), sample_shape, self.batch_shape)
+        warmth = fused.warmth(self._temperature, logits)
+        draw = partial(kernel.draw, logits, warmth, key)
+        return fused.drawn(lambda m, length: draw(m, squash, length), sample_shape, self.batch_shape, axes)
+
+    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        if not fused.suits(self.logits, self._temperature) or value.dtype == torch.float64:
+            return None
+        warmth = fused.warmth(self._temperature, value)
+        score = partial(fused.scored, lambda node, logits, length: kernel.score(node, logits, warmth, length))
+        return score(value, self.logits, value_axes=0, logits_axes=0, axes=axes)
 
     def _push(self, noise: Tensor) -> Tensor:
         return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
 
     def _log_density(self, value: Tensor) -> Tensor:
         temperature = self._value_temperature
-        if fused.suits(self.logits, temperature) and value.dtype != torch.float64:
-            warmth = fused.warmth(temperature, value)
-            score = partial(fused.scored, lambda node, logits: kernel.score(node, logits, warmth))
-            found = score(value, self.logits, value_axes=0, logits_axes=0)
-            if found is not None:
-                return found
         if recovery.is_narrow(value, self.logits, temperature) and not torch.compiler.is_compiling():
             try:
                 return _LogDensity.apply(value, self.logits, temperature)[0]  # type: ignore[no-any-return, no-untyped-call]

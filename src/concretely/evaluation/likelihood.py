@@ -11,8 +11,8 @@ from jaxtyping import Float64, Shaped
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
-from ..distribution.base import Mass
-from ..mode import Discrete, Drawn, Enumerate, Mode
+from ..distribution.base import Drawn, Mass
+from ..mode import Discrete, Enumerate, Mode
 from ..model.base import Model
 from ..noise import Source
 from ..objective import total, weigh
@@ -227,7 +227,7 @@ class _Likeliest(Mode):
     """Every discrete node takes its most probable state, without any randomness."""
 
     def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None
+        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         value = distribution.mode if isinstance(distribution, Mass) else distribution.sample()
         return Drawn(value, lambda: self.score(name, distribution, value))

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..exp_concrete.naive import corners, noisy
+from ..row import spread, summed
 
 
 def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
@@ -15,11 +16,15 @@ def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
 
 
 def draw(
-    logits: Float[Tensor, "members units n"], key: Int64[Tensor, "members 2"], samples: int, squash: str
-) -> tuple[Float[Tensor, "members m units width"], Float[Tensor, "members m units"]]:
-    """One-hot vectors or corners for the largest noisy logits, and their log masses."""
+    logits: Float[Tensor, "members units n"],
+    key: Int64[Tensor, "members 2"],
+    samples: int,
+    squash: str,
+    length: int = 1,
+) -> tuple[Float[Tensor, "members m units width"], Float[Tensor, "members m rows"]]:
+    """One-hot vectors or corners for the largest noisy logits, and their log masses, of rows of units."""
     chosen = noisy(logits, key, samples)[0].argmax(-1)
-    return state(chosen, logits.shape[-1], squash), log_mass(chosen, logits)
+    return state(chosen, logits.shape[-1], squash), summed(log_mass(chosen, logits), length)
 
 
 def state(chosen: Int64[Tensor, "*shape"], n: int, squash: str) -> Float[Tensor, "*shape width"]:
@@ -46,18 +51,23 @@ def log_mass(
 
 
 def score(
-    value: Float[Tensor, "members m units width"], logits: Float[Tensor, "members units n"], squash: str
-) -> Float[Tensor, "members m units"]:
-    """The log mass of given values."""
-    return log_mass(chosen(value, squash), logits)
-
-
-def score_backward(
-    by: Float[Tensor, "members m units"],
     value: Float[Tensor, "members m units width"],
     logits: Float[Tensor, "members units n"],
     squash: str,
+    length: int = 1,
+) -> Float[Tensor, "members m rows"]:
+    """The log mass of given values, of rows of units."""
+    return summed(log_mass(chosen(value, squash), logits), length)
+
+
+def score_backward(
+    by: Float[Tensor, "members m rows"],
+    value: Float[Tensor, "members m units width"],
+    logits: Float[Tensor, "members units n"],
+    squash: str,
+    length: int = 1,
 ) -> Float[Tensor, "members units n"]:
     """The gradient of the logits, over all samples."""
+    by = spread(by, length)
     picked = by.unsqueeze(-1) * state(chosen(value, squash), logits.shape[-1], "one-hot")
     return (picked.sum(1) - logits.float().softmax(-1) * by.sum(1).unsqueeze(-1)).to(logits.dtype)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..exp_concrete.tile import power, row_tile, unit_tile
+from ..exp_concrete.tile import draw_tile, power, score_tile, unit_tile
 from ..exp_concrete.triton import (
     STEPS,
     exponential,
@@ -13,11 +13,16 @@ from ..exp_concrete.triton import (
     load_logits,
     load_rows,
     log,
+    placed,
     store_sum,
-    words_beside,
+    store_sums,
+    unit_of,
 )
+from ..logistic.triton import in_quarter, point_of, store_rows
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter
+from ..philox.triton import words_beside
+from ..row import summed
 from .naive import value_shape
 
 
@@ -26,49 +31,55 @@ def _draw(
     logits, key, value, log_mass,
     total, units, quarter, logits_stride,
     N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, BIT_WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     category = tl.arange(0, WIDTH)[None, :]
-    held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
-    four = words_beside(held[0], key, member, place, N, WIDTH)
-    for k in tl.static_range(4):
-        row = k * quarter + place
-        inside = (place < quarter) & (row < total)
-        mask = inside[:, None] & (category < N)
-        logit = held[k] - tl.max(held[k], 1)[:, None]
-        noisy = logit - log(exponential(four[k]))
-        # the first of the largest
-        chosen = tl.min(tl.where(noisy == tl.max(noisy, 1)[:, None], category, WIDTH), 1)[:, None]
-        found = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(tl.exp(logit), 1))
-        row = member * total + row
-        tl.store(log_mass + row, found, mask=inside)
-        if SQUASH == "corner":
-            bit = tl.arange(0, BIT_WIDTH)[None, :]
-            digit = chosen >> tl.maximum(BITS - 1 - bit, 0) & 1
-            corner = (2 * digit - 1).to(tl.float32)
-            tl.store(value + row[:, None] * BITS + bit, corner, mask=inside[:, None] & (bit < BITS))
-        else:
-            tl.store(value + row[:, None] * N + category, (category == chosen).to(tl.float32), mask=mask)
+    sums = tl.zeros((4,), tl.float32)
+    for offset in range(0, LENGTH, ROWS):
+        place = placed(offset, quarter, LENGTH, ROWS)
+        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
+        for k in tl.static_range(4):
+            row = k * quarter + place
+            inside = (place < quarter) & (row < total)
+            mask = inside[:, None] & (category < N)
+            logit = held[k] - tl.max(held[k], 1)[:, None]
+            noisy = logit - log(exponential(four[k]))
+            # the first of the largest
+            chosen = tl.min(tl.where(noisy == tl.max(noisy, 1)[:, None], category, WIDTH), 1)[:, None]
+            found = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(tl.exp(logit), 1))
+            row = member * total + row
+            if LENGTH == 1:
+                tl.store(log_mass + row, found, mask=inside)
+            else:
+                sums += in_quarter(k, tl.sum(tl.where(inside, found, 0.0), 0))
+            if SQUASH == "corner":
+                bit = tl.arange(0, BIT_WIDTH)[None, :]
+                digit = chosen >> tl.maximum(BITS - 1 - bit, 0) & 1
+                corner = (2 * digit - 1).to(tl.float32)
+                tl.store(value + row[:, None] * BITS + bit, corner, mask=inside[:, None] & (bit < BITS))
+            else:
+                tl.store(value + row[:, None] * N + category, (category == chosen).to(tl.float32), mask=mask)
+    if LENGTH > 1:
+        store_rows(log_mass, member, sums)
 
 
-def draw(logits: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor]:
-    """Values and log masses."""
+def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
+    """Values and log masses of rows of units."""
     members, units, n = logits.shape
-    log_mass = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
-    value = log_mass.new_empty(value_shape((*log_mass.shape, n), squash))
     total, logits, bits = samples * units, rows(logits), n.bit_length() - 1
-    places = quarter(total)
+    tile = draw_tile(members, total, n, length)
+    log_mass = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=logits.device)
+    value = log_mass.new_empty(value_shape((members, samples, units, n), squash))
     if log_mass.numel():
-        height, width, warps = row_tile(places, members, n)
-        _draw[triton.cdiv(places, height), members](
+        _draw[tile.programs, members](
             logits, key.contiguous(), value, log_mass,
-            total, units, places, logits.stride(0),
+            total, units, quarter(total), logits.stride(0),
             N=n, SHARED=samples > 1, SQUASH=squash, BITS=bits, BIT_WIDTH=power(bits),
-            ROWS=height, WIDTH=width, num_warps=warps,
+            LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return value, log_mass
+    return value, summed(log_mass, length // tile.length)
 
 
 @triton.jit
@@ -94,61 +105,69 @@ def _chosen(
 def _score(
     value, logits, log_mass,
     samples, units, steps, value_stride, logits_stride,
-    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr,
+    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
     SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
-    sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
-    logit = _shifted(logits + member * logits_stride, units, N, UNITS, WIDTH)
-    log_probs = (logit - tl.log(tl.sum(tl.exp(logit), 1))[:, None])[None, :, :]
-    for _ in range(steps):
-        row = sample.to(tl.int64) * units + unit
-        inside = (unit < units) & (sample < samples)
-        chosen = _chosen(
-            value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
-        )  # fmt: skip
-        found = tl.sum(tl.where(category == chosen, log_probs, 0.0), 2)
-        tl.store(log_mass + member * samples * units + row, found, mask=inside)
-        sample += SAMPLES
+    sums = tl.zeros((SAMPLES, 1), tl.float32)
+    for offset in range(0, LENGTH, UNITS):
+        unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
+        logit = _shifted(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
+        log_probs = (logit - tl.log(tl.sum(tl.exp(logit), 1))[:, None])[None, :, :]
+        sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+        for _ in range(steps):
+            row = sample.to(tl.int64) * units + unit
+            inside = (unit < units) & (sample < samples)
+            chosen = _chosen(
+                value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
+            )  # fmt: skip
+            found = tl.sum(tl.where(category == chosen, log_probs, 0.0), 2)
+            if LENGTH == 1:
+                tl.store(log_mass + member * samples * units + row, found, mask=inside)
+            else:
+                sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
+            sample += SAMPLES
+    if LENGTH > 1:
+        store_sums(log_mass, member, samples, sums, SAMPLES)
 
 
 @triton.jit
-def _shifted(logits, units, N: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """The logits of the units of a program, the largest at 0."""
-    logit = load_logits(logits, units, N, UNITS, WIDTH)
+def _shifted(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
+    """The logits of the units of a tile, the largest at 0."""
+    logit = load_logits(logits, offset, units, N, LENGTH, UNITS, WIDTH)
     if WIDTH > N:
         logit = tl.where(tl.arange(0, WIDTH)[None, :] < N, logit, float("-inf"))
     return logit - tl.max(logit, 1)[:, None]
 
 
-def score(value: Tensor, logits: Tensor, squash: str) -> Tensor:
-    """The log mass of given values."""
+def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
+    """The log mass of given values, of rows of units."""
     members, samples, units, _ = value.shape
     n = logits.shape[-1]
-    found = torch.empty((members, samples, units), dtype=torch.float32, device=value.device)
-    tile = unit_tile(members, samples, units, n, least=1)
+    tile = score_tile(members, samples, units, n, length)
+    found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=value.device)
     value, logits = rows(value), rows(logits)
     if found.numel():
         _score[*tile.grid, members](
             value, logits, found,
             samples, units, tile.steps, value.stride(0), logits.stride(0),
-            N=n, SQUASH=squash, BITS=n.bit_length() - 1,
+            N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length,
             SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return found
+    return summed(found, length // tile.length)
 
 
 @triton.jit
 def _score_backward(
     by, value, logits, by_logits,
-    samples, units, steps, by_member, by_sample, by_unit, value_stride, logits_stride,
-    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr,
+    samples, units, steps, by_member, by_sample, by_point, value_stride, logits_stride,
+    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
     SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    point = point_of(unit, LENGTH)
     sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
     picked = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
@@ -159,16 +178,16 @@ def _score_backward(
         chosen = _chosen(
             value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
         )  # fmt: skip
-        pull = load_rows(by + member * by_member, sample, unit, by_sample, by_unit, inside)
+        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         picked += tl.where(category == chosen, pull[:, :, None], 0.0)
         weight += pull
         sample += SAMPLES
-    share = tl.exp(_shifted(logits + member * logits_stride, units, N, UNITS, WIDTH))
+    share = tl.exp(_shifted(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH))
     share *= (tl.sum(weight, 0) / tl.sum(share, 1))[:, None]
     store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
 
 
-def score_backward(by: Tensor, value: Tensor, logits: Tensor, squash: str) -> Tensor:
+def score_backward(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
     """The gradient of the logits, over all samples."""
     members, samples, units, _ = value.shape
     n, dtype = logits.shape[-1], logits.dtype
@@ -180,7 +199,7 @@ def score_backward(by: Tensor, value: Tensor, logits: Tensor, squash: str) -> Te
     _score_backward[*tile.grid, members](
         by, value, logits, partial,
         samples, units, tile.steps, *by.stride(), value.stride(0), logits.stride(0),
-        N=n, SQUASH=squash, BITS=n.bit_length() - 1,
+        N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
     return joined(partial, dtype)

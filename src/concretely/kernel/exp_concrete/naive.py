@@ -8,6 +8,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ..philox import naive as philox
+from ..row import spread, summed
 
 SMALLEST = 2.0**-103
 """The smallest entry of a point of the simplex, where the slope of a log density, of order 1/x, is finite."""
@@ -37,11 +38,12 @@ def draw(
     key: Int64[Tensor, "members 2"],
     samples: int,
     squash: str,
-) -> tuple[Float[Tensor, "members m units n"], Tensor, Float[Tensor, "members m units"]]:
-    """The log softmax of noisy logits over the temperature, their squashed values, and the log densities."""
+    length: int = 1,
+) -> tuple[Float[Tensor, "members m units n"], Tensor, Float[Tensor, "members m rows"]]:
+    """The log softmax of noisy logits over the temperature, their squashed values, and log densities of rows."""
     total, drawn = noisy(logits, key, samples)
     node = ((total - total.amax(-1, keepdim=True)) / temperature.view(-1, 1, 1, 1).float()).log_softmax(-1)
-    return node, squashed(node, squash), log_density(drawn, temperature)
+    return node, squashed(node, squash), summed(log_density(drawn, temperature), length)
 
 
 def log_density(
@@ -112,22 +114,24 @@ def score(
     node: Float[Tensor, "members m units n"],
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
-) -> Float[Tensor, "members m units"]:
-    """The log density of given nodes."""
-    return log_density(recovered(node, logits, temperature), temperature)
+    length: int = 1,
+) -> Float[Tensor, "members m rows"]:
+    """The log density of given nodes, of rows of units."""
+    return summed(log_density(recovered(node, logits, temperature), temperature), length)
 
 
 def score_backward(
-    by: Float[Tensor, "members m units"],
+    by: Float[Tensor, "members m rows"],
     node: Float[Tensor, "members m units n"],
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
     needs_node: bool,
     needs_logits: bool,
+    length: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
     share = (-recovered(node, logits, temperature)).softmax(-1)
-    by_noise = by.unsqueeze(-1) * (node.shape[-1] * share - 1)
+    by_noise = spread(by, length).unsqueeze(-1) * (node.shape[-1] * share - 1)
     none = by.new_empty((len(by), 0))
     by_node = (temperature.view(-1, 1, 1, 1).float() * by_noise).to(node.dtype) if needs_node else none
     return by_node, -by_noise.sum(1).to(logits.dtype) if needs_logits else torch.empty_like(none)

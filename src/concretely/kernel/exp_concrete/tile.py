@@ -6,6 +6,8 @@ LARGEST = 8192
 """The most categories that one program holds."""
 _ROWS = 2**30
 """So many rows are counted in 32 bits, the four quarters of a tile included."""
+_SAMPLES = 2**16
+"""So many programs cannot be in a line that is not the first."""
 _ENOUGH = 512
 """Programs that keep a GPU busy."""
 
@@ -20,15 +22,42 @@ def power(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def row_tile(quarter: int, members: int, n: int) -> tuple[int, int, int]:
-    """The rows of a quarter in a tile, its width, and the warps of a program, which has four such tiles.
+@dataclass(frozen=True)
+class DrawTile:
+    """A tile of units and categories, of which a program has one in each quarter; for rows, it moves along one."""
+
+    length: int
+    """The length of the rows that are summed; 1 if none are, as quarters must be of whole rows."""
+    units: int
+    width: int
+    warps: int
+    programs: int
+
+
+def draw_tile(members: int, total: int, n: int, length: int) -> DrawTile:
+    """The tile for so many units of a draw, in rows of a length.
 
     A thread has four neighbours of each quarter, as many as it can load at once.
     """
-    width = power(n)
-    rows = min(max(power(quarter * members // _ENOUGH), 128 // width), 512 // width)
-    rows = max(rows, 1)
-    return rows, width, min(max(rows * width // 128, 1), 16)
+    width, quarter = power(n), -(-total // 4)
+    if length == 1 or total // length % 4:
+        length = 1
+        units = max(min(max(power(quarter * members // _ENOUGH), 128 // width), 512 // width), 1)
+        programs = -(-quarter // units)
+    else:
+        programs = quarter // length
+        units = stretch(length, width, busy=programs * members >= 4 * _ENOUGH)
+    return DrawTile(length, units, width, min(max(units * width // 128, 1), 16), programs)
+
+
+def stretch(length: int, width: int, *, busy: bool) -> int:
+    """How many units of a row to take at a time: of a busy device, so many that few are left over at its end."""
+    units = most = min(power(length), max(512 // width, 1))
+    while busy and units * width > 128:
+        units //= 2
+        if -(-length // units) * units < -(-length // most) * most:
+            most = units
+    return most
 
 
 @dataclass(frozen=True)
@@ -42,16 +71,31 @@ class UnitTile:
     warps: int
     grid: tuple[int, int]
     """The programs along the units and along the samples."""
+    length: int = 1
+    """The length of the rows that are summed; 1 if none are."""
 
 
 def unit_tile(members: int, samples: int, units: int, n: int, *, least: int) -> UnitTile:
     """The tile for logits shared by samples, with at least so many steps as long as there are samples for them."""
     width = power(n)
     elements = 1024 if members * samples * units * width >= 2**20 else 256
-    across = min(power(units), max(elements // width, 1))
+    along = min(power(samples), 8)
+    across = min(power(units), max(elements // (width * along), 32 // width, 1))
     along = min(power(samples), max(elements // (width * across), 1))
     columns, blocks = -(-units // across), -(-samples // along)
     chunks = max(min(4 * _ENOUGH // (columns * members), -(-blocks // least)), 1)
     steps = -(-blocks // chunks)
     warps = min(max(along * across * width // 256, 1), 16)
     return UnitTile(along, across, width, steps, warps, (columns, -(-blocks // steps)))
+
+
+def score_tile(members: int, samples: int, units: int, n: int, length: int) -> UnitTile:
+    """The tile for log densities that are summed over rows of a length, along which a program moves."""
+    if length == 1 or samples >= _SAMPLES:
+        return unit_tile(members, samples, units, n, least=1)
+    width, points = power(n), units // length
+    across = stretch(length, width, busy=members * samples * points >= 4 * _ENOUGH)
+    few = max(members * samples * points // (4 * _ENOUGH), 1)
+    deep = min(power(samples), max(1024 // (across * width), 1), power(few))
+    warps = min(max(deep * across * width // 128, 1), 16)
+    return UnitTile(deep, across, width, 1, warps, (points, -(-samples // deep)), length)

@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..logistic.triton import in_quarter, point_of, store_rows
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter
-from ..philox.triton import fraction, words
+from ..philox.triton import fraction, words_beside
+from ..row import summed
 from .naive import value_shape
-from .tile import row_tile, unit_tile
+from .tile import draw_tile, score_tile, unit_tile
 
 STEPS = 16
 """A program adds up at least so many steps before sums are left to another launch."""
@@ -74,72 +76,84 @@ def load_four(
 
 
 @triton.jit
-def words_beside(logit, key, member, place, N: tl.constexpr, WIDTH: tl.constexpr):
-    """The words for the rows of a tile, made by the very threads that hold the logits."""
-    # false unless there is no number; without it the compiler would make them elsewhere and move them
-    tie = (logit != logit).to(tl.int32)
-    return words(key, member, place.to(tl.int64)[:, None] * N + tl.arange(0, WIDTH)[None, :] + tie)
+def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
+    """The places of a tile that lies so far along the row of a program; what exceeds the row is out of place."""
+    along = offset + tl.arange(0, ROWS)
+    if LENGTH == 1:
+        place = tl.program_id(0) * ROWS + along
+    else:
+        place = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, quarter)
+    return place
 
 
 @triton.jit
 def _draw(
     logits, temperature, key, node, value, log_density,
     constant, total, units, quarter, logits_stride, temperature_stride,
-    N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr,
+    N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     category = tl.arange(0, WIDTH)[None, :]
-    held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
-    four = words_beside(held[0], key, member, place, N, WIDTH)
     warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
     cold = 1 / warmth
     constant += (N - 1) * tl.log(warmth)
-    for k in tl.static_range(4):
-        row = k * quarter + place
-        inside = (place < quarter) & (row < total)
-        mask = inside[:, None] & (category < N)
-        logit = held[k]
-        wait = exponential(four[k])
-        log_wait = log(wait)
-        if WIDTH > N:
-            wait = tl.where(category < N, wait, 0.0)
-            log_wait = tl.where(category < N, log_wait, 0.0)
-        noisy = logit - tl.max(logit, 1)[:, None] - log_wait
-        cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
-        found = cooled - tl.log(tl.sum(tl.exp(cooled), 1))[:, None]
-        row = member * total + row
-        at = row[:, None] * N + category
-        tl.store(node + at, found, mask=mask)
-        score = constant + tl.sum(log_wait, 1) - N * log(tl.sum(wait, 1) / N)
-        tl.store(log_density + row, score, mask=inside)
-        if SQUASH == "simplex":
-            point = tl.minimum(tl.maximum(tl.exp(found), 9.860761315262648e-32), 1.0)
-            tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
-        if SQUASH == "cube":
-            share = tl.exp(found)
-            for bit in tl.static_range(BITS):
-                point = tl.sum(share * sign(category, bit, BITS), 1)
-                tl.store(value + row * BITS + bit, tl.minimum(tl.maximum(point, -1.0), 1.0), mask=inside)
+    sums = tl.zeros((4,), tl.float32)
+    for offset in range(0, LENGTH, ROWS):
+        place = placed(offset, quarter, LENGTH, ROWS)
+        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
+        for k in tl.static_range(4):
+            row = k * quarter + place
+            inside = (place < quarter) & (row < total)
+            mask = inside[:, None] & (category < N)
+            logit = held[k]
+            wait = exponential(four[k])
+            log_wait = log(wait)
+            if WIDTH > N:
+                wait = tl.where(category < N, wait, 0.0)
+                log_wait = tl.where(category < N, log_wait, 0.0)
+            noisy = logit - tl.max(logit, 1)[:, None] - log_wait
+            cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
+            found = cooled - tl.log(tl.sum(tl.exp(cooled), 1))[:, None]
+            row = member * total + row
+            at = row[:, None] * N + category
+            tl.store(node + at, found, mask=mask)
+            score = constant + tl.sum(log_wait, 1) - N * log(tl.sum(wait, 1) / N)
+            if LENGTH == 1:
+                tl.store(log_density + row, score, mask=inside)
+            else:
+                sums += in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
+            if SQUASH == "simplex":
+                point = tl.minimum(tl.maximum(tl.exp(found), 9.860761315262648e-32), 1.0)
+                tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
+            if SQUASH == "cube":
+                share = tl.exp(found)
+                for bit in tl.static_range(BITS):
+                    point = tl.sum(share * sign(category, bit, BITS), 1)
+                    tl.store(value + row * BITS + bit, tl.minimum(tl.maximum(point, -1.0), 1.0), mask=inside)
+    if LENGTH > 1:
+        store_rows(log_density, member, sums)
 
 
-def draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, values and log densities."""
+def draw(
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, values and log densities of rows of units."""
     members, units, n = logits.shape
     node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
-    value, log_density = node.new_empty(value_shape(node.shape, squash)), node.new_empty(node.shape[:-1])
     total, logits = samples * units, rows(logits)
-    places = quarter(total)
+    tile = draw_tile(members, total, n, length)
+    value = node.new_empty(value_shape(node.shape, squash))
+    log_density = node.new_empty((members, samples, units // tile.length))
     if node.numel():
-        height, width, warps = row_tile(places, members, n)
-        _draw[triton.cdiv(places, height), members](
+        _draw[tile.programs, members](
             logits, temperature, key.contiguous(), node, value, log_density,
-            constant(n), total, units, places, logits.stride(0), temperature.stride(0),
+            constant(n), total, units, quarter(total), logits.stride(0), temperature.stride(0),
             N=n, SHARED=samples > 1, SQUASH=squash, BITS=n.bit_length() - 1,
-            ROWS=height, WIDTH=width, num_warps=warps,
+            LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return node, value, log_density
+    return node, value, summed(log_density, length // tile.length)
 
 
 def constant(n: int) -> float:
@@ -148,18 +162,29 @@ def constant(n: int) -> float:
 
 
 @triton.jit
-def load_logits(logits, units, N: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """The logits of the units of a program."""
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[:, None]
+def unit_of(offset, units, LENGTH: tl.constexpr, UNITS: tl.constexpr):
+    """The units of a tile that lies so far along the row of a program; what exceeds the row is no unit."""
+    along = offset + tl.arange(0, UNITS)
+    if LENGTH == 1:
+        unit = tl.program_id(0) * UNITS + along
+    else:
+        unit = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, units)
+    return unit
+
+
+@triton.jit
+def load_logits(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
+    """The logits of the units of a tile."""
+    unit = unit_of(offset, units, LENGTH, UNITS)[:, None]
     category = tl.arange(0, WIDTH)[None, :]
     mask = (unit < units) & (category < N)
     return tl.load(logits + unit.to(tl.int64) * N + category, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_rows(by, sample, unit, by_sample, by_unit, inside):
+def load_rows(by, sample, point, by_sample, by_point, inside):
     """A number for every row, where rows may share one."""
-    at = sample.to(tl.int64) * by_sample + unit.to(tl.int64) * by_unit
+    at = sample.to(tl.int64) * by_sample + point.to(tl.int64) * by_point
     return tl.load(by + at, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -247,55 +272,71 @@ def _recovered(node, logit, warmth, at, mask, category, N: tl.constexpr, WIDTH: 
 def _score(
     node, logits, temperature, log_density,
     constant, samples, units, steps, node_stride, logits_stride, temperature_stride,
-    N: tl.constexpr, SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    N: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
-    sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
-    logit = load_logits(logits + member * logits_stride, units, N, UNITS, WIDTH).to(tl.float64)
     warmth = tl.load(temperature + member * temperature_stride)
     constant += (N - 1) * tl.log(warmth.to(tl.float32))
-    for _ in range(steps):
-        row = sample.to(tl.int64) * units + unit
-        inside = (unit < units) & (sample < samples)
-        at = member * node_stride + row[:, :, None] * N + category
-        noise = _recovered(node, logit, warmth, at, inside[:, :, None] & (category < N), category, N, WIDTH)
-        log_mean = log(tl.sum(tl.exp(-noise), 2) / N)
-        if WIDTH > N:
-            noise = tl.where(category < N, noise, 0.0)
-        found = constant - tl.sum(noise, 2) - N * log_mean
-        tl.store(log_density + member * samples * units + row, found, mask=inside)
-        sample += SAMPLES
+    sums = tl.zeros((SAMPLES, 1), tl.float32)
+    for offset in range(0, LENGTH, UNITS):
+        unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
+        logit = load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH).to(tl.float64)
+        sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+        for _ in range(steps):
+            row = sample.to(tl.int64) * units + unit
+            inside = (unit < units) & (sample < samples)
+            at = member * node_stride + row[:, :, None] * N + category
+            noise = _recovered(node, logit, warmth, at, inside[:, :, None] & (category < N), category, N, WIDTH)
+            log_mean = log(tl.sum(tl.exp(-noise), 2) / N)
+            if WIDTH > N:
+                noise = tl.where(category < N, noise, 0.0)
+            found = constant - tl.sum(noise, 2) - N * log_mean
+            if LENGTH == 1:
+                tl.store(log_density + member * samples * units + row, found, mask=inside)
+            else:
+                sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
+            sample += SAMPLES
+    if LENGTH > 1:
+        store_sums(log_density, member, samples, sums, SAMPLES)
 
 
-def score(node: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
-    """The log density of given nodes."""
+@triton.jit
+def store_sums(found, member, samples, sums, SAMPLES: tl.constexpr):
+    """Store what a program has for the rows of one data point."""
+    sample = tl.program_id(1).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+    row = (member * samples + sample) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(found + row, sums, mask=sample < samples)
+
+
+def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
+    """The log density of given nodes, of rows of units."""
     members, samples, units, n = node.shape
-    found = torch.empty((members, samples, units), dtype=torch.float32, device=node.device)
-    tile = unit_tile(members, samples, units, n, least=1)
+    tile = score_tile(members, samples, units, n, length)
+    found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
     node, logits = rows(node), rows(logits)
     if found.numel():
         _score[*tile.grid, members](
             node, logits, temperature, found,
             constant(n), samples, units, tile.steps, node.stride(0), logits.stride(0), temperature.stride(0),
-            N=n, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+            N=n, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return found
+    return summed(found, length // tile.length)
 
 
 @triton.jit
 def _score_backward(
     by, node, logits, temperature, by_node, by_logits,
-    samples, units, steps, by_member, by_sample, by_unit, node_stride, logits_stride, temperature_stride,
-    N: tl.constexpr, NODE: tl.constexpr, LOGITS: tl.constexpr,
+    samples, units, steps, by_member, by_sample, by_point, node_stride, logits_stride, temperature_stride,
+    N: tl.constexpr, NODE: tl.constexpr, LOGITS: tl.constexpr, LENGTH: tl.constexpr,
     SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    point = point_of(unit, LENGTH)
     sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
-    logit = load_logits(logits + member * logits_stride, units, N, UNITS, WIDTH).to(tl.float64)
+    logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH).to(tl.float64)
     warmth = tl.load(temperature + member * temperature_stride)
     total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
     for _ in range(steps):
@@ -305,7 +346,7 @@ def _score_backward(
         mask = inside[:, :, None] & (category < N)
         noise = _recovered(node + member * node_stride, logit, warmth, at, mask, category, N, WIDTH)
         small = tl.exp(-noise)
-        pull = load_rows(by + member * by_member, sample, unit, by_sample, by_unit, inside)
+        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         by_noise = small * (N * pull / tl.sum(small, 2))[:, :, None] - pull[:, :, None]
         if NODE:
             tl.store(by_node + member * samples * units * N + at, warmth.to(tl.float32) * by_noise, mask=mask)
@@ -317,7 +358,7 @@ def _score_backward(
 
 
 def score_backward(
-    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool
+    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool, length: int = 1
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
     members, samples, units, n = node.shape
@@ -331,7 +372,7 @@ def score_backward(
     _score_backward[*tile.grid, members](
         by, node, given, temperature, by_node, partial,
         samples, units, tile.steps, *by.stride(), node.stride(0), given.stride(0), temperature.stride(0),
-        N=n, NODE=needs_node, LOGITS=needs_logits,
+        N=n, NODE=needs_node, LOGITS=needs_logits, LENGTH=length,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
     return by_node, joined(partial, logits.dtype) if needs_logits else torch.empty_like(none)

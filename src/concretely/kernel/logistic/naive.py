@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ..philox import naive as philox
+from ..row import spread, summed
 
 SMALLEST = 2.0**-103
 """The smallest value on the unit interval, so far above zero that the slope of a log density is finite."""
@@ -23,12 +24,13 @@ def draw(
     key: Int64[Tensor, "members 2"],
     samples: int,
     squash: str,
-) -> tuple[Float[Tensor, "members m units"], Tensor, Float[Tensor, "members m units"]]:
-    """Noisy logits over the temperature, their squashed values, and the log density of the former."""
+    length: int = 1,
+) -> tuple[Float[Tensor, "members m units"], Tensor, Float[Tensor, "members m rows"]]:
+    """Noisy logits over the temperature, their squashed values, and the log density of the former, of rows of units."""
     members, units = logits.shape
     drawn = noise(key, samples * units).view(members, samples, units)
     node = (logits.unsqueeze(1).float() + drawn) / temperature.view(-1, 1, 1).float()
-    return node, squashed(node, squash), log_density(drawn, temperature)
+    return node, squashed(node, squash), summed(log_density(drawn, temperature), length)
 
 
 def log_density(
@@ -80,21 +82,23 @@ def score(
     node: Float[Tensor, "members m units"],
     logits: Float[Tensor, "members units"],
     temperature: Float64[Tensor, " members"],
-) -> Float[Tensor, "members m units"]:
-    """The log density of given nodes."""
-    return log_density(recovered(node, logits, temperature), temperature)
+    length: int = 1,
+) -> Float[Tensor, "members m rows"]:
+    """The log density of given nodes, of rows of units."""
+    return summed(log_density(recovered(node, logits, temperature), temperature), length)
 
 
 def score_backward(
-    by: Float[Tensor, "members m units"],
+    by: Float[Tensor, "members m rows"],
     node: Float[Tensor, "members m units"],
     logits: Float[Tensor, "members units"],
     temperature: Float64[Tensor, " members"],
     needs_node: bool,
     needs_logits: bool,
+    length: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
-    pull = by * torch.tanh(recovered(node, logits, temperature) / 2)
+    pull = spread(by, length) * torch.tanh(recovered(node, logits, temperature) / 2)
     none = by.new_empty((len(by), 0))
     by_node = (-temperature.view(-1, 1, 1).float() * pull).to(node.dtype) if needs_node else none
     return by_node, pull.sum(1).to(logits.dtype) if needs_logits else torch.empty_like(none)

@@ -20,6 +20,13 @@ def words(key, member, place):
 
 
 @triton.jit
+def words_beside(held, key, member, place):
+    """The words of some places, made by the very threads that hold something else of theirs."""
+    # false unless there is no number; without it the compiler would make them elsewhere and move them
+    return words(key, member, place + (held != held).to(tl.int32))
+
+
+@triton.jit
 def fraction(word, SIGNED: tl.constexpr):
     """A word over the number of all, in the middle of its cell."""
     whole = (

@@ -1,0 +1,151 @@
+"""Log probabilities summed over rows by a kernel are those of units, summed; in value and gradient, on either path."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.testing import assert_close
+
+from concretely.kernel import bernoulli, discrete, exp_concrete, logistic
+from tests.kernel import DEVICE, PATHS, fast, kernel, key, sizes, taken
+
+N = 4
+
+
+class Case(NamedTuple):
+    """An operation: its draws, of which the last is the log probability, and its scores."""
+
+    operation: ModuleType
+    categories: tuple[int, ...]
+    draw: Callable[..., tuple[Tensor, ...]]
+    score: Callable[..., Tensor]
+
+
+CASES = {
+    "logistic": Case(
+        logistic,
+        (),
+        lambda logits, warmth, key, m, length: logistic.draw(logits, warmth, key, m, "corner", length),
+        lambda drawn, logits, warmth, length: logistic.score(drawn[0], logits, warmth, length),
+    ),
+    "bernoulli": Case(
+        bernoulli,
+        (),
+        lambda logits, warmth, key, m, length: bernoulli.draw(logits, key, m, "bit", length),
+        lambda drawn, logits, warmth, length: bernoulli.score(drawn[0], logits, "bit", length),
+    ),
+    "exp_concrete": Case(
+        exp_concrete,
+        (N,),
+        lambda logits, warmth, key, m, length: exp_concrete.draw(logits, warmth, key, m, "cube", length),
+        lambda drawn, logits, warmth, length: exp_concrete.score(drawn[0], logits, warmth, length),
+    ),
+    "discrete": Case(
+        discrete,
+        (N,),
+        lambda logits, warmth, key, m, length: discrete.draw(logits, key, m, "corner", length),
+        lambda drawn, logits, warmth, length: discrete.score(drawn[0], logits, "corner", length),
+    ),
+}
+NAMES = pytest.mark.parametrize("name", CASES)
+# members, samples, rows and their length: quarters of whole rows or not, more than a block, several rows in a program
+SIZES = sizes((1, 1, 1, 3), (3, 2, 6, 33), (1, 4, 1, 200), (2, 1, 8, 7), (1, 3, 3, 70), (1, 1, 4, 300))
+
+
+def given(case: Case, members: int, units: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    logits = (3 * torch.randn(members, units, *case.categories)).to(DEVICE, dtype)
+    return logits, torch.linspace(0.5, 1.1, members, dtype=torch.float64, device=DEVICE), key(members)
+
+
+@PATHS
+@NAMES
+@SIZES
+def test_sums_over_rows_are_those_of_units(
+    name: str, shape: tuple[int, int, int, int], dtype: torch.dtype, path: str
+) -> None:
+    case, (members, samples, rows, length) = CASES[name], shape
+    logits, warmth, keys = given(case, members, rows * length, dtype)
+    prior = given(case, members, rows * length, dtype)[0]
+    by = torch.randn(2, members, samples, rows, device=DEVICE)
+
+    def run(length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        leaves = [each.clone().requires_grad_() for each in (logits, prior)]
+        *drawn, log_q = case.draw(leaves[0], warmth, keys, samples, length)
+        log_p = case.score(drawn, leaves[1], warmth, length)
+        found = [each.view(*by.shape[1:], -1).sum(-1) for each in (log_q, log_p)]
+        return drawn, found, list(torch.autograd.grad((by * torch.stack(found)).sum(), leaves, allow_unused=True))
+
+    with taken(case.operation, path):
+        (drawn, summed, slopes), (same, truth, true_slopes) = run(length), run(1)
+    for one, other in zip(drawn, same, strict=True):
+        assert torch.equal(one, other)
+    assert_close(summed, truth, rtol=1e-6, atol=3e-7 * length * (1 + max(each.abs().max() for each in truth).item()))
+    loose = 1e-5 if dtype == torch.float32 else 2e-2
+    for one, other in zip(slopes, true_slopes, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_close(one, other, rtol=loose, atol=loose)
+
+
+@PATHS
+@NAMES
+def test_a_batch_of_programs_is_a_loop_over_them(name: str, path: str) -> None:
+    case = CASES[name]
+    logits, warmth, keys = (each.unsqueeze(1) for each in given(case, 4, 12))
+    prior = given(case, 1, 12)[0].requires_grad_()
+    logits.requires_grad_()
+
+    def loss(logits: Tensor, warmth: Tensor, key: Tensor) -> Tensor:
+        *drawn, log_q = case.draw(logits, warmth, key, 2, 6)
+        return (case.score(drawn, prior, warmth, 6) - log_q).square().sum()
+
+    with taken(case.operation, path):
+        together = vmap(loss)(logits, warmth, keys)
+        alone = torch.stack([loss(*each) for each in zip(logits, warmth, keys, strict=True)])
+        assert_close(together, alone)
+        by = [torch.autograd.grad(each.sum(), (logits, prior)) for each in (together, alone)]
+    assert_close(*by, rtol=1e-5, atol=1e-4)
+
+
+@NAMES
+def test_gradients_of_sums_have_gradients(name: str) -> None:
+    case = CASES[name]
+    logits, warmth, keys = given(case, 2, 6)
+    logits.requires_grad_()
+
+    def curvature(length: int) -> Tensor:
+        drawn = case.draw(logits.detach(), warmth, keys, 5, length)
+        log_p = case.score(drawn, logits, warmth, length).view(2, 5, 2, -1).sum(-1)
+        (slope,) = torch.autograd.grad(log_p.square().sum(), logits, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), logits)[0]
+
+    assert_close(curvature(3), curvature(1), rtol=1e-3, atol=1e-3)
+
+
+@kernel
+@pytest.mark.parametrize("name", ["logistic", "exp_concrete"])
+def test_the_log_density_of_an_own_draw_is_exact_at_any_size_of_the_logits(name: str) -> None:
+    case = CASES[name]
+    logits, warmth, keys = given(case, 1, 40)
+    kernels, squash = fast(name), {"logistic": "unit", "exp_concrete": "simplex"}[name]
+    small, large = (kernels.draw(each, warmth, keys, 4, squash, 10)[2] for each in (logits, 1e5 * logits))
+    assert torch.equal(small, large)
+
+
+@pytest.mark.unchecked
+@NAMES
+def test_sums_are_operators(name: str) -> None:
+    case = CASES[name]
+    logits, warmth, keys = given(case, 2, 6)
+    logits.requires_grad_()
+    *drawn, _ = case.draw(logits.detach(), warmth, keys, 5, 3)
+    if name in ("logistic", "exp_concrete"):
+        torch.library.opcheck(case.operation._draw, (logits, warmth, keys, 5, "none", 3))
+        torch.library.opcheck(case.operation._score, (drawn[0].requires_grad_(), logits, warmth, 3))
+    else:
+        torch.library.opcheck(case.operation._draw, (logits, keys, 5, "corner", 3))
+        torch.library.opcheck(case.operation._score, (drawn[0], logits, "corner", 3))
