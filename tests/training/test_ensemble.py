@@ -65,6 +65,18 @@ def test_a_member_is_the_run_alone(estimator: str, notation: str, device: str) -
         assert_close(found, expected)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("notation", NOTATIONS)
+def test_a_member_is_the_run_alone_with_any_optimizer(notation: str, device: str) -> None:
+    recipes = [recipe(notation=notation, optimizer="muon", **wish) for wish in WISHES]
+    alone, together = ([Trainer(each, data(), device=device) for each in recipes] for _ in range(2))
+    for trainer in alone:
+        trainer.advance(25)
+    Ensemble(together).advance(25)
+    for found, expected in zip(together, alone, strict=True):
+        assert_close(found, expected)
+
+
 def test_members_may_have_data_of_their_own() -> None:
     recipes, sets = [recipe(seed=1), recipe(seed=1), recipe(seed=2)], [data(), other_data(), data()]
     alone, together = ([Trainer(each, points) for each, points in zip(recipes, sets, strict=True)] for _ in range(2))

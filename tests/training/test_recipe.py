@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concretely.schedule import Annealing
-from concretely.training.recipe import BINARIZATIONS, ESTIMATORS, LR_SCHEDULES, PROTOCOLS, read, resolve
+from concretely.training.recipe import BINARIZATIONS, ESTIMATORS, LR_SCHEDULES, OPTIMIZERS, PROTOCOLS, read, resolve
 from concretely.training.run import data_of
 
 ODD = [
@@ -119,6 +119,7 @@ def wished(draw: st.DrawFn) -> dict[str, Any]:
         "steps": st.integers(1, 10**12),
         "batch": st.integers(1, 10**6),
         "lr": st.floats(0, exclude_min=True, allow_infinity=False),
+        "optimizer": st.sampled_from(OPTIMIZERS),
         "lr_schedule": st.sampled_from(LR_SCHEDULES),
         "weight_decay": st.floats(0, allow_infinity=False),
         "seed": st.integers(0, 2**63 - 1),

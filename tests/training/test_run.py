@@ -39,6 +39,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "patient": {"notation": "4H-4H-12V", "validate": 3, "patience": 1, "lr": 0.5},
     "linear": {"lr_schedule": "linear", "weight_decay": 3.0},
     "cosine": {"lr_schedule": "cosine", "batch": 64},
+    "muon": {"optimizer": "muon", "weight_decay": 3.0},
+    "muon of NVIL": {"optimizer": "muon", "estimator": "nvil"},
 }
 
 

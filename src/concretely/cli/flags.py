@@ -34,6 +34,7 @@ FLAGS = {
     "steps": Flag("How many steps; the paper takes 10,000,000.", "20000"),
     "batch": Flag("Data points in a step.", "64"),
     "lr": Flag("The learning rate of Adam.", "the paper's"),
+    "optimizer": Flag("adam, or muon for weights: fewer steps at large batches.", "adam"),
     "lr_schedule": Flag("constant, linear or cosine.", "constant"),
     "weight_decay": Flag("The factor of half the squared weights, over the number of data points.", "the paper's"),
     "seed": Flag("All that is random follows from it.", "0"),

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ..estimator import Estimator, Score, estimate
-from ..kernel.adam import Book, State, adam_, allowed_
-from ..kernel.affine import ledger
+from ..kernel.adam import Book, Pace, State, adam_, allowed_
+from ..kernel.affine import Ledger, ledger
 from ..kernel.bits import unpack
+from ..kernel.muon import muon_
 from ..model import Model
 from ..noise import Keys
 from .agenda import Agenda
@@ -101,12 +102,20 @@ class Ensemble:
             pace = allowed_(
                 self._book, [*gradients.values(), *by_totals], loss.detach(), self._agenda.step, self._agenda.pace
             )
-            for name, state in self._states.items():
-                found = factors.get(state.parameter.data_ptr())
-                if found is not None:  # one after the other, so that the product is read before it leaves the cache
-                    adam_([state], [found.product], pace, decays=[_decays(name)])
-            states = [self._states[name] for name in gradients]
-            adam_(states, list(gradients.values()), pace, decays=[_decays(name) for name in gradients])
+            self._move(gradients, factors, pace)
+
+    def _move(self, gradients: dict[str, Tensor], factors: Ledger, pace: Pace) -> None:
+        """Move all parameters by their gradients, some of which are still factors."""
+        left = {name: factors.get(state.parameter.data_ptr()) for name, state in self._states.items()}
+        if self.recipe.optimizer == "muon":
+            matrices = [name for name in self._states if _decays(name)]
+            products = [found.product if (found := left.pop(name)) else gradients.pop(name) for name in matrices]
+            muon_([self._states[name] for name in matrices], products, pace)
+        for name, found in left.items():
+            if found is not None:  # one after the other, so that the product is read before it leaves the cache
+                adam_([self._states[name]], [found.product], pace, decays=[_decays(name)])
+        states = [self._states[name] for name in gradients]
+        adam_(states, list(gradients.values()), pace, decays=[_decays(name) for name in gradients])
 
     def _run(self, program: "_Program", bits: Tensor, purpose: Purpose) -> Tensor:
         """The loss of every member, minus the mean of its bounds."""

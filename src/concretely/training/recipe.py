@@ -49,6 +49,7 @@ ESTIMATORS = {
     "vimco": Method(samples=2),
     "exact": Method(),
 }
+OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
 TRAIN_ON = ("train", "whole")
@@ -84,6 +85,8 @@ class Recipe:
     """That at which p scores them."""
     steps: int
     batch: int
+    optimizer: str
+    """Adam, or Muon for the weights of the model and Adam for all else."""
     lr: float
     lr_schedule: str
     """Whether the learning rate stays, or falls to zero along a line or half a wave of the cosine."""
@@ -221,6 +224,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
         "prior_temperature": prior if estimator == "concrete" and not predicts else None,
         "steps": steps,
         "batch": 64,
+        "optimizer": "adam",
         "lr": 1e-4 if architecture.nonlinear and not predicts else 3e-4,
         "lr_schedule": "constant",
         "weight_decay": 1e-3 if predicts else 0.0,
@@ -233,6 +237,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
+    "optimizer": OPTIMIZERS,
     "lr_schedule": LR_SCHEDULES,
     "binarize": BINARIZATIONS,
     "train_on": TRAIN_ON,

@@ -21,6 +21,7 @@ from ..program import at_rest
 from .chance import Order, Purpose, generator_of, keys_of
 from .fault import Fault, culprit
 from .method import anneals, at_step, cooled, estimator_of
+from .optimizer import Muon
 from .recipe import Recipe
 
 WATCHED = 10
@@ -263,7 +264,7 @@ def falling(recipe: Recipe, step: int) -> float:
 
 
 def _optimizer(recipe: Recipe, model: Model, estimator: Estimator, *, points: int) -> torch.optim.Optimizer:
-    """Adam, which decays the weights of the model, but no biases or prior logits, nor what an estimator has itself."""
+    """One that decays the weights of the model, but no biases or prior logits, nor what an estimator has itself."""
     own = list(estimator.parameters()) if isinstance(estimator, nn.Module) else []
     weights = [parameter for name, parameter in model.named_parameters() if name.endswith("weight")]
     others = [parameter for name, parameter in model.named_parameters() if not name.endswith("weight")]
@@ -271,4 +272,5 @@ def _optimizer(recipe: Recipe, model: Model, estimator: Estimator, *, points: in
         {"params": weights, "weight_decay": recipe.weight_decay / points},
         {"params": [*others, *own], "weight_decay": 0.0},
     ]
-    return torch.optim.Adam(groups, lr=recipe.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)
+    kind = Muon if recipe.optimizer == "muon" else torch.optim.Adam
+    return kind(groups, lr=recipe.lr, betas=(0.9, 0.999), eps=1e-8, fused=True)

@@ -1,0 +1,78 @@
+"""Muon makes the singular values of momentum about one, moves as torch's own does, and no member that rests."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from concretely.kernel.adam import Pace, State
+from concretely.kernel.muon import muon_, orthogonal
+from tests.kernel import DEVICE
+
+SHAPES = [(1, 1), (5, 5), (3, 20), (20, 3), (1, 7)]
+
+
+def pace_of(rates: list[float], decay: float = 0.0) -> Pace:
+    """Members that move at rates of their own."""
+    rate = torch.tensor(rates, dtype=torch.float64, device=DEVICE)
+    return Pace(rate, torch.full_like(rate, decay), torch.ones_like(rate), torch.ones_like(rate))
+
+
+def state_of(parameter: Tensor) -> State:
+    """A parameter before its first step."""
+    return State(parameter.clone(), torch.zeros_like(parameter), torch.zeros_like(parameter))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_singular_vectors_stay_and_singular_values_become_about_one(shape: tuple[int, int]) -> None:
+    u, _, v = torch.linalg.svd(torch.randn(3, *shape, dtype=torch.float64), full_matrices=False)
+    values = torch.rand(3, min(shape)).double() * 0.9 + 0.1
+    found = orthogonal(100 * u @ torch.diag_embed(values) @ v)
+    inner = u.mT @ found @ v.mT
+    turned = torch.diagonal(inner, dim1=-2, dim2=-1)
+    torch.testing.assert_close(inner, torch.diag_embed(turned))
+    assert ((turned > 0.6) & (turned < 1.3)).all()
+
+
+def test_what_is_zero_stays_zero() -> None:
+    assert not orthogonal(torch.zeros(2, 3, 4)).any()
+
+
+def test_steps_are_those_of_torch() -> None:
+    matrices = [torch.nn.Parameter(torch.randn(size, dtype=torch.float64)) for size in ((6, 4), (4, 6), (4, 4))]
+    states = [state_of(matrix.detach().unsqueeze(0)) for matrix in matrices]
+    theirs = torch.optim.Muon(matrices, lr=0.01, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        gradients = [torch.randn_like(matrix) for matrix in matrices]
+        for matrix, gradient in zip(matrices, gradients, strict=True):
+            matrix.grad = gradient.clone()
+        theirs.step()
+        muon_(states, [gradient.unsqueeze(0) for gradient in gradients], pace_of([0.01]))
+    for matrix, state in zip(matrices, states, strict=True):
+        # theirs multiplies in bfloat16
+        torch.testing.assert_close(state.parameter[0], matrix.detach(), rtol=0, atol=2e-3)
+
+
+def test_members_do_not_hear_of_each_other_and_one_at_rest_stays_as_it_is() -> None:
+    starts = [torch.randn(3, 4, 6, device=DEVICE), torch.randn(3, 6, 4, device=DEVICE)]
+    slopes = [torch.randn_like(start) for start in starts]
+    states = [state_of(start) for start in starts]
+    alone = [[state_of(start[member : member + 1]) for start in starts] for member in (0, 2)]
+    slopes[0][1, 2, 3] = math.nan
+    for _ in range(2):
+        muon_(states, slopes, pace_of([0.1, 0.0, 0.2], decay=0.3))
+        for member, own in zip((0, 2), alone, strict=True):
+            muon_(own, [slope[member : member + 1] for slope in slopes], pace_of([0.1 + 0.05 * member], decay=0.3))
+    for k, (state, start) in enumerate(zip(states, starts, strict=True)):
+        assert torch.equal(state.parameter[1], start[1])
+        assert not state.first[1].any()
+        for member, own in zip((0, 2), alone, strict=True):
+            torch.testing.assert_close(state.parameter[member], own[k].parameter[0], rtol=1e-4, atol=1e-5)
+
+
+def test_weights_decay() -> None:
+    start = torch.eye(3).unsqueeze(0)
+    state = state_of(start)
+    muon_([state], [torch.zeros_like(start)], pace_of([0.01], decay=1.0))
+    assert (state.parameter.diagonal(dim1=1, dim2=2) < 1).all()
