@@ -54,7 +54,7 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
     given = {"device": device, "rounds": rounds, "quick": wished.quick, "say": _say}
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "nodes": lambda: node.results(**given),
-        "steps": lambda: step.results(**given, products=wished.products),
+        "steps": lambda: step.results(**given, products=wished.products, cases=wished.cases),
         "likelihood": lambda: likelihood.results(**{**given, "rounds": wished.likelihood_rounds}, points=wished.points),
         "costs": lambda: cost.results(**given),
     }
@@ -75,6 +75,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="how often every contender is timed")
     parser.add_argument("--likelihood-rounds", type=int, default=3, help="the same for a likelihood, which takes long")
     parser.add_argument("--points", type=int, help="how many points a likelihood is of, by default 10,000")
+    parser.add_argument("--cases", type=_places, help="which of the steps, by their places from 0, as 0,2; else all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
     parser.add_argument(
         "--commit", help="that of a tree that came without its history, a + behind it if there were changes"
@@ -88,6 +89,10 @@ def _chosen(text: str) -> tuple[str, ...]:
         if part not in PARTS:
             raise argparse.ArgumentTypeError(f"unknown part {part!r}; choose from {', '.join(PARTS)}")
     return chosen
+
+
+def _places(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 def _say(line: str) -> None:

@@ -42,9 +42,12 @@ SAME = 0.03
 OURS = "concretely, ensemble"
 
 
-def results(*, device: torch.device, products: str, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
-    """The timings of each case."""
-    for case in QUICK if quick else CASES:
+def results(
+    *, device: torch.device, products: str, rounds: int, quick: bool, say: Say, cases: tuple[int, ...] | None = None
+) -> Iterator[dict[str, Any]]:
+    """The timings of each case, or of some by their places."""
+    known = QUICK if quick else CASES
+    for case in known if cases is None else [known[place] for place in cases]:
         ready = turn.made(_entrants(case, device, products, TIMES // 4 if quick else TIMES), say, suits=same_bound())
         yield result(case, turn.timed(ready, rounds=rounds, seed=work.SEED), say)
 

@@ -89,7 +89,7 @@ def test_members_may_have_data_of_their_own() -> None:
 
 @pytest.mark.parametrize("notation", NOTATIONS)
 def test_gradients_left_as_factors_take_the_same_steps(notation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    always = SimpleNamespace(suits=lambda x, weight: True, affine=affine.affine)
+    always = SimpleNamespace(suits=lambda x, weight: True, affine=affine.affine, FEW=affine.FEW)
     monkeypatch.setattr(layer, "affine", always)
     recipes = [recipe(notation=notation, **wish) for wish in WISHES]
     plain, factored = ([Trainer(each, data()) for each in recipes] for _ in range(2))

@@ -122,7 +122,8 @@ class Visible(nn.Module):
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
         """The distribution of the layer."""
         *others, last = self.network.maps
-        if affine.suits(state, last.weight):
+        # few rows are soon written and read again
+        if affine.suits(state, last.weight) and state.shape[:-1].numel() > affine.FEW:
             hidden = attempted(lambda: _hidden(others, state))
             if hidden is not None:
                 return Unwritten(hidden, last)

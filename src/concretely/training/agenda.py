@@ -5,7 +5,7 @@ the step before has read: the data points of all members, the keys of their draw
 are. The host writes many lines at once, and is back before they are read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -42,17 +42,20 @@ class Agenda:
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         self._views = {name: part[0] for name, part in self._split(self._line).items()}
         self._end = first.step  # the step after that of the last line
+        self._next: Tensor | None = None  # the lines from there on, where they are written already
         self.packed, self._starts = _joined(trainers)
-        self._orders = [trainer.order.on("cpu") for trainer in trainers]  # where the lines are written
+        # on the CPU, where the lines are written
+        self._orders = {_order_key(trainer): trainer.order.on("cpu") for trainer in trainers}
 
     def prepare(self, step: int) -> None:
         """See to it that there is a line for a step, the next to be taken."""
         if step >= self._end:
-            lines = self._written(step)
-            lines = lines.pin_memory() if self._table.is_cuda else lines
+            lines = self._written(step) if self._next is None else self._next
             self._table.copy_(lines, non_blocking=True)
             self._cursor.zero_()
-            self._end = step + LINES
+            self._end, self._next = step + LINES, None
+        if self._next is None and self._end - step == LINES // 2:  # while the device is busy with the first half
+            self._next = self._written(self._end)
 
     def read(self) -> None:
         """Go to the next line, on the device."""
@@ -92,29 +95,39 @@ class Agenda:
 
     def _written(self, first: int) -> Int64[Tensor, "lines width"]:
         """The lines from a step on."""
-        lines = torch.zeros(self._table.shape, dtype=torch.int64)
+        lines = torch.zeros(self._table.shape, dtype=torch.int64, pin_memory=self._table.is_cuda)
         parts, steps = self._split(lines), range(first, first + LINES)
-        nonces = torch.tensor(steps).unsqueeze(-1) * DRAWS + torch.arange(self.draws)
+        recipes = [trainer.recipe for trainer in self.trainers]
         parts["step"].copy_(torch.tensor(steps).unsqueeze(-1))
+        for name, purpose in (("noise", Purpose.NOISE), ("watch", Purpose.WATCH)):
+            parts[name][..., 0] = torch.tensor([seed_of(recipe.seed, purpose) for recipe in recipes])
+            nonces = torch.tensor(steps).unsqueeze(-1) * DRAWS + torch.arange(self.draws)
+            parts[name][..., 1] = nonces.unsqueeze(-1)
+        spans = {key: order.span(first, LINES) for key, order in self._orders.items()}
         for member, (trainer, start) in enumerate(zip(self.trainers, self._starts, strict=True)):
-            recipe = trainer.recipe
-            parts["index"][:, member] = self._orders[member].span(first, LINES) + start
-            for name, purpose in (("noise", Purpose.NOISE), ("watch", Purpose.WATCH)):
-                parts[name][:, :, member, 0] = seed_of(recipe.seed, purpose)
-                parts[name][:, :, member, 1] = nonces
-            decay = recipe.weight_decay / len(trainer.data.train)
-            numbers = [
-                (
-                    recipe.lr * falling(recipe, step),
-                    decay,
-                    *corrections(step + 1),
-                    at_step(recipe.temperature, step) or 0.0,
-                    at_step(recipe.prior_temperature, step) or at_step(recipe.temperature, step) or 0.0,
-                )
-                for step in steps
-            ]
-            parts["numbers"][:, :, member] = torch.tensor(numbers, dtype=torch.float64)
+            torch.add(spans[_order_key(trainer)], start, out=parts["index"][:, member])
+        for k, column in enumerate(self._numbers(steps)):
+            parts["numbers"][:, k] = column
         return lines
+
+    def _numbers(self, steps: range) -> Iterator[Float64[Tensor, "lines members"]]:
+        """The numbers of every step and member, one after the other."""
+        recipes = [trainer.recipe for trainer in self.trainers]
+        falls = torch.tensor([falling(recipes[0], step) for step in steps], dtype=torch.float64)
+        yield falls.unsqueeze(-1) * torch.tensor([recipe.lr for recipe in recipes], dtype=torch.float64)
+        decays = [trainer.recipe.weight_decay / len(trainer.data.train) for trainer in self.trainers]
+        yield torch.tensor(decays, dtype=torch.float64).expand(len(steps), -1)
+        for each in zip(*(corrections(step + 1) for step in steps), strict=True):
+            yield torch.tensor(each, dtype=torch.float64).unsqueeze(-1).expand(-1, len(recipes))
+        warmest = [recipe.temperature or 0.0 for recipe in recipes]
+        for temperatures in (warmest, [recipe.prior_temperature or warmest[k] for k, recipe in enumerate(recipes)]):
+            at_steps = {each: [at_step(each, step) for step in steps] for each in set(temperatures)}
+            yield torch.tensor([at_steps[each] for each in temperatures], dtype=torch.float64).T
+
+
+def _order_key(trainer: Trainer) -> tuple[int, int]:
+    """What the order of the data depends on, in which members may differ."""
+    return trainer.recipe.seed, len(trainer.data.train)
 
 
 def _joined(trainers: Sequence[Trainer]) -> tuple[UInt8[Tensor, "members points bytes"], list[int]]:

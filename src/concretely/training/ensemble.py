@@ -98,10 +98,8 @@ class Ensemble:
             if looks:
                 gap = self._run(self._discrete, bits, Purpose.WATCH) - loss
                 self._book.sums[:, 2:] += torch.stack([gap, self._ones], -1)
-            by_totals = (each.by_total for each in factors.values())
-            pace = allowed_(
-                self._book, [*gradients.values(), *by_totals], loss.detach(), self._agenda.step, self._agenda.pace
-            )
+            # what is not finite in factors is not in the gradient of the bias beside them either, which is their sum
+            pace = allowed_(self._book, list(gradients.values()), loss.detach(), self._agenda.step, self._agenda.pace)
             self._move(gradients, factors, pace)
 
     def _move(self, gradients: dict[str, Tensor], factors: Ledger, pace: Pace) -> None:

@@ -14,7 +14,7 @@ PROGRAMS = 128
 """About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
 
 
-SUMMED, SUMS = (32, 64), 2048
+SUMMED, SUMS = (64, 64), 1024
 """The rows and columns of which a program sums gradients at once, and the most programs that do."""
 
 

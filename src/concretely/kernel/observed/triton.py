@@ -5,10 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..affine.triton import Tile, product, tile
+from ..affine.triton import Tile, product
 from ..logistic.triton import log1p
 from ..operator import joined, parted, rows
 
+TILE, WARPS, STAGES = (128, 64), 4, 3
+"""The rows and units of a program, and how it works; larger tiles have no room for slopes beside the product."""
 LARGEST = tl.constexpr(3.4028234663852886e38)
 """The largest number of float32, which is as good as the largest product of 128 numbers up to 2."""
 
@@ -66,7 +68,7 @@ def log_likelihood(
 ) -> Tensor:
     """The log mass of bits, which the samples share; slopes are written if there is room for them."""
     (members, samples, batch, deep), wide = state.shape, weight.shape[1]
-    high, size = samples * batch, chosen or tile(samples * batch, wide, deep, members)
+    high, size = samples * batch, chosen or Tile(*TILE, 64 if product == "bfloat16" else 32, WARPS, STAGES)
     columns = triton.cdiv(wide, size.wide)
     parts = parted(columns, state[..., 0], torch.float32)
     if parts.numel():
