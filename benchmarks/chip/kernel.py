@@ -1,13 +1,14 @@
 """How far the kernels of this library lie from their definitions on the same keys, in value and in gradient."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from concretely.kernel import affine, bernoulli, bound, discrete, exp_concrete, logistic
+from concretely.kernel import affine, bernoulli, bound, discrete, exp_concrete, logistic, observed
 from concretely.kernel import likelihood as bits_likelihood
 
 LIMIT = 1e-4
@@ -20,24 +21,47 @@ FLIPPED = 1e-3
 """The share of states that rounding may flip."""
 
 MEMBERS, SAMPLES, UNITS, N = 2, 3, 333, 8
+LENGTH = 111
+"""The units of a row."""
+ROWS = (64, 300)
+"""Of a map; with more of them, other kernels are used."""
 
 
 def distances(device: torch.device, products: str) -> Iterator[tuple[str, float, float]]:
     """The name of each operation, how far it lies from its definition, and how far it may."""
+    with precise("highest"):  # or definitions that multiply would be the ones that are off
+        yield from _nodes(device)
+        yield "log likelihood", _log_likelihood(device), LIMIT
+        yield "bound", _bound(device), LIMIT
+    for rows in ROWS:
+        yield f"affine, {rows} rows, {products}", _affine(device, rows), PRODUCTS[products]
+    yield f"observed, {products}", _observed(device), PRODUCTS[products]
+
+
+@contextmanager
+def precise(precision: str) -> Iterator[None]:
+    """Have products of a precision for a while."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _nodes(device: torch.device) -> Iterator[tuple[str, float, float]]:
     temperature = torch.tensor([0.4, 1.1], dtype=torch.float64, device=device)
     key = torch.randint(-(2**62), 2**62, (MEMBERS, 2), device=device)
     for operation, shape, squash in ((logistic, (UNITS,), "corner"), (exp_concrete, (UNITS, N), "cube")):
         name, logits = operation.__name__.rpartition(".")[2], 3 * torch.randn(MEMBERS, *shape, device=device)
         for kind in ("none", squash):
             yield f"{name} draw, {kind}", _draw(operation, logits, temperature, key, kind), LIMIT
+        yield f"{name} draw, {squash}, rows", _rows(operation, logits, temperature, key, squash), LIMIT
         yield f"{name} score", _score(operation, logits, temperature, key), LIMIT
     for operation, shape in ((bernoulli, (UNITS,)), (discrete, (UNITS, N))):
         name, logits = operation.__name__.rpartition(".")[2], 3 * torch.randn(MEMBERS, *shape, device=device)
         yield f"{name} states", _states(operation, logits, key), FLIPPED
         yield f"{name} score", _masses(operation, logits, key), LIMIT
-    yield "log likelihood", _log_likelihood(device), LIMIT
-    yield "bound", _bound(device), LIMIT
-    yield f"affine, {products}", _affine(device), PRODUCTS[products]
 
 
 def distance(found: Tensor, defined: Tensor, *, relative_to: float = 1.0) -> float:
@@ -69,6 +93,12 @@ def _draw(operation: ModuleType, logits: Tensor, temperature: Tensor, key: Tenso
     values = [] if squash == "none" else [(value, expected[1])]
     pairs = [(node, expected[0]), *values, (log_density, expected[2]), (slope, pulled)]
     return _largest(*zip(*pairs, strict=True))
+
+
+def _rows(operation: ModuleType, logits: Tensor, temperature: Tensor, key: Tensor, squash: str) -> float:
+    """A draw whose log densities are summed over rows, of which there are four times as many as samples."""
+    found = operation.draw(logits, temperature, key, 4, squash, LENGTH)
+    return _largest(found, operation.naive.draw(logits, temperature, key, 4, squash, LENGTH))
 
 
 def _score(operation: ModuleType, logits: Tensor, temperature: Tensor, key: Tensor) -> float:
@@ -124,11 +154,11 @@ def _bound(device: torch.device) -> float:
     return _largest([found, *slope], [expected, bound.naive.backward(by, known, expected)])
 
 
-def _affine(device: torch.device) -> float:
+def _affine(device: torch.device, rows: int) -> float:
     """A map with tanh behind it and its gradients, against float64; sums are compared by their own size."""
     x, weight, bias = (
         torch.randn(MEMBERS, *shape, device=device).div_(size).requires_grad_()
-        for shape, size in (((64, 200), 1.0), ((UNITS, 200), 200**0.5), ((UNITS,), 1.0))
+        for shape, size in (((rows, 200), 1.0), ((UNITS, 200), 200**0.5), ((UNITS,), 1.0))
     )
     found = affine.affine(x, weight, bias, True)
     by = torch.randn_like(found)
@@ -136,5 +166,23 @@ def _affine(device: torch.device) -> float:
     wide = [each.detach().double() for each in (x, weight, bias)]
     expected = affine.naive.affine(*wide, True)
     pulled = affine.naive.affine_backward(by.double(), wide[0], wide[1], expected, True)
+    pairs = zip([found, *slopes], [expected, *pulled], strict=True)
+    return max(distance(own, truth, relative_to=truth.abs().max().item()) for own, truth in pairs)
+
+
+def _observed(device: torch.device) -> float:
+    """The log likelihood of bits without their logits, and its gradients, against float64."""
+    state, weight, bias = (
+        torch.randn(MEMBERS, *shape, device=device).div_(size).requires_grad_()
+        for shape, size in (((SAMPLES, 100, 200), 1.0), ((UNITS, 200), 200**0.5), ((UNITS,), 1.0))
+    )
+    bits = torch.randint(2, (MEMBERS, 100, UNITS), device=device).float()
+    found = observed.log_likelihood(state, weight, bias, bits)
+    by = torch.randn_like(found)
+    slopes = torch.autograd.grad(found, (state, weight, bias), by)
+    wide = [each.detach().double().requires_grad_() for each in (state, weight, bias)]
+    logits = (wide[0] @ wide[1].mT.unsqueeze(1)) + wide[2].view(MEMBERS, 1, 1, -1)
+    expected = torch.where(bits.unsqueeze(1) > 0, 1, -1).mul(logits).neg().exp().log1p().neg().sum(-1)
+    pulled = torch.autograd.grad(expected, wide, by.double())
     pairs = zip([found, *slopes], [expected, *pulled], strict=True)
     return max(distance(own, truth, relative_to=truth.abs().max().item()) for own, truth in pairs)

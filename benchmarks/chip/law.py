@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +62,7 @@ def laws(*, device: torch.device, products: str, quick: bool) -> Iterator[Law]:
     for name, distance, limit in kernel.distances(device, products):
         yield Law(f"kernel against definition, {name}", distance, limit)
     for estimator in ("concrete", "vimco", "nvil"):
-        with _products("highest"):  # or states that are drawn would differ in the end
+        with kernel.precise("highest"):  # or states that are drawn would differ in the end
             name = f"parameters of a member against those of the same run alone, {estimator}"
             yield Law(name, _apart(_small(estimator), _dots(), device), 1e-3)
     notation = "12H~40V" if quick else "200H~784V"
@@ -131,14 +130,3 @@ def _dots() -> Dataset:
     free = torch.rand(70, 8, generator=torch.Generator().manual_seed(7)) < torch.linspace(0.1, 0.7, 8)
     points = torch.cat([free, free[:, :4]], -1)
     return Dataset("dots", *(Bits.pack(part) for part in points.split([40, 20, 10])), source="made up.")
-
-
-@contextmanager
-def _products(precision: str) -> Iterator[None]:
-    """Have products of a precision for a while."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
