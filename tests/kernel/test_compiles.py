@@ -133,6 +133,15 @@ def adam(kernels: Any) -> None:
         kernels.adam_(tensors, tensors, tensors, tensors, pace, [len(shape) > 1 for shape in shapes])
 
 
+def muon(kernels: Any) -> None:
+    for members, shapes in ((1, [(1, 1)]), (3, [(5, 7), (7, 5)]), (2, [(200, 784), (784, 200), (200, 200)])):
+        pace = kernels.Pace(*(empty(members, dtype=DOUBLE) for _ in range(4)))
+        matrices = [empty(members, *shape) for shape in shapes]
+        states = [kernels.State(matrix, matrix, matrix) for matrix in matrices]
+        kernels.hasten_(states, matrices, pace, matrices)
+        kernels.move_(states, pace, matrices)
+
+
 def bits(kernels: Any) -> None:
     for members, points, width in ((1, 1, 1), (3, 5, 7), (1, 100, 784)):
         packed, index = empty(members, points, -(-width // 8), dtype=torch.uint8), key(members)

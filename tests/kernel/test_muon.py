@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from concretely.kernel import muon as operation
 from concretely.kernel.adam import Pace, State
 from concretely.kernel.muon import muon_, orthogonal
-from tests.kernel import DEVICE
+from tests.kernel import DEVICE, PATHS, taken
 
 SHAPES = [(1, 1), (5, 5), (3, 20), (20, 3), (1, 7)]
 
@@ -54,14 +55,16 @@ def test_steps_are_those_of_torch() -> None:
         torch.testing.assert_close(state.parameter[0], matrix.detach(), rtol=0, atol=2e-3)
 
 
-def test_members_do_not_hear_of_each_other_and_one_at_rest_stays_as_it_is() -> None:
+@PATHS
+def test_members_do_not_hear_of_each_other_and_one_at_rest_stays_as_it_is(path: str) -> None:
     starts = [torch.randn(3, 4, 6, device=DEVICE), torch.randn(3, 6, 4, device=DEVICE)]
     slopes = [torch.randn_like(start) for start in starts]
     states = [state_of(start) for start in starts]
     alone = [[state_of(start[member : member + 1]) for start in starts] for member in (0, 2)]
     slopes[0][1, 2, 3] = math.nan
     for _ in range(2):
-        muon_(states, slopes, pace_of([0.1, 0.0, 0.2], decay=0.3))
+        with taken(operation, path):
+            muon_(states, slopes, pace_of([0.1, 0.0, 0.2], decay=0.3))
         for member, own in zip((0, 2), alone, strict=True):
             muon_(own, [slope[member : member + 1] for slope in slopes], pace_of([0.1 + 0.05 * member], decay=0.3))
     for k, (state, start) in enumerate(zip(states, starts, strict=True)):
@@ -69,6 +72,21 @@ def test_members_do_not_hear_of_each_other_and_one_at_rest_stays_as_it_is() -> N
         assert not state.first[1].any()
         for member, own in zip((0, 2), alone, strict=True):
             torch.testing.assert_close(state.parameter[member], own[k].parameter[0], rtol=1e-4, atol=1e-5)
+
+
+@PATHS
+def test_matrices_of_all_shapes_move_as_the_definition_does(path: str) -> None:
+    shapes = [(33, 40), (40, 33), (7, 7), (1, 5), (40, 33), (50, 50)]
+    starts = [torch.randn(2, *shape, device=DEVICE) for shape in shapes]
+    found, defined = ([state_of(start) for start in starts] for _ in range(2))
+    for _ in range(2):
+        slopes = [torch.randn_like(start) for start in starts]
+        with taken(operation, path):
+            muon_(found, [slope.mT.contiguous().mT for slope in slopes], pace_of([0.1, 0.02], decay=0.3))
+        with taken(operation, "plain"):
+            for state, slope in zip(defined, slopes, strict=True):
+                muon_([state], [slope], pace_of([0.1, 0.02], decay=0.3))
+    torch.testing.assert_close(found, defined, rtol=1e-3, atol=1e-4)
 
 
 def test_weights_decay() -> None:

@@ -1,0 +1,59 @@
+"""A step of Muon for matrices of many members: along their momentum, whose singular values are all made about one.
+
+See [jordan2024muon]. Steps are as long as those of Adam at the same learning rate are on average [liu2025muon].
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..adam import Pace, State
+from ..operator import is_fast
+from . import naive
+from .naive import orthogonal
+
+__all__ = ["muon_", "orthogonal"]
+
+
+def muon_(states: Sequence[State], gradients: Sequence[Float[Tensor, "members _ _"]], pace: Pace) -> None:
+    """Move matrices, which decay, of all members that move; second moments are left alone."""
+    lying = [sorted(state.parameter.shape[1:]) for state in states]
+    # those of one shape, lying or standing, are turned together
+    places = sorted(range(len(states)), key=lambda k: lying[k])
+    groups = [list(group) for _, group in groupby(places, key=lambda k: lying[k])]
+    members, stacks = len(pace.rate), []
+    for group in groups:
+        stacks.append(states[0].parameter.new_empty((len(group) * members, *lying[group[0]])))
+    order = [k for group in groups for k in group]
+    chosen, slopes = [states[k] for k in order], [gradients[k] for k in order]
+    _hasten(chosen, slopes, pace, _parts(groups, stacks))
+    _move(chosen, pace, _parts(groups, [orthogonal(stack) for stack in stacks]))
+
+
+def _parts(groups: Sequence[Sequence[int]], stacks: Sequence[Tensor]) -> list[Tensor]:
+    """What belongs to each matrix of some stacks."""
+    pairs = zip(groups, stacks, strict=True)
+    return [part for group, stack in pairs for part in stack.chunk(len(group))]
+
+
+def _hasten(states: list[State], gradients: list[Tensor], pace: Pace, out: list[Tensor]) -> None:
+    if is_fast(out[0]) and out[0].dtype == torch.float32:
+        from . import triton
+
+        triton.hasten_(states, gradients, pace, out)
+        return
+    for state, gradient, place in zip(states, gradients, out, strict=True):
+        naive.hasten_(state, gradient, pace, place)
+
+
+def _move(states: list[State], pace: Pace, steps: list[Tensor]) -> None:
+    if is_fast(steps[0]) and steps[0].dtype == torch.float32:
+        from . import triton
+
+        triton.move_(states, pace, steps)
+        return
+    for state, step in zip(states, steps, strict=True):
+        naive.move_(state, pace, step)

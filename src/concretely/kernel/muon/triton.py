@@ -1,0 +1,80 @@
+"""What a step of Muon does to each element, for many matrices in one launch."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..adam import Pace, State
+from .naive import MOMENTUM, length
+
+BLOCK = 1024
+
+
+@triton.jit
+def _turned(at, rows: tl.constexpr, columns: tl.constexpr, LIES: tl.constexpr):
+    """Where an element of a matrix is in the one that lies."""
+    return at if LIES else at % columns * rows + at // columns
+
+
+@triton.jit
+def _hasten(
+    parameters, gradients, firsts, outs, rate, decay,
+    rows: tl.constexpr, columns: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    lr, shrink = tl.load(rate + member).to(tl.float32), tl.load(decay + member).to(tl.float32)
+    for t in tl.static_range(len(rows)):
+        size = rows[t] * columns[t]
+        blocks = tl.cdiv(size, BLOCK)
+        if (block >= 0) & (block < blocks):
+            at = block * BLOCK + tl.arange(0, BLOCK)
+            mask, place = at < tl.where(lr != 0, size, 0), member * size + at
+            slope = tl.load(gradients[t] + place, mask=mask, other=0.0)
+            slope += shrink * tl.load(parameters[t] + place, mask=mask, other=0.0)
+            first = MOMENTUM * tl.load(firsts[t] + place, mask=mask, other=0.0) + slope
+            tl.store(firsts[t] + place, first, mask=mask)
+            out = outs[t] + member * size + _turned(at, rows[t], columns[t], rows[t] <= columns[t])
+            tl.store(out, slope + MOMENTUM * first, mask=at < size)
+        block -= blocks
+
+
+def hasten_(states: list[State], gradients: list[Tensor], pace: Pace, out: list[Tensor]) -> None:
+    """Add gradients to momenta, and find where these will be after another of each."""
+    shapes = [state.parameter.shape for state in states]
+    blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
+    _hasten[blocks, len(pace.rate)](
+        tuple(state.parameter for state in states), tuple(each.contiguous() for each in gradients),
+        tuple(state.first for state in states), tuple(out), pace.rate, pace.decay,
+        rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes),
+        MOMENTUM=MOMENTUM, BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit
+def _move(
+    parameters, steps, lengths, rate, rows: tl.constexpr, columns: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    lr = tl.load(rate + member).to(tl.float32)
+    for t in tl.static_range(len(rows)):
+        size = rows[t] * columns[t]
+        blocks = tl.cdiv(size, BLOCK)
+        if (block >= 0) & (block < blocks):
+            at = block * BLOCK + tl.arange(0, BLOCK)
+            mask = at < tl.where(lr != 0, size, 0)
+            turned = _turned(at, rows[t], columns[t], rows[t] <= columns[t])
+            step = tl.load(steps[t] + member * size + turned, mask=mask, other=0.0)
+            place = parameters[t] + member * size + at
+            tl.store(place, tl.load(place, mask=mask, other=0.0) - lr * lengths[t] * step, mask=mask)
+        block -= blocks
+
+
+def move_(states: list[State], pace: Pace, steps: list[Tensor]) -> None:
+    """Move matrices, which may stand where their steps lie."""
+    shapes = [state.parameter.shape for state in states]
+    blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
+    _move[blocks, len(pace.rate)](
+        tuple(state.parameter for state in states), tuple(each.contiguous() for each in steps),
+        tuple(length(state.parameter) for state in states), pace.rate,
+        rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes), BLOCK=BLOCK,
+    )  # fmt: skip
