@@ -265,7 +265,7 @@ def model_and_inputs(notation: str) -> tuple[Any, tuple[Tensor, ...]]:
 @pytest.fixture
 def unwritten(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Called, it has models score what is observed without its logits."""
-    always = SimpleNamespace(suits=lambda x, weight: True, affine=affine.affine)
+    always = SimpleNamespace(suits=lambda x, weight: True, affine=affine.affine, FEW=0)
     return lambda: monkeypatch.setattr(layer, "affine", always)
 
 
