@@ -37,7 +37,7 @@ class Case:
         """The numbers of categories to try."""
         if not self.has_categories:
             return (2,)
-        return tuple(n for n in CATEGORIES if self.build not in (c.Hypercube, c.HypercubeConcrete) or n != 3)
+        return tuple(n for n in CATEGORIES if "Hypercube" not in self.name or n != 3)
 
 
 def _cauchy(logit: float) -> float:
@@ -73,6 +73,7 @@ RELAXATIONS = (
     Case("BinaryConcrete", c.BinaryConcrete, has_categories=False),
     Case("Concrete", c.Concrete, has_categories=True),
     Case("HypercubeConcrete", c.HypercubeConcrete, has_categories=True),
+    Case("HypercubeLogisticNormal", c.HypercubeLogisticNormal, has_categories=True),
     Case("LogisticNormal", c.LogisticNormal, has_categories=True),
     Case("BinaryCircuit-normal", _circuit("normal"), has_categories=False),
     Case("BinaryCircuit-laplace", _circuit("laplace"), has_categories=False),

@@ -508,3 +508,27 @@ def test_runs_are_mapped_over_a_batch_of_inputs(mode: c.mode.Mode) -> None:
     output, log_prob = torch.func.vmap(outputs, randomness="different")(x)
     assert output.shape == log_prob.shape == (6, 3, 4)
     assert len(output.flatten(1).unique(dim=0)) > 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_with_normal_noise_a_node_is_the_control_with_its_logits(size: int) -> None:
+    logits = torch.randn(3, size, dtype=torch.float64)
+    control = c.HypercubeLogisticNormal(logits, 0.5)
+    mode = c.mode.Relaxed(0.5, noise="normal")
+    trace = c.run(lambda draw: draw("a", c.Hypercube(logits)), mode, samples=4)
+    value = trace["a"].value
+    torch.testing.assert_close(trace["a"].log_prob, control.node_log_prob(value))
+    assert (value.abs() <= 1).all()
+    assert control.discretize().logits.shape == c.Hypercube(logits).logits.shape
+    other = c.HypercubeLogisticNormal(logits + 1 + torch.arange(size), 0.7)
+    torch.testing.assert_close(
+        mode.score("a", other.discretize(), value), c.HypercubeLogisticNormal(other.logits, 0.5).node_log_prob(value)
+    )
+
+
+def test_discrete_nodes_have_a_control_and_bits_have_none() -> None:
+    mode = c.mode.Relaxed(0.5, noise="normal")
+    value = c.run(lambda draw: draw("a", c.Discrete(torch.zeros(5, 3))), mode)["a"].value
+    torch.testing.assert_close(value.sum(-1), torch.ones(5))
+    with pytest.raises(NotImplementedError, match="Bernoulli has no relaxation by normal noise"):
+        c.run(lambda draw: draw("a", c.Bernoulli(torch.zeros(5))), mode)

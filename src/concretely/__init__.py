@@ -41,6 +41,7 @@ __all__ = [
     "GumbelSoftmax",
     "Hypercube",
     "HypercubeConcrete",
+    "HypercubeLogisticNormal",
     "Likelihood",
     "Logistic",
     "LogisticNormal",

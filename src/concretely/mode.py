@@ -33,6 +33,9 @@ STATES = 2**20
 Temperatures = Temperature | Mapping[str, Temperature]
 """One temperature for all nodes, or one for each by its name."""
 
+Noise = Literal["gumbel", "normal"]
+"""What makes a node of logits: Gumbels, or logistic noise as their difference; or Gaussians, as a control."""
+
 
 class Shape(NamedTuple):
     """A node as it is when nothing has a sample axis."""
@@ -118,6 +121,7 @@ class Relaxed(Mode):
 
     The temperature is one for all, or a map from the names of all nodes to theirs. Values are scored by the log density
     of their node or, which bounds nothing, by the discrete log masses weighed as the value weighs the states.
+    With normal noise the twin is the paper's control, which has a Gaussian in the place of a Gumbel.
     See [maddison2017concrete], section 3.3 and appendix C.
 
     >>> mode = Relaxed({"h1": 2 / 3, "h2": 1 / 2})
@@ -125,6 +129,7 @@ class Relaxed(Mode):
 
     temperature: Temperatures
     scored_by: Literal["density", "mass"] = "density"
+    noise: Noise = "gumbel"
 
     def __post_init__(self) -> None:
         _require_positive(self.temperature)
@@ -140,7 +145,7 @@ class Relaxed(Mode):
         """Draw a relaxed value, which carries the pathwise gradient."""
         if not isinstance(distribution, Mass):
             return _pathwise(name, distribution, sample_shape, generator)
-        relaxed = _relaxed(name, distribution, self.temperature)
+        relaxed = _relaxed(name, distribution, self.temperature, self.noise)
         drawn = relaxed.drawn(sample_shape, generator=generator, axes=axes)
         if self.scored_by == "mass":
             return Drawn(drawn.value, lambda: distribution.interpolated_log_prob(drawn.value))
@@ -152,13 +157,13 @@ class Relaxed(Mode):
             return distribution.log_prob(value)
         if self.scored_by == "mass":
             return distribution.interpolated_log_prob(value)
-        return _relaxed(name, distribution, self.temperature).node_log_prob(value)
+        return _relaxed(name, distribution, self.temperature, self.noise).node_log_prob(value)
 
     def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
         """The log density of the node, or the weighed log masses, summed over units."""
         if not isinstance(distribution, Mass) or self.scored_by == "mass":
             return super().summed(name, distribution, value, axes)
-        return _relaxed(name, distribution, self.temperature).node_log_prob(value, axes)
+        return _relaxed(name, distribution, self.temperature, self.noise).node_log_prob(value, axes)
 
 
 @dataclass(frozen=True)
@@ -318,12 +323,12 @@ def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ..
     return Drawn(value, lambda: distribution.log_prob(value))
 
 
-def _relaxed(name: str, mass: Mass, temperature: Temperatures) -> Relaxation:
+def _relaxed(name: str, mass: Mass, temperature: Temperatures, noise: Noise = "gumbel") -> Relaxation:
     if not isinstance(temperature, float | Tensor) and isinstance(temperature, Mapping):  # quicker in this order
         if name not in temperature:
             raise ValueError(f"temperature must name every node, got none for {name!r}")
         temperature = temperature[name]
-    relaxed = mass.relax(temperature)
+    relaxed = mass.relax(temperature) if noise == "gumbel" else mass.control(temperature)
     if relaxed.batch_shape != mass.batch_shape:  # the axes that it adds would be taken for samples or data
         raise ValueError(
             f"temperature must broadcast to the batch shape {tuple(mass.batch_shape)} of node {name!r}, "

@@ -12,7 +12,13 @@ from concretely.notation import parse
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "concrete_distribution.tex"
 PRINTED = pytest.mark.skipif(not PAPER.exists(), reason=f"the source of the paper is not at {PAPER}")
 
-CELLS = {"table-1": (48, 96), "structured-prediction": (14, 28), "table-3": (36, 72), "temperature": (12, 0)}
+CELLS = {
+    "table-1": (48, 96),
+    "logistic-normal": (2, 4),
+    "structured-prediction": (14, 28),
+    "table-3": (36, 72),
+    "temperature": (12, 0),
+}
 """How many cells there are, and how many numbers the paper has for them."""
 
 TABULARS = {"table-1": 0, "structured-prediction": 1, "table-3": 2}
@@ -100,6 +106,15 @@ def test_what_the_text_says_of_higher_arity_is_in_the_recipe() -> None:
         assert cells[f"{arity}-ary"] == {"test": float(test), "train": float(train)}
 
 
+@PRINTED
+def test_what_the_text_says_of_logistic_normals_is_in_the_recipe() -> None:
+    (text,) = re.findall(r"logistic Normals is.*", PAPER.read_text(encoding="utf-8"))
+    found = re.findall(r"best (\d)-ary model achieved\D*(\d+\.\d)/(\d+\.\d)", text)
+    cells = {cell.row: cell.paper for cell in recipe.experiment("logistic-normal").cells}
+    assert {f"{arity}-ary": {"test": float(test), "train": float(train)} for arity, test, train in found} == cells
+    assert len(cells) == 2
+
+
 def test_there_are_no_other_files() -> None:
     assert recipe.names() == sorted(CELLS)
 
@@ -122,8 +137,8 @@ def test_recipes_are_those_of_the_appendix(name: str) -> None:
         assert (wished.steps, wished.batch, wished.lr_schedule) == (10_000_000, 64, "constant")
         assert wished.lr == (1e-4 if "~" in wished.notation else 3e-4)
         assert wished.weight_decay == (1e-3 if predicts else 0)
-        assert wished.validate == (0 if wished.estimator == "concrete" else 10_000)
-        if wished.estimator == "concrete" and name != "temperature":
+        assert wished.validate == (0 if wished.method.relaxes else 10_000)
+        if wished.method.relaxes and name != "temperature":
             posterior, prior = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}[latent[0].arity]
             assert (wished.temperature, wished.prior_temperature) == (posterior, None if predicts else prior)
 

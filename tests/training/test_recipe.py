@@ -60,9 +60,9 @@ def test_what_is_not_said_is_as_in_the_paper(
 def test_every_estimator_has_the_samples_and_temperatures_that_it_needs_and_no_others(estimator: str) -> None:
     recipe = resolve(notation="200H~784V", estimator=estimator)
     assert recipe.samples == (5 if estimator in ("rloo", "vimco") else 1)
-    cools = estimator in ("concrete", "gumbel-softmax", "straight-through-gumbel-softmax")
+    cools = estimator in ("concrete", "logistic-normal", "gumbel-softmax", "straight-through-gumbel-softmax")
     assert recipe.temperature == (2 / 3 if cools else None)
-    assert recipe.prior_temperature == (1 / 2 if estimator == "concrete" else None)
+    assert recipe.prior_temperature == (1 / 2 if estimator in ("concrete", "logistic-normal") else None)
 
 
 def test_patience_alone_looks_fifty_times() -> None:

@@ -6,7 +6,7 @@ from .concrete import Concrete, Discrete
 from .divergence import monte_carlo_kl
 from .exp_concrete import ExpConcrete
 from .gumbel import Gumbel
-from .hypercube import Hypercube, HypercubeConcrete
+from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
 from .logistic_normal import ExpLogisticNormal, LogisticNormal
 
@@ -22,6 +22,7 @@ __all__ = [
     "Gumbel",
     "Hypercube",
     "HypercubeConcrete",
+    "HypercubeLogisticNormal",
     "Logistic",
     "LogisticNormal",
     "monte_carlo_kl",

@@ -183,6 +183,10 @@ class Mass(Variable):
     def relax(self, temperature: Temperature) -> "Relaxation":
         """The relaxation with the same logits."""
 
+    def control(self, temperature: Temperature) -> "Relaxation":
+        """The relaxation with the same logits by Gaussian noise, where there is one."""
+        raise NotImplementedError(f"{type(self).__name__} has no relaxation by normal noise")
+
     @abstractmethod
     def _log_mass(self, value: Tensor) -> Tensor:
         """The log mass of a value in the support."""

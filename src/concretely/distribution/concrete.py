@@ -13,7 +13,7 @@ from .. import noise
 from ..kernel import discrete as kernel
 from ..noise import Source, key_of
 from . import check, fused
-from .base import Mass
+from .base import Mass, Relaxation
 from .cast import cast, wide
 from .constraint import one_hot
 from .exp_concrete import ExpConcrete
@@ -73,6 +73,12 @@ class Discrete(Mass):
     def relax(self, temperature: Temperature) -> "Concrete":
         """The Concrete variable with the same logits."""
         return Concrete(self.logits, temperature, validate_args=self._validate_args)
+
+    def control(self, temperature: Temperature) -> Relaxation:
+        """The logistic-normal variable with the same logits."""
+        from .logistic_normal import LogisticNormal
+
+        return LogisticNormal(self.logits, temperature, validate_args=self._validate_args)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard Gumbel noise for every category."""

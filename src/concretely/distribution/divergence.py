@@ -16,7 +16,7 @@ from .circuit import BinaryCircuit, CircuitNode, NormalNoise
 from .concrete import Concrete, Discrete, expected
 from .exp_concrete import ExpConcrete
 from .gumbel import Gumbel
-from .hypercube import Hypercube, HypercubeConcrete
+from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .integral import mean_log_sum, mean_soft_size
 from .logistic import Logistic
 from .logistic_normal import ExpLogisticNormal, LogisticNormal
@@ -122,6 +122,7 @@ def _circuit(p: CircuitNode, q: CircuitNode) -> Tensor:
 @register_kl(BinaryConcrete, BinaryConcrete)
 @register_kl(Concrete, Concrete)
 @register_kl(HypercubeConcrete, HypercubeConcrete)
+@register_kl(HypercubeLogisticNormal, HypercubeLogisticNormal)
 @register_kl(LogisticNormal, LogisticNormal)
 @register_kl(BinaryCircuit, BinaryCircuit)
 def _relaxation(p: Relaxation, q: Relaxation) -> Tensor:

@@ -19,6 +19,7 @@ from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
 from .fused import Draw
 from .logistic import Logistic
+from .logistic_normal import ExpLogisticNormal
 from .memory import recall
 from .squash import inside, sigmoid
 from .temperature import Temperature
@@ -112,6 +113,10 @@ class Hypercube(Mass):
         """The relaxed variable with the same logits."""
         return HypercubeConcrete(self.logits, temperature, validate_args=self._validate_args)
 
+    def control(self, temperature: Temperature) -> "HypercubeLogisticNormal":
+        """The relaxed variable with the same logits, and Gaussian noise."""
+        return HypercubeLogisticNormal(self.logits, temperature, validate_args=self._validate_args)
+
     @property
     def state(self) -> Discrete | Bernoulli:
         """The variable that chooses the corner."""
@@ -195,14 +200,17 @@ class HypercubeConcrete(Relaxation):
 
     def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
         logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
-        node: Tempered
-        if logits.shape[-1] == 1:
-            node = Logistic(logits.squeeze(-1), temperature, validate_args=validate_args)
-        else:
-            node = ExpConcrete(logits, temperature, validate_args=validate_args)
+        node = self._behind(logits, temperature, validate_args)
         self._squashed_by = "corner" if logits.shape[-1] == 1 else "cube"
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])
         super().__init__(node, logits=logits, event_shape=bits(logits))
+
+    @staticmethod
+    def _behind(logits: Tensor, temperature: Temperature, validate_args: bool | None) -> Tempered:
+        """The node."""
+        if logits.shape[-1] == 1:
+            return Logistic(logits.squeeze(-1), temperature, validate_args=validate_args)
+        return ExpConcrete(logits, temperature, validate_args=validate_args)
 
     @classmethod
     def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
@@ -222,7 +230,7 @@ class HypercubeConcrete(Relaxation):
         if self.event_shape[0] == 1:
             return 2 * torch.atanh(value.squeeze(-1))
         raise ValueError(
-            f"value of a HypercubeConcrete with {2 ** self.event_shape[0]} states must be the very tensor drawn, "
+            f"value of a {type(self).__name__} with {2 ** self.event_shape[0]} states must be the very tensor drawn, "
             "which remembers its node: a point of the hypercube does not determine one"
         )
 
@@ -234,3 +242,34 @@ class HypercubeConcrete(Relaxation):
             edge = 1 - max(torch.finfo(value.dtype).eps, torch.finfo(self.logits.dtype).eps) / 2
             return value.squeeze(-1).abs() < edge
         return torch.ones((), dtype=torch.bool, device=value.device)
+
+
+class HypercubeLogisticNormal(HypercubeConcrete):
+    r"""A point inside a hypercube by Gaussian noise, the control of the paper's experiments.
+
+    $$\tilde Y = C X, \quad X \sim \mathrm{LogisticNormal}(α, λ)$$
+
+    A single log-odds stands for two logits, of which the first is zero. See [maddison2017concrete], section 5.3.
+
+    >>> HypercubeLogisticNormal(torch.zeros(80, 8), temperature=2 / 3).sample().shape
+    torch.Size([80, 3])
+    """
+
+    @staticmethod
+    def _behind(logits: Tensor, temperature: Temperature, validate_args: bool | None) -> Tempered:
+        both = torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
+        return ExpLogisticNormal(both, temperature, validate_args=validate_args)
+
+    def _squash(self, node: Tensor) -> Tensor:
+        n = 2 ** self.event_shape[0]
+        with torch.autocast(node.device.type, enabled=False):
+            return inside(node.exp() @ corners(n, dtype=node.dtype, device=node.device), -1, 1)
+
+    def _unsquash(self, value: Tensor) -> Tensor:
+        if self.event_shape[0] == 1:
+            return ((1 + torch.cat([-value, value], -1)) / 2).log()
+        return super()._unsquash(value)
+
+    def _determined(self, value: Tensor) -> Tensor:
+        found = super()._determined(value)
+        return found.unsqueeze(-1) if self.event_shape[0] == 1 else found

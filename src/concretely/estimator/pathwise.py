@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..mode import Mode, Relaxed, Temperatures
+from ..mode import Mode, Noise, Relaxed, Temperatures
 from ..mode import StraightThrough as StraightThroughMode
 from ..model.base import Model
 from ..noise import Source
@@ -28,6 +28,8 @@ class Pathwise:
         with the temperature; of a model with q, only to the gradient of what the divergence of its nodes, which the
         temperature does not change, exceeds that of its units by. See [maddison2017concrete].
 
+    With normal noise it is the paper's control: the discrete graph is then not what the relaxed one tends to.
+
     >>> Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
     'density'
     """
@@ -35,6 +37,7 @@ class Pathwise:
     temperature: Temperatures
     prior_temperature: Temperatures | None = None
     kl: Treatment = "density"
+    noise: Noise = "gumbel"
     _modes: tuple[Mode, Mode] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +65,7 @@ class Pathwise:
     def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
         prior = self.temperature if self.prior_temperature is None else self.prior_temperature
-        return Relaxed(self.temperature, scored_by), Relaxed(prior, scored_by)
+        return Relaxed(self.temperature, scored_by, self.noise), Relaxed(prior, scored_by, self.noise)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ def tempered(estimator: str, temperature: Warmth, prior_temperature: Warmth | No
     match estimator:
         case "concrete":
             return Pathwise(temperature, prior_temperature)
+        case "logistic-normal":
+            return Pathwise(temperature, prior_temperature, noise="normal")
         case "gumbel-softmax":
             return GumbelSoftmax(temperature)
         case _:

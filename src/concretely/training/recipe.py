@@ -40,6 +40,7 @@ class Method(NamedTuple):
 
 ESTIMATORS = {
     "concrete": Method(cools=True, relaxes=True),
+    "logistic-normal": Method(cools=True, relaxes=True),
     "gumbel-softmax": Method(cools=True, relaxes=True),
     "straight-through": Method(),
     "straight-through-gumbel-softmax": Method(cools=True),
@@ -159,7 +160,7 @@ class Recipe:
 
     @property
     def _has_prior_temperature(self) -> bool:
-        return self.estimator == "concrete" and self.architecture.context is None
+        return self.estimator in _PRIOR_COOLS and self.architecture.context is None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -221,7 +222,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
         "estimator": estimator,
         "samples": 5 if method.samples > 1 else 1,
         "temperature": temperature if method.cools else None,
-        "prior_temperature": prior if estimator == "concrete" and not predicts else None,
+        "prior_temperature": prior if estimator in _PRIOR_COOLS and not predicts else None,
         "steps": steps,
         "batch": 64,
         "optimizer": "adam",
@@ -235,6 +236,8 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
     }
 
 
+_PRIOR_COOLS = ("concrete", "logistic-normal")
+"""The estimators that score latents under p at a temperature of its own."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "optimizer": OPTIMIZERS,
@@ -308,7 +311,7 @@ def _require_temperature(name: str, temperature: Temperature | None, *, there: b
         return
     if not there:
         why = f"estimator {recipe.estimator!r} has none"
-        if recipe.estimator == "concrete":
+        if recipe.estimator in _PRIOR_COOLS:
             why = f"{recipe.notation} has no prior over its latents"
         raise ValueError(f"{name} must be left out, as {why}, got {_plain(temperature)!r}")
     if not isinstance(temperature, Annealing):
