@@ -1,7 +1,8 @@
-"""Timings as figures in the style of this library's reports: contenders as dots, and cost against size."""
+"""Timings as figures in the style of this library's reports: contenders as dots, cost against size, and curves."""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO
+from itertools import cycle
 from typing import Any
 
 import matplotlib
@@ -13,6 +14,9 @@ from concretely.report.figure import DARK, INK, PALE, STRONG
 
 WIDTH = 4.6
 """In inches, so that a figure is readable on a narrow screen."""
+
+LINES = [(color, style) for style in ("-", "--", ":") for color in (INK, DARK, "#cc5500", STRONG)]
+"""The colours and styles of curves; one colour is no blue, or so many lines could not be told apart."""
 
 
 def dots(rows: Sequence[Mapping[str, Any]], *, of: str, unit: str, limit: float | None = None) -> Figure:
@@ -80,6 +84,28 @@ def cost(result: Mapping[str, Any]) -> Figure:
     axes.grid(axis="y", color=PALE, linewidth=0.4, alpha=0.6)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: number(value)))
     figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def curves(results: Sequence[Mapping[str, Any]]) -> Figure:
+    """The validation NLL of recipes against seconds of training; each ends in a dot.
+
+    >>> curve = [{"seconds": 1.0, "nll": 110.0}, {"seconds": 2.0, "nll": 95.0}]
+    >>> len(curves([{"name": "paper", "valid": {"curve": curve}}]).axes[0].lines)
+    2
+    """
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    for result, (color, style) in zip(results, cycle(LINES)):
+        seconds, nll = zip(*((look["seconds"], look["nll"]) for look in result["valid"]["curve"]), strict=True)
+        axes.plot(seconds, nll, style, color=color, linewidth=1.4, label=result["name"])
+        axes.plot(seconds[-1], nll[-1], "o", color=color, markersize=4)
+    axes.set_xscale("log")
+    axes.set_ylabel("validation NLL, nats", fontsize=9, color=INK)
+    _tidy(axes, "seconds of training")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.grid(axis="y", color=PALE, linewidth=0.4, alpha=0.6)
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8, labelcolor=INK)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The records of `benchmarks.chip` on one page: what was asked beside what was measured, contenders, cost against size.
+"""The records of `benchmarks.chip` on one page: what was asked beside what was measured, and figures of all else.
 
 Run it with `python -m benchmarks.page`. The page is a single HTML file that needs nothing else, neither files nor a
 network nor scripts.
@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, StrictUndefined
 
 from concretely.file import draft
+from concretely.report.record import measured
 
 from . import chart
 
 HERE = Path(__file__).parent
-PARTS = ("nodes", "steps", "likelihood", "costs")
+PARTS = ("nodes", "steps", "likelihood", "costs", "recipes")
 RECORDS, OUT = HERE / "records", Path("out/benchmarks.html")
 
 
@@ -84,7 +85,7 @@ def _asked(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
             yield {
                 "what": row["what"] + _products(record),
                 "limit": f"{'≤' if row['sense'] == 'at most' else '≥'} {row['limit']:g} {row['unit']}",
-                "measured": _spread(row["measured"]),
+                "measured": _measured(row),
                 "verdict": "yes" if row["holds"] else "no",
             }
 
@@ -102,6 +103,11 @@ def _section(record: Mapping[str, Any]) -> Section:
             text = "The multi-sample bound of a test set, in seconds."
             pictures = [_likelihood(result) for result in record["results"]]
             return Section(f"Likelihood{_products(record)}", text, pictures)
+        case "recipes":
+            text = "How good a model of MNIST becomes on the validation set in how many seconds of training, without "
+            text += "the looks at it and without the first steps, in which programs are compiled and recorded. Test "
+            text += "NLLs, of one run each, come with the standard error that chance in the choice of the data gives."
+            return Section(f"Time to a likelihood{_products(record)}", text, _recipes(record["results"]))
         case _:
             text = "A training step of this library as one size grows. Where a line is as steep as the dotted one, "
             text += "cost is in proportion to the size; where it is flat, a larger size is free."
@@ -144,6 +150,36 @@ def _cost(result: Mapping[str, Any]) -> Picture:
     return Picture(f"Against {result['against']}; {fixed}", chart.svg(chart.cost(result)))
 
 
+def _recipes(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """All recipes as curves in one figure, with what each has come to; nothing if there are none."""
+    known = [result for result in results if result["valid"]["curve"]]
+    if not known:
+        return []
+    settings, valid, test = known[0]["settings"], known[0]["valid"], known[0]["test"]
+    validation, end = (f"{each['samples']:,} samples of {each['points']:,} points" for each in (valid, test))
+    caption = f"{settings['notation']}, validation by {validation}, test by {end}"
+    rows = [
+        (
+            result["name"],
+            measured(result["test"]["nll"], result["test"]["standard_error"]),
+            _length(result),
+        )
+        for result in known
+    ]
+    heads = "recipe", "test NLL", "steps and seconds"
+    return [Picture(caption, chart.svg(chart.curves(known)), (heads, *rows))]
+
+
+def _length(result: Mapping[str, Any]) -> str:
+    """How long a recipe was trained by, and of how many steps these are a part.
+
+    >>> _length({"step": 10, "seconds": 2.0, "settings": {"steps": 1000}})
+    '10 of 1,000 in 2 s'
+    """
+    steps = result["settings"]["steps"]
+    return f"{result['step']:,}{f' of {steps:,}' * (result['step'] < steps)} in {chart.number(result['seconds'])} s"
+
+
 def _laws(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
     """The laws that held before anything was timed, each with the largest number found."""
     found: dict[tuple[str, float], float] = {}
@@ -170,6 +206,16 @@ def _products(record: Mapping[str, Any]) -> str:
     recipe = record["recipe"]
     words = {"highest": "float32", "high": "TF32", "medium": "bfloat16"}
     return "" if recipe["benchmark"] == "chip nodes" else f", {words[recipe['products']]} products"
+
+
+def _measured(row: Mapping[str, Any]) -> str:
+    """What stands beside a limit: many measurements, or one with a standard error.
+
+    >>> _measured({"measured": {"median": 91.97, "quartiles": [91.97, 91.97]}, "standard_error": 0.23})
+    '91.97 ± 0.23'
+    """
+    error = row.get("standard_error")
+    return _spread(row["measured"]) if error is None else measured(row["measured"]["median"], error)
 
 
 def _spread(spread: Mapping[str, Any]) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from .. import record
-from . import cost, law, likelihood, node, step
+from . import cost, law, likelihood, node, recipe, step
 from .law import Law
 from .work import SEED
 
-PARTS = ("laws", "nodes", "steps", "likelihood", "costs")
+PARTS = ("laws", "nodes", "steps", "likelihood", "costs", "recipes")
 PRODUCTS = ("highest", "high", "medium")
 
 
@@ -41,27 +41,29 @@ def main() -> int:
 def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: torch.device) -> None:
     """Time a part, and write its record after each of its results."""
     rounds = 3 if wished.quick else wished.rounds
-    recipe = {
+    settings = {
         "benchmark": f"chip {part}",
         "products": wished.products,
         "dtype": "float32",
-        "rounds": wished.likelihood_rounds if part == "likelihood" else rounds,
+        "rounds": {"likelihood": wished.likelihood_rounds, "recipes": 1}.get(part, rounds),
         "quick": wished.quick,
         "laws": [{**each._asdict(), "holds": each.holds} for each in laws],
     }
     # nodes multiply nothing
     path = wished.out / (f"chip-{part}.json" if part == "nodes" else f"chip-{part}-{wished.products}.json")
-    given = {"device": device, "rounds": rounds, "quick": wished.quick, "say": _say}
+    once = {"device": device, "quick": wished.quick, "say": _say}
+    given = {**once, "rounds": rounds}
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "nodes": lambda: node.results(**given),
         "steps": lambda: step.results(**given, products=wished.products, cases=wished.cases),
         "likelihood": lambda: likelihood.results(**{**given, "rounds": wished.likelihood_rounds}, points=wished.points),
         "costs": lambda: cost.results(**given),
+        "recipes": lambda: recipe.results(**once, seconds=wished.recipe_seconds, points=wished.points),
     }
     found: list[dict[str, Any]] = []
     for result in parts[part]():
         found.append(result)
-        record.write(path, recipe, seed=SEED, results=found, on=str(device), commit=wished.commit)
+        record.write(path, settings, seed=SEED, results=found, on=str(device), commit=wished.commit)
 
 
 def _flags() -> argparse.Namespace:
@@ -75,6 +77,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10, help="how often every contender is timed")
     parser.add_argument("--likelihood-rounds", type=int, default=3, help="the same for a likelihood, which takes long")
     parser.add_argument("--points", type=int, help="how many points a likelihood is of, by default 10,000")
+    parser.add_argument("--recipe-seconds", type=float, default=60.0, help="how long the paper's recipe is trained by")
     parser.add_argument("--cases", type=_places, help="which of the steps, by their places from 0, as 0,2; else all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
     parser.add_argument(

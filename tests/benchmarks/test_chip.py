@@ -12,14 +12,17 @@ import torch
 
 from benchmarks import page
 from benchmarks.chip import __main__ as chip
-from benchmarks.chip import kernel, law, node, step, turn, work
+from benchmarks.chip import kernel, law, node, recipe, step, turn, work
 from benchmarks.chip.law import Law
 from benchmarks.chip.peer.case import Case
 from benchmarks.chip.turn import Contender
 from benchmarks.timing import Timing
+from concretely.data import Bits, Dataset
+from concretely.training.recipe import resolve
 
 CPU = torch.device("cpu")
 SPREAD = {"median": 2.0, "quartiles": [1.5, 2.5]}
+SMALL = recipe.Size("4H~12V", 2, 10, 5, 7, 5, {"steps": 40, "batch": 8})
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
@@ -29,6 +32,17 @@ def run(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
         return chip.main()
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def dots(monkeypatch: pytest.MonkeyPatch) -> Dataset:
+    """Few points of few bits in the place of MNIST, and no laws, which are looked at elsewhere."""
+    parts = (Bits.pack(torch.rand(points, 12) < 0.3) for points in (50, 20, 20))
+    data = Dataset("mnist", *parts, source="made up.")
+    monkeypatch.setattr(recipe, "load", lambda name: data)
+    monkeypatch.setattr(recipe, "QUICK", SMALL)
+    monkeypatch.setattr(law, "laws", lambda **given: iter([Law("one", found=0.0, limit=1.0)]))
+    return data
 
 
 def test_nothing_is_timed_when_a_law_is_broken(
@@ -83,6 +97,82 @@ def test_times_are_those_of_one_piece_of_work() -> None:
     assert counted[0].rounds.shape == (2,)
 
 
+@pytest.mark.usefixtures("dots")
+def test_every_recipe_has_a_curve_and_an_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run(monkeypatch, "--out", str(tmp_path), "--only", "recipes") == 0
+    found = json.loads((tmp_path / "chip-recipes-high.json").read_text())["results"]
+    assert [result["name"] for result in found] == [
+        "paper",
+        "fast",
+        "fast, by Adam",
+        "fast, Adam and batch 512",
+        "fast, at a rate that stays",
+        "fast, at a rate that stays, averaged",
+        "fast, products of bfloat16",
+        "fast, products of float32",
+    ]
+    assert [result["products"] for result in found] == ["high"] * 6 + ["medium", "highest"]
+    for result in found:
+        first, last = result["valid"]["curve"]
+        assert recipe.FIRST < first["step"] < last["step"] == result["step"] == 40
+        assert 0 < first["seconds"] < last["seconds"] == result["seconds"]
+        assert result["test"]["points"] == 7
+        assert result["test"]["standard_error"] > 0
+        assert result["asked"] == []
+    last, average = found[4:6]
+    assert last["test"]["nll"] != average["test"]["nll"]
+    assert page.page(page.read(tmp_path)).count("<svg") == 1
+
+
+def test_without_data_no_recipe_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> Dataset:
+        raise OSError("no connection")
+
+    said: list[str] = []
+    monkeypatch.setattr(recipe, "load", load)
+    assert not list(recipe.results(device=CPU, seconds=1.0, points=None, quick=True, say=said.append))
+    assert said == ["recipes are left out, as there is no MNIST: no connection"]
+
+
+@pytest.mark.usefixtures("dots")
+def test_a_recipe_that_fails_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong, right = recipe.Case("wrong", {"lr": -1.0}), recipe.Case("right", {})
+    monkeypatch.setattr(recipe, "cases", lambda seconds: (wrong, right))
+    said: list[str] = []
+    found = recipe.results(device=CPU, seconds=1.0, points=None, quick=True, say=said.append)
+    assert [result["name"] for result in found] == ["right"]
+    assert said[0] == "wrong is left out, as it fails: ValueError: lr must be positive, got -1.0"
+
+
+def test_a_recipe_ends_when_its_seconds_are_over(dots: Dataset) -> None:
+    settings = resolve(notation="4H~12V", steps=10**6, batch=8)
+    ended = recipe.Run(recipe.Case("paper", {}, seconds=0.1), settings, dots)
+    ended.begin()
+    assert (ended.ensemble.step, ended.seconds) == (recipe.FIRST, 0.0)
+    looks = 0
+    while ended.goes_on:
+        ended.advance(2)
+        looks += 1
+    assert 1 <= looks <= 3
+    assert recipe.FIRST < ended.ensemble.step < 10**6
+    assert ended.seconds > 0.09
+
+
+def test_averaged_weights_forget_at_a_steady_rate() -> None:
+    model = torch.nn.Linear(1, 1, bias=False)
+    average = recipe.Average(model, share=0.25)
+    for value in (8.0, 0.0, 4.0, 4.0, 8.0):
+        torch.nn.init.constant_(model.weight, value)
+        average.take(model)
+    # four that weigh the same, and from then on a quarter for the newest
+    assert average.model.weight.item() == pytest.approx(0.75 * 4.0 + 0.25 * 8.0)
+
+
+def test_some_points_are_spread_over_all() -> None:
+    assert recipe.chosen(5, 10_000).tolist() == [0, 2_000, 4_000, 6_000, 8_000]
+    assert torch.equal(recipe.chosen(10_000, 10_000), torch.arange(10_000))
+
+
 @pytest.mark.parametrize("found", [-90.0, float("nan")])
 def test_a_contender_with_another_bound_does_other_work(found: float) -> None:
     refuse = step.same_bound()
@@ -117,9 +207,15 @@ def test_the_page_shows_what_was_asked_beside_what_was_measured(tmp_path: Path) 
     ]
     asked = {"what": "passes", "sense": "at most", "limit": 1.0, "unit": "passes", "measured": SPREAD, "holds": False}
     points = [{"value": value, "us": SPREAD, "us_per_model": SPREAD} for value in (1, 10)]
+    limit = {"what": "test NLL", "sense": "at most", "limit": 92.1, "unit": "nats", "holds": True}
+    limit |= {"measured": {"median": 91.97, "quartiles": [91.97, 91.97]}, "standard_error": 0.23}
+    curve = {"points": 10, "samples": 5, "curve": [{"seconds": 1.0, "nll": 95.0}, {"seconds": 2.0, "nll": 93.0}]}
+    test = {"points": 10, "samples": 5, "nll": 99.0, "standard_error": 0.5}
+    ended = {"name": "paper", "settings": {"notation": "2H~6V", "steps": 1_000}, "step": 50, "seconds": 2.0}
     parts = {
         "nodes": [{"kind": "binary", "shape": [8], "contenders": contenders, "asked": [asked]}],
         "costs": [{"against": "m", "fixed": {"n": 2}, "points": points}],
+        "recipes": [{**ended, "valid": curve, "test": test, "asked": [limit]}],
     }
     for part, results in parts.items():
         recipe = {"benchmark": f"chip {part}", "products": "high", "quick": False}
@@ -129,8 +225,10 @@ def test_the_page_shows_what_was_asked_beside_what_was_measured(tmp_path: Path) 
         (tmp_path / f"chip-{part}.json").write_text(json.dumps(written))
     text = page.page(page.read(tmp_path))
     assert text == page.page(page.read(tmp_path))
-    assert text.count("<svg") == 2
+    assert text.count("<svg") == 3
     assert '<td>≤ 1 passes</td><td>2 (1.5 – 2.5)</td><td class="no">no</td>' in text
+    assert "<td>≤ 92.1 nats</td><td>91.97 ± 0.23</td><td>yes</td>" in text
+    assert "<td>99.00 ± 0.50</td><td>50 of 1,000 in 2 s</td>" in text
     assert "<peer>" not in text
     assert "H200 beside CPU, 1 core" in text
     assert "a law" in text

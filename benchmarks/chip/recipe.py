@@ -1,0 +1,268 @@
+"""How good a model of MNIST becomes in how many seconds of training, by one recipe and by others.
+
+Seconds are those of steps alone, all done on the device: looks at the validation set are left out, and so are the first
+steps, in which programs are compiled and recorded. Every model is scored with the same products, whichever it was
+trained with, and by the same draws.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from concretely.data import Dataset, load
+from concretely.evaluation.likelihood import Likelihood, evaluate
+from concretely.model import Model
+from concretely.training.capture import WARM_UPS
+from concretely.training.chance import Purpose, generator_of
+from concretely.training.ensemble import Ensemble
+from concretely.training.recipe import Recipe, read, resolve
+from concretely.training.trainer import WATCHED, Trainer
+
+from ..timing import Spread
+from . import asked, kernel, turn, work
+from .asked import Asked
+from .turn import Say
+
+FIRST = WATCHED * WARM_UPS + 1
+"""The steps before the clock starts: the last of them records the rarer of the two programs."""
+
+HORIZON = 0.05
+"""That of averaged weights, as a share of all steps."""
+
+OFTEN = 50
+"""How many times weights are averaged within it."""
+
+LIMIT = 92.1
+"""What the paper reports, in nats."""
+
+
+class Size(NamedTuple):
+    """What is trained and how closely it is looked at."""
+
+    notation: str
+    looks: int
+    """How many there are at the validation set, evenly spaced."""
+    valid_points: int
+    valid_samples: int
+    test_points: int | None
+    """All by default."""
+    test_samples: int
+    changes: dict[str, Any]
+    """What is trained otherwise than the recipes say."""
+
+
+WHOLE = Size("200H~784V", 20, 2_000, 1_000, None, 50_000, {})
+QUICK = Size("12H~784V", 2, 50, 20, 50, 20, {"steps": 40, "batch": 64})
+
+
+class Case(NamedTuple):
+    """A recipe and what is done beside it."""
+
+    name: str
+    settings: dict[str, Any]
+    seconds: float = math.inf
+    """After which training ends, wherever it is."""
+    products: str | None = None
+    """How precise they are in training, if not as elsewhere."""
+    averages: bool = False
+    """Whether the average of the weights is scored beside the last ones."""
+
+
+def cases(seconds: float) -> tuple[Case, ...]:
+    """The paper's recipe for so many seconds, the fast one, and what the latter might have been.
+
+    >>> [case.name for case in cases(60.0) if case.seconds == 60.0]
+    ['paper']
+    """
+    paper, fast = (read(Path(name)) for name in ("paper", "fast"))
+    return (
+        Case("paper", paper, seconds=seconds),
+        Case("fast", fast),
+        Case("fast, by Adam", {**fast, "optimizer": "adam", "lr": 3e-3, "steps": 50_000}),
+        Case("fast, Adam and batch 512", {**fast, "optimizer": "adam", "batch": 512, "lr": 1.5e-3, "steps": 100_000}),
+        Case("fast, at a rate that stays", {**fast, "lr_schedule": "constant"}, averages=True),
+        Case("fast, products of bfloat16", fast, products="medium"),
+        Case("fast, products of float32", fast, products="highest"),
+    )
+
+
+def results(
+    *, device: torch.device, seconds: float, points: int | None, quick: bool, say: Say
+) -> Iterator[dict[str, Any]]:
+    """What each recipe comes to, or nothing but a line where there is no MNIST."""
+    try:
+        data = load("mnist").to(device)
+    except (ImportError, OSError, ValueError) as reason:
+        say(f"recipes are left out, as there is no MNIST: {reason}")
+        return
+    size = QUICK if quick else WHOLE
+    size = size._replace(test_points=points or size.test_points)
+    for case in cases(seconds):
+        try:
+            yield from _results(case, size, data, say)
+        except Exception as reason:  # whatever is wrong with one, the others are trained
+            why = (str(reason).splitlines() or [""])[0]
+            say(f"{case.name} is left out, as it fails: {type(reason).__name__}: {why}")
+
+
+class Average:
+    """A model whose parameters are averages of those that another has had, the older the less.
+
+    >>> import concretely as c
+    >>> model = c.density("2H-6V")
+    >>> average = Average(model, share=0.1)
+    >>> average.take(model)
+    >>> all(map(torch.equal, average.model.parameters(), model.parameters()))
+    True
+    """
+
+    def __init__(self, model: Model, *, share: float) -> None:
+        self.model, self._share, self._taken = deepcopy(model), share, 0
+
+    def take(self, model: Model) -> None:
+        """Move towards the parameters that a model has now; at first all that were taken weigh the same."""
+        self._taken += 1
+        for mean, now in zip(self.model.parameters(), model.parameters(), strict=True):
+            mean.data.lerp_(now.data, max(self._share, 1 / self._taken))
+
+
+class Run:
+    """A recipe that is being trained, with its clock."""
+
+    def __init__(self, case: Case, recipe: Recipe, data: Dataset) -> None:
+        self.case, self.recipe, self.seconds = case, recipe, 0.0
+        self.first = min(FIRST, recipe.steps)
+        self.products = case.products or torch.get_float32_matmul_precision()
+        self.trainer = Trainer(recipe, data, device=data.train.packed.device)
+        self.ensemble = Ensemble([self.trainer])
+        horizon = HORIZON * recipe.steps
+        self._stretch = max(1, round(horizon / OFTEN)) if case.averages else recipe.steps
+        share = -math.expm1(-self._stretch / horizon)
+        self._average = Average(self.trainer.model, share=share) if case.averages else None
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """What is to be scored, by its name."""
+        average = {} if self._average is None else {f"{self.case.name}, averaged": self._average.model}
+        return {self.case.name: self.trainer.model, **average}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there are steps and seconds left, and none of the former has failed."""
+        left = self.ensemble.step < self.recipe.steps and self.seconds < self.case.seconds
+        return left and self.trainer.fault() is None
+
+    def begin(self) -> None:
+        """Take the first steps, without the clock."""
+        self._advance(self.first, math.inf)
+
+    def advance(self, looks: int) -> None:
+        """Train until the next of so many looks is due, by steps or by seconds."""
+        taken, all_of_them = self.ensemble.step - self.first, self.recipe.steps - self.first
+        until = self.first + math.ceil(mark(taken, all_of_them, looks))
+        started = time.perf_counter()
+        self._advance(until, started + mark(self.seconds, self.case.seconds, looks) - self.seconds)
+        self.seconds += time.perf_counter() - started
+
+    def _advance(self, until: int, end: float) -> None:
+        """Take steps until one is reached, or a time; they are done when this returns."""
+
+        def late() -> bool:
+            return time.perf_counter() >= end
+
+        with kernel.precise(self.products):
+            while self.ensemble.step < until and not late():
+                self.ensemble.advance(min(until, self.ensemble.step + self._stretch), pause=late)
+                if self._average is not None:
+                    self._average.take(self.trainer.model)
+        turn.wait(self.ensemble.device)
+
+
+def mark(now: float, last: float, looks: int) -> float:
+    """The next of evenly spaced marks, so many up to the last.
+
+    >>> mark(0, 100, 4), mark(25, 100, 4), mark(26, 100, 4), mark(3, math.inf, 4)
+    (25.0, 50.0, 50.0, inf)
+    """
+    return last * ((now * looks // last + 1) / looks)
+
+
+def chosen(points: int, of: int) -> Tensor:
+    """The places of some points among all, evenly spaced, as a test set may be sorted.
+
+    >>> chosen(3, 10)
+    tensor([0, 3, 6])
+    """
+    return torch.arange(points) * of // points
+
+
+def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[str, Any]]:
+    """What the last weights come to, and what their average does where there is one."""
+    recipe = resolve(**{**case.settings, "notation": size.notation, "data": "mnist", "seed": work.SEED, **size.changes})
+    say(f"{case.name}: {recipe.steps:,} steps" + f", {case.seconds:g} s at most" * math.isfinite(case.seconds))
+    run = Run(case, recipe, data)
+    run.begin()
+    valid = data.valid[: size.valid_points]
+    curves: dict[str, list[dict[str, Any]]] = {name: [] for name in run.models}
+    while run.goes_on:
+        run.advance(size.looks)
+        place = {"step": run.ensemble.step, "seconds": _rounded(run.seconds)}
+        for name, model in run.models.items():
+            found = _scored(recipe, model, valid, size.valid_samples, Purpose.VALIDATION)
+            curves[name].append({**place, "nll": found.nll})
+    fault = run.trainer.fault()
+    if fault is not None:
+        say(f"  the gradient of step {fault[0] + 1:,} is not finite, first in layer {fault[1]}: it ends there")
+    number = min(size.test_points or len(data.test), len(data.test))
+    test = data.test[chosen(number, len(data.test)).to(data.test.packed.device)]
+    for name, model in run.models.items():
+        found = _scored(recipe, model, test, size.test_samples, Purpose.EVALUATION)
+        say(f"  {name:<36} step {run.ensemble.step:,}, {run.seconds:.4g} s: {found}")
+        whole = size.notation == WHOLE.notation and number == len(data.test)
+        beside = [_asked(found)] if name == "fast" and whole else []
+        for row in beside:
+            say(asked.line(row))
+        yield {
+            "name": name,
+            "settings": recipe.settings,
+            "products": run.products,
+            "seconds_at_most": case.seconds,
+            "steps_before_the_clock": run.first,
+            "step": run.ensemble.step,
+            "seconds": _rounded(run.seconds),
+            "fault": None if fault is None else {"step": fault[0], "layer": fault[1]},
+            "valid": {"points": len(valid), "samples": size.valid_samples, "curve": curves[name]},
+            "test": _described(found),
+            "asked": beside,
+        }
+
+
+def _scored(recipe: Recipe, model: Model, bits: Tensor, samples: int, purpose: Purpose) -> Likelihood:
+    """The likelihood of a model, by draws that are the same every time."""
+    return evaluate(model, bits, samples=samples, generator=generator_of(recipe.seed, purpose, device=bits.device))
+
+
+def _described(found: Likelihood) -> dict[str, Any]:
+    return {
+        "points": len(found.log_likelihood),
+        "samples": found.samples,
+        "nll": found.nll,
+        "standard_error": found.standard_error,
+        "effective_sample_size": found.effective_sample_size.mean().item(),
+    }
+
+
+def _asked(found: Likelihood) -> dict[str, Any]:
+    """The limit beside what was found, in one run: its chance is told by a standard error instead of quartiles."""
+    limit = Asked(f"test NLL of {WHOLE.notation}, fast recipe", "at most", LIMIT, "nats")
+    return {**limit.beside(Spread(found.nll, found.nll, found.nll)), "standard_error": found.standard_error}
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
