@@ -117,3 +117,33 @@ def test_likelihoods_are_those_of_the_record(result: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["node", "exactness", "step", "mnist"])
 def test_records_are_of_a_clean_tree(name: str) -> None:
     assert record(name)["commit"]["dirty"] is False
+
+
+CHIP = (
+    "concretely, ensemble",
+    "jax by hand, vmap, scan",
+    "torch by hand, vmap, compiled, captured",
+    "torch by hand, vmap, eager",
+)
+
+
+@pytest.mark.parametrize("case", record("chip-steps-high")["results"], ids=lambda case: str(case["members"]))
+def test_steps_on_a_chip_are_those_of_the_record(case: dict[str, Any]) -> None:
+    if case["method"] != "concrete":
+        pytest.skip("the README speaks of one estimator")
+    models = "1 model" if case["members"] == 1 else f"{case['members']} models at once"
+    times = {row["name"]: f"{row['us']['median']:g}" for row in case["contenders"]}
+    assert cells(f"m = {case['samples']}, {models}") == [times[name] for name in CHIP]
+
+
+def test_likelihoods_on_a_chip_are_those_of_the_record() -> None:
+    ours, theirs = (
+        [
+            f"{case['contenders'][place]['us']['median'] / 1e6:.3g} s"
+            for case in record("chip-likelihood-high")["results"]
+        ]
+        for place in (0, 1)
+    )
+    text = " ".join(README.split())
+    assert f"take {ours[0]}, and {ours[1]} with two layers of latents" in text
+    assert f"a plain loop in torch {theirs[0]} and {theirs[1]} (" in text
