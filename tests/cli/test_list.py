@@ -5,12 +5,14 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 
 from concretely.training import loop
+from concretely.training.member import Member
 from concretely.training.run import restored
 
 from .command import call
@@ -27,7 +29,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the programs that are trained."""
     sizes, train = list[int](), loop.train_together
 
-    def watched(members: Sequence[loop.Member], **others: Any) -> Any:
+    def watched(members: Sequence[Member], **others: Any) -> Any:
         sizes.append(len(members))
         return train(members, **others)
 
@@ -63,7 +65,7 @@ def test_an_interrupted_list_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     train = loop.train_together
     with monkeypatch.context() as patch:
 
-        def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
+        def interrupted(members: Sequence[Member], **others: Any) -> Any:
             os.kill(os.getpid(), signal.SIGINT)
             return train(members, **others)
 
@@ -95,6 +97,60 @@ def test_data_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
     assert {line.split()[1] for line in stdout.splitlines() if "4H-64V" in line} == {"digits", "dots.npz"}
 
 
+def test_what_is_trained_on_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
+    grey = np.random.default_rng(0).random((60, 64)).astype(np.float32)
+    np.savez(tmp_path / "grey.npz", train=grey[:30], valid=grey[30:40], test=grey[40:])
+    lists = ("--binarize", "bernoulli,threshold", "--train-on", "train,whole")
+    code, _, stderr = call(*TINY, "--data", str(tmp_path / "grey.npz"), *lists, "--out", str(tmp_path / "out"))
+    assert (code, programs) == (0, [4]), stderr
+    folders = sorted((tmp_path / "out").iterdir())
+    assert [folder.name for folder in folders] == [
+        f"binarize={how},train_on={part}" for how in ("bernoulli", "threshold") for part in ("train", "whole")
+    ]
+    assert len({restored(folder)[0].digest for folder in folders}) == 4
+
+
+def test_a_folder_of_members_is_not_resumed_but_its_members_are(tmp_path: Path) -> None:
+    call(*TINY, *LISTS, "--out", str(tmp_path))
+    for verb in (["train", "--resume"], ["evaluate"]):
+        code, stdout, stderr = call(*verb, str(tmp_path))
+        assert (code, stdout) == (2, "")
+        named = ", ".join(map(repr, NAMES))
+        sentence = f"run must be the folder of a run, got {str(tmp_path)!r}, which holds runs: choose one of {named}"
+        way = ", or go on with all by the command that began them" if verb[0] == "train" else ""
+        assert stderr == f"{sentence}{way}\n"
+    code, *_ = call("train", "--resume", str(tmp_path / NAMES[1]), "--steps", "25", "--score-samples", "3")
+    assert (code, restored(tmp_path / NAMES[1])[0].step) == (0, 25)
+
+
+def test_of_many_members_some_are_named(tmp_path: Path) -> None:
+    for index in range(20):
+        (tmp_path / f"seed={index}").mkdir()
+        (tmp_path / f"seed={index}" / "recipe.toml").touch()
+    *_, stderr = call("train", "--resume", str(tmp_path))
+    assert stderr.count("seed=") == 8
+    assert "'seed=15', …, or go on with all" in stderr
+
+
+def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_path: Path) -> None:
+    from torch import device
+
+    from concretely.cli.member import Stop, train_all
+    from concretely.data import load
+    from concretely.training.recipe import resolve
+
+    def then(member: Member, stop: Stop) -> None:
+        if member.recipe.notation == "5H-64V":
+            raise ZeroDivisionError
+        while not stop():
+            sleep(0.01)
+        raise KeyboardInterrupt
+
+    members = [Member(resolve(notation=f"{units}H-64V", steps=2), tmp_path / str(units)) for units in (4, 5)]
+    with pytest.raises(ZeroDivisionError):
+        train_all(members, lambda recipe: load("digits", width=64), on=device("cpu"), at_once=2, then=then)
+
+
 def test_a_list_of_one_is_a_single_run(tmp_path: Path, programs: list[int]) -> None:
     code, *_ = call(*TINY, "--seed", "3..3", "--out", str(tmp_path / "out"))
     assert (code, programs) == (0, [1])
@@ -117,7 +173,7 @@ def test_numbers_that_differ_little_are_two_members(tmp_path: Path) -> None:
 def test_an_error_in_one_program_ends_the_others(tmp_path: Path) -> None:
     from torch import device
 
-    from concretely.cli.member import Member, train_all
+    from concretely.cli.member import train_all
     from concretely.data import load
     from concretely.training.recipe import resolve
 

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from concretely import recipe
 from concretely.report.record import read
 from concretely.training import loop, run
+from concretely.training.member import Member
 
 from .command import call
 
@@ -86,7 +88,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the folders that are trained in."""
     folders, train = list[str](), loop.train_together
 
-    def watched(members: Sequence[loop.Member], **others: Any) -> Any:
+    def watched(members: Sequence[Member], **others: Any) -> Any:
         folders.extend(member.folder.name for member in members)
         return train(members, **others)
 
@@ -239,7 +241,7 @@ def test_an_interrupted_table_shows_what_there_is_and_goes_on(
 ) -> None:
     train = loop.train_together
 
-    def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
+    def interrupted(members: Sequence[Member], **others: Any) -> Any:
         if len(trained) == 3:
             os.kill(os.getpid(), signal.SIGINT)
         return train(members, **others)
@@ -275,6 +277,39 @@ def test_an_interruption_while_scoring_keeps_what_was_trained(
     assert "–" not in lines(stdout)[0]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["tiny", "--samples", "1", "--rows", "linear"], "scored"),
+        (["tiny", "--samples", "1", "--rows", "linear", "--programs", "2"], "scored"),
+        (["warm"], "relaxed"),
+    ],
+)
+def test_scoring_is_interrupted_in_the_middle(arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from concretely.report import run as report
+    from concretely.report import temperature
+
+    module: Any = {"scored": report, "relaxed": temperature}[name]
+    score, begun, ended = getattr(module, name), list[str](), list[str]()
+    with monkeypatch.context() as patch:
+
+        def interrupted(*inputs: Any, **others: Any) -> Any:
+            if not begun:
+                begun.append(name)
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)  # until the main thread has heard of it
+            found = score(*inputs, **others)
+            ended.append(name)
+            return found
+
+        patch.setattr(module, name, interrupted)
+        code, _, stderr = call("reproduce", *arguments)
+    assert (code, begun, ended) == (130, [name], [])
+    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    code, stdout, _ = call("reproduce", *arguments)
+    assert (code, any("–" in line[:4] for line in lines(stdout))) == (0, False)
+
+
 def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
     trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +318,7 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
 
     train = loop.train_together
 
-    def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
+    def interrupted(members: Sequence[Member], **others: Any) -> Any:
         if not trained:
             os.kill(os.getpid(), signal.SIGINT)
         return train(members, **others)

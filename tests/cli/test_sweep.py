@@ -11,6 +11,7 @@ import pytest
 
 from concretely.report.record import read as read_record
 from concretely.training import loop, run
+from concretely.training.member import Member
 from concretely.training.recipe import read, resolve
 
 from .command import call
@@ -26,7 +27,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that are trained in, as they are."""
     folders, train = list[Path](), loop.train_together
 
-    def watched(members: Sequence[loop.Member], **others: Any) -> Any:
+    def watched(members: Sequence[Member], **others: Any) -> Any:
         folders.extend(member.folder for member in members)
         return train(members, **others)
 
@@ -119,7 +120,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
     call(*SMALL, *GRID, "--out", str(tmp_path / "whole"))
     train = loop.train_together
 
-    def interrupted(members: Sequence[loop.Member], **others: Any) -> Any:
+    def interrupted(members: Sequence[Member], **others: Any) -> Any:
         if len(trained) == 4:
             os.kill(os.getpid(), signal.SIGINT)
         return train(members, **others)
@@ -160,6 +161,8 @@ def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> Non
         (["--batch", "64,128"], "batch must be a number, got '64,128'"),
         (["--estimator", "vimcoo"], "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         (["--score-samples", "0"], "score-samples must be at least 1, got 0"),
+        (["--data", "digits,mnist"], "data must have one value, as one member is chosen, got 'digits,mnist'"),
+        (["--train-on", "train,whole"], "train-on must have one value, as one member is chosen, got 'train,whole'"),
         (["--data", "mnist"], "data must have 64 bits for each point, as the model has, got 784 in 'mnist'"),
         (
             ["--lr", "1e-3,0.001", "--weight-decay", "0"],

@@ -11,9 +11,10 @@ import torch
 from concretely.data import Bits, Dataset
 from concretely.kernel import affine
 from concretely.model import layer
-from concretely.training.ensemble import DIFFERENT, Ensemble, alike
-from concretely.training.loop import DivergedError, Member, Watch, train, train_together
-from concretely.training.recipe import ESTIMATORS
+from concretely.training.ensemble import Ensemble
+from concretely.training.loop import DivergedError, Watch, train, train_together
+from concretely.training.member import DIFFERENT, OF_DATA, Member, alike, data_key
+from concretely.training.recipe import ESTIMATORS, Recipe
 from concretely.training.run import Run, restored
 from concretely.training.trainer import Row, Trainer
 
@@ -26,6 +27,11 @@ WISHES: list[dict[str, Any]] = [
     {"seed": 2, "lr": 0.01, "weight_decay": 3.0},
     {"seed": 3, "lr_schedule": "constant"},
 ]
+
+
+def points(recipe: Recipe) -> Dataset:
+    """The data of all members."""
+    return data()
 
 
 def other_data() -> Dataset:
@@ -103,8 +109,8 @@ def test_gradients_left_as_factors_take_the_same_steps(notation: str, monkeypatc
 def test_a_member_that_diverges_does_not_disturb_the_others(tmp_path: Path) -> None:
     recipes = [recipe(seed=1), recipe(seed=2, lr=1e30), recipe(seed=3)]
     notes = list[str]()
-    members = [Member(each, tmp_path / str(each.seed), data()) for each in recipes]
-    first, second, third = train_together(members, watch=Watch(note=notes.append))
+    members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
+    first, second, third = train_together(members, data=points, watch=Watch(note=notes.append))
     assert isinstance(second, DivergedError)
     assert "try a smaller lr" in str(second)
     assert notes == [f"2: {second}"]
@@ -135,7 +141,7 @@ def test_a_gradient_that_is_not_finite_stops_its_member_alone() -> None:
 def test_members_end_one_by_one_and_each_as_it_would_alone(tmp_path: Path) -> None:
     wishes: dict[str, Any] = {"steps": 400, "validate": 10, "patience": 2, "lr": 0.05}
     recipes = [recipe(seed=seed, **wishes) for seed in range(4)]
-    found = train_together([Member(each, tmp_path / str(each.seed), data()) for each in recipes])
+    found = train_together([Member(each, tmp_path / str(each.seed)) for each in recipes], data=points)
     alone = [train(each, tmp_path / f"alone-{each.seed}", data=data()) for each in recipes]
     assert len({run.step for run in alone}) > 1
     for one, other in zip(found, alone, strict=True):
@@ -148,13 +154,13 @@ def test_a_program_that_is_stopped_goes_on_to_the_same_end(tmp_path: Path) -> No
     recipes = [recipe(seed=seed, estimator="nvil", notation="4H-4H-12V") for seed in range(3)]
 
     def members(folder: str) -> list[Member]:
-        return [Member(each, tmp_path / folder / str(each.seed), data()) for each in recipes]
+        return [Member(each, tmp_path / folder / str(each.seed)) for each in recipes]
 
-    train_together(members("whole"))
+    train_together(members("whole"), data=points)
     taken = list[int]()
-    halves = train_together(members("halves"), stop=lambda: bool(taken.append(0)) or len(taken) == 13)
+    halves = train_together(members("halves"), data=points, stop=lambda: bool(taken.append(0)) or len(taken) == 13)
     assert [run.step for run in halves if isinstance(run, Run)] == [13, 13, 13]
-    train_together(members("halves"))
+    train_together(members("halves"), data=points)
     for each in recipes:
         one, other = (tensors(tmp_path / folder / str(each.seed)) for folder in ("whole", "halves"))
         for name in one:
@@ -163,18 +169,18 @@ def test_a_program_that_is_stopped_goes_on_to_the_same_end(tmp_path: Path) -> No
 
 def test_runs_at_different_steps_are_resumed_apart(tmp_path: Path) -> None:
     recipes = [recipe(seed=seed) for seed in range(3)]
-    members = [Member(each, tmp_path / str(each.seed), data()) for each in recipes]
+    members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
     taken = list[int]()
-    train_together(members[:1], stop=lambda: bool(taken.append(0)) or len(taken) == 7)
-    found = train_together(members)
+    train_together(members[:1], data=points, stop=lambda: bool(taken.append(0)) or len(taken) == 7)
+    found = train_together(members, data=points)
     assert [run.step for run in found if isinstance(run, Run)] == [30, 30, 30]
 
 
 def test_rows_of_several_are_averages(tmp_path: Path) -> None:
     rows = list[Row]()
     recipes = [recipe(seed=seed, validate=10) for seed in range(3)]
-    members = [Member(each, tmp_path / str(each.seed), data()) for each in recipes]
-    found = train_together(members, watch=Watch(row=rows.append))
+    members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
+    found = train_together(members, data=points, watch=Watch(row=rows.append))
     for index, row in enumerate(rows):
         of_all = [run.rows[index] for run in found if isinstance(run, Run)]
         assert row.bound == pytest.approx(sum(each.bound for each in of_all) / 3)
@@ -188,6 +194,10 @@ def test_only_what_makes_one_program_is_alike() -> None:
     for wish in ({"samples": 2}, {"batch": 8}, {"steps": 31}, {"notation": "4H~12V"}, {"estimator": "score"}):
         assert not alike(recipe(), recipe(**wish)), wish
     assert set(DIFFERENT) <= set(recipe().settings)
+    assert data_key(recipe()) == data_key(recipe(seed=9, lr=1.0))
+    for name, value in zip(OF_DATA, ("omniglot", "threshold", "whole"), strict=True):
+        assert alike(recipe(), recipe(**{name: value}))
+        assert data_key(recipe()) != data_key(recipe(**{name: value}))
     one, other = Trainer(recipe(), data()), Trainer(recipe(samples=2), data())
     with pytest.raises(ValueError, match="members of an ensemble must have one architecture"):
         Ensemble([one, other])
@@ -195,7 +205,7 @@ def test_only_what_makes_one_program_is_alike() -> None:
 
 def test_a_run_that_is_left_alone_is_not_disturbed_by_what_it_was_together_with(tmp_path: Path) -> None:
     recipes = [recipe(seed=1, lr=1e-2, steps=100), recipe(seed=2, lr=1e6, steps=100)]
-    left, gone = train_together([Member(each, tmp_path / str(each.seed), data()) for each in recipes])
+    left, gone = train_together([Member(each, tmp_path / str(each.seed)) for each in recipes], data=points)
     assert isinstance(left, Run)
     assert isinstance(gone, DivergedError)
     expected = train(recipes[0], tmp_path / "alone", data=data())
@@ -208,7 +218,7 @@ def test_a_run_that_is_left_alone_is_not_disturbed_by_what_it_was_together_with(
 def test_the_discrete_graph_is_looked_at_when_the_first_member_has_ended(tmp_path: Path) -> None:
     wishes: dict[str, Any] = {"steps": 60, "validate": 5, "patience": 1, "lr": 0.05}
     recipes = [recipe(seed=seed, **wishes) for seed in range(5)]
-    found = train_together([Member(each, tmp_path / str(each.seed), data()) for each in recipes])
+    found = train_together([Member(each, tmp_path / str(each.seed)) for each in recipes], data=points)
     for run in found:
         assert isinstance(run, Run)
         alone = train(run.recipe, tmp_path / f"alone-{run.recipe.seed}", data=data())

@@ -1,13 +1,14 @@
 """The flags of a recipe, which several verbs take: one for each of its keys, with the same name."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ..training.member import DataKey, data_key
 from ..training.recipe import ESTIMATORS, Recipe, read, resolve
 from .terminal import interruptible, refuse, refusing
 
@@ -84,6 +85,11 @@ def loaded(recipe: Recipe, place: str | None = None, *, again: bool = False) -> 
             return data_of(recipe, place=place, progress=True)
         except FileNotFoundError as error:
             refuse(f"{error}{': say where it is now by --data' if again else ''}")
+
+
+def loaded_once(recipes: Iterable[Recipe]) -> "dict[DataKey, Dataset]":
+    """The data of recipes, of which those that are shared are loaded once."""
+    return {key: loaded(recipe) for key, recipe in {data_key(recipe): recipe for recipe in recipes}.items()}
 
 
 def _parameter(name: str, kind: type, text: str, absent: str) -> inspect.Parameter:

@@ -5,12 +5,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..training.member import DIFFERENT
 from ..training.recipe import Recipe
 
 MOST = 10_000
 """The most seeds of a range."""
-LISTS = ("data", "lr", "weight_decay", "temperature", "prior_temperature", "seed")
-"""The keys of a recipe that may have several values, so that all are trained as one program."""
 
 
 def choices(given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -21,7 +20,7 @@ def choices(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     >>> [choice["seed"] for choice in choices({"seed": "0..2,7"})]
     ['0', '1', '2', '7']
     """
-    lists = {name: _entries(name, given[name]) for name in LISTS if name in given}
+    lists = {name: _entries(name, given[name]) for name in DIFFERENT if name in given}
     for name, values in lists.items():
         if not values:
             raise ValueError(f"{name} must have at least one value, got none")
@@ -30,7 +29,7 @@ def choices(given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def differing(recipes: Sequence[Recipe]) -> list[str]:
     """The keys in which recipes differ, of those that may have several values."""
-    return [name for name in LISTS if len({recipe.settings.get(name) for recipe in recipes}) > 1]
+    return [name for name in DIFFERENT if len({recipe.settings.get(name) for recipe in recipes}) > 1]
 
 
 def named(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:

@@ -1,16 +1,17 @@
 """Runs that are trained and scored together, as parts of a list, a sweep or a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from ..file import draft
+from ..training.member import Member, alike
 from ..training.recipe import FILE, Recipe
 from .terminal import console, refuse, refusing, stopping
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..data import Dataset
+    from ..model import Model
     from ..training.run import Run
 
 DIVERGED = "diverged.txt"
@@ -28,12 +30,8 @@ BRIEF = 1_000
 MOST = 64
 """The most members of one program."""
 
-
-class Member(NamedTuple):
-    """A run of several."""
-
-    recipe: Recipe
-    folder: Path
+Stop = Callable[[], bool]
+"""What says whether there is reason to stop."""
 
 
 def train_all(
@@ -43,12 +41,12 @@ def train_all(
     on: "torch.device",
     at_once: int = 1,
     checkpoint_seconds: float = 60.0,
-    then: Callable[[Member], None] = lambda member: None,
+    then: Callable[[Member, Stop], None] = lambda member, stop: None,
 ) -> bool:
     """Train the members that are not finished, and whether all are settled now, so that none was interrupted.
 
     Members of one architecture are one program, and so many programs share the device at once. What comes after the
-    training of a member is done when its program has ended.
+    training of a member is done when its program has ended; if it raises KeyboardInterrupt, that ends all programs.
     """
     groups, failed = _programs(members), Event()
     at_once = min(at_once, len(groups))
@@ -65,7 +63,10 @@ def train_all(
                         return False
                     for member in group:
                         if not stop():
-                            then(member)
+                            then(member, stop)
+            except KeyboardInterrupt:
+                failed.set()
+                return False
             except BaseException:
                 failed.set()  # so that the others save and end, too
                 raise
@@ -79,8 +80,6 @@ def train_all(
 
 def _programs(members: Sequence[Member]) -> list[list[Member]]:
     """The members that can be trained together, in the order of the first of each."""
-    from ..training.ensemble import alike
-
     groups: list[list[Member]] = []
     for member in members:
         fitting = (group for group in groups if len(group) < MOST and alike(group[0].recipe, member.recipe))
@@ -98,7 +97,7 @@ def _train(
     *,
     on: "torch.device",
     seconds: float,
-    stop: Callable[[], bool],
+    stop: Stop,
     alone: bool,
 ) -> bool:
     """Train what is not finished of a program, and whether all of it is settled now."""
@@ -114,8 +113,7 @@ def _train(
     quiet = recipe.steps < BRIEF and not err.is_terminal
     shown = nullcontext(loop.Watch(note=_noting(err))) if quiet else screen(recipe, err, None, bar=alone)
     with refusing(), shown as watch:
-        runs = [loop.Member(recipe, folder, data(recipe)) for recipe, folder in waiting]
-        found = loop.train_together(runs, device=on, checkpoint_seconds=seconds, watch=watch, stop=stop)
+        found = loop.train_together(waiting, data=data, device=on, checkpoint_seconds=seconds, watch=watch, stop=stop)
     for member, run in zip(waiting, found, strict=True):
         if isinstance(run, loop.DivergedError):
             if len(waiting) == 1:
@@ -132,8 +130,33 @@ def _stream(on: "torch.device") -> AbstractContextManager[object]:
     return torch.cuda.stream(torch.cuda.Stream(on)) if on.type == "cuda" else nullcontext()
 
 
+@contextmanager
+def heeding(stop: Stop, model: "Model") -> Iterator[None]:
+    """Have a model raise KeyboardInterrupt, before its next layer runs, once there is reason to stop.
+
+    In a thread of its own it would not hear of one.
+    """
+
+    def look(*_: object) -> None:
+        if stop():
+            raise KeyboardInterrupt
+
+    handles = [module.register_forward_pre_hook(look) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def score(
-    member: Member, data: "Dataset", *, parts: Sequence[str], samples: int, on: "torch.device"
+    member: Member,
+    data: "Dataset",
+    *,
+    parts: Sequence[str],
+    samples: int,
+    on: "torch.device",
+    stop: Stop = lambda: False,
 ) -> dict[str, Any] | None:
     """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
     from ..report.run import leave, scored
@@ -149,10 +172,11 @@ def score(
         err.print(f"scoring {member.folder.name}", markup=False)
         with refusing():
             run, model, _ = restored(member.folder, device=on)
-            found = {
-                part: scored(run.recipe, model, data, part=part, samples=samples, progress=err.is_terminal)
-                for part in missing
-            }
+            with heeding(stop, model):
+                found = {
+                    part: scored(run.recipe, model, data, part=part, samples=samples, progress=err.is_terminal)
+                    for part in missing
+                }
             leave(member.folder, run, model, data=data, found=found)
     return known(member)
 

@@ -11,10 +11,11 @@ import typer
 
 from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..spelling import nearest
+from ..training.member import Member, data_key
 from ..training.recipe import Recipe, resolve
 from . import figure
-from .flags import loaded
-from .member import DIVERGED, Member, interrupted, known, require_fitting, score, settled, train_all
+from .flags import loaded_once
+from .member import DIVERGED, Stop, heeding, interrupted, known, require_fitting, score, settled, train_all
 from .terminal import Device, Products, console, device, prepare, refuse, refusing, require, save, show
 
 if TYPE_CHECKING:
@@ -182,17 +183,9 @@ def _make(
 
 def _data(members: Iterable[Member], *, smoke: bool) -> "Callable[[Recipe], Dataset]":
     """All the data that members ask for, loaded before any of them trains."""
-    found: dict[tuple[str, int, str], Dataset] = {}
-    for recipe, _ in members:
-        if _key(recipe) not in found:
-            with refusing():
-                data = loaded(recipe)
-            found[_key(recipe)] = _few(data) if smoke else data
-    return lambda recipe: found[_key(recipe)]
-
-
-def _key(recipe: Recipe) -> tuple[str, int, str]:
-    return recipe.data, recipe.width, recipe.train_on
+    every = loaded_once(member.recipe for member in members)
+    used = {key: _few(data) if smoke else data for key, data in every.items()}
+    return lambda recipe: used[data_key(recipe)]
 
 
 def _few(data: "Dataset") -> "Dataset":
@@ -215,15 +208,18 @@ def _train(
 ) -> bool:
     """Train and score, some programs at once; whether none was interrupted."""
 
-    def then(member: Member) -> None:
-        record = score(member, data(member.recipe), parts=PARTS, samples=chosen.score_samples, on=on)
+    def then(member: Member, stop: Stop) -> None:
+        points, samples = data(member.recipe), chosen.score_samples
+        record = score(member, points, parts=PARTS, samples=samples, on=on, stop=stop)
         if record is not None and chosen.figure == "temperature":
-            _relax(member, record, data(member.recipe), samples=chosen.score_samples, on=on)
+            _relax(member, record, points, samples=samples, on=on, stop=stop)
 
     return train_all(members, data, on=on, at_once=at_once, then=then)
 
 
-def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device") -> None:
+def _relax(
+    member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device", stop: Stop
+) -> None:
     """Add the objective of the relaxed graph to a record, where it is missing."""
     from ..report.record import FILE, write
     from ..report.run import ordered
@@ -234,8 +230,9 @@ def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, samples: 
     missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != samples]
     if missing:
         run, model, _ = restored(member.folder, device=on)
-        found = {f"{part}_relaxed": relaxed(run.recipe, model, data, part=part, samples=samples) for part in missing}
-        write(member.folder / FILE, {**record, "metrics": ordered({**metrics, **found})})
+        with heeding(stop, model):
+            new = {f"{part}_relaxed": relaxed(run.recipe, model, data, part=part, samples=samples) for part in missing}
+        write(member.folder / FILE, {**record, "metrics": ordered({**metrics, **new})})
 
 
 def _lines(chosen: Experiment, members: Sequence[Member]) -> "list[Line]":

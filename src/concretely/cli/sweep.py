@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..file import draft
+from ..training.member import DIFFERENT, OF_DATA, Member
 from .flags import loaded, resolved, with_recipe
 from .list import brief, choices, differing, named, title
 from .member import (
     DIVERGED,
-    Member,
     interrupted,
     rehearse,
     require_different,
@@ -30,7 +30,7 @@ EXAMPLE = "Example: concretely sweep 8H-64V --steps 30 --lr 1e-3,3e-3 --weight-d
 
 GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
 """The values that the paper chose from, appendix D.2."""
-NAMED = ("lr", "weight_decay", "temperature", "prior_temperature", "seed")
+NAMED = tuple(name for name in DIFFERENT if name not in OF_DATA)
 """The keys of a recipe by which members are called."""
 
 SWEEP, BEST = "sweep.json", "best.toml"
@@ -60,8 +60,9 @@ def sweep(
     with refusing():
         wished = choices({**GRID, **given})
     recipes = [resolved(notation, choice) for choice in wished]
-    sets = sorted({recipe.data for recipe in recipes})
-    require(len(sets) == 1, "data", "be one data set, as one member is chosen", ",".join(sets))
+    for name in OF_DATA:
+        found = dict.fromkeys(recipe.settings[name] for recipe in recipes)
+        require(len(found) == 1, name.replace("_", "-"), "have one value, as one member is chosen", ",".join(found))
     require(recipes[0].train_on == "train", "train-on", "be train, as members are chosen by what is held out", "whole")
     folder = Path("out/sweep") / title(recipes) if out is None else out
     members = [Member(recipe, folder / name) for recipe, name in zip(recipes, named(recipes, NAMED), strict=True)]
@@ -78,10 +79,10 @@ def sweep(
     try:
         if not train_all(members, lambda recipe: data, on=on):
             interrupted()
-        found = [score(member, data, parts=("valid",), samples=score_samples, on=on) for member in members]
+        records = [score(member, data, parts=("valid",), samples=score_samples, on=on) for member in members]
     except KeyboardInterrupt:
         interrupted()
-    ranked = sorted(zip(members, found, strict=True), key=lambda pair: _nll(pair[1]))
+    ranked = sorted(zip(members, records, strict=True), key=lambda pair: _nll(pair[1]))
     show(_table(ranked, title=title(recipes), samples=score_samples))
     best = _write(folder, ranked, samples=score_samples)
     if best is None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..training.member import DIFFERENT, Member, data_key
 from ..training.recipe import FILE, Recipe
 from .compare import compared
-from .flags import loaded, resolved, with_recipe
-from .list import LISTS, choices, differing, named, title
+from .flags import loaded, loaded_once, resolved, with_recipe
+from .list import choices, differing, named, title
 from .member import (
-    Member,
     interrupted,
     rehearse,
     require_different,
@@ -63,8 +63,9 @@ def train(
 ) -> None:
     """Train a model, and leave a report of it. Ctrl-C saves and says how to go on.
 
-    data, lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4 or, of seeds, 0..7:
-    all members are then trained as one program, each in a folder of its own, and the same command goes on with them.
+    data, binarize, train-on, lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4
+    or, of seeds, 0..7: all members are then trained as one program, each in a folder of its own, and the same command
+    goes on with them.
     """
     require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
     require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
@@ -102,7 +103,7 @@ def _train_together(
     recipes: list[Recipe], out: Path | None, *, on: "torch.device", checkpoint_seconds: float, samples: int
 ) -> None:
     """Train several models as one program, score each, and show them beside each other."""
-    keys = differing(recipes) or LISTS  # else they are all the same, which is refused
+    keys = differing(recipes) or DIFFERENT  # else they are all the same, which is refused
     folder = Path("out/train") / title(recipes) if out is None else out
     members = [Member(recipe, folder / name) for recipe, name in zip(recipes, named(recipes, keys), strict=True)]
     require_different(members)
@@ -110,16 +111,20 @@ def _train_together(
     for member in members:
         require_fitting(member)
         require_no_longer(member)
-    data = {recipe.data: loaded(recipe) for recipe in {recipe.data: recipe for recipe in recipes}.values()}
+    every = loaded_once(recipes)
+
+    def data(recipe: Recipe) -> "Dataset":
+        return every[data_key(recipe)]
+
     with refusing():
-        rehearse(recipes[0], data[recipes[0].data], on=on)
+        rehearse(recipes[0], data(recipes[0]), on=on)
     prepare(folder)
-    sources = "\n".join(each.source for each in data.values())
+    sources = "\n".join(each.source for each in every.values())
     console(err=True).print(f"{len(members)} members in {folder}\n{sources}", markup=False, style="dim")
-    if not train_all(members, lambda recipe: data[recipe.data], on=on, checkpoint_seconds=checkpoint_seconds):
+    if not train_all(members, data, on=on, checkpoint_seconds=checkpoint_seconds):
         interrupted()
     try:
-        found = [score(member, data[member.recipe.data], parts=("test",), samples=samples, on=on) for member in members]
+        found = [score(member, data(member.recipe), parts=("test",), samples=samples, on=on) for member in members]
     except KeyboardInterrupt:
         interrupted()
     records = {member.folder.name: record for member, record in zip(members, found, strict=True) if record is not None}
@@ -200,13 +205,17 @@ def _require_unused(folder: Path) -> None:
 
 def _continued(resume: Path, notation: str | None, given: dict[str, Any], out: Path | None) -> Recipe:
     """The recipe of a run that goes on."""
-    from ..training.run import begun
+    from ..training.run import begun, runs_in
 
     others = [*given, *(["notation"] if notation else []), *(["out"] if out else [])]
     if others := [name for name in others if name not in ("steps", "data")]:
         refuse(f"a run that goes on keeps its recipe but for steps and where data are, got {', '.join(others)}")
     with refusing():
-        recipe = begun(resume)
+        try:
+            recipe = begun(resume)
+        except ValueError as error:
+            together = not (resume / FILE).exists() and runs_in(resume)
+            refuse(f"{error}{', or go on with all by the command that began them' if together else ''}")
     if "steps" not in given:
         return recipe
     return replace(recipe, steps=resolved(recipe.notation, {"steps": given["steps"]}).steps)

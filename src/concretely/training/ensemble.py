@@ -6,7 +6,6 @@ ensemble. On a GPU the program is recorded once and replayed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +21,10 @@ from ..noise import Keys
 from .agenda import Agenda
 from .capture import Captured
 from .chance import Purpose
+from .member import alike
 from .method import tempered
 from .recipe import Recipe
 from .trainer import WATCHED, Trainer, inputs_of
-
-DIFFERENT = ("seed", "lr", "weight_decay", "temperature", "prior_temperature", "data", "binarize", "train_on")
-"""The keys of a recipe in which members may differ."""
-
-
-def alike(one: Recipe, other: Recipe) -> bool:
-    """Whether two recipes can be those of members of one ensemble."""
-    return all(
-        getattr(one, field.name) == getattr(other, field.name) for field in fields(one) if field.name not in DIFFERENT
-    )
 
 
 class Ensemble:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,6 +19,7 @@ from ..data import Dataset
 from ..file import claimed
 from . import checkpoint
 from .ensemble import Ensemble
+from .member import Member
 from .recipe import FILE, Recipe
 from .run import Run, finish, keep, require_same, resumed, write
 from .trainer import WATCHED, Row, Trainer
@@ -31,14 +32,6 @@ HOPELESS = 10
 
 class DivergedError(ArithmeticError):
     """Training that has become useless; its sentence says where, and where to go back to."""
-
-
-class Member(NamedTuple):
-    """A run of several: its recipe, its folder and its data."""
-
-    recipe: Recipe
-    folder: Path
-    data: Dataset
 
 
 @dataclass(frozen=True)
@@ -65,8 +58,14 @@ def train(
     A checkpoint is written every so many seconds, when there is reason to stop, and at the end. After each step `stop`
     is asked whether there is.
     """
-    member = Member(recipe, folder, data)
-    (found,) = train_together([member], device=device, checkpoint_seconds=checkpoint_seconds, watch=watch, stop=stop)
+    (found,) = train_together(
+        [Member(recipe, folder)],
+        data=lambda recipe: data,
+        device=device,
+        checkpoint_seconds=checkpoint_seconds,
+        watch=watch,
+        stop=stop,
+    )
     if isinstance(found, DivergedError):
         raise found
     return found
@@ -75,6 +74,7 @@ def train(
 def train_together(
     members: Sequence[Member],
     *,
+    data: Callable[[Recipe], Dataset],
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
     watch: Watch = Watch(),  # noqa: B008 (frozen)
@@ -85,16 +85,19 @@ def train_together(
     Each ends as it would alone, up to rounding, which may now and then tip a discrete draw. One that diverges does not
     disturb the others.
     """
-    moved = {id(member.data): member.data.to(device) for member in members}
-    trainers = [Trainer(member.recipe, moved[id(member.data)], device=device) for member in members]
+    own = [data(member.recipe) for member in members]
+    moved = {id(each): each.to(device) for each in own}  # once, however many share them
+    trainers = [
+        Trainer(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
+    ]
     starts = [trainer.rehearsed() for trainer in trainers]
     made = circumstances(str(trainers[0].device))
     with ExitStack() as stack:
         courses = []
-        for member, trainer, start in zip(members, trainers, starts, strict=True):
+        for member, each, trainer, start in zip(members, own, trainers, starts, strict=True):
             member.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(claimed(member.folder))
-            courses.append(_begun(member, trainer, start, watch, made))
+            courses.append(_begun(member, each, trainer, start, watch, made))
         behind = [course for course in courses if course.goes_on]
         while behind:  # those that were resumed from an earlier step catch up with the others
             first = min(course.place for course in behind)
@@ -126,13 +129,15 @@ class _Course:
         return self.failure is None and not self.run.finished
 
 
-def _begun(member: Member, trainer: Trainer, start: float, watch: Watch, made: dict[str, Any]) -> _Course:
+def _begun(
+    member: Member, data: Dataset, trainer: Trainer, start: float, watch: Watch, made: dict[str, Any]
+) -> _Course:
     """A run at its last checkpoint, or at the start."""
     found = resumed(trainer, member.folder)
-    run, damaged = found or (Run(member.recipe, made, member.data.digest, start, step=0, seconds=0.0), ())
+    run, damaged = found or (Run(member.recipe, made, data.digest, start, step=0, seconds=0.0), ())
     for sentence in damaged:
         watch.note(f"{sentence}; going on from step {run.step:,}")
-    require_same(run, member.data)
+    require_same(run, data)
     write(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
     if run.finished:
         finish(run, trainer, member.folder)  # again, should anything of it have been lost

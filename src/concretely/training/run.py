@@ -22,6 +22,8 @@ from .recipe import FILE, Recipe, read, resolve
 from .trainer import Row, Trainer, built
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
+SOME = 8
+"""How many runs are named at most, where one is to be chosen."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,16 @@ def begun(folder: Path) -> Recipe:
     """The recipe of the run in a folder."""
     path = folder / FILE
     if not path.is_file():
-        raise ValueError(f"run must be the folder of a run, got {str(folder)!r}, which has no {FILE}")
+        inside = runs_in(folder)
+        some = ", ".join(map(repr, inside[:SOME])) + ", …" * (len(inside) > SOME)
+        which = f"which holds runs: choose one of {some}" if inside else f"which has no {FILE}"
+        raise ValueError(f"run must be the folder of a run, got {str(folder)!r}, {which}")
     return resolve(**read(path))
+
+
+def runs_in(folder: Path) -> list[str]:
+    """The names of the folders within one that are those of runs."""
+    return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
 
 
 def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, Model, tuple[str, ...]]:
