@@ -220,6 +220,18 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["tiny", "--steps", "many"], "steps must be a number, got 'many'"),
         (["tiny", "--score-samples", "0"], "score-samples must be at least 1, got 0"),
         (["simplex", "--steps", "5"], "steps must be left out for simplex, which needs no training, got '5'"),
+        (["simplex", "--recipe", "fast"], "recipe must be left out for simplex, which needs no training, got 'fast'"),
+        (["tiny", "--report"], "name must be left out for --report, which needs no training, got 'tiny'"),
+        (["--report", "--steps", "5"], "steps must be left out for --report, which needs no training, got '5'"),
+        (
+            ["--report"],
+            "out must hold finished runs, got none of a cell in 'out/reproduce' and no records in "
+            "'reproduction/records': train some by concretely reproduce NAME",
+        ),
+        (
+            ["tiny", "--recipe", "slow"],
+            "recipe must be fast or paper, or a file that can be read, got 'slow': No such file or directory",
+        ),
     ],
 )
 def test_what_is_wrong_is_refused_in_a_sentence(arguments: list[str], sentence: str) -> None:
@@ -403,3 +415,46 @@ def test_a_folder_of_another_recipe_is_left_alone(trained: list[str]) -> None:
     assert (code, len(trained)) == (2, 1)
     assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder by --out\n"
     assert json.loads((folder / "record.json").read_text())["recipe"]["batch"] == 64
+
+
+def test_a_recipe_changes_how_all_cells_are_trained() -> None:
+    Path("mine.toml").write_text("steps = 7\nbatch = 16\n")
+    for given, words in (
+        (["mine.toml"], ["--steps 7 ", "--batch 16 "]),
+        (["mine.toml", "--steps", "5"], ["--steps 5 ", "--batch 16 "]),
+        (["fast"], ["--steps 30000 ", "--batch 2048 ", "--optimizer muon "]),
+    ):
+        code, stdout, stderr = call("reproduce", "tiny", "--dry-run", "--recipe", *given)
+        assert (code, len(stdout.splitlines()), stderr) == (0, 5, "")
+        assert all(word in line for line in stdout.splitlines() for word in words)
+
+
+@pytest.mark.parametrize(
+    "line", ['estimator = "vimco"', "samples = 5", 'notation = "6H-64V"', 'data = "mnist"', "arity = 4"]
+)
+def test_a_recipe_leaves_the_cells_what_they_are(line: str) -> None:
+    Path("mine.toml").write_text(f"steps = 7\n{line}\n")
+    key, _, value = line.partition(" = ")
+    found = value.replace('"', "'")
+    sentence = f"recipe must leave {key} to the cells, got {found} in 'mine.toml'\n"
+    assert call("reproduce", "tiny", "--recipe", "mine.toml") == (2, "", sentence)
+
+
+def test_the_report_is_of_what_is_finished_and_keeps_what_it_had() -> None:
+    call("reproduce", "tiny", "--rows", "nonlinear", "--smoke")
+    assert call("reproduce", "--report")[0] == 2
+    assert not Path("reproduction").exists()
+    call("reproduce", "tiny", "--rows", "nonlinear")
+    call("reproduce", "tiny", "--rows", "linear", "--samples", "1", "--score-samples", "3")
+    code, stdout, stderr = call("reproduce", "--report")
+    assert (code, stdout.splitlines()) == (0, ["reproduction/README.md", "reproduction/index.html", "1 of 7 cells"])
+    assert len(stderr.splitlines()) == 2
+    assert all("it must be scored with 20 samples on test, got 3" in line for line in stderr.splitlines())
+    (record,) = Path("out/reproduce/tiny").glob("6H~64V-*/record.json")
+    nll = read(record)["metrics"]["test_nll"]
+    text = Path("reproduction/README.md").read_text()
+    assert f"| test | {nll['value']:.2f} ± {nll['standard_error']:.2f} | 26.1 |" in text
+    assert "concretely train '6H~64V'" in text or "concretely train 6H~64V" in text
+    code, stdout, stderr = call("reproduce", "--report", "--out", "nowhere")
+    assert (code, stdout.splitlines()[-1], stderr) == (0, "1 of 7 cells", "")
+    assert Path("reproduction/README.md").read_text() == text

@@ -1,6 +1,5 @@
 """`concretely reproduce`: the paper's tables and figures, ours beside the paper's."""
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..file import draft
 from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..spelling import nearest
 from ..training.member import Member, data_key
-from ..training.recipe import Recipe, resolve
+from ..training.recipe import Recipe, read
 from . import figure
 from .flags import loaded_once
 from .member import DIVERGED, Stop, heeding, interrupted, known, require_fitting, score, settled, train_all
@@ -37,6 +37,8 @@ AT_ONCE = 4
 """How many programs share a GPU: one by itself leaves parts of it idle."""
 STEPS, SAMPLES, POINTS = 20, 10, 128
 """What a smoke test takes: just enough to see that everything runs."""
+TOLD = ("notation", "arity", "data", "train_on", "estimator", "samples", "temperature", "prior_temperature")
+"""The keys of a recipe that a cell has of its table, and that no other recipe may change."""
 
 
 def reproduce(
@@ -47,6 +49,10 @@ def reproduce(
     samples: Annotated[str | None, typer.Option(help="Numbers m of samples.", show_default="all")] = None,
     estimator: Annotated[str | None, typer.Option(help="Estimators.", show_default="all")] = None,
     steps: Annotated[str | None, typer.Option(help="How many steps to train.", show_default="the paper's")] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file of how to train, or paper or fast; --steps go before it.", show_default="none"),
+    ] = None,
     score_samples: Annotated[
         int | None, typer.Option(help="Samples by which models are scored.", show_default="the paper's")
     ] = None,
@@ -55,6 +61,12 @@ def reproduce(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and how.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Add what is finished to the records, and write the report of all.")
+    ] = False,
+    records: Annotated[
+        Path, typer.Option(help="The folder of the records, beside which the report is written.")
+    ] = Path("reproduction/records"),
     out: Annotated[
         Path | None, typer.Option(help="The folder of the runs.", show_default="out/reproduce/ and NAME")
     ] = None,
@@ -70,27 +82,32 @@ def reproduce(
     Ctrl-C saves; the same command goes on.
     """
     wished = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
+    budget = {"steps": steps, "recipe": recipe, "score_samples": score_samples}
+    if report:
+        _require_left_out("--report", name=name, **wished, **budget, programs=programs, products=products)
+        _report(Path("out/reproduce") if out is None else out, records)
+        return
     if name is None or listing:
         _list()
         return
     folder = Path("out/reproduce") / name if out is None else out
     if name in FIGURES:
-        _require_left_out(
-            name, **wished, steps=steps, score_samples=score_samples, programs=programs, products=products
-        )
+        _require_left_out(name, **wished, **budget, programs=programs, products=products)
         FIGURES[name][1](out=folder)
         return
     require(programs is None or programs >= 1, "programs", "be at least 1", programs)
     require(score_samples is None or score_samples >= 1, "score-samples", "be at least 1", score_samples)
-    chosen = _chosen(name, wished, steps=STEPS if smoke and steps is None else steps)
+    chosen = _chosen(name, wished, _changes(recipe, STEPS if smoke and steps is None else steps))
     if smoke:
         chosen, folder = replace(chosen, score_samples=min(SAMPLES, chosen.score_samples)), folder / "smoke"
     if score_samples is not None:
         chosen = replace(chosen, score_samples=score_samples)
     members = [Member(cell.recipe, folder / cell.title) for cell in chosen.cells]
     if dry_run:
+        from ..report.command import command
+
         for member in members:
-            typer.echo(_command(member))
+            typer.echo(command(*member))
         return
     on = device(device_name, products)
     at_once = programs or (AT_ONCE if on.type == "cuda" else 1)
@@ -112,18 +129,29 @@ def _list() -> None:
     show(table)
 
 
-def _require_left_out(name: str, **given: Any) -> None:
+def _require_left_out(name: str, /, **given: Any) -> None:
     for flag, value in given.items():
         if value is not None:
-            refuse(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {value!r}")
+            found = str(value) if isinstance(value, Path) else value
+            refuse(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {found!r}")
 
 
-def _chosen(name: str, wished: dict[str, str | None], *, steps: str | int | None) -> Experiment:
+def _changes(recipe: Path | None, steps: str | int | None) -> dict[str, Any]:
+    """What is to be changed in the recipes of all cells."""
+    with refusing():
+        changes = {} if recipe is None else read(recipe)
+    for key in TOLD:
+        if key in changes:
+            refuse(f"recipe must leave {key} to the cells, got {changes[key]!r} in {str(recipe)!r}")
+    return changes if steps is None else {**changes, "steps": steps}
+
+
+def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:
     """The part of an experiment that was asked for."""
     if name not in names():
         refuse(f"unknown table or figure {name!r}{nearest(name, [*names(), *FIGURES])}")
     with refusing():
-        whole = experiment(name, **{} if steps is None else {"steps": steps})
+        whole = experiment(name, **changes)
     cells = whole.cells
     for flag, text in wished.items():
         if text is None:
@@ -148,16 +176,6 @@ def _answers(cell: Cell, flag: str) -> set[str]:
             return {cell.heading, cell.recipe.estimator}
         case _:
             return {str(getattr(cell.recipe, flag))}
-
-
-def _command(member: Member) -> str:
-    """The command that trains a cell by itself."""
-    recipe = member.recipe
-    given = {name: recipe.settings[name] for name in ("data", "estimator", "samples", "steps")}
-    plain = resolve(notation=recipe.notation, **given).settings
-    given |= {name: value for name, value in recipe.settings.items() if plain.get(name) != value}
-    flags = (text for name, value in given.items() for text in (f"--{name.replace('_', '-')}", str(value)))
-    return shlex.join(["concretely", "train", recipe.notation, *flags, "--out", str(member.folder)])
 
 
 def _make(
@@ -267,3 +285,25 @@ def _draw(lines: "Sequence[Line]", folder: Path, *, note: str) -> None:
         save(temperature(points, note=note), folder / "temperature")
     else:
         console(err=True).print("there is nothing to draw yet")
+
+
+def _report(runs: Path, records: Path) -> None:
+    """Add finished runs to the records, and write what all of them say."""
+    from ..report.archive import collected
+    from ..report.reproduction import gathered, page, report
+
+    err = console(err=True)
+    with refusing():
+        for each in map(experiment, names()):
+            _, refused = collected(each, runs / each.name, records)
+            for sentence in refused:
+                err.print(sentence, markup=False)
+        found = gathered(records)
+        if not found.known:
+            there = f"got none of a cell in {str(runs)!r} and no records in {str(records)!r}"
+            refuse(f"out must hold finished runs, {there}: train some by concretely reproduce NAME")
+        for name, text in (("README.md", report(records)), ("index.html", page(records))):
+            with draft(records.parent / name) as place:
+                place.write_text(text, encoding="utf-8")
+            typer.echo(records.parent / name)
+    typer.echo(f"{found.known} of {found.total} cells")

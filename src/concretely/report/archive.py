@@ -1,0 +1,157 @@
+"""The records behind the numbers that we print: of every cell of an experiment the best one, and all there ever were.
+
+An experiment has one JSON file, with `best` and `history` by the title of a cell.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..file import alone
+from ..recipe import PARTS, Cell, Experiment
+from ..training.member import OF_DATA
+from ..training.recipe import resolve
+from ..training.run import restored
+from .record import FILE, read, write
+from .run import settings_of
+
+FEW = 128
+"""A run that was scored on no more points than these was a smoke test."""
+IDENTITY = ("recipe", "step", "commit", "metrics")
+"""What is the same in two copies of a record."""
+
+Record = Mapping[str, Any]
+
+
+class Kept(NamedTuple):
+    """What is known of a cell."""
+
+    best: Record
+    history: list[Record]
+    """All records in the order in which they came, the best among them."""
+
+
+def collected(experiment: Experiment, runs: Path, records: Path) -> tuple[int, list[str]]:
+    """Add the finished and scored runs in a folder to what is known of an experiment, where they are new.
+
+    How many were new, and a sentence about each run that is not taken.
+    """
+    new, refused = 0, list[str]()
+    paths = sorted(runs.glob(f"*/{FILE}"))
+    if not paths:
+        return new, refused
+    records.mkdir(parents=True, exist_ok=True)
+    with alone(records / f".{experiment.name}.lock"):  # else one of two processes might lose what the other has found
+        known = kept(experiment, records)
+        for path in paths:
+            try:
+                title, record = _belonging(path, experiment)
+            except ValueError as error:
+                refused.append(f"{path.parent} is left out: {error}")
+                continue
+            before = known.get(title)
+            if before is None:
+                known[title] = Kept(record, [record])
+            elif not any(_same(record, other) for other in before.history):
+                best = record if _supersedes(record, before.best) else before.best
+                known[title] = Kept(best, [*before.history, record])
+            else:
+                continue
+            new += 1
+        if new:
+            titles = [cell.title for cell in experiment.cells]
+            cells = {title: known[title]._asdict() for title in sorted(known, key=titles.index)}
+            write(_file(experiment, records), {"experiment": experiment.name, "cells": cells})
+    return new, refused
+
+
+def kept(experiment: Experiment, records: Path) -> dict[str, Kept]:
+    """What is known of the cells of an experiment, by their titles."""
+    path = _file(experiment, records)
+    if not path.exists():
+        return {}
+    try:
+        found = {title: Kept(**cell) for title, cell in json.loads(path.read_text(encoding="utf-8"))["cells"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"records must be those of an experiment, got a damaged file {path}: {error}") from None
+    titles = {cell.title for cell in experiment.cells}
+    if strange := [title for title in found if title not in titles]:
+        raise ValueError(f"records must be of cells of {experiment.name}, got {strange[0]!r} in {path}")
+    return found
+
+
+def _file(experiment: Experiment, records: Path) -> Path:
+    return records / f"{experiment.name}.json"
+
+
+def _same(one: Record, other: Record) -> bool:
+    return all(one.get(part) == other.get(part) for part in IDENTITY)
+
+
+def _supersedes(new: Record, old: Record) -> bool:
+    """Whether a record takes the place of the best one: not if that was better on the validation set.
+
+    Of two that cannot be compared there, the one that came last is taken. The test set never chooses: the best of
+    several by their test likelihoods would look better than it is.
+    """
+    (samples, value), (other, lowest) = _validation(new), _validation(old)
+    return value <= lowest if samples is not None and samples == other else True
+
+
+def _validation(record: Record) -> tuple[int | None, float]:
+    """The number of samples and the negative log-likelihood on the validation set, as far as they are known."""
+    found = record["metrics"].get("valid_nll") or record.get("valid") or {}
+    value = found.get("value")
+    return (None, 0.0) if value is None else (found.get("samples"), value)
+
+
+def _belonging(path: Path, experiment: Experiment) -> tuple[str, Record]:
+    """The title of the cell that a record is of, and the record; a run that is none of the experiment's is refused."""
+    record = _finished(path)
+    # the steps and the rest of the budget are ours to choose, and are not in a title
+    recipe = resolve(**record["recipe"])
+    title = Cell("", "", recipe, {}).title
+    cell = next((cell for cell in experiment.cells if cell.title == title), None)
+    if cell is None:
+        raise ValueError(f"{experiment.name} has no cell {title}")
+    for name in OF_DATA:
+        ours, wished = getattr(recipe, name), getattr(cell.recipe, name)
+        if ours != wished:
+            raise ValueError(f"{name} must be {wished!r}, got {ours!r}")
+    for part in cell.paper or PARTS:
+        _require_scored(record, part, samples=experiment.score_samples)
+    return title, record
+
+
+def _finished(path: Path) -> Record:
+    """The record of a run and the best look of it at the validation set; a run that is not finished is refused.
+
+    A record may have been brought here without its run.
+    """
+    record = read(path)
+    if not any(path.parent.glob("checkpoint-*.json")):
+        if not record["recipe"].get("validate") and record.get("step") != record["recipe"].get("steps"):
+            raise ValueError("it is not finished")
+        return record
+    run, _, _ = restored(path.parent)
+    if not run.finished:
+        raise ValueError("it is not finished")
+    if record["recipe"] != settings_of(run.recipe) or record.get("step") != run.chosen:
+        raise ValueError("it has not been scored since it was trained on")
+    if run.best is None:
+        return record
+    return {**record, "valid": {"value": run.best[1], "samples": run.recipe.validation_samples}}
+
+
+def _require_scored(record: Record, part: str, *, samples: int) -> None:
+    metric = record["metrics"].get(f"{part}_nll")
+    if metric is None:
+        raise ValueError(f"it is not scored on {part}")
+    if metric.get("samples", 0) < samples:
+        must = f"scored with {samples:,} sample{'s' * (samples > 1)}"
+        raise ValueError(f"it must be {must} on {part}, got {metric.get('samples', 0):,}")
+    if metric.get("points", 0) <= FEW:
+        raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")
+    if metric.get("value") is None or metric.get("standard_error") is None:
+        raise ValueError(f"its likelihood on {part} is not finite")

@@ -1,0 +1,260 @@
+"""Our numbers beside the paper's, as a text and as a page, both made from the records of `archive` and nothing else.
+
+Beside the folder of the records there may be a `reasons.toml`: by the title of a cell, why it is not as in the paper.
+"""
+
+import re
+import tomllib
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from ..recipe import PARTS, Cell, Experiment, experiment, names
+from ..training.recipe import resolve
+from . import figure, graph
+from .archive import Record, kept
+from .command import command
+from .finding import Finding, Lookup, Score, findings
+from .page import Image
+from .table import MISSING, OBJECTIVES
+from .temperature import Point, point, temperature
+
+RUNS = Path("out/reproduce")
+"""Where runs are unless one says otherwise."""
+REASONS = "reasons.toml"
+NEAR = 1.0
+"""By how many nats a test likelihood may differ from the paper's."""
+PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
+"""The flags for products of matrices that are not those of float32, by torch's names."""
+
+
+class Line(NamedTuple):
+    """A cell of the paper, and what is known of it here."""
+
+    number: int
+    cell: Cell
+    record: Record | None
+
+    def score(self, name: str) -> Score | None:
+        """A metric of the record, if it is known."""
+        metric = {} if self.record is None else self.record["metrics"].get(name, {})
+        value, error = metric.get("value"), metric.get("standard_error")
+        return None if value is None or error is None else Score(value, error)
+
+    def difference(self, part: str) -> float | None:
+        """By how many nats ours is above the paper's."""
+        ours, paper = self.score(f"{part}_nll"), self.cell.paper.get(part)
+        return None if ours is None or paper is None else ours.value - paper
+
+
+class Section(NamedTuple):
+    """An experiment as a reader sees it."""
+
+    title: str
+    place: str
+    cells: str
+    """How many of them are known."""
+    score_samples: int
+    devices: str
+    head: list[str]
+    rows: list[list[str]]
+    commands: list[tuple[int, str]]
+    """What makes a cell, by the number of its lines."""
+
+
+class Deviation(NamedTuple):
+    """A cell that is not as in the paper."""
+
+    title: str
+    ours: str
+    paper: str
+    difference: str
+    reason: str
+
+
+class Report(NamedTuple):
+    """All that there is to say."""
+
+    sections: list[Section]
+    deviations: list[Deviation]
+    findings: list[Finding]
+    points: list[Point]
+    known: int
+    total: int
+
+
+def gathered(records: Path) -> Report:
+    """What the records say of all experiments."""
+    lines = [(each, _lines(each, records)) for each in map(experiment, names())]
+    every = [line for _, found in lines for line in found]
+    known = [line.record for line in every if line.record is not None]
+    warm = [line for each, found in lines if each.figure == "temperature" for line in found]
+    tried = (point(line.record, part="test") for line in warm if line.record is not None)
+    points = [each for each in tried if each is not None]
+    return Report(
+        [_section(each, found) for each, found in lines if any(line.record for line in found)],
+        list(_deviations(every, _reasons(records, every))),
+        findings(_lookup(every), points, temperatures=len(warm)),
+        points,
+        len(known),
+        len(every),
+    )
+
+
+def report(records: Path) -> str:
+    """What the records say, in Markdown."""
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    return _rendered(environment, "reproduction.md", gathered(records))
+
+
+def page(records: Path) -> str:
+    """The same as one HTML file with the figures, which needs nothing else."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["coded"] = _coded
+    style = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    found = gathered(records)
+    return _rendered(
+        environment,
+        "reproduction.html",
+        found,
+        style=Markup(style.partition("<style>")[2].partition("</style>")[0]),  # that of all reports
+        figures=[_image(caption, drawn) for caption, drawn in _figures(found.points)],
+    )
+
+
+def _rendered(environment: Environment, name: str, found: Report, **others: Any) -> str:
+    template = environment.from_string(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+    return template.render(**found._asdict(), near=f"{NEAR:g}", **others)
+
+
+def _lines(each: Experiment, records: Path) -> list[Line]:
+    known = kept(each, records)
+    found = ((cell, known.get(cell.title)) for cell in each.cells)
+    return [Line(number, cell, None if one is None else one.best) for number, (cell, one) in enumerate(found, start=1)]
+
+
+def _section(each: Experiment, lines: Sequence[Line]) -> Section:
+    told = [line.record for line in lines if line.record is not None]
+    devices = {record["device"].get("gpu") or record["device"]["cpu"] for record in told}
+    compared = any(line.cell.paper for line in lines)
+    keys = ["m", "data", "estimator"] if compared else ["λ", "m", "data", "estimator"]
+    numbers = ["ours", "paper", "difference"] if compared else ["ours"]
+    return Section(
+        each.title,
+        each.place,
+        f"{len(told)} of {len(lines)} cells",
+        each.score_samples,
+        " and ".join(sorted(devices)),
+        ["#", "model", *keys, "part", *numbers, "steps", "seconds"],
+        [row for line in lines for row in _rows(line, compared=compared)],
+        [(line.number, _command(each, line.record)) for line in lines if line.record is not None],
+    )
+
+
+def _rows(line: Line, *, compared: bool) -> Iterator[list[str]]:
+    """A row for every part of the data, or for every objective where the paper tells no numbers."""
+    recipe, record = line.cell.recipe, line.record
+    about = [str(line.number), recipe.notation, str(recipe.samples), recipe.data, recipe.estimator]
+    if not compared:
+        about.insert(2, figure.written(recipe.settings["temperature"]))
+    cost = [MISSING, MISSING] if record is None else [f"{record['step']:,}", f"{record['seconds']:,.1f}"]
+    if compared:
+        for part in (part for part in PARTS if part in line.cell.paper):
+            difference = _signed(line.difference(part))
+            yield [*about, part, _ours(line, f"{part}_nll"), _paper(line.cell.paper[part]), difference, *cost]
+    else:
+        for name in OBJECTIVES:
+            part = name.replace("_nll", " discrete").replace("_relaxed", " relaxed")
+            yield [*about, part, _ours(line, name), *cost]
+
+
+def _command(each: Experiment, record: Record) -> str:
+    recipe = resolve(**record["recipe"])
+    products = PRODUCTS.get(record["device"].get("float32_products", ""))
+    others = {"score_samples": each.score_samples} | ({"products": products} if products else {})
+    return command(recipe, RUNS / each.name / Cell("", "", recipe, {}).title, **others)
+
+
+def _lookup(lines: Sequence[Line]) -> Lookup:
+    scores = dict[tuple[str, int, str, str, str], Score]()
+    for line in lines:
+        recipe = line.cell.recipe
+        for part in line.cell.paper:  # what the paper has no number of is scored in another way
+            score = line.score(f"{part}_nll")
+            if score is not None:
+                scores[recipe.notation, recipe.samples, recipe.data, line.cell.heading, part] = score
+    return lambda *key: scores.get(key)
+
+
+def _reasons(records: Path, lines: Sequence[Line]) -> dict[str, str]:
+    """What is known of why cells are not as in the paper."""
+    path = records.parent / REASONS
+    if not path.exists():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"reasons must be TOML, got {path}: {error}") from None
+    titles = {line.cell.title for line in lines}
+    for title, reason in found.items():
+        if title not in titles or not isinstance(reason, str):
+            raise ValueError(f"reasons must be sentences by the titles of cells, got {title!r} in {path}")
+    return found
+
+
+def _deviations(lines: Sequence[Line], reasons: Mapping[str, str]) -> Iterator[Deviation]:
+    for line in lines:
+        difference = line.difference("test")
+        if difference is not None and abs(difference) > NEAR:
+            title = line.cell.title
+            ours, paper = _ours(line, "test_nll"), _paper(line.cell.paper["test"])
+            yield Deviation(title, ours, paper, _signed(difference), reasons.get(title, "unknown yet"))
+
+
+def _figures(points: Sequence[Point]) -> Iterator[tuple[str, Figure]]:
+    """The paper's figures with their captions."""
+    alpha = [2.0, 0.5, 1.0]
+    densities = [0.0, 0.5, 1.0, 2.0]
+    yield "How a variable is sampled: discrete, and relaxed at λ = 1/2 (figure 1).", graph.sampling(alpha, [0.0, 0.5])
+    yield "The density of three categories, with α = (2, 1/2, 1) (figure 2).", figure.simplex(alpha, densities)
+    yield "Noisy log-odds, and the density behind the curve, with α = 2 (figure 3).", figure.binary(2.0, densities)
+    if points:
+        yield "Objectives against the temperature of training (figure 4, right).", temperature(points)
+
+
+def _image(caption: str, drawn: Figure) -> Image:
+    """A figure that stands in the page itself."""
+    file = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "concretely"}):
+        drawn.savefig(file, format="svg", dpi=figure.DPI, metadata={"Date": None})
+    width, height = drawn.get_size_inches() * 96  # of these, a page has so many to the inch
+    source = f"data:image/svg+xml;base64,{b64encode(file.getvalue()).decode()}"
+    return Image(caption, source, round(width), round(height))
+
+
+def _coded(text: str) -> Markup:
+    """A text of which what stands between backticks is code."""
+    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _ours(line: Line, name: str) -> str:
+    score = line.score(name)
+    return MISSING if score is None else f"{score.value:.2f} ± {score.error:.2f}"
+
+
+def _paper(number: float) -> str:
+    return f"{number:g}" if round(number, 1) != number else f"{number:.1f}"
+
+
+def _signed(difference: float | None) -> str:
+    return MISSING if difference is None else f"{difference:+z.1f}".replace("-", "−")
