@@ -20,6 +20,8 @@ import concretely.kernel
 OPERATIONS = sorted(path.parent.name for path in Path(concretely.kernel.__file__).parent.glob("*/triton.py"))
 SIZES = [(1, 1, 1), (3, 5, 7), (2, 50, 200)]
 """Members, samples and units: what is 1 is a constant to the compiler, and of what 16 divides it knows."""
+MANY = [48, 50, 200_000]
+"""Samples of so many rows that programs have a warp each: quarters begin with the same point or not, or count far."""
 SHARED = 227 * 1024
 """The bytes that a program can share on a GPU of compute capability 9.0."""
 HALF, DOUBLE = torch.bfloat16, torch.float64
@@ -34,6 +36,14 @@ def key(members: int) -> Tensor:
 def lengths(units: int) -> list[int]:
     """Lengths of rows: of a unit alone, of an eighth of all and of all."""
     return sorted({1, max(units // 8, 1), units})
+
+
+def native(_: Any) -> None:
+    """What other kernels are made of."""
+
+
+def row(_: Any) -> None:
+    """The same."""
 
 
 def philox(kernels: Any) -> None:
@@ -58,6 +68,10 @@ def logistic(kernels: Any) -> None:
                 kernels.score_backward(node[..., ::length], node, logits, temperature, *needs, length)
     kernels.score_backward(node, node, logits.to(HALF), temperature, True, True)
     kernels.draw(empty(1, 2, dtype=HALF), empty(1, dtype=DOUBLE), key(1), 2**30, "unit")
+    for samples in MANY:
+        logits, temperature = empty(8, 12_800), empty(8, dtype=DOUBLE)
+        kernels.draw(logits, temperature, key(8), samples, "corner", 200)
+        kernels.score(empty(8, samples, 12_800), logits, temperature, 200)
 
 
 def bernoulli(kernels: Any) -> None:
@@ -69,6 +83,10 @@ def bernoulli(kernels: Any) -> None:
                 kernels.score(value, logits, squash, length)
                 kernels.backward(value[..., ::length], value, logits, squash, length)
     kernels.draw(empty(1, 2, dtype=HALF), key(1), 2**30, "bit")
+    for samples in MANY:
+        logits = empty(8, 12_800)
+        kernels.draw(logits, key(8), samples, "corner", 200)
+        kernels.score(empty(8, samples, 12_800), logits, "corner", 200)
 
 
 def likelihood(kernels: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely.kernel import bernoulli, discrete, exp_concrete, logistic
+from concretely.kernel import bernoulli, discrete, exp_concrete, logistic, row
 from tests.kernel import DEVICE, PATHS, fast, kernel, key, sizes, taken
 
 N = 4
@@ -89,6 +90,21 @@ def test_sums_over_rows_are_those_of_units(
         assert (one is None) == (other is None)
         if one is not None:
             assert_close(one, other, rtol=loose, atol=loose)
+
+
+@kernel
+@pytest.mark.parametrize(("length", "samples"), [(40, 6), (70, 4), (200, 2)])
+@pytest.mark.parametrize("name", ["logistic", "bernoulli"])
+def test_rows_are_cut_into_pieces_where_they_are_many(name: str, length: int, samples: int) -> None:
+    case, (logits, warmth, keys) = CASES[name], given(CASES[name], 1, 2 * length)
+    busy = [mock.patch.object(fast(each), "BUSY", 1) for each in ("logistic", "bernoulli")]
+    with taken(case.operation, "fast"), busy[0], busy[1]:
+        found, truth = (case.draw(logits, warmth, keys, samples, each) for each in (length, 1))
+        scores = [case.score(truth, -logits, warmth, each) for each in (length, 1)]
+    for one, other in zip(found[:-1], truth[:-1], strict=True):
+        assert torch.equal(one, other)
+    for one, other in (found[-1], truth[-1]), scores:
+        assert_close(one, row.summed(other, length), rtol=3e-6, atol=1e-5)
 
 
 @PATHS

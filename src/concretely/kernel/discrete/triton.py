@@ -9,20 +9,22 @@ from ..exp_concrete.tile import draw_tile, power, score_tile, unit_tile
 from ..exp_concrete.triton import (
     STEPS,
     exponential,
+    in_quarter,
     load_four,
     load_logits,
     load_rows,
-    log,
     placed,
+    store_rows,
     store_sum,
     store_sums,
     unit_of,
 )
-from ..logistic.triton import in_quarter, point_of, store_rows
+from ..native.triton import exp, log
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter
 from ..philox.triton import words_beside
 from ..row import summed
+from ..row.triton import point_of
 from .naive import value_shape
 
 
@@ -48,7 +50,7 @@ def _draw(
             noisy = logit - log(exponential(four[k]))
             # the first of the largest
             chosen = tl.min(tl.where(noisy == tl.max(noisy, 1)[:, None], category, WIDTH), 1)[:, None]
-            found = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(tl.exp(logit), 1))
+            found = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(exp(logit), 1))
             row = member * total + row
             if LENGTH == 1:
                 tl.store(log_mass + row, found, mask=inside)
@@ -114,7 +116,7 @@ def _score(
     for offset in range(0, LENGTH, UNITS):
         unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
         logit = _shifted(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
-        log_probs = (logit - tl.log(tl.sum(tl.exp(logit), 1))[:, None])[None, :, :]
+        log_probs = (logit - tl.log(tl.sum(exp(logit), 1))[:, None])[None, :, :]
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
         for _ in range(steps):
             row = sample.to(tl.int64) * units + unit
@@ -182,7 +184,7 @@ def _score_backward(
         picked += tl.where(category == chosen, pull[:, :, None], 0.0)
         weight += pull
         sample += SAMPLES
-    share = tl.exp(_shifted(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH))
+    share = exp(_shifted(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH))
     share *= (tl.sum(weight, 0) / tl.sum(share, 1))[:, None]
     store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
 

@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..logistic.triton import in_quarter, point_of, store_rows
+from ..native.triton import NATIVE, exp, reciprocal, whole_difference
+from ..native.triton import log as rough_log
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter
 from ..philox.triton import fraction, words_beside
 from ..row import summed
+from ..row.triton import point_of
 from .naive import value_shape
 from .tile import draw_tile, score_tile, unit_tile
 
@@ -33,12 +35,20 @@ def log(x):
 
 
 @triton.jit
+def log_of_mean(total, N: tl.constexpr):
+    """The logarithm of the mean of so many numbers, which is multiplied by their number."""
+    return rough_log(total * (1 / N)) if N <= 16 else log(total * (1 / N))
+
+
+@triton.jit
 def exponential(word):
     """Standard exponential noise, whose logarithm is minus Gumbel noise, by the upper tail of the latter."""
     tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: what lies next to 1 was rounded to it
-    # log1p, by the rounding error of the difference, which is 0 unless the difference is near 1
-    rest = 1 - tail
-    return tail - (1 - rest) - log(rest)
+    # one half and less by the series of 2 artanh t / (2 - t), in which nothing small is lost
+    ratio = tail * reciprocal(2 - tail)
+    s = ratio * ratio
+    series = (((0.28178334 * s + 0.27960601) * s + 0.40024909) * s + 0.66666317) * s + 2
+    return tl.where(tail < 0.5, series * ratio, -rough_log(1 - tail))
 
 
 @triton.jit
@@ -87,6 +97,19 @@ def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
+def in_quarter(k, total):
+    """A number of one quarter beside those of the others."""
+    return tl.where(tl.arange(0, 4) == k, total, 0.0)
+
+
+@triton.jit
+def store_rows(sums, member, found):
+    """Store what a program has for its rows, one in each quarter."""
+    row = (member * 4 + tl.arange(0, 4)) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(sums + row, found)
+
+
+@triton.jit
 def _draw(
     logits, temperature, key, node, value, log_density,
     constant, total, units, quarter, logits_stride, temperature_stride,
@@ -109,26 +132,28 @@ def _draw(
             mask = inside[:, None] & (category < N)
             logit = held[k]
             wait = exponential(four[k])
-            log_wait = log(wait)
+            log_wait = rough_log(wait)
             if WIDTH > N:
                 wait = tl.where(category < N, wait, 0.0)
                 log_wait = tl.where(category < N, log_wait, 0.0)
             noisy = logit - tl.max(logit, 1)[:, None] - log_wait
             cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
-            found = cooled - tl.log(tl.sum(tl.exp(cooled), 1))[:, None]
+            share = exp(cooled)
+            total_share = tl.sum(share, 1)
+            found = cooled - rough_log(total_share)[:, None]
             row = member * total + row
             at = row[:, None] * N + category
             tl.store(node + at, found, mask=mask)
-            score = constant + tl.sum(log_wait, 1) - N * log(tl.sum(wait, 1) / N)
+            score = constant + tl.sum(log_wait, 1) - N * log_of_mean(tl.sum(wait, 1), N)
             if LENGTH == 1:
                 tl.store(log_density + row, score, mask=inside)
             else:
                 sums += in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
             if SQUASH == "simplex":
-                point = tl.minimum(tl.maximum(tl.exp(found), 9.860761315262648e-32), 1.0)
+                point = tl.minimum(tl.maximum(exp(found), 9.860761315262648e-32), 1.0)
                 tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
             if SQUASH == "cube":
-                share = tl.exp(found)
+                share *= reciprocal(total_share)[:, None]
                 for bit in tl.static_range(BITS):
                     point = tl.sum(share * sign(category, bit, BITS), 1)
                     tl.store(value + row * BITS + bit, tl.minimum(tl.maximum(point, -1.0), 1.0), mask=inside)
@@ -215,7 +240,7 @@ def _draw_backward(
         at = row[:, :, None] * N + category
         mask = inside[:, :, None] & (category < N)
         start = node + member * samples * units * N
-        share = tl.exp(tl.load(start + at, mask=mask, other=float("-inf")))
+        share = exp(tl.load(start + at, mask=mask, other=float("-inf")))
         by = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
         if NODE:
             by += tl.load(by_node + member * node_stride + at, mask=mask, other=0.0).to(tl.float32)
@@ -262,10 +287,18 @@ def draw_backward(
 @triton.jit
 def _recovered(node, logit, warmth, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
     """The noise behind nodes, its smallest entry at 0: a difference that may be small beside its terms."""
-    noise = warmth * tl.load(node + at, mask=mask, other=0.0).to(tl.float64) - logit[None, :, :]
-    if WIDTH > N:
-        noise = tl.where(category < N, noise, float("inf"))
-    return (noise - tl.min(noise, 2)[:, :, None]).to(tl.float32)
+    found = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
+    if NATIVE:
+        noise, rest = whole_difference(warmth, found, logit[None, :, :])
+        if WIDTH > N:
+            noise, rest = tl.where(category < N, noise, float("inf")), tl.where(category < N, rest, 0.0)
+        noise = noise - tl.min(noise, 2)[:, :, None] + rest
+    else:
+        noise = warmth * found.to(tl.float64) - logit[None, :, :].to(tl.float64)
+        if WIDTH > N:
+            noise = tl.where(category < N, noise, float("inf"))
+        noise = (noise - tl.min(noise, 2)[:, :, None]).to(tl.float32)
+    return noise
 
 
 @triton.jit
@@ -281,14 +314,14 @@ def _score(
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
         unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
-        logit = load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH).to(tl.float64)
+        logit = load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
         for _ in range(steps):
             row = sample.to(tl.int64) * units + unit
             inside = (unit < units) & (sample < samples)
             at = member * node_stride + row[:, :, None] * N + category
             noise = _recovered(node, logit, warmth, at, inside[:, :, None] & (category < N), category, N, WIDTH)
-            log_mean = log(tl.sum(tl.exp(-noise), 2) / N)
+            log_mean = log_of_mean(tl.sum(exp(-noise), 2), N)
             if WIDTH > N:
                 noise = tl.where(category < N, noise, 0.0)
             found = constant - tl.sum(noise, 2) - N * log_mean
@@ -336,7 +369,7 @@ def _score_backward(
     point = point_of(unit, LENGTH)
     sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
-    logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH).to(tl.float64)
+    logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
     warmth = tl.load(temperature + member * temperature_stride)
     total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
     for _ in range(steps):
@@ -345,9 +378,9 @@ def _score_backward(
         at = row[:, :, None] * N + category
         mask = inside[:, :, None] & (category < N)
         noise = _recovered(node + member * node_stride, logit, warmth, at, mask, category, N, WIDTH)
-        small = tl.exp(-noise)
+        small = exp(-noise)
         pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
-        by_noise = small * (N * pull / tl.sum(small, 2))[:, :, None] - pull[:, :, None]
+        by_noise = small * (N * pull * reciprocal(tl.sum(small, 2)))[:, :, None] - pull[:, :, None]
         if NODE:
             tl.store(by_node + member * samples * units * N + at, warmth.to(tl.float32) * by_noise, mask=mask)
         if LOGITS:

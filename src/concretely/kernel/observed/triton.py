@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..affine.triton import Tile, product
-from ..logistic.triton import log1p
+from ..native.triton import log1p
 from ..operator import joined, parted, rows
 
 TILE, WARPS, STAGES = (128, 64), 4, 3

@@ -5,18 +5,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .naive import quarter
+from ..native.triton import log2, product, reciprocal, signed_as
+from .naive import ROUNDS, quarter
 
 BLOCK = 256
+STEPS = tl.constexpr(ROUNDS)
 
 
 @triton.jit
 def words(key, member, place):
     """The four words of some places."""
-    seed, nonce = tl.load(key + 2 * member), tl.load(key + 2 * member + 1)
-    place = place.to(tl.uint64)
-    low, high = (nonce & 0xFFFFFFFF).to(tl.uint32), (nonce >> 32 & 0xFFFFFFFF).to(tl.uint32)
-    return tl.philox(seed.to(tl.uint64), place.to(tl.uint32), (place >> 32).to(tl.uint32), low, high)
+    seed, nonce = tl.load(key + 2 * member).to(tl.uint64), tl.load(key + 2 * member + 1).to(tl.uint64)
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    one, two = place.to(tl.uint32), tl.zeros_like(place).to(tl.uint32)
+    if place.dtype == tl.int64:
+        two = (place.to(tl.uint64) >> 32).to(tl.uint32)
+    three, four = nonce.to(tl.uint32), (nonce >> 32).to(tl.uint32)
+    for _ in tl.static_range(STEPS):
+        left, right = product(one, 0xD2511F53), product(three, 0xCD9E8D57)
+        one, two, three, four = right[0] ^ two ^ low, right[1], left[0] ^ four ^ high, left[1]
+        low = tl.add(low, 0x9E3779B9, sanitize_overflow=False)
+        high = tl.add(high, 0xBB67AE85, sanitize_overflow=False)
+    return one, two, three, four
 
 
 @triton.jit
@@ -32,16 +42,22 @@ def fraction(word, SIGNED: tl.constexpr):
     whole = (
         word.to(tl.int32, bitcast=True).to(tl.float32) if SIGNED else word.to(tl.uint32, bitcast=True).to(tl.float32)
     )
-    return (whole + 0.5) * 2.3283064365386963e-10  # 2⁻³²
+    return whole * 2.3283064365386963e-10 + 1.1641532182693481e-10  # 2⁻³², and half of it
 
 
 @triton.jit
 def logistic(word):
     """Standard logistic noise, by the smaller of the two tail probabilities."""
-    signed = fraction(word, True)
-    tail = tl.abs(signed)
-    size = -tl.log(tail / (1 - tail))
-    return tl.where(signed < 0, -size, size)
+    tail = tl.abs(fraction(word, True))
+    odds = tail * reciprocal(1 - tail)
+    rest = odds - tail - odds * tail  # what the odds are off, about one half of their relative error near 1
+    # powers of 2 apart, so that there is one rounding at the end
+    bits = odds.to(tl.int32, bitcast=True)
+    power = (bits - 0x3F3504F3) & -0x800000
+    part = (bits - power).to(tl.float32, bitcast=True)  # from √½ to √2
+    # of a third power, as what its logarithm is off near 1 is then divided by 3
+    size = log2(part * part * part) * -0.23104906018664842 + (rest + rest)
+    return signed_as(power.to(tl.float32) * -8.262958320e-08 + size, word)  # log 2, by 2²³
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""Functions that are single instructions of a GPU, for kernels to be made of."""
