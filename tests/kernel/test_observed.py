@@ -1,6 +1,7 @@
 """Likelihoods without logits are those with, in value and gradient, on either path, batched, and as models use them."""
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -23,6 +24,13 @@ SHAPES = pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1, 1), (3, 3, 5, 5, 7), (1, 2, 3, 130, 200), (2, 1, 19, 7, 33), (1, 1, 1, 784, 7)], ids=str
 )
 """Members, samples, data points, units and inputs: one, odd ones, more than a block of each."""
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter works on one element after the other, and on those past the end too."""
+    if os.environ.get("CONCRETELY_UNCHECKED") and DEVICE == "cpu":
+        monkeypatch.setattr(fast("observed"), "TILE", (16, 32))
 
 
 def given(members: int, samples: int, batch: int, units: int, inputs: int) -> tuple[Tensor, ...]:
