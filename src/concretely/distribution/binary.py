@@ -1,7 +1,6 @@
 """Binary variables: the Bernoulli mass and its relaxation on the unit interval."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Self
 
 import torch
@@ -14,36 +13,13 @@ from .. import noise
 from ..kernel import bernoulli as kernel
 from ..kernel import likelihood
 from ..kernel.operator import attempted
-from ..noise import Source, key_of
+from ..noise import Source
 from . import check, fused
 from .base import Mass
 from .cast import cast, wide, working
 from .logistic import Logistic
 from .squash import OnUnitInterval
 from .temperature import Temperature
-
-
-def drawn_bits(
-    logits: Tensor,
-    sample_shape: Sequence[int],
-    batch_shape: Size,
-    generator: Source | None,
-    squash: kernel.Squash,
-    axes: int,
-) -> fused.Draw | None:
-    """States of log-odds and their log masses from a kernel, if there is one."""
-    if not fused.suits(logits):
-        return None
-    flat, key = logits.reshape(1, -1), key_of(generator, logits.device)
-    return fused.drawn(lambda m, length: kernel.draw(flat, key, m, squash, length), sample_shape, batch_shape, axes)
-
-
-def scored_bits(value: Tensor, logits: Tensor, squash: kernel.Squash, axes: int) -> Tensor | None:
-    """The log masses of states from a kernel, if there is one."""
-    if not fused.suits(logits) or value.dtype == torch.float64:
-        return None
-    score = partial(fused.scored, lambda value, logits, length: kernel.score(value, logits, squash, length))
-    return score(value.detach(), logits, value_axes=0, logits_axes=0, axes=axes)
 
 
 class Bernoulli(Mass):
@@ -83,11 +59,15 @@ class Bernoulli(Mass):
         return (self.logits + self._shaped("noise", noise) >= 0).to(self.logits.dtype)
 
     def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> fused.Draw | None:
-        return drawn_bits(self.logits, sample_shape, self.batch_shape, generator, "bit", axes)
+        return self._unit.draw(sample_shape, self.batch_shape, generator, "bit", axes)
 
     def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
         found = self._fused_likelihood(value, axes)
-        return scored_bits(value, self.logits, "bit", axes) if found is None else found
+        return self._unit.score(value, axes, "bit") if found is None else found
+
+    @property
+    def _unit(self) -> fused.Unit:
+        return fused.Unit(kernel, self.logits, 0)
 
     def _fused_likelihood(self, value: Tensor, axes: int) -> Tensor | None:
         """Likewise, if there are logits for all that shares a value."""

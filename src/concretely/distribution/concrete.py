@@ -1,7 +1,6 @@
 """Categorical variables: the discrete mass on one-hot vectors and its relaxation on the simplex."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Self
 
 import torch
@@ -11,7 +10,7 @@ from torch.distributions import constraints
 
 from .. import noise
 from ..kernel import discrete as kernel
-from ..noise import Source, key_of
+from ..noise import Source
 from . import check, fused
 from .base import Mass, Relaxation
 from .cast import cast, wide
@@ -20,29 +19,6 @@ from .exp_concrete import ExpConcrete
 from .log_simplex import one_hot_argmax, perturb
 from .squash import OnSimplex
 from .temperature import Temperature
-
-
-def drawn_states(
-    logits: Tensor,
-    sample_shape: Sequence[int],
-    batch_shape: Size,
-    generator: Source | None,
-    squash: kernel.Squash,
-    axes: int,
-) -> fused.Draw | None:
-    """States of logits of categories and their log masses from a kernel, if there is one."""
-    if not fused.suits(logits):
-        return None
-    flat, key = logits.reshape(1, -1, logits.shape[-1]), key_of(generator, logits.device)
-    return fused.drawn(lambda m, length: kernel.draw(flat, key, m, squash, length), sample_shape, batch_shape, axes)
-
-
-def scored_states(value: Tensor, logits: Tensor, squash: kernel.Squash, axes: int) -> Tensor | None:
-    """The log masses of states from a kernel, if there is one."""
-    if not fused.suits(logits) or value.dtype == torch.float64:
-        return None
-    score = partial(fused.scored, lambda value, logits, length: kernel.score(value, logits, squash, length))
-    return score(value.detach(), logits, value_axes=1, logits_axes=1, axes=axes)
 
 
 class Discrete(Mass):
@@ -89,13 +65,17 @@ class Discrete(Mass):
         return one_hot_argmax(perturb(self.logits, self._shaped("noise", noise))).to(self.logits.dtype)
 
     def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> fused.Draw | None:
-        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "one-hot", axes)
+        return self._unit.draw(sample_shape, self.batch_shape, generator, "one-hot", axes)
 
     def _log_probs(self) -> Tensor:
         return wide(self.logits).log_softmax(-1)
 
     def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        return scored_states(value, self.logits, "one-hot", axes)
+        return self._unit.score(value, axes, "one-hot")
+
+    @property
+    def _unit(self) -> fused.Unit:
+        return fused.Unit(kernel, self.logits, 1)
 
     def _log_mass(self, value: Tensor) -> Tensor:
         return log_mass_of(self._log_probs(), value.argmax(-1))

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from .. import noise
 from ..kernel import exp_concrete as kernel
-from ..noise import Source, key_of
+from ..noise import Source
 from . import fused
 from .cast import wide
 from .log_simplex import OnLogSimplex
@@ -39,19 +37,14 @@ class ExpConcrete(OnLogSimplex):
     def _fused(
         self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash, axes: int
     ) -> fused.Draw | None:
-        if not fused.suits(self.logits, self._temperature):
-            return None
-        logits, key = self.logits.reshape(1, -1, *self.event_shape), key_of(generator, self.logits.device)
-        warmth = fused.warmth(self._temperature, logits)
-        draw = partial(kernel.draw, logits, warmth, key)
-        return fused.drawn(lambda m, length: draw(m, squash, length), sample_shape, self.batch_shape, axes)
+        return self._unit.draw(sample_shape, self.batch_shape, generator, squash, axes)
 
     def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        if not fused.suits(self.logits, self._temperature) or value.dtype == torch.float64:
-            return None
-        warmth = fused.warmth(self._temperature, value)
-        score = partial(fused.scored, lambda node, logits, length: kernel.score(node, logits, warmth, length))
-        return score(value, self.logits, value_axes=1, logits_axes=1, axes=axes)
+        return self._unit.score(value, axes)
+
+    @property
+    def _unit(self) -> fused.Unit:
+        return fused.Unit(kernel, self.logits, 1, self._temperature)
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe

@@ -1,6 +1,7 @@
 """Where kernels take the place of definitions: on a GPU, in float32 or less, at one temperature for all units."""
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from jaxtyping import Float64
 from torch import Size, Tensor
 
 from ..kernel.operator import attempted, is_fast
+from ..noise import Source, key_of
 from .temperature import Temperature
 
 
@@ -33,6 +35,48 @@ class Draw(NamedTuple):
     tensors: list[Tensor]
     score: Callable[[int], Tensor]
     """The log probabilities, summed over so many of the last axes of the batch."""
+
+
+class Unit(NamedTuple):
+    """What kernels must know of the units of a variable."""
+
+    kernel: ModuleType
+    logits: Tensor
+    category_axes: int
+    """One if the last axis of the logits runs over categories, and that of values belongs to one unit too."""
+    temperature: Temperature | None = None
+    """None of what is discrete."""
+
+    @property
+    def suits(self) -> bool:
+        """Whether there are kernels."""
+        return suits(self.logits, 1.0 if self.temperature is None else self.temperature)
+
+    def draw(
+        self, sample_shape: Sequence[int], batch_shape: Size, generator: Source | None, squash: str, axes: int
+    ) -> Draw | None:
+        """Draws and their log probabilities from a kernel, if there is one."""
+        if not self.suits:
+            return None
+        lead = self.logits.dim() - self.category_axes
+        flat, key = self.logits.reshape(1, -1, *self.logits.shape[lead:]), key_of(generator, self.logits.device)
+        warm = () if self.temperature is None else (warmth(self.temperature, flat),)
+        return drawn(
+            lambda m, length: self.kernel.draw(flat, *warm, key, m, squash, length), sample_shape, batch_shape, axes
+        )
+
+    def score(self, value: Tensor, axes: int, squash: str = "") -> Tensor | None:
+        """The log probabilities of values from a kernel, if there is one."""
+        if not self.suits or value.dtype == torch.float64:
+            return None
+        how = squash if self.temperature is None else warmth(self.temperature, value)
+        return scored(
+            lambda values, logits, length: self.kernel.score(values, logits, how, length),
+            value if self.temperature is not None else value.detach(),
+            self.logits,
+            unit_axes=self.category_axes,
+            axes=axes,
+        )
 
 
 def drawn(call: Callable[[int, int], Any], sample_shape: Sequence[int], batch_shape: Size, axes: int) -> Draw | None:
@@ -61,8 +105,7 @@ def scored(
     value: Tensor,
     logits: Tensor,
     *,
-    value_axes: int,
-    logits_axes: int,
+    unit_axes: int,
     axes: int,
 ) -> Tensor | None:
     """What a kernel scores, given values, the logits that they share and the number of units to sum; None if it cannot.
@@ -70,8 +113,8 @@ def scored(
     So many of the last axes belong to one unit, and so many before them are summed over. The logits may lack axes in
     front, not among those that they have.
     """
-    batch = logits.shape[: logits.dim() - logits_axes]
-    lead = value.shape[: value.dim() - value_axes]
+    batch = logits.shape[: logits.dim() - unit_axes]
+    lead = value.shape[: value.dim() - unit_axes]
     if lead[len(lead) - len(batch) :] != batch or not value.numel() or axes > len(batch):
         return None
     flat = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])

@@ -9,15 +9,16 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
+from ..kernel import bernoulli, discrete
 from ..noise import Source
 from . import check
 from .base import Mass, Relaxation, Tempered, expanded
-from .binary import Bernoulli, drawn_bits, scored_bits
+from .binary import Bernoulli
 from .cast import cast, wide, working
-from .concrete import Discrete, drawn_states, log_mass_of, scored_states
+from .concrete import Discrete, log_mass_of
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete
-from .fused import Draw
+from .fused import Draw, Unit
 from .logistic import Logistic
 from .logistic_normal import ExpLogisticNormal
 from .memory import recall
@@ -133,14 +134,16 @@ class Hypercube(Mass):
         return to_corner(self.state.push(noise), self.event_shape)
 
     def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> Draw | None:
-        if self.event_shape[0] == 1:
-            return drawn_bits(self.logits.squeeze(-1), sample_shape, self.batch_shape, generator, "corner", axes)
-        return drawn_states(self.logits, sample_shape, self.batch_shape, generator, "corner", axes)
+        return self._unit.draw(sample_shape, self.batch_shape, generator, "corner", axes)
 
     def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        return self._unit.score(value.squeeze(-1) if self.event_shape[0] == 1 else value, axes, "corner")
+
+    @property
+    def _unit(self) -> Unit:
         if self.event_shape[0] == 1:
-            return scored_bits(value.squeeze(-1), self.logits.squeeze(-1), "corner", axes)
-        return scored_states(value, self.logits, "corner", axes)
+            return Unit(bernoulli, self.logits.squeeze(-1), 0)
+        return Unit(discrete, self.logits, 1)
 
     def _log_mass(self, value: Tensor) -> Tensor:
         if self.event_shape[0] == 1:

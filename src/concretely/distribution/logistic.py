@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.functional import softplus
 
 from .. import noise
 from ..kernel import logistic as kernel
-from ..noise import Source, key_of
+from ..noise import Source
 from . import check, fused
 from . import recover as recovery
 from .base import Tempered
@@ -82,19 +81,14 @@ class Logistic(Tempered):
     def _fused(
         self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash, axes: int
     ) -> fused.Draw | None:
-        if not fused.suits(self.logits, self._temperature):
-            return None
-        logits, key = self.logits.reshape(1, -1), key_of(generator, self.logits.device)
-        warmth = fused.warmth(self._temperature, logits)
-        draw = partial(kernel.draw, logits, warmth, key)
-        return fused.drawn(lambda m, length: draw(m, squash, length), sample_shape, self.batch_shape, axes)
+        return self._unit.draw(sample_shape, self.batch_shape, generator, squash, axes)
 
     def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        if not fused.suits(self.logits, self._temperature) or value.dtype == torch.float64:
-            return None
-        warmth = fused.warmth(self._temperature, value)
-        score = partial(fused.scored, lambda node, logits, length: kernel.score(node, logits, warmth, length))
-        return score(value, self.logits, value_axes=0, logits_axes=0, axes=axes)
+        return self._unit.score(value, axes)
+
+    @property
+    def _unit(self) -> fused.Unit:
+        return fused.Unit(kernel, self.logits, 0, self._temperature)
 
     def _push(self, noise: Tensor) -> Tensor:
         return push(cast(self.logits, working(self.logits.dtype)), self._value_temperature, noise)
