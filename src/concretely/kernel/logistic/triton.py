@@ -234,8 +234,8 @@ def _score(
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
     found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
     size = tl.abs(difference(warmth, found, logit))
-    # not less than log 4 in size, so that nothing is lost in the logarithm of a sum
-    scored = tl.log(warmth.to(tl.float32)) - size - 2 * log(1 + exp(-size))
+    # not less than log 4 in size, so that nothing is lost in the logarithm of a sum; what is large is rounded once
+    scored = (tl.log(warmth.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
     tl.store(log_density + (member * samples + row) * units + unit, scored, mask=mask)
 
 

@@ -117,8 +117,7 @@ def sigmoid(node):
 def tanh_half(node):
     """The hyperbolic tangent of one half of a number."""
     small = exp(-tl.abs(node))
-    share = reciprocal(1 + small)
-    return signed_as(share - small * share, node)
+    return signed_as((1 - small) / (1 + small), node)  # divided, as a reciprocal would be rounded once more
 
 
 @triton.jit
