@@ -46,7 +46,7 @@ def bound(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
     >>> bound(torch.tensor([[0.0], [0.0]]))
     tensor([0.])
     """
-    if is_fast(log_w) and log_w.dtype == torch.float32 and log_w.dim() > 1:
+    if _is_simple(log_w) and log_w.dim() > 1:
         found = attempted(lambda: kernel.bound(log_w.flatten(1).unsqueeze(0)))
         if found is not None:
             return torch.as_tensor(found).view(log_w.shape[1:])
@@ -99,6 +99,26 @@ class Weighing:
         """The log-weights without the direct gradient of log q, whose mean over q is zero."""
         held = {name: log_q.detach() if name in self.credited else log_q for name, log_q in self.log_q.items()}
         return total(self.log_p) - total(held) if self.divides else total(self.log_p)
+
+
+def loss(weighing: Weighing, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
+    """Minus the mean of an objective over data points; without gradients, the objective and the log-weights."""
+    if objective is bound and weighing.divides:
+        log_p, log_q = list(weighing.log_p.values()), list(weighing.log_q.values())
+        first, terms = log_p[0], [*log_p, *log_q]
+        if first.dim() > 1 and all(_is_simple(term) and term.shape == first.shape for term in terms):
+            flat = [[term.flatten(1).unsqueeze(0) for term in each] for each in (log_p, log_q)]
+            found = attempted(lambda: kernel.loss(*flat))
+            if found is not None:
+                return found[0].squeeze(0), found[1].view(first.shape[1:]), found[2].view(first.shape)
+    log_w = weighing.log_w
+    value = objective(log_w)
+    return -value.mean(), value.detach(), log_w.detach()
+
+
+def _is_simple(log_w: Tensor) -> bool:
+    """Whether there are kernels for log-weights."""
+    return is_fast(log_w) and log_w.dtype == torch.float32
 
 
 def total(terms: Mapping[str, Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from concretely import objective
 from concretely.kernel import bound as operation
-from concretely.kernel.bound import bound, naive
+from concretely.kernel.bound import bound, loss, naive
 from tests.kernel import DEVICE, PATHS, assert_precise, fast, kernel, taken
 
 SIZES = [(1, 1, 1), (3, 2, 33), (1, 50, 5), (3, 1, 70), (2, 90, 1), (1, 3, 129)]
@@ -127,3 +127,104 @@ def test_the_bound_is_an_operator_however_its_weights_lie(order: tuple[int, int,
     with taken(operation, path):
         torch.library.opcheck(operation._bound, (log_w.detach().requires_grad_(),))
         torch.library.opcheck(operation._backward, (torch.randn(4, 4, device=DEVICE), log_w, bound(log_w)))
+
+
+TERMS = [(1, 1), (3, 2)]
+"""How many terms are added to log-weights, and how many subtracted."""
+
+
+def terms(counts: tuple[int, int], *shape: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Terms of log-weights, with gradients."""
+    added, subtracted = ([log_weights(*shape).requires_grad_() for _ in range(count)] for count in counts)
+    return added, subtracted
+
+
+def by_terms(found: Tensor, added: list[Tensor], subtracted: list[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of all terms, of members that count differently."""
+    weight = torch.arange(1, found.numel() + 1, device=DEVICE).view(found.shape)
+    return torch.autograd.grad((found * weight).sum(), [*added, *subtracted], retain_graph=True)
+
+
+@PATHS
+@pytest.mark.parametrize("counts", TERMS, ids=str)
+@pytest.mark.parametrize("shape", [*SIZES, (1, 2, 1500)], ids=str)
+def test_the_loss_is_minus_the_mean_bound(shape: tuple[int, int, int], counts: tuple[int, int], path: str) -> None:
+    added, subtracted = terms(counts, *shape)
+    with taken(operation, path):
+        found, bounds, log_w = loss(added, subtracted)
+        by = by_terms(found, added, subtracted)
+    weights = sum(each.double() for each in added) - sum(each.double() for each in subtracted)
+    truth = true_bound(weights)
+    torch.testing.assert_close(log_w.double(), weights.detach(), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(bounds.double(), truth.detach(), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(found.double(), -truth.mean(1), rtol=1e-6, atol=1e-4)
+    assert not bounds.requires_grad
+    assert not log_w.requires_grad
+    true = by_terms(-truth.mean(1), added, subtracted)
+    torch.testing.assert_close(by, true, rtol=1e-3, atol=1e-6)
+
+
+@kernel
+@pytest.mark.parametrize("counts", TERMS, ids=str)
+def test_the_kernel_of_the_loss_is_its_definition(counts: tuple[int, int]) -> None:
+    shape = (3, 5, 33)
+    added, subtracted = ([each.detach() for each in side] for side in terms(counts, *shape))
+    added[0] = added[0][:1].expand(shape)  # members share it
+    truth = naive.loss([each.double() for each in added], [each.double() for each in subtracted])
+    found, defined = (each.loss(added, subtracted) for each in (fast("bound"), naive))
+    for one, other, true in zip(found, defined, truth, strict=True):
+        assert_precise(one, other, true)
+    _, bounds, log_w = defined
+    for by in (torch.randn(3, device=DEVICE), torch.ones(1, device=DEVICE).expand(3)):
+        true = naive.loss_backward(by.double(), log_w.double(), bounds.double())
+        pairs = zip(*(each.loss_backward(by, log_w, bounds) for each in (fast("bound"), naive)), true, strict=True)
+        for each in pairs:
+            assert_precise(*each)
+
+
+@PATHS
+def test_losses_of_a_batch_of_programs_are_a_loop_over_them(path: str) -> None:
+    added, subtracted = terms((2, 1), 4, 2, 5, 3)
+    shared = log_weights(2, 5, 3).requires_grad_()
+
+    def program(one: Tensor, two: Tensor, other: Tensor) -> Tensor:
+        return loss([one, two, shared], [other])[0]
+
+    with taken(operation, path):
+        alone = torch.stack([program(*each) for each in zip(*added, *subtracted, strict=True)])
+        together = vmap(program)(*added, *subtracted)
+        torch.testing.assert_close(together, alone)
+        by = [by_terms(each, [*added, shared], subtracted) for each in (together, alone)]
+    torch.testing.assert_close(*by)
+
+
+@PATHS
+def test_gradients_of_the_loss_can_be_differentiated(path: str) -> None:
+    added, subtracted = ([torch.randn(2, 5, 3, device=DEVICE, requires_grad=True)] for _ in range(2))
+
+    def curvature(found: Tensor) -> tuple[Tensor, ...]:
+        grads = torch.autograd.grad(found.sin().sum(), [*added, *subtracted], create_graph=True)
+        return torch.autograd.grad(sum(each.pow(3).sum() for each in grads), [*added, *subtracted])
+
+    with taken(operation, path):
+        found = curvature(loss(added, subtracted)[0])
+    true = curvature(-true_bound(added[0] - subtracted[0]).mean(1))
+    torch.testing.assert_close(found, true, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.unchecked
+def test_the_loss_compiles() -> None:
+    added, subtracted = terms((2, 1), 2, 5, 3)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    found = (by_terms(each(added, subtracted)[0], added, subtracted) for each in (loss, compiled))
+    torch.testing.assert_close(*found)
+
+
+@kernel
+@pytest.mark.parametrize("path", ["plain", "fast"])
+def test_the_loss_is_an_operator(path: str) -> None:
+    added, subtracted = terms((2, 1), 3, 4, 5)
+    with taken(operation, path):
+        torch.library.opcheck(operation._loss, (added, subtracted))
+        _, bounds, log_w = loss(added, subtracted)
+        torch.library.opcheck(operation._loss_backward, (torch.randn(3, device=DEVICE), log_w, bounds))

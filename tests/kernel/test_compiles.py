@@ -171,6 +171,15 @@ def bound(kernels: Any) -> None:
         log_w = empty(members, samples, batch)
         for by in (log_w[:, 0], empty(1, 1).expand(members, batch)):
             kernels.backward(by, log_w, kernels.bound(log_w))
+        for added, subtracted in ((1, 1), (3, 2)):
+            kernels.loss([log_w] * added, [log_w] * subtracted)
+        kernels.loss_backward(log_w[:, 0, 0], log_w, log_w[:, 0])
+
+
+def line(kernels: Any) -> None:
+    for width in (1, 300, 5000):
+        table = empty(5, width, dtype=torch.int64)
+        kernels.read_(table[:1], table, table[0, :1])
 
 
 def vimco(kernels: Any) -> None:
@@ -187,6 +196,9 @@ def observed(kernels: Any) -> None:
                 slope, bits, rounded = empty(shape, dtype=dtype), empty(members, batch, wide), weight.to(dtype)
                 for each in (state, state.to(dtype)):
                     kernels.log_likelihood(each, rounded, weight[..., 0], bits, product, slope)
+        for dtypes in ((torch.float32, torch.float32), (torch.float32, HALF), (HALF, HALF)):
+            given, weighed = (state.flatten(1, 2).to(dtype) for dtype in dtypes)
+            kernels.weigh(state.flatten(1, 2)[..., 0], given, given, weighed.dtype)
     for rows in (500, 1_000, 5_000):  # tiles of all sizes, and inputs that they divide
         state, weight = empty(1, 1, rows, 64), empty(1, 784, 64)
         bits = empty(1, rows, 784, dtype=torch.bool)

@@ -78,6 +78,16 @@ def test_draws_are_those_of_the_library_at_every_size_and_temperature(temperatur
             assert 0 < value.min() < value.max() < 1
 
 
+@kernel
+@pytest.mark.parametrize("temperature", [10.0, 2.0**-120])  # whose logarithm cancels, whose densities are no numbers
+def test_log_densities_of_many_draws_are_precise(temperature: float) -> None:
+    logits, keys = torch.zeros(1, 1, device=DEVICE), key(1)
+    warmth = torch.tensor([temperature], dtype=torch.float64, device=DEVICE)
+    found = fast("logistic").draw(logits, warmth, keys, 20_000, "none")[2]
+    truth = true_draw(logits, warmth, noise(keys, 20_000, 1), "none")[2]
+    assert ((found - truth).abs() <= 2 * EPS * (1 + truth.abs())).all()
+
+
 @PATHS
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_scores_are_those_of_the_library_at_every_size_and_temperature(temperature: float, path: str) -> None:

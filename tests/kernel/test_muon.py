@@ -41,11 +41,12 @@ def test_what_is_zero_stays_zero() -> None:
 
 
 def test_steps_are_those_of_torch() -> None:
-    matrices = [torch.nn.Parameter(torch.randn(size, dtype=torch.float64)) for size in ((6, 4), (4, 6), (4, 4))]
+    starts = [torch.randn(size, dtype=torch.float64).to(DEVICE) for size in ((6, 4), (4, 6), (4, 4))]
+    matrices = [torch.nn.Parameter(start) for start in starts]
     states = [state_of(matrix.detach().unsqueeze(0)) for matrix in matrices]
     theirs = torch.optim.Muon(matrices, lr=0.01, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     for _ in range(4):
-        gradients = [torch.randn_like(matrix) for matrix in matrices]
+        gradients = [torch.randn(start.shape, dtype=torch.float64).to(DEVICE) for start in starts]
         for matrix, gradient in zip(matrices, gradients, strict=True):
             matrix.grad = gradient.clone()
         theirs.step()
@@ -89,8 +90,10 @@ def test_matrices_of_all_shapes_move_as_the_definition_does(path: str) -> None:
     torch.testing.assert_close(found, defined, rtol=1e-3, atol=1e-4)
 
 
-def test_weights_decay() -> None:
-    start = torch.eye(3).unsqueeze(0)
+@PATHS
+def test_weights_decay(path: str) -> None:
+    start = torch.eye(3, device=DEVICE).unsqueeze(0)
     state = state_of(start)
-    muon_([state], [torch.zeros_like(start)], pace_of([0.01], decay=1.0))
+    with taken(operation, path):
+        muon_([state], [torch.zeros_like(start)], pace_of([0.01], decay=1.0))
     assert (state.parameter.diagonal(dim1=1, dim2=2) < 1).all()

@@ -16,7 +16,7 @@ from concretely.kernel import affine, observed
 from concretely.kernel.affine import ledger
 from concretely.kernel.observed import naive
 from concretely.model import layer
-from tests.kernel import DEVICE, PATHS, fast, kernel, precise
+from tests.kernel import DEVICE, PATHS, fast, kernel, precise, taken
 
 SHAPES = pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1, 1), (3, 3, 5, 5, 7), (1, 2, 3, 130, 200), (2, 1, 19, 7, 33), (1, 1, 1, 784, 7)], ids=str
@@ -318,3 +318,31 @@ def test_functions_of_torch_differentiate_layers_without_logits(unwritten: Any) 
     expected = torch.func.grad(score)(state)
     unwritten()
     torch.testing.assert_close(torch.func.grad(score)(state), expected, rtol=1e-4, atol=1e-5)
+
+
+def weighing(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Pulls, and rows of gradients and of states."""
+    pull, by_state, state = (torch.randn(each, device=DEVICE) for each in (shape[:-1], shape, shape))
+    return pull, by_state, state
+
+
+@kernel
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 17, 33), (2, 9, 300), (2, 0, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_weighed_as_by_the_definition(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    pull, by_state, state = weighing(*shape)
+    if dtype == torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("the interpreter takes the bits of a bfloat16 for a whole number")
+    for given in ((pull, by_state.to(dtype), state.to(dtype)), (pull[:1].expand(shape[:2]), by_state, state)):
+        found = fast("observed").weigh(*given, dtype)
+        torch.testing.assert_close(found, naive.weigh(*given, dtype), rtol=0, atol=0)
+
+
+@PATHS
+def test_weighing_rows_is_an_operator(path: str) -> None:
+    with taken(observed, path):
+        torch.library.opcheck(observed._weigh, (*weighing(2, 5, 3), torch.float32))
+        programs = weighing(4, 2, 15, 3)
+        found = vmap(lambda *each: observed._weigh(*each, torch.float32))(*programs)
+        alone = [observed._weigh(*each, torch.float32) for each in zip(*programs, strict=True)]
+        torch.testing.assert_close(found, tuple(torch.stack(each) for each in zip(*alone, strict=True)))

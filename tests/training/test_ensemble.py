@@ -72,20 +72,6 @@ def test_a_member_is_the_run_alone(estimator: str, notation: str, device: str) -
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("parts", "sizes"), [(1, [3]), (2, [2, 1]), (3, [1, 1, 1]), (5, [1, 1, 1])])
-def test_parts_of_an_ensemble_end_as_the_whole(parts: int, sizes: list[int], device: str) -> None:
-    recipes = [recipe(notation="4H~12V", estimator="nvil", **wish) for wish in WISHES]
-    whole, parted = ([Trainer(each, data(), device=device) for each in recipes] for _ in range(2))
-    Ensemble(whole).advance(25)
-    ensemble = Ensemble(parted, parts=parts)
-    ensemble.advance(11)
-    ensemble.advance(25)
-    assert [len(part.trainers) for part in ensemble._parts] == sizes
-    for found, expected in zip(parted, whole, strict=True):
-        assert_close(found, expected)
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("notation", NOTATIONS)
 def test_a_member_is_the_run_alone_with_any_optimizer(notation: str, device: str) -> None:
     recipes = [recipe(notation=notation, optimizer="muon", **wish) for wish in WISHES]

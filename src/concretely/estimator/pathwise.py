@@ -7,10 +7,9 @@ from ..mode import Mode, Noise, Relaxed, Temperatures
 from ..mode import StraightThrough as StraightThroughMode
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, Treatment, weigh
+from ..objective import Objective, Treatment, loss, weigh
 from ..program import Program
 from .base import Estimate, bounded
-from .surrogate import estimated
 
 NoBound = Literal["mass", "analytic"]
 
@@ -60,7 +59,7 @@ class Pathwise:
         )
         is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
         bounds = bounded(target, objective, relaxed=True) if is_bound else None
-        return estimated(weighing.log_w, objective, bounds=bounds)
+        return Estimate(*loss(weighing, objective), bounds)
 
     def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
@@ -158,7 +157,7 @@ def _straight_through(
     weighing = weigh(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
     # the mean of several weights with an analytic divergence may exceed the likelihood
     bounds = None if analytic and samples > 1 else bounded(target, objective)
-    return estimated(weighing.log_w, objective, bounds=bounds)
+    return Estimate(*loss(weighing, objective), bounds)
 
 
 def _require_known(kl: str, *treatments: str) -> None:

@@ -29,10 +29,10 @@ def estimated(
     objective: Objective,
     *,
     bounds: str | None,
-    score: Float[Tensor, "*batch"] | None = None,
-    signal: Mapping[str, Tensor] | None = None,
+    score: Float[Tensor, "*batch"] | None,
+    signal: Mapping[str, Tensor],
 ) -> Estimate:
-    """An estimate from log-weights, and from credit times log q where gradients are not pathwise."""
+    """An estimate from log-weights, and from credit times log q if any node gets it."""
     value = objective(log_w)
     loss = -value if score is None else -value - (score - score.detach())
-    return Estimate(loss.mean(), value.detach(), log_w.detach(), bounds, signal or {})
+    return Estimate(loss.mean(), value.detach(), log_w.detach(), bounds, signal)

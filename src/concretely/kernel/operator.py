@@ -44,10 +44,9 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
     def register(function: Callable[..., Any]) -> Any:
         made = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
 
-        def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
             size = info.batch_size
-            pairs = zip(arguments, in_dims, strict=True)
-            stacked = (_stacked(each, dim, size) if isinstance(each, Tensor) else each for each, dim in pairs)
+            stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
             found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), made(*stacked))
             return found, tree_map(lambda tensor: 0, found)
 
@@ -69,9 +68,14 @@ def attempted(call: Callable[[], Any]) -> Any | None:
         return None
 
 
-def _stacked(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    """A tensor with the axis of a batch joined to that of members."""
-    lead = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+def _stacked(argument: Any, dim: Any, size: int) -> Any:
+    """A tensor, or each of several, with the axis of a batch joined to that of members; other arguments as they are."""
+    if isinstance(argument, list):
+        dims = [dim] * len(argument) if dim is None else dim
+        return [_stacked(each, own, size) for each, own in zip(argument, dims, strict=True)]
+    if not isinstance(argument, Tensor):
+        return argument
+    lead = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
     return lead.flatten(0, 1)
 
 

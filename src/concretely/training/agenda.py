@@ -13,6 +13,7 @@ from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
 from ..kernel.adam import Pace, corrections
+from ..kernel.line import read_
 from .chance import DRAWS, Purpose, seed_of
 from .method import at_step
 from .trainer import Trainer, falling
@@ -59,8 +60,7 @@ class Agenda:
 
     def read(self) -> None:
         """Go to the next line, on the device."""
-        torch.index_select(self._table, 0, self._cursor, out=self._line)
-        self._cursor.add_(1)
+        read_(self._line, self._table, self._cursor)
 
     @property
     def index(self) -> Int64[Tensor, "members batch"]:

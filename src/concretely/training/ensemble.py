@@ -6,7 +6,6 @@ ensemble. On a GPU the program is recorded once and replayed.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -29,21 +28,24 @@ from .trainer import WATCHED, Trainer, inputs_of
 
 
 class Ensemble:
-    """Trainers that have all come to the same step, and take the next ones together.
+    """Trainers that have all come to the same step, and take the next ones together."""
 
-    In several parts, which run side by side on a GPU, small work of one fills what another leaves idle.
-    """
-
-    def __init__(self, trainers: Sequence[Trainer], *, parts: int = 1) -> None:
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
         first = trainers[0]
         for other in trainers[1:]:
             if not alike(first.recipe, other.recipe) or (other.step, other.since) != (first.step, first.since):
                 raise ValueError("members of an ensemble must have one architecture, estimator and step, got others")
         self.trainers, self.recipe, self.device = tuple(trainers), first.recipe, first.device
-        size = -(-len(trainers) // parts)
-        self._parts = [_Part(self.trainers[k : k + size]) for k in range(0, len(trainers), size)]
-        is_cuda = self.device.type == "cuda"
-        stream, *self._beside = (torch.cuda.Stream(self.device) if is_cuda else None for _ in self._parts)
+        self._program = _Program(first.model, first.estimator, first.recipe)
+        self._discrete = _Program(first.model, Score(), first.recipe)
+        self._states, self._buffers = _adopted(trainers)
+        sums, faults = zip(*((trainer.sums, trainer.guard.first) for trainer in trainers), strict=True)
+        self._book = Book(torch.stack(sums), torch.stack(faults))
+        for trainer, sums, fault in zip(trainers, *self._book, strict=True):
+            trainer.sums, trainer.guard.first = sums, fault
+        self._agenda = Agenda(trainers, draws=first.draws())
+        self._ones = torch.ones(self.size, device=self.device)
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._take = Captured(self._taken, stream)
         self._take_and_look = Captured(lambda: self._taken(looks=True), stream)
 
@@ -60,62 +62,29 @@ class Ensemble:
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
         """Take steps until one is reached, or there is reason to pause after one."""
         since = max(trainer.since for trainer in self.trainers)  # those that have come to an end lag behind
-        for part in self._parts:
-            part.program.train()
+        self._program.train()
         while self.step < until:
-            for part in self._parts:
-                part.agenda.prepare(self.step)
+            self._agenda.prepare(self.step)
             looks = self.recipe.method.relaxes and (self.step - since) % WATCHED == 0
             (self._take_and_look if looks else self._take)()
             for trainer in self.trainers:
                 trainer.step += 1
             if pause():
                 break
-        for part in self._parts:
-            part.tell()
+        self._tell()
 
-    def _taken(self, *, looks: bool = False) -> None:
-        """Take one step, all on the device."""
-        first, *others = self._parts
-        beside = [stream for stream in self._beside if stream is not None]
-        for stream in beside:
-            stream.wait_stream(torch.cuda.current_stream(self.device))
-        first.take(looks=looks)
-        for part, own in zip(others, self._beside, strict=True):
-            with nullcontext() if own is None else torch.cuda.stream(own):
-                part.take(looks=looks)
-        for stream in beside:
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-
-
-class _Part:
-    """Some members of an ensemble: their parameters side by side, and the program that moves them."""
-
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
-        first = trainers[0]
-        self.trainers, self.recipe = trainers, first.recipe
-        self.program = _Program(first.model, first.estimator, first.recipe)
-        self._discrete = _Program(first.model, Score(), first.recipe)
-        self._states, self._buffers = _adopted(trainers)
-        sums, faults = zip(*((trainer.sums, trainer.guard.first) for trainer in trainers), strict=True)
-        self._book = Book(torch.stack(sums), torch.stack(faults))
-        for trainer, sums, fault in zip(trainers, *self._book, strict=True):
-            trainer.sums, trainer.guard.first = sums, fault
-        self.agenda = Agenda(trainers, draws=first.draws())
-        self._ones = torch.ones(len(trainers), device=first.device)
-
-    def tell(self) -> None:
+    def _tell(self) -> None:
         """Tell the trainers what was found; this waits for the device."""
         found = torch.cat([self._book.sums, self._book.faults.unsqueeze(-1)], -1).tolist()
         for trainer, entry in zip(self.trainers, found, strict=True):
             trainer.hear(entry)
 
-    def take(self, *, looks: bool) -> None:
-        """Take one step, and maybe look at the discrete graph."""
-        self.agenda.read()
-        bits = unpack(self.agenda.packed, self.agenda.index, self.recipe.width)
+    def _taken(self, *, looks: bool = False) -> None:
+        """Take one step, all on the device."""
+        self._agenda.read()
+        bits = unpack(self._agenda.packed, self._agenda.index, self.recipe.width)
         with ledger() as factors:
-            loss = self._run(self.program, bits, Purpose.NOISE)
+            loss = self._run(self._program, bits, Purpose.NOISE)
             leaves = [state.parameter for state in self._states.values()]
             slopes = torch.autograd.grad([loss], leaves, [self._ones], allow_unused=True)
         gradients = {name: slope for name, slope in zip(self._states, slopes, strict=True) if slope is not None}
@@ -123,8 +92,9 @@ class _Part:
             if looks:
                 gap = self._run(self._discrete, bits, Purpose.WATCH) - loss
                 self._book.sums[:, 2:] += torch.stack([gap, self._ones], -1)
-            # what is not finite in factors is not in the gradient of the bias beside them either, which is their sum
-            pace = allowed_(self._book, list(gradients.values()), loss.detach(), self.agenda.step, self.agenda.pace)
+            # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
+            watched = [gradient for name, gradient in gradients.items() if not _decays(name)]
+            pace = allowed_(self._book, watched, loss.detach(), self._agenda.step, self._agenda.pace)
             self._move(gradients, factors, pace)
 
     def _move(self, gradients: dict[str, Tensor], factors: Ledger, pace: Pace) -> None:
@@ -143,7 +113,7 @@ class _Part:
     def _run(self, program: "_Program", bits: Tensor, purpose: Purpose) -> Tensor:
         """The loss of every member, minus the mean of its bounds."""
         parameters = {name: state.parameter for name, state in self._states.items()}
-        keys, warmth = self.agenda.keys(purpose), self.agenda.warmth
+        keys, warmth = self._agenda.keys(purpose), self._agenda.warmth
         loss: Tensor = program.batched(parameters, self._buffers, bits, keys, warmth)
         return loss
 

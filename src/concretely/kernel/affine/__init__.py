@@ -84,13 +84,20 @@ def product_of(rows: int) -> str:
 
 
 def multiplied(
-    one: Shaped[Tensor, "members rows inner"], other: Shaped[Tensor, "members inner columns"]
+    one: Shaped[Tensor, "members rows inner"],
+    other: Shaped[Tensor, "members inner columns"],
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "members rows columns"]:
-    """A product in float32 at least, of factors in the smaller dtype of both."""
+    """A product of factors in the smaller dtype of both, summed in float32 at least.
+
+    Only one of bfloat16 is rounded to the dtype that is asked for.
+    """
     if one.dtype == other.dtype != torch.bfloat16:
         return torch.bmm(one, other)
     one, other = one.bfloat16(), other.bfloat16()
-    return torch.bmm(one, other, out_dtype=torch.float32) if one.is_cuda else torch.bmm(one.float(), other.float())
+    if not one.is_cuda:
+        return torch.bmm(one.float(), other.float()).to(dtype)
+    return torch.bmm(one, other) if dtype == torch.bfloat16 else torch.bmm(one, other, out_dtype=dtype)
 
 
 def affine(
@@ -184,7 +191,7 @@ def _pull(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:
     else:
         before, by_bias = _before_tanh(by_out, out, ctx.tanh)
         by_total = before if ctx.tanh else by_out.contiguous()
-        by_x = multiplied(by_total, weight).to(x.dtype) if by_input else None
+        by_x = multiplied(by_total, weight, x.dtype) if by_input else None
         by_weight = entered(entries, weight, Factors(x.detach(), by_total))
     return by_x if by_input else None, by_weight, by_bias, None, None
 

@@ -14,8 +14,9 @@ PROGRAMS = 128
 """About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
 
 
-SUMMED, SUMS = (64, 64), 1024
-"""The rows and columns of which a program sums gradients at once, and the most programs that do."""
+SUMMED, SUMS, STEPS = (64, 64), 1024, 8
+"""The rows and columns of which a program sums gradients at once, the most programs that do, and the fewest steps of
+each before sums are left to another launch."""
 
 
 class Tile(NamedTuple):
@@ -215,7 +216,7 @@ def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor
     by_out, out = rows(by_out), rows(out)
     by_total = torch.empty((members, high if tanh else 0, wide), dtype=out.dtype, device=out.device)
     columns, blocks = triton.cdiv(wide, SUMMED[1]), triton.cdiv(high, SUMMED[0])
-    steps = triton.cdiv(blocks, max(1, SUMS // (columns * members)))
+    steps = max(triton.cdiv(blocks, max(1, SUMS // (columns * members))), min(blocks, STEPS))
     parts = triton.cdiv(blocks, steps)
     sums = parted(parts, by_out[:, 0], torch.float32)
     _before_tanh[columns, parts, members](

@@ -5,29 +5,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import rows
+from ..operator import joined, rows
 
 BLOCK = 64
+SAMPLES, TILE = 16, 2048
+"""The most samples that a program reads at once, and the most log-weights."""
 
 
 @triton.jit
-def _bound(log_w, out, samples, batch, stride, BLOCK: tl.constexpr):
+def _larger(one, other):
+    return tl.maximum(one, other, tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _joined(largest, total, entries):
+    """The largest log-weight, and the sum of weights in units of it, with some more."""
+    larger = _larger(largest, tl.reduce(entries, 0, _larger))
+    # a weight of zero adds nothing, also to nothing
+    anchor = tl.where(larger == float("-inf"), 0.0, larger)
+    return larger, total * tl.exp(largest - anchor) + tl.sum(tl.exp(entries - anchor[None, :]), 0)
+
+
+@triton.jit
+def _mean(largest, total, samples):
+    """The logarithm of the mean weight."""
+    return tl.where(total > 0, largest + tl.log(total / samples), largest)
+
+
+@triton.jit
+def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
-    point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = point < batch
-    at = log_w + member * stride + point
-    largest = tl.load(at, mask=mask, other=0.0)
-    total = tl.full((BLOCK,), 1.0, tl.float32)
-    for _ in range(1, samples):
-        at += batch
-        entry = tl.load(at, mask=mask, other=0.0)
-        larger = tl.maximum(largest, entry, tl.PropagateNan.ALL)
-        # a weight of zero adds nothing, also to nothing
-        anchor = tl.where(larger == float("-inf"), 0.0, larger)
-        total = total * tl.exp(largest - anchor) + tl.exp(entry - anchor)
-        largest = larger
-    found = tl.where(total > 0, largest + tl.log(total / samples), largest)
-    tl.store(out + member * batch + point, found, mask=mask)
+    point = tl.program_id(0) * POINTS + tl.arange(0, POINTS)
+    largest, total = tl.full((POINTS,), float("-inf"), tl.float32), tl.zeros((POINTS,), tl.float32)
+    for start in range(0, samples, SAMPLES):
+        sample = start + tl.arange(0, SAMPLES)[:, None]
+        mask = (sample < samples) & (point < batch)[None, :]
+        entries = tl.load(log_w + member * stride + sample * batch + point[None, :], mask=mask, other=float("-inf"))
+        largest, total = _joined(largest, total, entries)
+    tl.store(out + member * batch + point, _mean(largest, total, samples), mask=point < batch)
 
 
 def bound(log_w: Tensor) -> Tensor:
@@ -36,7 +51,10 @@ def bound(log_w: Tensor) -> Tensor:
     out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
-        _bound[triton.cdiv(batch, BLOCK), members](log_w, out, samples, batch, log_w.stride(0), BLOCK=BLOCK)
+        high = min(triton.next_power_of_2(samples), SAMPLES)
+        _bound[triton.cdiv(batch, BLOCK), members](
+            log_w, out, samples, batch, log_w.stride(0), SAMPLES=high, POINTS=BLOCK, num_warps=max(1, high // 4)
+        )
     return out
 
 
@@ -62,3 +80,74 @@ def backward(by: Tensor, log_w: Tensor, bound: Tensor) -> Tensor:
             by, log_w, bound.contiguous(), out, samples, batch, *by.stride(), log_w.stride(0), BLOCK=BLOCK
         )
     return out
+
+
+@triton.jit
+def _sum_of(terms, strides, member, at, mask):
+    """The sum of terms."""
+    found = tl.load(terms[0] + member * strides[0] + at, mask=mask, other=0.0)
+    for t in tl.static_range(1, len(strides)):
+        found += tl.load(terms[t] + member * strides[t] + at, mask=mask, other=0.0)
+    return found
+
+
+@triton.jit
+def _loss(
+    log_p, log_q, p_strides, q_strides, out, bounds, log_w, samples, batch, parts,
+    SAMPLES: tl.constexpr, POINTS: tl.constexpr,
+):  # fmt: skip
+    member, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    point = part * POINTS + tl.arange(0, POINTS)
+    log_w += member * samples * batch
+    largest, total = tl.full((POINTS,), float("-inf"), tl.float32), tl.zeros((POINTS,), tl.float32)
+    for start in range(0, samples, SAMPLES):
+        sample = start + tl.arange(0, SAMPLES)[:, None]
+        at, mask = sample * batch + point[None, :], (sample < samples) & (point < batch)[None, :]
+        entries = _sum_of(log_p, p_strides, member, at, mask) - _sum_of(log_q, q_strides, member, at, mask)
+        tl.store(log_w + at, entries, mask=mask)
+        largest, total = _joined(largest, total, tl.where(mask, entries, float("-inf")))
+    found = _mean(largest, total, samples)
+    tl.store(bounds + member * batch + point, found, mask=point < batch)
+    tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, found, 0.0), 0) / batch)
+
+
+def loss(log_p: list[Tensor], log_q: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Minus the mean of the bounds, the bounds, and the log-weights."""
+    members, samples, batch = log_p[0].shape
+    high = min(triton.next_power_of_2(samples), SAMPLES)
+    wide = min(triton.next_power_of_2(batch), TILE // high)
+    parts = triton.cdiv(batch, wide)
+    out, bounds, log_w = (
+        torch.empty((members, *shape), dtype=torch.float32, device=log_p[0].device)
+        for shape in ((parts,), (batch,), (samples, batch))
+    )
+    added, subtracted = (tuple(rows(each) for each in terms) for terms in (log_p, log_q))
+    _loss[parts, members](
+        added, subtracted, tuple(each.stride(0) for each in added), tuple(each.stride(0) for each in subtracted),
+        out, bounds, log_w, samples, batch, parts,
+        SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
+    )  # fmt: skip
+    return joined(out, torch.float32), bounds, log_w
+
+
+@triton.jit
+def _loss_backward(by, log_w, bound, added, subtracted, samples, batch, by_stride, BLOCK: tl.constexpr):
+    member, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    point = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    mask = point < batch
+    at = (member * samples + sample) * batch + point
+    whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
+    entry = tl.load(log_w + at, mask=mask, other=0.0)
+    slope = tl.load(by + member * by_stride) / -batch * (tl.exp(entry - whole) / samples)
+    tl.store(added + at, slope, mask=mask)
+    tl.store(subtracted + at, -slope, mask=mask)
+
+
+def loss_backward(by: Tensor, log_w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of every term that is added, and of every one that is subtracted."""
+    members, samples, batch = log_w.shape
+    added, subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in range(2))
+    _loss_backward[samples, members, triton.cdiv(batch, BLOCK)](
+        by, log_w.contiguous(), bound.contiguous(), added, subtracted, samples, batch, by.stride(0), BLOCK=BLOCK
+    )
+    return added, subtracted

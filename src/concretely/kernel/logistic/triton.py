@@ -50,7 +50,9 @@ def _draw(
     # most draws are numbered in 32 bits, in which division takes a fraction of the time
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
     warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    log_warmth, coldness = tl.log(warmth), tl.div_rn(1.0, warmth)
+    coldness = tl.div_rn(1.0, warmth)
+    near = tl.maximum(warmth, 8.673617379884035e-19)  # 2⁻⁶⁰, or densities would not be normal numbers
+    far = tl.log(tl.div_rn(warmth, near))
     held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
     four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
@@ -60,9 +62,10 @@ def _draw(
         tl.store(node + at, found, mask=mask)
         if SQUASH != "none":
             tl.store(value + at, squashed(found, SQUASH), mask=mask)
-        # the density of the noise is the product of its two tail probabilities
+        # the density of the noise is the product of its two tail probabilities, each what the other is not;
+        # the temperature joins before the logarithm, as two logarithms would cancel and keep their errors
         tail = tl.abs(fraction(four[k], True))
-        tl.store(log_density + at, log_warmth + log(tail * (1 - tail)), mask=mask)
+        tl.store(log_density + at, log(near * tl.fma(-tail, tail, tail)) + far, mask=mask)
 
 
 @triton.jit

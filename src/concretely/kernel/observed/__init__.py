@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..affine import Factors, entered, multiplied, opened, product_of, suits
-from ..operator import is_hidden, operator
+from ..operator import is_fast, is_hidden, operator
 from . import naive
 
 
@@ -57,6 +57,22 @@ def _slope(state: Tensor, weight: Tensor, slopes: bool, product: str) -> Tensor:
     return state.new_empty(shape, dtype=torch.bfloat16 if product == "bfloat16" else torch.float32)
 
 
+@operator("observed_weigh")
+def _weigh(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of gradients and of states, each times its pull; the former in the dtype of the states."""
+    if is_fast(state) and state.dtype != torch.float64:
+        from . import triton
+
+        return triton.weigh(pull, by_state, state, dtype)
+    by_state, weighed = naive.weigh(pull, by_state, state, dtype)
+    return by_state.contiguous(), weighed.contiguous()
+
+
+@_weigh.register_fake
+def _(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return state.new_empty(state.shape), state.new_empty(state.shape, dtype=dtype)
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.slopes, _ = inputs
     ctx.entries = opened()
@@ -73,15 +89,16 @@ def _pull(ctx: Any, by: Tensor, _: None) -> tuple[Tensor | None, ...]:
         entries = None
     if torch.is_grad_enabled() or not ctx.slopes:
         slope = naive.slope(state, weight, bias, bits)
-    pull = by.flatten(1, 2).unsqueeze(-1)  # rows are weighed by it where they are narrow
-    by_state = by_weight = by_bias = None
-    if needs_state:
-        by_state = (pull * multiplied(slope, weight.to(slope.dtype))).view_as(state).to(state.dtype)
+    pull, states = by.flatten(1, 2), state.flatten(1, 2)
+    weigh = naive.weigh if torch.is_grad_enabled() else _weigh
+    # rows are weighed where they are narrow
+    by_state, weighed = weigh(pull, multiplied(slope, weight.to(slope.dtype), state.dtype), states, slope.dtype)
+    by_weight = by_bias = None
     if needs_weight:
-        by_weight = entered(entries, weight, Factors((pull * state.flatten(1, 2)).to(slope.dtype), slope))
+        by_weight = entered(entries, weight, Factors(weighed, slope))
     if needs_bias:
-        by_bias = multiplied(slope.mT, pull.to(slope.dtype)).squeeze(-1)
-    return by_state, by_weight, by_bias, None, None, None
+        by_bias = multiplied(slope.mT, pull.unsqueeze(-1).to(slope.dtype)).squeeze(-1)
+    return by_state.view_as(state) if needs_state else None, by_weight, by_bias, None, None, None
 
 
 _log_likelihood.register_autograd(_pull, setup_context=_keep)

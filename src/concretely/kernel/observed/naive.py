@@ -30,6 +30,17 @@ def slope(
     return found.flatten(1, 2)
 
 
+def weigh(
+    pull: Float[Tensor, "members rows"],
+    by_state: Float[Tensor, "members rows inputs"],
+    state: Float[Tensor, "members rows inputs"],
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "members rows inputs"], Float[Tensor, "members rows inputs"]]:
+    """Rows of gradients and of states, each times its pull; the former in the dtype of the states."""
+    pull = pull.unsqueeze(-1)
+    return (pull * by_state).to(state.dtype), (pull * state).to(dtype)
+
+
 def _logits(state: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     logits = affine.affine(state.flatten(1, 2).to(weight.dtype), weight, bias, tanh=False)
     return logits.view(*state.shape[:3], weight.shape[1])

@@ -11,6 +11,8 @@ from ..operator import joined, parted, rows
 
 TILE, WARPS, STAGES = (128, 64), 4, 3
 """The rows and units of a program, and how it works; larger tiles have no room for slopes beside the product."""
+WEIGHED = 8
+"""The rows that a program weighs at once."""
 LARGEST = tl.constexpr(3.4028234663852886e38)
 """The largest number of float32, which is as good as the largest product of 128 numbers up to 2."""
 
@@ -80,6 +82,37 @@ def log_likelihood(
             num_warps=size.warps, num_stages=size.stages,
         )  # fmt: skip
     return joined(parts, torch.float32)
+
+
+@triton.jit
+def _weigh(
+    pull, by_state, state, by_out, out, high, deep, pull_stride, by_stride, state_stride,
+    HIGH: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * HIGH + tl.arange(0, HIGH)
+    weight = tl.load(pull + member * pull_stride + i, mask=i < high, other=0.0)[:, None]
+    for start in range(0, deep, DEEP):
+        k = start + tl.arange(0, DEEP)
+        at, mask = i[:, None].to(tl.int64) * deep + k[None, :], (i < high)[:, None] & (k < deep)[None, :]
+        slope = tl.load(by_state + member * by_stride + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(state + member * state_stride + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(by_out + member * high * deep + at, weight * slope, mask=mask)
+        tl.store(out + member * high * deep + at, weight * value, mask=mask)
+
+
+def weigh(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of gradients and of states, each times its pull."""
+    members, high, deep = state.shape
+    by_out, out = (torch.empty(state.shape, dtype=each, device=state.device) for each in (state.dtype, dtype))
+    if out.numel():
+        pull, by_state, state = rows(pull), rows(by_state), rows(state)
+        tile = WEIGHED, min(triton.next_power_of_2(deep), 256)
+        _weigh[triton.cdiv(high, tile[0]), members](
+            pull, by_state, state, by_out, out, high, deep, pull.stride(0), by_state.stride(0), state.stride(0),
+            HIGH=tile[0], DEEP=tile[1],
+        )  # fmt: skip
+    return by_out, out
 
 
 def _bytes(bits: Tensor, samples: int) -> Tensor:

@@ -8,6 +8,8 @@ import triton.language as tl
 BLOCK = 128
 BUSY = 2048
 """As many programs as keep a device busy."""
+FEW = 2**19
+"""Up to so many nodes take little more time than a launch."""
 STEPS = 8
 """A program adds up at least so many steps before sums are left to another launch."""
 
@@ -153,8 +155,12 @@ class Tiling(NamedTuple):
 
 def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
     """The tiling of nodes: sums over many samples are in no more parts than it takes to keep the device busy."""
-    elements = min(max(triton.next_power_of_2(members * samples * units // BUSY), 128), 512)
-    height = min(triton.next_power_of_2(samples), 16, elements // 32)
+    count = members * samples * units
+    elements = min(max(triton.next_power_of_2(count // BUSY), 128), 512)
+    if sums and samples >= 16 and count <= FEW:  # tall tiles: what counts is how many steps are one after the other
+        elements, height = 512, min(triton.next_power_of_2(samples), 64)
+    else:
+        height = min(triton.next_power_of_2(samples), 16, elements // 32)
     while height > 1 and 8 * (triton.cdiv(samples, height) * height - samples) > samples:
         height //= 2  # few rows are to be past the end
     width = elements // height
