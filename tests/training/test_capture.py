@@ -1,5 +1,6 @@
 """Work is recorded after a few calls, and done plainly where it cannot be."""
 
+import gc
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -85,3 +86,32 @@ def test_a_device_goes_on_after_work_that_asks_it_for_a_number() -> None:
         work()
     work()
     assert total.item() == WARM_UPS + 2
+
+
+def test_nothing_is_found_to_be_garbage_while_work_is_recorded() -> None:
+    collects: list[bool] = []
+
+    @contextmanager
+    def records(*_: Any, **__: Any) -> Any:
+        yield
+
+    work = Captured(lambda: collects.append(gc.isenabled()), stream())
+    with pretended(records):
+        for _ in range(WARM_UPS + 2):
+            work()
+    assert collects == [True] * WARM_UPS + [False]
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_recordings_that_nobody_needs_do_not_spoil_others() -> None:
+    total = torch.zeros(1000, device="cuda")
+    for _ in range(5):
+        works: list[Any] = []  # which are a cycle, and garbage in the next round
+        works.append(
+            Captured(lambda own=works: total.add_(torch.ones(1000, device="cuda") * len(own)), torch.cuda.Stream())
+        )
+        for _ in range(WARM_UPS + 2):
+            works[0]()
+        assert works[0]._graph is not None
+    assert total.eq(5 * (WARM_UPS + 2)).all()

@@ -1,6 +1,8 @@
 """Work of a GPU, recorded once and replayed: launching it then costs next to nothing."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from warnings import warn
 
@@ -9,8 +11,21 @@ import torch
 WARM_UPS = 3
 """So often the work is done plainly before it is recorded, with all that is compiled or looked up on first use."""
 
-
 _RECORDING = Lock()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let nobody else record, nor old recordings be found to be garbage: to give back their memory spoils a new one."""
+    with _RECORDING:
+        collects = gc.isenabled()
+        gc.collect()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 class Captured:
@@ -44,7 +59,7 @@ class Captured:
         """The work as a graph, if it can be recorded; one program is at a time, while others may go on."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with _RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with _undisturbed(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._function()
         except RuntimeError as reason:
             self._fails = True
