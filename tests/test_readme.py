@@ -127,13 +127,38 @@ CHIP = (
 )
 
 
-@pytest.mark.parametrize("case", record("chip-steps-high")["results"], ids=lambda case: str(case["members"]))
-def test_steps_on_a_chip_are_those_of_the_record(case: dict[str, Any]) -> None:
-    if case["method"] != "concrete":
-        pytest.skip("the README speaks of one estimator")
+STEPS = [
+    (rounded, case)
+    for name, rounded in (("chip-steps-high", ""), ("chip-steps-medium", ", bfloat16"))
+    for case in record(name)["results"]
+    if case["method"] == "concrete"
+]
+
+
+@pytest.mark.parametrize(("rounded", "case"), STEPS, ids=lambda case: str(case)[:40])
+def test_steps_on_a_chip_are_those_of_the_record(rounded: str, case: dict[str, Any]) -> None:
     models = "1 model" if case["members"] == 1 else f"{case['members']} models at once"
     times = {row["name"]: f"{row['us']['median']:g}" for row in case["contenders"]}
-    assert cells(f"m = {case['samples']}, {models}") == [times[name] for name in CHIP]
+    assert cells(f"m = {case['samples']}, {models}{rounded}") == [times[name] for name in CHIP]
+
+
+def test_passes_of_nodes_are_those_of_the_record() -> None:
+    nary, binary = (
+        {row["name"]: f"{row['passes']['median']:.3g}" for row in case["contenders"]}
+        for case in record("chip-nodes")["results"]
+    )
+    ours, eager, compiled = "concretely, captured", "torch.distributions", "torch.distributions, compiled, captured"
+    text = " ".join(README.split())
+    assert f"takes {nary[ours]} times as long as a copy" in text
+    assert f"and {binary[ours]} times where it is binary" in text
+    assert f"that is {nary[eager]} and {binary[eager]} times" in text
+    assert f"captured {nary[compiled]} and {binary[compiled]} (" in text
+
+
+def test_the_fast_recipe_is_that_of_the_record() -> None:
+    (fast,) = (case for case in record("chip-recipes-high")["results"] if case["name"] == "fast")
+    found = f"{fast['test']['nll']:.2f} ± {fast['test']['standard_error']:.2f}"
+    assert f"NLL of {found} on MNIST in {fast['seconds']:.3g} s of training" in " ".join(README.split())
 
 
 def test_likelihoods_on_a_chip_are_those_of_the_record() -> None:

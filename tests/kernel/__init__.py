@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from concretely.kernel import affine
+from concretely.kernel.operator import Operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -70,6 +71,11 @@ def precise(path: str) -> Iterator[None]:
 def wished(precision: str) -> Any:
     """Have kernels choose their products as at a precision, without torch's own becoming coarser on a GPU."""
     return mock.patch("torch.get_float32_matmul_precision", return_value=precision)
+
+
+def opcheck(checked: Operator, arguments: tuple[Any, ...]) -> None:
+    """Have torch look at an operator."""
+    torch.library.opcheck(checked.registered, arguments)
 
 
 def key(members: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from concretely.kernel import affine as operation
 from concretely.kernel.affine import affine, ledger, naive
-from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, precise, taken, wished
+from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, opcheck, precise, taken, wished
 
 SIZES = [(1, 1, 1, 1), (3, 5, 7, 9), (1, 40, 20, 70), (3, 33, 17, 1)]
 """Members, rows, outputs and inputs."""
@@ -315,7 +315,7 @@ def test_maps_are_operators_however_their_tensors_lie(order: tuple[int, int, int
     bias = torch.randn(4, 4, device=DEVICE)
     with precise(path):
         leaves = (each.detach().requires_grad_() for each in (x, weight, bias))
-        torch.library.opcheck(operation._affine, (*leaves, True, "ieee"))
+        opcheck(operation._affine, (*leaves, True, "ieee"))
         for tanh, by_input in ((True, True), (False, True), (False, False)):
-            torch.library.opcheck(operation._affine_backward, (by, x, weight, out, tanh, by_input))
-            torch.library.opcheck(operation._before_tanh, (by, out, tanh))
+            opcheck(operation._affine_backward, (by, x, weight, out, tanh, by_input))
+            opcheck(operation._before_tanh, (by, out, tanh))

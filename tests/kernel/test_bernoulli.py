@@ -13,7 +13,7 @@ from concretely.kernel import bernoulli, logistic
 from concretely.kernel.bernoulli import Squash, naive
 from tests.budget import assert_frequency
 from tests.cases import LOGITS
-from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, TINY, assert_precise, fast, kernel, key, taken
+from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, TINY, assert_precise, fast, kernel, key, opcheck, taken
 from tests.kernel.test_logistic import logits_of, noise
 
 SQUASHES = pytest.mark.parametrize("squash", ["bit", "corner"])
@@ -188,6 +188,6 @@ def test_units_compile() -> None:
 def test_units_are_operators() -> None:
     logits = torch.randn(2, 3, device=DEVICE, requires_grad=True)
     value, by = torch.randn(2, 2, 5, 3, device=DEVICE).sign()
-    torch.library.opcheck(bernoulli._draw, (logits, key(2), 5, "bit", 1))
-    torch.library.opcheck(bernoulli._score, (value, logits, "corner", 1))
-    torch.library.opcheck(bernoulli._backward, (by, value, logits.detach(), "corner", 1))
+    opcheck(bernoulli._draw, (logits, key(2), 5, "bit", 1))
+    opcheck(bernoulli._score, (value, logits, "corner", 1))
+    opcheck(bernoulli._backward, (by, value, logits.detach(), "corner", 1))

@@ -8,7 +8,7 @@ from torch.func import vmap
 
 from concretely.kernel import bits
 from concretely.kernel.bits import unpack
-from tests.kernel import DEVICE, PATHS, taken
+from tests.kernel import DEVICE, PATHS, opcheck, taken
 
 SIZES = [(1, 1, 1, 1), (3, 5, 2, 13), (1, 4, 7, 784), (2, 3, 2, 2_051)]
 """Members, points, those of a batch, and bits."""
@@ -54,6 +54,6 @@ def test_a_batch_of_programs_is_a_loop_over_them(path: str) -> None:
 @pytest.mark.unchecked
 def test_unpacking_is_an_operator_and_compiles() -> None:
     packed, index = given(2, 5, 3, 13)
-    torch.library.opcheck(unpack, (packed, index, 13))
+    opcheck(unpack, (packed, index, 13))
     compiled = torch.compile(lambda *each: unpack(*each, 13) + 1, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(packed, index), truth(packed, index, 13) + 1)

@@ -10,7 +10,7 @@ from torch.func import vmap
 from concretely import objective
 from concretely.kernel import bound as operation
 from concretely.kernel.bound import bound, loss, naive
-from tests.kernel import DEVICE, PATHS, assert_precise, fast, kernel, taken
+from tests.kernel import DEVICE, PATHS, assert_precise, fast, kernel, opcheck, taken
 
 SIZES = [(1, 1, 1), (3, 2, 33), (1, 50, 5), (3, 1, 70), (2, 90, 1), (1, 3, 129)]
 """Members, samples and data points."""
@@ -125,8 +125,8 @@ def test_the_bound_compiles() -> None:
 def test_the_bound_is_an_operator_however_its_weights_lie(order: tuple[int, int, int], path: str) -> None:
     log_w = log_weights(4, 4, 4).permute(order)
     with taken(operation, path):
-        torch.library.opcheck(operation._bound, (log_w.detach().requires_grad_(),))
-        torch.library.opcheck(operation._backward, (torch.randn(4, 4, device=DEVICE), log_w, bound(log_w)))
+        opcheck(operation._bound, (log_w.detach().requires_grad_(),))
+        opcheck(operation._backward, (torch.randn(4, 4, device=DEVICE), log_w, bound(log_w)))
 
 
 TERMS = [(1, 1), (3, 2)]
@@ -225,6 +225,6 @@ def test_the_loss_compiles() -> None:
 def test_the_loss_is_an_operator(path: str) -> None:
     added, subtracted = terms((2, 1), 3, 4, 5)
     with taken(operation, path):
-        torch.library.opcheck(operation._loss, (added, subtracted))
+        opcheck(operation._loss, (added, subtracted))
         _, bounds, log_w = loss(added, subtracted)
-        torch.library.opcheck(operation._loss_backward, (torch.randn(3, device=DEVICE), log_w, bounds))
+        opcheck(operation._loss_backward, (torch.randn(3, device=DEVICE), log_w, bounds))

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from concretely.distribution import Discrete, Hypercube
 from concretely.kernel import discrete
 from concretely.kernel.discrete import Squash, naive
+from tests.kernel import opcheck
 from tests.kernel.test_exp_concrete import DEVICE, SIZES, given, needs_triton, noise, typed
 
 SQUASHES: tuple[Squash, ...] = ("one-hot", "corner")
@@ -144,6 +145,6 @@ def test_programs_compile() -> None:
 @pytest.mark.parametrize("squash", SQUASHES)
 def test_operators_keep_the_rules_of_operators(squash: Squash) -> None:
     logits, _, key = given(2, 3, 4)
-    torch.library.opcheck(discrete._draw, (logits.requires_grad_(), key, 2, squash, 1))
+    opcheck(discrete._draw, (logits.requires_grad_(), key, 2, squash, 1))
     value = naive.draw(logits.detach(), key, 2, squash)[0]
-    torch.library.opcheck(discrete._score, (value, logits, squash, 1))
+    opcheck(discrete._score, (value, logits, squash, 1))

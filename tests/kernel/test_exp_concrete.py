@@ -15,6 +15,7 @@ from concretely.distribution.hypercube import corners
 from concretely.kernel import exp_concrete
 from concretely.kernel.exp_concrete import Squash, naive, tile
 from concretely.kernel.philox import naive as philox
+from tests.kernel import opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NO_TRITON = not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -264,9 +265,9 @@ def test_programs_compile() -> None:
 @pytest.mark.parametrize("squash", SQUASHES)
 def test_operators_keep_the_rules_of_operators(squash: Squash) -> None:
     logits, temperature, key = given(2, 3, 4)
-    torch.library.opcheck(exp_concrete._draw, (logits.requires_grad_(), temperature, key, 2, squash, 1))
+    opcheck(exp_concrete._draw, (logits.requires_grad_(), temperature, key, 2, squash, 1))
     node = naive.draw(logits, temperature, key, 2, "none")[0].detach().requires_grad_()
-    torch.library.opcheck(exp_concrete._score, (node, logits, temperature, 1))
+    opcheck(exp_concrete._score, (node, logits, temperature, 1))
 
 
 def test_tiles_cover_all_rows() -> None:

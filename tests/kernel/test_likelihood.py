@@ -12,7 +12,7 @@ from concretely import Bernoulli
 from concretely.kernel import likelihood
 from concretely.kernel.likelihood import log_likelihood, naive
 from tests.cases import LOGITS
-from tests.kernel import DEVICE, DTYPES, PATHS, TINY, assert_precise, fast, kernel, sizes, taken
+from tests.kernel import DEVICE, DTYPES, PATHS, TINY, assert_precise, fast, kernel, opcheck, sizes, taken
 
 SIZES = sizes((1, 1, 1, 1), (3, 2, 3, 7), (1, 5, 2, 784), (2, 1, 3, 300), (1, 2, 1, 2100), (2, 70, 1, 3))
 """Members, samples, data points and units."""
@@ -124,5 +124,5 @@ def test_the_likelihood_compiles() -> None:
 @pytest.mark.unchecked
 def test_the_likelihood_is_an_operator() -> None:
     logits, bits = given((2, 5, 3, 7))
-    torch.library.opcheck(likelihood._log_likelihood, (logits.requires_grad_(), bits))
-    torch.library.opcheck(likelihood._backward, (torch.randn(2, 5, 3, device=DEVICE), logits.detach(), bits))
+    opcheck(likelihood._log_likelihood, (logits.requires_grad_(), bits))
+    opcheck(likelihood._backward, (torch.randn(2, 5, 3, device=DEVICE), logits.detach(), bits))

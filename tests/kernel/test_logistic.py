@@ -14,7 +14,7 @@ from concretely.kernel.logistic import Squash, naive
 from concretely.kernel.philox.naive import fractions
 from tests.budget import assert_likely
 from tests.cases import LOGITS, TEMPERATURES
-from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, assert_precise, fast, kernel, key, taken
+from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, assert_precise, fast, kernel, key, opcheck, taken
 
 SQUASHES = pytest.mark.parametrize("squash", ["none", "unit", "corner"])
 EPS = torch.finfo(torch.float32).eps
@@ -281,9 +281,9 @@ def test_nodes_are_operators() -> None:
     logits, prior = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
     node, by = torch.randn(2, 2, 5, 3, device=DEVICE)
     for squash in ("none", "corner"):
-        torch.library.opcheck(logistic._draw, (logits, temperatures(2), key(2), 5, squash, 1))
-    torch.library.opcheck(logistic._draw_backward, (by, None, node, temperatures(2), "unit", torch.float32))
-    torch.library.opcheck(logistic._score, (node.requires_grad_(), prior, temperatures(2), 1))
+        opcheck(logistic._draw, (logits, temperatures(2), key(2), 5, squash, 1))
+    opcheck(logistic._draw_backward, (by, None, node, temperatures(2), "unit", torch.float32))
+    opcheck(logistic._score, (node.requires_grad_(), prior, temperatures(2), 1))
     for needs in ((True, True), (True, False), (False, True)):
         arguments = (by, node.detach(), prior.detach(), temperatures(2), *needs, 1)
-        torch.library.opcheck(logistic._score_backward, arguments)
+        opcheck(logistic._score_backward, arguments)

@@ -16,7 +16,7 @@ from concretely.kernel import affine, observed
 from concretely.kernel.affine import ledger
 from concretely.kernel.observed import naive
 from concretely.model import layer
-from tests.kernel import DEVICE, PATHS, fast, kernel, precise, taken
+from tests.kernel import DEVICE, PATHS, fast, kernel, opcheck, precise, taken
 
 SHAPES = pytest.mark.parametrize(
     "shape", [(1, 1, 1, 1, 1), (3, 3, 5, 5, 7), (1, 2, 3, 130, 200), (2, 1, 19, 7, 33), (1, 1, 1, 784, 7)], ids=str
@@ -242,7 +242,7 @@ def test_likelihoods_compile() -> None:
 def test_rules_of_the_operator_hold(slopes: bool, path: str) -> None:
     leaves, bits = leaves_of(2, 3, 4, 5, 6)
     with precise(path):
-        torch.library.opcheck(observed._log_likelihood, (*leaves, bits, slopes, "ieee"))
+        opcheck(observed._log_likelihood, (*leaves, bits, slopes, "ieee"))
 
 
 NOTATIONS = pytest.mark.parametrize("notation", ["4H~12V", "4H-4H-12V", "12V-4H-6V"])
@@ -341,7 +341,7 @@ def test_rows_are_weighed_as_by_the_definition(shape: tuple[int, int, int], dtyp
 @PATHS
 def test_weighing_rows_is_an_operator(path: str) -> None:
     with taken(observed, path):
-        torch.library.opcheck(observed._weigh, (*weighing(2, 5, 3), torch.float32))
+        opcheck(observed._weigh, (*weighing(2, 5, 3), torch.float32))
         programs = weighing(4, 2, 15, 3)
         found = vmap(lambda *each: observed._weigh(*each, torch.float32))(*programs)
         alone = [observed._weigh(*each, torch.float32) for each in zip(*programs, strict=True)]

@@ -1,12 +1,16 @@
 """A batch of programs is an axis of members to operators, and what lies in one piece is not copied."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from concretely.kernel.bound import bound
-from concretely.kernel.operator import NAMESPACE, attempted, has_triton, is_fast, operator, rows
+from concretely.kernel.operator import NAMESPACE, Operator, attempted, has_triton, is_fast, operator, rows
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +114,65 @@ def test_an_attempt_hides_no_other_error() -> None:
 
     with pytest.raises(RuntimeError, match="out of memory"):
         attempted(fail)
+
+
+class Seen(TorchDispatchMode):
+    """Takes note of what passes torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(scope="module")
+def doubled() -> Operator:
+    """An operator with a gradient, of one of its results; the other has none."""
+
+    @operator("test_doubled")
+    def doubled(x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        return factor * x, x.detach().clone()
+
+    @doubled.register_fake
+    def _(x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(x), torch.empty_like(x)
+
+    def keep(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        ctx.factor = inputs[1]
+        ctx.mark_non_differentiable(output[1])
+
+    doubled.register_autograd(lambda ctx, by, _: (ctx.factor * by, None), setup_context=keep)
+    return doubled
+
+
+def test_a_plain_call_is_what_torch_makes_of_it(doubled: Operator) -> None:
+    x = torch.randn(3, 2, requires_grad=True)
+    calls = doubled, doubled.registered
+    for found, other in (call(x, 2.0) for call in calls):
+        assert torch.equal(found, 2 * x)
+        assert not other.requires_grad
+        (by,) = torch.autograd.grad(found.sin().sum(), x, create_graph=True)
+        torch.testing.assert_close(by, 2 * (2 * x).cos())
+        torch.testing.assert_close(torch.autograd.grad(by.sum(), x)[0], -4 * (2 * x).sin())
+    with torch.no_grad():
+        assert not doubled(x, 2.0)[0].requires_grad
+
+
+def test_an_operator_without_a_gradient_has_none_when_called_plainly(scaled: Any) -> None:
+    given = torch.randn(3, 2, requires_grad=True), torch.randn(3, requires_grad=True)
+    assert not any(each.requires_grad for each in scaled(*given, 2.0))
+
+
+def test_whoever_looks_on_sees_an_operator(doubled: Operator) -> None:
+    x = torch.randn(3, 2)
+    with Seen() as seen:
+        doubled(x, 2.0)
+    assert seen.names == ["concretely.test_doubled.default"]
+    traced = make_fx(lambda x: doubled(x, 2.0)[0])(x)
+    assert "concretely.test_doubled" in traced.code
+    found = torch.compile(lambda x: doubled(x, 2.0)[0], fullgraph=True, backend="aot_eager")(x)
+    assert torch.equal(found, 2 * x)
+    assert torch.equal(vmap(doubled, (0, None))(x.unsqueeze(-1), 2.0)[0].squeeze(-1), 2 * x)

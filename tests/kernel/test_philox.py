@@ -10,7 +10,7 @@ from torch.func import vmap
 from concretely.kernel import philox
 from concretely.kernel.philox import cpu, naive
 from tests.budget import assert_likely
-from tests.kernel import DEVICE, fast, kernel
+from tests.kernel import DEVICE, fast, kernel, opcheck
 
 KEYS = torch.tensor([[0, 0], [123456789012345, 2**40 + 5], [-7, 3], [2**63 - 1, -(2**63)]])
 EDGES = torch.tensor([[0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]])
@@ -103,4 +103,4 @@ def test_a_key_gives_the_same_fractions_alone_and_among_others(dtype: torch.dtyp
 
 
 def test_fractions_are_an_operator() -> None:
-    torch.library.opcheck(philox.fractions, (KEYS.to(DEVICE), 9, torch.float32, True))
+    opcheck(philox.fractions, (KEYS.to(DEVICE), 9, torch.float32, True))

@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.testing import assert_close
 
 from concretely.kernel import bernoulli, discrete, exp_concrete, logistic, row
-from tests.kernel import DEVICE, PATHS, fast, kernel, key, sizes, taken
+from tests.kernel import DEVICE, PATHS, fast, kernel, key, opcheck, sizes, taken
 
 N = 4
 
@@ -166,8 +166,8 @@ def test_sums_are_operators(name: str) -> None:
     logits.requires_grad_()
     *drawn, _ = case.draw(logits.detach(), warmth, keys, 5, 3)
     if name in ("logistic", "exp_concrete"):
-        torch.library.opcheck(case.operation._draw, (logits, warmth, keys, 5, "none", 3))
-        torch.library.opcheck(case.operation._score, (drawn[0].requires_grad_(), logits, warmth, 3))
+        opcheck(case.operation._draw, (logits, warmth, keys, 5, "none", 3))
+        opcheck(case.operation._score, (drawn[0].requires_grad_(), logits, warmth, 3))
     else:
-        torch.library.opcheck(case.operation._draw, (logits, keys, 5, "corner", 3))
-        torch.library.opcheck(case.operation._score, (drawn[0], logits, "corner", 3))
+        opcheck(case.operation._draw, (logits, keys, 5, "corner", 3))
+        opcheck(case.operation._score, (drawn[0], logits, "corner", 3))

@@ -9,7 +9,7 @@ from torch.func import vmap
 
 from concretely.kernel import vimco as operation
 from concretely.kernel.vimco import naive
-from tests.kernel import DEVICE, PATHS, fast, kernel, taken
+from tests.kernel import DEVICE, PATHS, fast, kernel, opcheck, taken
 
 MEANS = pytest.mark.parametrize("geometric", [True, False], ids=["geometric", "arithmetic"])
 
@@ -48,4 +48,4 @@ def test_a_batch_of_programs_is_a_loop(path: str) -> None:
 
 
 def test_rules_of_the_operator_hold() -> None:
-    torch.library.opcheck(operation.vimco, (log_weights(2, 3, 4), True))
+    opcheck(operation.vimco, (log_weights(2, 3, 4), True))

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
@@ -35,25 +35,65 @@ def is_hidden(value: Tensor) -> bool:
     return False
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Make an operator of torch of a function whose tensors all begin with an axis of members.
+class Operator:
+    """A function whose tensors all begin with an axis of members, as an operator of torch.
 
-    Batched by `vmap`, it runs once, with so many times the members.
+    Batched by `vmap`, it runs once, with so many times the members. Where nothing but autograd looks on, it is called
+    without the detour through torch's dispatcher, which takes longer than a small kernel.
     """
 
-    def register(function: Callable[..., Any]) -> Any:
-        made = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self._function, self._differentiated = function, torch.no_grad()(function)
+        self.registered = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
+        self.registered.register_vmap(self._batched)
 
-        def batched(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-            size = info.batch_size
-            stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
-            found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), made(*stacked))
-            return found, tree_map(lambda tensor: 0, found)
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function gives."""
+        return (self._differentiated if _is_plain(arguments) else self.registered)(*arguments)
 
-        made.register_vmap(batched)
-        return made
+    def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Say what shapes and dtypes the function gives."""
+        self.registered.register_fake(function)
+        return function
 
-    return register
+    def register_autograd(self, pull: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
+        """Say what gradients its arguments have."""
+        self.registered.register_autograd(pull, setup_context=setup_context)
+        function = self._function
+
+        class Differentiated(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *arguments: Any) -> Any:
+                found = function(*arguments)
+                setup_context(ctx, arguments, found)
+                return found
+
+            @staticmethod
+            def backward(ctx: Any, *by: Any) -> Any:
+                return pull(ctx, *by)
+
+        self._differentiated = Differentiated.apply
+
+    def _batched(self, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+        size = info.batch_size
+        stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
+        found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), self.registered(*stacked))
+        return found, tree_map(lambda tensor: 0, found)
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Make an operator of a function."""
+    return lambda function: Operator(name, function)
+
+
+def _is_plain(arguments: tuple[Any, ...]) -> bool:
+    """Whether no compiler, transform or mode of torch has to know of a call."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch._C._len_torch_dispatch_stack():
+        return False
+    # tensors of other types stand for something, and those in lists are unknown to torch's functions
+    return not any(isinstance(each, (Tensor, list)) and type(each) not in (Tensor, nn.Parameter) for each in arguments)
 
 
 def attempted(call: Callable[[], Any]) -> Any | None:
