@@ -8,6 +8,7 @@ import torch
 
 import concretely as c
 from concretely.data import load
+from concretely.distribution import hypercube
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
 from concretely.training.run import restored
@@ -87,3 +88,18 @@ def test_no_step_is_taken_from_a_fault_on(device: str) -> None:
     assert trainer.fault() == (3, "q.layers.1.network.0")
     for name, tensor in trainer.model.named_parameters():
         assert tensor is weight or torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [2, 4, 8, 64])
+def test_means_of_corners_are_precise_whatever_products_are(n: int, device: str) -> None:
+    weight = torch.randn(50, n, device=device).softmax(-1)
+    truth = weight.double() @ hypercube.corners(n, dtype=torch.float64, device=torch.device(device))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        found = hypercube.mean_corner(weight), hypercube._mean_by_sums(weight)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for each in found:
+        torch.testing.assert_close(each.double(), truth, rtol=0, atol=n * 2.0**-24)

@@ -67,10 +67,26 @@ def bits(logits: Tensor) -> Size:
 
 def to_corner(state: Float[Tensor, "..."], event_shape: Size) -> Float[Tensor, "*shape bits"]:
     """The point of the hypercube for a state, hard or relaxed: on the unit interval if binary, else on the simplex."""
-    if event_shape[0] == 1:
-        return (2 * state - 1).unsqueeze(-1)
-    with torch.autocast(state.device.type, enabled=False):  # a product in a narrower dtype would leave the corners
-        return state @ corners(2 ** event_shape[0], dtype=state.dtype, device=state.device)
+    return (2 * state - 1).unsqueeze(-1) if event_shape[0] == 1 else mean_corner(state)
+
+
+def mean_corner(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
+    """The mean of the corners by weights that sum to one.
+
+    >>> mean_corner(torch.tensor([0.0, 0.5, 0.0, 0.5]))
+    tensor([0., 1.])
+    """
+    if weight.is_cuda and torch.get_float32_matmul_precision() != "highest":  # products may be less precise than sums
+        return _mean_by_sums(weight)
+    with torch.autocast(weight.device.type, enabled=False):  # a product in a narrower dtype would leave the corners
+        return weight @ corners(weight.shape[-1], dtype=weight.dtype, device=weight.device)
+
+
+def _mean_by_sums(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
+    """The same: of every bit, the weight of the corners that have it less that of the others."""
+    digits = range(weight.shape[-1].bit_length() - 1)
+    halves = [weight.unflatten(-1, (2**digit, 2, -1)).sum((-3, -1)) for digit in digits]
+    return torch.stack([half[..., 1] - half[..., 0] for half in halves], -1)
 
 
 def _closeness(value: Float[Tensor, "*shape bits"]) -> Float[Tensor, "*shape n"]:
@@ -264,9 +280,7 @@ class HypercubeLogisticNormal(HypercubeConcrete):
         return ExpLogisticNormal(both, temperature, validate_args=validate_args)
 
     def _squash(self, node: Tensor) -> Tensor:
-        n = 2 ** self.event_shape[0]
-        with torch.autocast(node.device.type, enabled=False):
-            return inside(node.exp() @ corners(n, dtype=node.dtype, device=node.device), -1, 1)
+        return inside(mean_corner(node.exp()), -1, 1)
 
     def _unsquash(self, value: Tensor) -> Tensor:
         if self.event_shape[0] == 1:
