@@ -16,10 +16,11 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from .distribution.base import Drawn, Mass, Relaxation, Variable
+from .distribution.base import Mass, Relaxation
 from .distribution.check import known
 from .distribution.fused import summed
 from .distribution.temperature import Temperature
+from .distribution.variable import Drawn, Variable
 from .kernel.operator import is_hidden
 from .noise import Source
 from .spelling import nearest

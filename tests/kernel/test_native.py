@@ -20,6 +20,8 @@ def _run(x, y, scale, out, rest, count, NAME: tl.constexpr, BLOCK: tl.constexpr)
         found = native.exp(one)
     if NAME == "log":
         found = native.log(one)
+    if NAME == "precise_log":
+        found = native.precise_log(one)
     if NAME == "reciprocal":
         found = native.reciprocal(one)
     if NAME == "rough_log1p":
@@ -55,6 +57,8 @@ def run(name: str, x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> tu
         ("exp", -1.0, 1.0, 4 * EPS, 0.0),
         ("log", 2.0**-100, 2.0**-90, 4 * EPS, 0.0),
         ("log", 0.5, 2.0, 0.0, 2 * EPS),
+        ("precise_log", 2.0**-100, 2.0**-90, EPS, 0.0),
+        ("precise_log", 0.5, 2.0, EPS, 0.0),
         ("reciprocal", 2.0**-60, 2.0**60, 2 * EPS, 0.0),
         ("reciprocal", 1.0, 2.0, 2 * EPS, 0.0),
         ("rough_log1p", 2.0**-60, 2.0**-30, 4 * EPS, 0.0),
@@ -63,7 +67,7 @@ def run(name: str, x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> tu
 )
 def test_functions_are_precise(name: str, lowest: float, highest: float, relative: float, absolute: float) -> None:
     x = torch.linspace(lowest, highest, 1000, device=DEVICE)
-    truth = getattr(torch, name.removeprefix("rough_"))(x.double())
+    truth = getattr(torch, name.removeprefix("rough_").removeprefix("precise_"))(x.double())
     assert ((run(name, x)[0] - truth).abs() <= relative * truth.abs() + absolute).all()
 
 

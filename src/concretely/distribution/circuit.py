@@ -14,9 +14,9 @@ from torch.nn.functional import logsigmoid
 
 from ..noise import Source, uniform
 from . import check, logistic
-from .base import Tempered
 from .binary import Bernoulli
 from .cast import WIDE, cast, wide
+from .node import Tempered
 from .squash import OnUnitInterval
 from .temperature import Temperature, log
 

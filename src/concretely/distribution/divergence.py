@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
 from ..noise import Source
-from .base import Continuous, Relaxation, Tempered, Variable
+from .base import Relaxation
 from .binary import Bernoulli, BinaryConcrete
 from .cast import cast, wide
 from .check import known
@@ -20,6 +20,8 @@ from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .integral import mean_log_sum, mean_soft_size
 from .logistic import Logistic
 from .logistic_normal import ExpLogisticNormal, LogisticNormal
+from .node import Tempered
+from .variable import Continuous, Variable
 
 
 def monte_carlo_kl(p: Continuous, q: Continuous, samples: int = 1, *, generator: Source | None = None) -> Tensor:

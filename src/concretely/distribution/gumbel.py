@@ -12,8 +12,8 @@ from torch.distributions import constraints
 from .. import noise
 from ..noise import Source
 from . import check
-from .base import Node
 from .cast import cast, wide
+from .node import Node
 
 EULER = 0.57721566490153286061
 

@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from ..kernel import bernoulli, discrete
 from ..noise import Source
 from . import check
-from .base import Mass, Relaxation, Tempered, expanded
+from .base import Mass, Relaxation
 from .binary import Bernoulli
 from .cast import cast, wide, working
 from .concrete import Discrete, log_mass_of
@@ -22,8 +22,10 @@ from .fused import Draw, Unit
 from .logistic import Logistic
 from .logistic_normal import ExpLogisticNormal
 from .memory import recall
+from .node import Tempered
 from .squash import inside, sigmoid
 from .temperature import Temperature
+from .variable import expanded
 
 
 def corners(n: int, *, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n bits"]:

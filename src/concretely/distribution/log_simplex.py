@@ -7,9 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from . import check
-from .base import Tempered
 from .cast import cast, working
 from .constraint import log_simplex
+from .node import Tempered
 from .recover import recover
 from .temperature import Temperature, cool
 

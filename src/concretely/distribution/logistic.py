@@ -15,8 +15,8 @@ from ..kernel import logistic as kernel
 from ..noise import Source
 from . import check, fused
 from . import recover as recovery
-from .base import Tempered
 from .cast import cast, wide, working
+from .node import Tempered
 from .temperature import Temperature, cool, log
 
 

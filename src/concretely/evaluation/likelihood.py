@@ -11,7 +11,8 @@ from jaxtyping import Float64, Shaped
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
-from ..distribution.base import Drawn, Mass
+from ..distribution.base import Mass
+from ..distribution.variable import Drawn
 from ..mode import Discrete, Enumerate, Mode
 from ..model.base import Model
 from ..noise import Source

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Size, Tensor, nn
 
-from ..distribution.base import Variable
 from ..distribution.binary import Bernoulli
 from ..distribution.cast import cast, working
 from ..distribution.check import first, known
 from ..distribution.hypercube import Hypercube
+from ..distribution.variable import Variable
 from ..kernel import affine, observed
 from ..kernel.operator import attempted, is_hidden
 from ..notation import Layer, Link

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native.triton import NATIVE, exp, reciprocal, whole_difference
-from ..native.triton import log as rough_log
+from ..native.triton import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter
 from ..philox.triton import fraction, words_beside
@@ -22,22 +21,9 @@ STEPS = 16
 
 
 @triton.jit
-def log(x):
-    """The natural logarithm of a positive normal number: without care for any other, a draw has a tenth fewer steps."""
-    bits = x.to(tl.int32, bitcast=True)
-    exponent = (bits - 0x3F2AAAAB) & -0x800000
-    m = (bits - exponent).to(tl.float32, bitcast=True) - 1  # from -1/3 to 1/3
-    s = m * m
-    even = ((-0.130310059 * s - 0.121483363) * s - 0.166846052) * s - 0.2499962
-    odd = (0.140869141 * s + 0.139814854) * s + 0.200120345
-    rest = ((odd * m + even) * m + 0.333331972) * m - 0.5
-    return exponent.to(tl.float32) * 8.262958320e-08 + (rest * s + m)  # log 2, by 2²³
-
-
-@triton.jit
 def log_of_mean(total, N: tl.constexpr):
     """The logarithm of the mean of so many numbers, which is multiplied by their number."""
-    return rough_log(total * (1 / N)) if N <= 16 else log(total * (1 / N))
+    return log(total * (1 / N)) if N <= 16 else precise_log(total * (1 / N))
 
 
 @triton.jit
@@ -48,7 +34,7 @@ def exponential(word):
     ratio = tail * reciprocal(2 - tail)
     s = ratio * ratio
     series = (((0.28178334 * s + 0.27960601) * s + 0.40024909) * s + 0.66666317) * s + 2
-    return tl.where(tail < 0.5, series * ratio, -rough_log(1 - tail))
+    return tl.where(tail < 0.5, series * ratio, -log(1 - tail))
 
 
 @triton.jit
@@ -132,7 +118,7 @@ def _draw(
             mask = inside[:, None] & (category < N)
             logit = held[k]
             wait = exponential(four[k])
-            log_wait = rough_log(wait)
+            log_wait = log(wait)
             if WIDTH > N:
                 wait = tl.where(category < N, wait, 0.0)
                 log_wait = tl.where(category < N, log_wait, 0.0)
@@ -140,7 +126,7 @@ def _draw(
             cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
             share = exp(cooled)
             total_share = tl.sum(share, 1)
-            found = cooled - rough_log(total_share)[:, None]
+            found = cooled - log(total_share)[:, None]
             row = member * total + row
             at = row[:, None] * N + category
             tl.store(node + at, found, mask=mask)

@@ -42,6 +42,19 @@ def log(x):
 
 
 @triton.jit
+def precise_log(x):
+    """The same to the last place, in a tenth fewer steps than with care for any other number."""
+    bits = x.to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F2AAAAB) & -0x800000
+    m = (bits - exponent).to(tl.float32, bitcast=True) - 1  # from -1/3 to 1/3
+    s = m * m
+    even = ((-0.130310059 * s - 0.121483363) * s - 0.166846052) * s - 0.2499962
+    odd = (0.140869141 * s + 0.139814854) * s + 0.200120345
+    rest = ((odd * m + even) * m + 0.333331972) * m - 0.5
+    return exponent.to(tl.float32) * 8.262958320e-08 + (rest * s + m)  # log 2, by 2²³
+
+
+@triton.jit
 def reciprocal(x):
     """One over a normal number, a unit off in the last place."""
     if NATIVE:

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..affine.triton import Tile, product
-from ..native.triton import log1p
+from ..native.triton import both, log1p
 from ..operator import joined, parted, rows
 
 TILE, WARPS, STAGES = (128, 64), 4, 3
@@ -15,12 +15,6 @@ WEIGHED = 8
 """The rows that a program weighs at once."""
 LARGEST = tl.constexpr(3.4028234663852886e38)
 """The largest number of float32, which is as good as the largest product of 128 numbers up to 2."""
-
-
-@triton.jit
-def _both(a, b):
-    """The product of two numbers, all of them less 1."""
-    return a + b + a * b
 
 
 @triton.jit
@@ -56,7 +50,7 @@ def _log_likelihood(
     against = tl.where(on, -logit, logit)
     small = tl.exp(-tl.abs(logit))
     # a sum of logarithms of 1 + small is one of their product, kept less 1 so that nothing small is lost
-    found = tl.reduce(small, 1, _both)
+    found = tl.reduce(small, 1, both)
     total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(found == float("inf"), LARGEST, found))
     tl.store(parts + (member * columns + column) * high + i, -total, mask=i < high)
     if SLOPES:
