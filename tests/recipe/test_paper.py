@@ -179,3 +179,9 @@ def test_changes_reach_every_recipe_and_bad_ones_are_refused() -> None:
     assert {cell.recipe.steps for cell in recipe.experiment("table-1", steps="1e3").cells} == {1000}
     with pytest.raises(ValueError, match=r"^steps must be at least 1, got 0$"):
         recipe.experiment("table-1", steps=0)
+
+
+@pytest.mark.parametrize(("steps", "validate"), [(10**7, 10_000), (10**6, 10_000), (30_000, 600), (49, 1)], ids=str)
+def test_few_steps_are_looked_at_more_often(steps: int, validate: int) -> None:
+    for cell in recipe.experiment("table-1", steps=steps).cells:
+        assert cell.recipe.validate == (0 if cell.heading == "concrete" else validate)

@@ -22,6 +22,9 @@ FOLDER = Path(__file__).parent
 PARTS = ("test", "train")
 """The parts of the data whose likelihood the paper tells."""
 
+LOOKS = 50
+"""How often the validation set is looked at at least, where a run is to stop early, however few its steps."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -90,7 +93,14 @@ def _cells(row: Mapping[str, Any], content: Mapping[str, Any], changes: Mapping[
         if wished.get("samples") == 1:
             wished["estimator"] = content.get("single", {}).get(heading, heading)
         own = content.get("estimator", {}).get(wished.get("estimator"), {})
-        yield Cell(row["name"], heading, resolve(**{**wished, **own, **changes}), paper)
+        yield Cell(row["name"], heading, _looking({**wished, **own, **changes}), paper)
+
+
+def _looking(wished: dict[str, Any]) -> Recipe:
+    """A recipe that looks at the validation set often enough, if it does."""
+    recipe = resolve(**wished)
+    often = max(1, recipe.steps // LOOKS)
+    return resolve(**{**wished, "validate": often}) if recipe.validate > often else recipe
 
 
 def _lines(row: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
