@@ -14,9 +14,9 @@ def record(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "records" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def cells(start: str) -> list[str]:
+def cells(start: str, text: str = README) -> list[str]:
     """The cells of the row of a table that starts so."""
-    (row,) = (line for line in README.splitlines() if line.startswith(f"| {start} |"))
+    (row,) = (line for line in text.splitlines() if line.startswith(f"| {start} |"))
     return [cell.strip() for cell in row.strip("| ").split("|")][1:]
 
 
@@ -155,10 +155,28 @@ def test_passes_of_nodes_are_those_of_the_record() -> None:
     assert f"captured {nary[compiled]} and {binary[compiled]} (" in text
 
 
+RECIPES = {case["name"]: case for case in record("chip-recipes-high")["results"]}
+PRODUCTS = {"highest": "float32", "high": "TF32", "medium": "bfloat16"}
+
+
 def test_the_fast_recipe_is_that_of_the_record() -> None:
-    (fast,) = (case for case in record("chip-recipes-high")["results"] if case["name"] == "fast")
+    fast = RECIPES["fast"]
     found = f"{fast['test']['nll']:.2f} ± {fast['test']['standard_error']:.2f}"
     assert f"NLL of {found} on MNIST in {fast['seconds']:.3g} s of training" in " ".join(README.split())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_those_of_the_record(name: str) -> None:
+    case, text = RECIPES[name], (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    settings, test = case["settings"], case["test"]
+    falls = " to 0" if settings["lr_schedule"] == "linear" else ""
+    assert cells(name, text) == [
+        f"{settings['optimizer'].capitalize()}, {settings['batch']:,}, {settings['lr']:.2g}{falls}",
+        PRODUCTS[case["products"]],
+        f"{case['step']:,}" + " of 10⁷" * (name == "paper"),
+        f"{case['seconds']:.1f}",
+        f"{test['nll']:.2f} ± {test['standard_error']:.2f}",
+    ]
 
 
 def test_likelihoods_on_a_chip_are_those_of_the_record() -> None:

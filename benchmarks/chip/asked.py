@@ -31,8 +31,8 @@ class Asked(NamedTuple):
 def line(row: dict[str, Any]) -> str:
     """A limit and what was measured, as text."""
     (low, high), median = row["measured"]["quartiles"], row["measured"]["median"]
+    spread = f"± {row['standard_error']:.2g}" if "standard_error" in row else f"({low:g} – {high:g})"
     verdict = "holds" if row["holds"] else "does not hold"
     return (
-        f"asked: {row['what']} {row['sense']} {row['limit']:g} {row['unit']}; "
-        f"measured {median:g} ({low:g} – {high:g}): {verdict}"
+        f"asked: {row['what']} {row['sense']} {row['limit']:g} {row['unit']}; measured {median:g} {spread}: {verdict}"
     )
