@@ -158,6 +158,9 @@ def muon(kernels: Any) -> None:
         states = [kernels.State(matrix, matrix, matrix) for matrix in matrices]
         kernels.hasten_(states, matrices, pace, matrices)
         kernels.move_(states, pace, matrices)
+    for size in (1, 5, 200):
+        for product in ("ieee", "tf32"):
+            kernels.polynomial(empty(2, size, size), product)
 
 
 def bits(kernels: Any) -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from concretely.kernel import muon as operation
 from concretely.kernel.adam import Pace, State
-from concretely.kernel.muon import muon_, orthogonal
-from tests.kernel import DEVICE, PATHS, taken
+from concretely.kernel.muon import muon_, naive, orthogonal
+from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, taken
 
 SHAPES = [(1, 1), (5, 5), (3, 20), (20, 3), (1, 7)]
 
@@ -34,6 +34,15 @@ def test_singular_vectors_stay_and_singular_values_become_about_one(shape: tuple
     turned = torch.diagonal(inner, dim1=-2, dim2=-1)
     torch.testing.assert_close(inner, torch.diag_embed(turned))
     assert ((turned > 0.6) & (turned < 1.3)).all()
+
+
+@kernel
+@pytest.mark.parametrize("size", [1, 7, 40, 70])
+def test_polynomials_are_those_of_the_definition(size: int) -> None:
+    matrix = torch.randn(2, size, size + 3, device=DEVICE) / (2 * size)
+    gram = torch.bmm(matrix, matrix.mT)
+    found, defined = fast("muon").polynomial(gram, "ieee"), naive.polynomial(gram)
+    assert_precise(found, defined, naive.polynomial(gram.double()), drift(gram, gram))
 
 
 def test_what_is_zero_stays_zero() -> None:

@@ -13,9 +13,7 @@ from torch import Tensor
 from ..adam import Pace, State
 from ..operator import is_fast
 from . import naive
-from .naive import orthogonal
-
-__all__ = ["muon_", "orthogonal"]
+from .naive import ROUNDS, SMALL
 
 
 def muon_(states: Sequence[State], gradients: Sequence[Float[Tensor, "members _ _"]], pace: Pace) -> None:
@@ -31,6 +29,24 @@ def muon_(states: Sequence[State], gradients: Sequence[Float[Tensor, "members _ 
     chosen, slopes = [states[k] for k in order], [gradients[k] for k in order]
     _hasten(chosen, slopes, pace, _parts(groups, stacks))
     _move(chosen, pace, _parts(groups, [orthogonal(stack) for stack in stacks]))
+
+
+def orthogonal(matrix: Float[Tensor, "members rows columns"]) -> Float[Tensor, "members rows columns"]:
+    """A matrix with the same singular vectors, and singular values between 0.7 and 1.2 but for the smallest."""
+    if matrix.shape[-2] > matrix.shape[-1]:
+        return orthogonal(matrix.mT).mT
+    found: Tensor = matrix / (torch.linalg.matrix_norm(matrix, keepdim=True) + SMALL)
+    for _ in range(ROUNDS):
+        found = torch.bmm(_polynomial(torch.bmm(found, found.mT)), found)
+    return found
+
+
+def _polynomial(gram: Tensor) -> Tensor:
+    if is_fast(gram) and gram.dtype == torch.float32:
+        from . import triton
+
+        return triton.polynomial(gram, "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32")
+    return naive.polynomial(gram)
 
 
 def _parts(groups: Sequence[Sequence[int]], stacks: Sequence[Tensor]) -> list[Tensor]:

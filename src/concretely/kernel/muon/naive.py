@@ -11,16 +11,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of a polynomial that takes singular values from 0 to 1 to numbers about 1 in few rounds."""
 
 
-def orthogonal(matrix: Float[Tensor, "members rows columns"]) -> Float[Tensor, "members rows columns"]:
-    """A matrix with the same singular vectors, and singular values between 0.7 and 1.2 but for the smallest."""
-    if matrix.shape[-2] > matrix.shape[-1]:
-        return orthogonal(matrix.mT).mT
+def polynomial(gram: Float[Tensor, "members rows rows"]) -> Float[Tensor, "members rows rows"]:
+    """What a matrix is multiplied by in a round, of the products of its rows."""
     a, b, c = COEFFICIENTS
-    found: Tensor = matrix / (torch.linalg.matrix_norm(matrix, keepdim=True) + SMALL)
-    for _ in range(ROUNDS):
-        gram = torch.bmm(found, found.mT)
-        found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), found, beta=a)
-    return found
+    return torch.baddbmm(a * torch.eye(gram.shape[1]).to(gram) + b * gram, gram, gram, alpha=c)
 
 
 def hasten_(

@@ -1,11 +1,13 @@
-"""What a step of Muon does to each element, for many matrices in one launch."""
+"""What a step of Muon does to each element, for many matrices in one launch, and to products of rows."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ..adam import Pace, State
-from .naive import MOMENTUM, length
+from ..affine.triton import tile
+from .naive import COEFFICIENTS, MOMENTUM, length
 
 BLOCK = 1024
 
@@ -78,3 +80,38 @@ def move_(states: list[State], pace: Pace, steps: list[Tensor]) -> None:
         tuple(length(state.parameter) for state in states), pace.rate,
         rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes), BLOCK=BLOCK,
     )  # fmt: skip
+
+
+@triton.jit
+def _polynomial(
+    gram, out, size: tl.constexpr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr,
+    PRODUCT: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    offset = tl.program_id(1).to(tl.int64) * size * size
+    columns = tl.cdiv(size, WIDE)
+    i = tl.program_id(0) // columns * HIGH + tl.arange(0, HIGH)
+    j = tl.program_id(0) % columns * WIDE + tl.arange(0, WIDE)
+    k = tl.arange(0, DEEP)
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    for start in range(0, size, DEEP):
+        inside = start + k < size
+        left = gram + offset + i[:, None] * size + (start + k)[None, :]
+        right = gram + offset + j[None, :] * size + (start + k)[:, None]  # its rows are its columns
+        a = tl.load(left, mask=(i < size)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(right, mask=inside[:, None] & (j < size)[None, :], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRODUCT)
+    place, mask = offset + i[:, None] * size + j[None, :], (i < size)[:, None] & (j < size)[None, :]
+    found = C * total + B * tl.load(gram + place, mask=mask, other=0.0)
+    tl.store(out + place, tl.where(i[:, None] == j[None, :], found + A, found), mask=mask)
+
+
+def polynomial(gram: Tensor, product: str) -> Tensor:
+    """What a matrix is multiplied by in a round, of the products of its rows."""
+    count, size, _ = gram.shape
+    gram, out = gram.contiguous(), torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
+    (a, b, c), own = COEFFICIENTS, tile(size, size, size, count)
+    _polynomial[triton.cdiv(size, own.high) * triton.cdiv(size, own.wide), count](
+        gram, out, size, A=a, B=b, C=c,
+        PRODUCT=product, HIGH=own.high, WIDE=own.wide, DEEP=own.deep, num_warps=own.warps, num_stages=own.stages,
+    )  # fmt: skip
+    return out
