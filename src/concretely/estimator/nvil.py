@@ -83,13 +83,14 @@ class NVIL(nn.Module):
         signal: dict[str, Tensor] = {}
         scores: dict[str, Tensor] = {}
         for index, name in enumerate(self.nodes):
-            local = self._local(weighing, name)
-            baseline = torch.zeros_like(local)
+            local, credited = self._local(weighing, name), weighing.log_q[name]
             if self.baselines:
                 baseline = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
-            signal[name] = self._normalized(local - baseline.detach(), index) / samples
-            # the baseline is credited beside the log probability of its node, and so learns to foresee the signal
-            scores[name] = signal[name] * (weighing.log_q[name] + baseline)
+                # it is credited beside the log probability of its node, and so learns to foresee the signal
+                local, credited = local - baseline.detach(), credited + baseline
+            normalized = self._normalized(local, index)
+            signal[name] = normalized / samples if samples > 1 else normalized
+            scores[name] = signal[name] * credited
         bounds = bounded(target, average)
         return estimated(weighing.log_w_given_q, average, bounds=bounds, score=total(scores).sum(0), signal=signal)
 
@@ -110,8 +111,9 @@ class NVIL(nn.Module):
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
         """The signal less its running mean, over its running deviation where that exceeds 1."""
         if self.training:
-            self.mean[index].mul_(self.rate).add_(signal.mean(), alpha=1 - self.rate)
-            self.variance[index].mul_(self.rate).add_(signal.var(correction=0), alpha=1 - self.rate)
+            variance, mean = torch.var_mean(signal, correction=0)
+            self.mean[index].mul_(self.rate).add_(mean, alpha=1 - self.rate)
+            self.variance[index].mul_(self.rate).add_(variance, alpha=1 - self.rate)
         centred = signal - self.mean[index] if self.centre else signal
         return centred / self.variance[index].sqrt().clamp(min=1) if self.scale else centred
 
