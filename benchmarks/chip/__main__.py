@@ -70,7 +70,7 @@ def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chip", description=__doc__)
     folder = Path(__file__).parent.parent / "records"
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--out", type=Path, default=folder, help="the folder of the records")
+    parser.add_argument("--out", type=Path, help="the folder of the records, by default the committed ones of a GPU")
     parser.add_argument("--only", type=_chosen, default=PARTS, help=f"parts with commas between: {','.join(PARTS)}")
     parser.add_argument("--device", default=here, help="where to run, by default on a GPU where there is one")
     parser.add_argument("--products", choices=PRODUCTS, default="high", help="how precise products of float32 are")
@@ -83,7 +83,10 @@ def _flags() -> argparse.Namespace:
     parser.add_argument(
         "--commit", help="that of a tree that came without its history, a + behind it if there were changes"
     )
-    return parser.parse_args()
+    wished = parser.parse_args()
+    if wished.out is None:  # those of a CPU are no records of a chip
+        wished.out = folder if torch.device(wished.device).type == "cuda" else Path("out") / "benchmarks"
+    return wished
 
 
 def _chosen(text: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concretely.kernel import affine, bernoulli, bound, discrete, exp_concrete, logistic, observed
+from concretely.kernel import affine, bernoulli, bound, discrete, exp_concrete, logistic, muon, observed, vimco
 from concretely.kernel import likelihood as bits_likelihood
 
 LIMIT = 1e-4
@@ -33,6 +33,9 @@ def distances(device: torch.device, products: str) -> Iterator[tuple[str, float,
         yield from _nodes(device)
         yield "log likelihood", _log_likelihood(device), LIMIT
         yield "bound", _bound(device), LIMIT
+        yield "loss", _loss(device), LIMIT
+        yield "signal of VIMCO", _signal(device), LIMIT
+        yield "orthogonal momentum", _orthogonal(device), LIMIT
     for rows in ROWS:
         yield f"affine, {rows} rows, {products}", _affine(device, rows), PRODUCTS[products]
     yield f"observed, {products}", _observed(device), PRODUCTS[products]
@@ -152,6 +155,28 @@ def _bound(device: torch.device) -> float:
     known = log_w.detach()
     expected = bound.naive.bound(known)
     return _largest([found, *slope], [expected, bound.naive.backward(by, known, expected)])
+
+
+def _loss(device: torch.device) -> float:
+    """Minus the mean bound of three terms less two, and the gradient of each."""
+    terms = [(10 * torch.randn(MEMBERS, 50, 17, device=device)).requires_grad_() for _ in range(5)]
+    found, *rest = bound.loss(terms[:3], terms[3:])
+    by = torch.randn_like(found)
+    slopes = torch.autograd.grad(found, terms, by)
+    known = [term.detach() for term in terms]
+    expected = bound.naive.loss(known[:3], known[3:])
+    added, subtracted = bound.naive.loss_backward(by, expected[2], expected[1])
+    return _largest([found, *rest, *slopes], [*expected, *[added] * 3, *[subtracted] * 2])
+
+
+def _signal(device: torch.device) -> float:
+    log_w = 10 * torch.randn(MEMBERS, 50, 17, device=device)
+    return max(distance(vimco.vimco(log_w, mean), vimco.naive.vimco(log_w, mean)) for mean in (True, False))
+
+
+def _orthogonal(device: torch.device) -> float:
+    matrix = torch.randn(MEMBERS, 200, UNITS, device=device)
+    return distance(muon.orthogonal(matrix), muon.orthogonal(matrix.double()))
 
 
 def _affine(device: torch.device, rows: int) -> float:

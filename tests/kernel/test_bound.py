@@ -76,6 +76,17 @@ def test_a_weight_of_zero_has_no_gradient(path: str) -> None:
     torch.testing.assert_close(found, log_w.detach().softmax(1))
 
 
+@PATHS
+@pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 2)], ids=str)
+def test_nothing_has_a_loss(shape: tuple[int, int, int], path: str) -> None:
+    added, subtracted = terms((2, 1), *shape)
+    with taken(operation, path):
+        found, bounds, log_w = loss(added, subtracted)
+        by = torch.autograd.grad(found.sum(), added)
+    assert (found.shape, bounds.shape, log_w.shape) == (shape[:1], shape[::2], shape)
+    assert [each.shape for each in by] == [shape, shape]
+
+
 @kernel
 @pytest.mark.parametrize("shape", [(2, 3, 0), (0, 3, 2)], ids=str)
 def test_nothing_has_a_bound(shape: tuple[int, int, int]) -> None:

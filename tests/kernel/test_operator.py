@@ -161,9 +161,10 @@ def test_a_plain_call_is_what_torch_makes_of_it(doubled: Operator) -> None:
         assert not doubled(x, 2.0)[0].requires_grad
 
 
-def test_an_operator_without_a_gradient_has_none_when_called_plainly(scaled: Any) -> None:
+def test_an_operator_without_a_gradient_says_so(scaled: Any) -> None:
     given = torch.randn(3, 2, requires_grad=True), torch.randn(3, requires_grad=True)
-    assert not any(each.requires_grad for each in scaled(*given, 2.0))
+    with pytest.raises(RuntimeError, match="register_autograd"):
+        scaled(*given, 2.0)[0].sum().backward()
 
 
 def test_whoever_looks_on_sees_an_operator(doubled: Operator) -> None:

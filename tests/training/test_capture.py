@@ -55,6 +55,20 @@ def test_what_cannot_be_recorded_is_done_plainly_and_said_once() -> None:
     assert len(calls) == WARM_UPS + 2
 
 
+def test_a_lack_of_memory_is_not_hidden() -> None:
+    @contextmanager
+    def lacks(*_: Any, **__: Any) -> Any:
+        yield
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    work = Captured(lambda: None, stream())
+    with pretended(lacks):
+        for _ in range(WARM_UPS):
+            work()
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            work()
+
+
 def test_what_was_recorded_is_replayed() -> None:
     calls: list[int] = []
 

@@ -23,6 +23,8 @@ class Case:
     samples: int
     estimator: Estimator
     asked: float | None = None
+    within: float | None = None
+    """How many times as long as one of concrete relaxations it may take."""
     notation: str = "200H~784V"
     batch: int = 64
 

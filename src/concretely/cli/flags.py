@@ -34,7 +34,7 @@ FLAGS = {
     "arity": Flag("The states of a node, for layers without a suffix.", "2"),
     "steps": Flag("How many steps; the paper takes 10,000,000.", "20000"),
     "batch": Flag("Data points in a step.", "64"),
-    "lr": Flag("The learning rate of Adam.", "the paper's"),
+    "lr": Flag("The learning rate.", "the paper's"),
     "optimizer": Flag("adam, or muon for weights: fewer steps at large batches.", "adam"),
     "lr_schedule": Flag("constant, linear or cosine.", "constant"),
     "weight_decay": Flag("The factor of half the squared weights, over the number of data points.", "the paper's"),

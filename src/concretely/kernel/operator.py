@@ -38,18 +38,21 @@ def is_hidden(value: Tensor) -> bool:
 class Operator:
     """A function whose tensors all begin with an axis of members, as an operator of torch.
 
-    Batched by `vmap`, it runs once, with so many times the members. Where nothing but autograd looks on, it is called
-    without the detour through torch's dispatcher, which takes longer than a small kernel.
+    Batched by `vmap`, it runs once, with so many times the members. Where it has a gradient, is given no lists and
+    nothing but autograd looks on, it is called without the detour through torch's dispatcher, which takes longer than a
+    small kernel.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._function, self._differentiated = function, torch.no_grad()(function)
+        self._function, self._differentiated = function, function
+        self._has_gradient = False
         self.registered = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
         self.registered.register_vmap(self._batched)
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function gives."""
-        return (self._differentiated if _is_plain(arguments) else self.registered)(*arguments)
+        plain = _is_plain(arguments) and (self._has_gradient or not torch.is_grad_enabled())
+        return (self._differentiated if plain else self.registered)(*arguments)
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Say what shapes and dtypes the function gives."""
@@ -72,7 +75,7 @@ class Operator:
             def backward(ctx: Any, *by: Any) -> Any:
                 return pull(ctx, *by)
 
-        self._differentiated = Differentiated.apply
+        self._differentiated, self._has_gradient = Differentiated.apply, True
 
     def _batched(self, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size

@@ -61,6 +61,8 @@ class Captured:
         try:
             with _undisturbed(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self._function()
+        except torch.cuda.OutOfMemoryError:
+            raise
         except RuntimeError as reason:
             self._fails = True
             why = (str(reason).splitlines() or ["unknown"])[0]

@@ -72,7 +72,7 @@ _bound.register_autograd(_pull, setup_context=_keep)
 
 @operator("loss")
 def _loss(log_p: list[Tensor], log_q: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    if is_fast(log_p[0]):
+    if is_fast(log_p[0]) and log_p[0].numel():
         from . import triton
 
         return triton.loss(log_p, log_q)
@@ -90,7 +90,7 @@ def _(log_p: list[Tensor], log_q: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]
 @operator("loss_backward")
 def _loss_backward(by: Tensor, log_w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of every term that is added, and of every one that is subtracted."""
-    if is_fast(log_w):
+    if is_fast(log_w) and log_w.numel():
         from . import triton
 
         return triton.loss_backward(by, log_w, bound)

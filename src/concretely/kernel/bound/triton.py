@@ -59,9 +59,16 @@ def bound(log_w: Tensor) -> Tensor:
 
 
 @triton.jit
+def _placed(batch, BLOCK: tl.constexpr):
+    """The member, the sample and the data points of a program."""
+    blocks = tl.cdiv(batch, BLOCK)
+    place = tl.program_id(0)
+    return tl.program_id(1).to(tl.int64), place // blocks, place % blocks * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
 def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride, BLOCK: tl.constexpr):
-    member, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    point = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    member, sample, point = _placed(batch, BLOCK)
     mask = point < batch
     slope = tl.load(by + member * by_stride + point * by_step, mask=mask, other=0.0)
     whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
@@ -76,7 +83,7 @@ def backward(by: Tensor, log_w: Tensor, bound: Tensor) -> Tensor:
     out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
-        _backward[samples, members, triton.cdiv(batch, BLOCK)](
+        _backward[samples * triton.cdiv(batch, BLOCK), members](
             by, log_w, bound.contiguous(), out, samples, batch, *by.stride(), log_w.stride(0), BLOCK=BLOCK
         )
     return out
@@ -132,8 +139,7 @@ def loss(log_p: list[Tensor], log_q: list[Tensor]) -> tuple[Tensor, Tensor, Tens
 
 @triton.jit
 def _loss_backward(by, log_w, bound, added, subtracted, samples, batch, by_stride, BLOCK: tl.constexpr):
-    member, sample = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    point = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    member, sample, point = _placed(batch, BLOCK)
     mask = point < batch
     at = (member * samples + sample) * batch + point
     whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
@@ -147,7 +153,7 @@ def loss_backward(by: Tensor, log_w: Tensor, bound: Tensor) -> tuple[Tensor, Ten
     """The gradient of every term that is added, and of every one that is subtracted."""
     members, samples, batch = log_w.shape
     added, subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in range(2))
-    _loss_backward[samples, members, triton.cdiv(batch, BLOCK)](
+    _loss_backward[samples * triton.cdiv(batch, BLOCK), members](
         by, log_w.contiguous(), bound.contiguous(), added, subtracted, samples, batch, by.stride(0), BLOCK=BLOCK
     )
     return added, subtracted
