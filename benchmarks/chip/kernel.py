@@ -158,15 +158,20 @@ def _bound(device: torch.device) -> float:
 
 
 def _loss(device: torch.device) -> float:
-    """Minus the mean bound of three terms less two, and the gradient of each."""
-    terms = [(10 * torch.randn(MEMBERS, 50, 17, device=device)).requires_grad_() for _ in range(5)]
-    found, *rest = bound.loss(terms[:3], terms[3:])
-    by = torch.randn_like(found)
-    slopes = torch.autograd.grad(found, terms, by)
-    known = [term.detach() for term in terms]
-    expected = bound.naive.loss(known[:3], known[3:])
-    added, subtracted = bound.naive.loss_backward(by, expected[2], expected[1])
-    return _largest([found, *rest, *slopes], [*expected, *[added] * 3, *[subtracted] * 2])
+    """Minus the mean bound of three terms less two, and the gradient of each, with credit and without."""
+    worst = 0.0
+    for count, averages in ((0, False), (2, False), (2, True)):
+        terms = [(10 * torch.randn(MEMBERS, 50, 17, device=device)).requires_grad_() for _ in range(5)]
+        credit = [torch.randn(MEMBERS, 50, 17, device=device) for _ in range(count)]
+        found, *rest = bound.loss(terms[:3], terms[3:], credit, averages=averages)
+        by = torch.randn_like(found)
+        slopes = torch.autograd.grad(found, terms, by)
+        known = [term.detach() for term in terms]
+        expected = bound.naive.loss(known[:3], known[3:], averages)
+        added, *subtracted = bound.naive.loss_backward(by, expected[2], expected[1], credit, averages)
+        pulled = [*[added] * 3, *(subtracted if count else subtracted * 2)]
+        worst = max(worst, _largest([found, *rest, *slopes], [*expected, *pulled]))
+    return worst
 
 
 def _signal(device: torch.device) -> float:

@@ -101,19 +101,51 @@ class Weighing:
         return total(self.log_p) - total(held) if self.divides else total(self.log_p)
 
 
-def loss(weighing: Weighing, objective: Objective) -> tuple[Tensor, Tensor, Tensor]:
-    """Minus the mean of an objective over data points; without gradients, the objective and the log-weights."""
-    if objective is bound and weighing.divides:
-        log_p, log_q = list(weighing.log_p.values()), list(weighing.log_q.values())
-        first, terms = log_p[0], [*log_p, *log_q]
-        if first.dim() > 1 and all(_is_simple(term) and term.shape == first.shape for term in terms):
-            flat = [[term.flatten(1).unsqueeze(0) for term in each] for each in (log_p, log_q)]
-            found = attempted(lambda: kernel.loss(*flat))
-            if found is not None:
-                return found[0].squeeze(0), found[1].view(first.shape[1:]), found[2].view(first.shape)
-    log_w = weighing.log_w
+def loss(
+    weighing: Weighing,
+    objective: Objective,
+    credit: Mapping[str, Tensor] | None = None,
+    beside: Mapping[str, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Minus the mean of an objective over data points; without gradients, the objective and the log-weights.
+
+    Nodes may have credit, by which the gradient of their log probability is multiplied, and with it that of what stands
+    beside it. The value of the loss does not know of it.
+    """
+    fused = _fused_loss(weighing, objective, credit or {}, beside or {})
+    if fused is not None:
+        return fused
+    log_w = weighing.log_w_given_q if credit and objective is average else weighing.log_w
     value = objective(log_w)
-    return -value.mean(), value.detach(), log_w.detach()
+    found = -value
+    if credit:
+        log_q = {name: weighing.log_q[name] + beside[name] if beside else weighing.log_q[name] for name in credit}
+        score = total({name: credit[name] * log_q[name] for name in credit}).sum(0)
+        found = found - (score - score.detach())
+    return found.mean(), value.detach(), log_w.detach()
+
+
+def _fused_loss(
+    weighing: Weighing, objective: Objective, credit: Mapping[str, Tensor], beside: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The loss from a kernel, if there is one."""
+    log_p, averages = list(weighing.log_p.values()), objective is average
+    first = log_p[0]
+    if not _is_simple(first) or first.dim() < 2 or not weighing.divides:
+        return None
+    if not (objective is bound or (averages and credit)) or (beside and not averages):
+        return None
+    log_q = weighing.log_q
+    if any(set(given) != set(log_q) for given in (credit, beside) if given):
+        return None
+    lists = [log_p, list(log_q.values()), *([given[name] for name in log_q if given] for given in (credit, beside))]
+    if not all(_is_simple(term) and term.shape == first.shape for each in lists for term in each):
+        return None
+    flat = [[term.flatten(1).unsqueeze(0) for term in each] for each in lists]
+    found = attempted(lambda: kernel.loss(*flat, averages=averages))
+    if found is None:
+        return None
+    return found[0].squeeze(0), found[1].view(first.shape[1:]), found[2].view(first.shape)
 
 
 def _is_simple(log_w: Tensor) -> bool:

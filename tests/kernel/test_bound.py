@@ -181,16 +181,22 @@ def test_the_kernel_of_the_loss_is_its_definition(counts: tuple[int, int]) -> No
     shape = (3, 5, 33)
     added, subtracted = ([each.detach() for each in side] for side in terms(counts, *shape))
     added[0] = added[0][:1].expand(shape)  # members share it
-    truth = naive.loss([each.double() for each in added], [each.double() for each in subtracted])
-    found, defined = (each.loss(added, subtracted) for each in (fast("bound"), naive))
-    for one, other, true in zip(found, defined, truth, strict=True):
-        assert_precise(one, other, true)
-    _, bounds, log_w = defined
-    for by in (torch.randn(3, device=DEVICE), torch.ones(1, device=DEVICE).expand(3)):
-        true = naive.loss_backward(by.double(), log_w.double(), bounds.double())
-        pairs = zip(*(each.loss_backward(by, log_w, bounds) for each in (fast("bound"), naive)), true, strict=True)
-        for each in pairs:
-            assert_precise(*each)
+    wide = [[each.double() for each in side] for side in (added, subtracted)]
+    for averages in (False, True):
+        truth = naive.loss(*wide, averages)
+        found, defined = (each.loss(added, subtracted, averages) for each in (fast("bound"), naive))
+        for one, other, true in zip(found, defined, truth, strict=True):
+            assert_precise(one, other, true)
+        _, bounds, log_w = defined
+        for credit in ([], [subtracted[0][:1].expand(shape), *subtracted[1:]]):
+            for by in (torch.randn(3, device=DEVICE), torch.ones(1, device=DEVICE).expand(3)):
+                given = (by, log_w, bounds, credit, averages)
+                true = naive.loss_backward(
+                    *(each.double() for each in given[:3]), [c.double() for c in credit], averages
+                )
+                pairs = zip(*(each.loss_backward(*given) for each in (fast("bound"), naive)), true, strict=True)
+                for each in pairs:
+                    assert_precise(*each)
 
 
 @PATHS
@@ -236,6 +242,39 @@ def test_the_loss_compiles() -> None:
 def test_the_loss_is_an_operator(path: str) -> None:
     added, subtracted = terms((2, 1), 3, 4, 5)
     with taken(operation, path):
-        opcheck(operation._loss, (added, subtracted))
+        credit = [log_weights(3, 4, 5)]
+        for given in ((), credit):
+            opcheck(operation._loss, (added, subtracted, list(given), [], False))
+        opcheck(operation._loss, (added, subtracted, credit, subtracted, True))
         _, bounds, log_w = loss(added, subtracted)
-        opcheck(operation._loss_backward, (torch.randn(3, device=DEVICE), log_w, bounds))
+        opcheck(operation._loss_backward, (torch.randn(3, device=DEVICE), log_w, bounds, credit, False))
+
+
+@PATHS
+@pytest.mark.parametrize("averages", [False, True])
+def test_credit_multiplies_gradients_and_nothing_else(averages: bool, path: str) -> None:
+    shape = (2, 5, 9)
+    added, subtracted = terms((2, 2), *shape)
+    credit = [torch.randn(shape, device=DEVICE) for _ in subtracted]
+    beside = [torch.randn(shape, device=DEVICE, requires_grad=True) for _ in subtracted] if averages else []
+    leaves = [*added, *subtracted, *beside]
+    with taken(operation, path):
+        found, bounds, log_w = loss(added, subtracted, credit, beside, averages=averages)
+        by = by_terms(found, added, [*subtracted, *beside])
+    held = [each.detach() if averages else each for each in subtracted]
+    weights = sum(each.double() for each in added) - sum(each.double() for each in held)
+    value = weights.mean(1) if averages else true_bound(weights)
+    credited = [*zip(credit, subtracted, strict=True), *zip(credit, beside, strict=False)]
+    score = sum((own * each.double()).sum(1) for own, each in credited)
+    truth = -(value + score - score.detach()).mean(1)
+    torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(bounds.double(), value.detach(), rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(log_w.double(), weights.detach(), rtol=1e-6, atol=1e-4)
+    true = by_terms(truth, leaves, [])
+    torch.testing.assert_close(by, true, rtol=1e-3, atol=1e-6)
+
+
+def test_what_stands_beside_needs_averages() -> None:
+    added, subtracted = terms((1, 1), 1, 2, 3)
+    with pytest.raises(ValueError, match="only in averages"):
+        loss(added, subtracted, subtracted, subtracted)

@@ -175,8 +175,10 @@ def bound(kernels: Any) -> None:
         for by in (log_w[:, 0], empty(1, 1).expand(members, batch)):
             kernels.backward(by, log_w, kernels.bound(log_w))
         for added, subtracted in ((1, 1), (3, 2)):
-            kernels.loss([log_w] * added, [log_w] * subtracted)
-        kernels.loss_backward(log_w[:, 0, 0], log_w, log_w[:, 0])
+            for averages in (True, False):
+                kernels.loss([log_w] * added, [log_w] * subtracted, averages)
+                for credit in ([], [log_w] * subtracted):
+                    kernels.loss_backward(log_w[:, 0, 0], log_w, log_w[:, 0], credit, averages)
 
 
 def line(kernels: Any) -> None:

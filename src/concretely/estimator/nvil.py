@@ -12,11 +12,10 @@ from ..mode import Discrete
 from ..model.base import Model
 from ..model.layer import Conditional
 from ..noise import Source
-from ..objective import Objective, Weighing, average, total, weigh
+from ..objective import Objective, Weighing, average, loss, total, weigh
 from ..program import Program, at_rest
 from ..trace import Trace
 from .base import Estimate, bounded
-from .surrogate import estimated
 
 
 class NVIL(nn.Module):
@@ -81,18 +80,16 @@ class NVIL(nn.Module):
         if weighing.credited != self.nodes:
             raise ValueError(f"the target of this NVIL must draw the nodes {self.nodes}, got {weighing.credited}")
         signal: dict[str, Tensor] = {}
-        scores: dict[str, Tensor] = {}
+        baselines: dict[str, Tensor] = {}
         for index, name in enumerate(self.nodes):
-            local, credited = self._local(weighing, name), weighing.log_q[name]
+            local = self._local(weighing, name)
             if self.baselines:
-                baseline = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
+                found = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
                 # it is credited beside the log probability of its node, and so learns to foresee the signal
-                local, credited = local - baseline.detach(), credited + baseline
+                local, baselines[name] = local - found.detach(), found.expand_as(local)
             normalized = self._normalized(local, index)
             signal[name] = normalized / samples if samples > 1 else normalized
-            scores[name] = signal[name] * credited
-        bounds = bounded(target, average)
-        return estimated(weighing.log_w_given_q, average, bounds=bounds, score=total(scores).sum(0), signal=signal)
+        return Estimate(*loss(weighing, average, signal, baselines), bounded(target, average), signal)
 
     def _local(self, weighing: Weighing, name: str) -> Float[Tensor, "m *batch"]:
         """The terms of the log-weight that a node or a later one enters."""

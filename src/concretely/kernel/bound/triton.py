@@ -101,7 +101,7 @@ def _sum_of(terms, strides, member, at, mask):
 @triton.jit
 def _loss(
     log_p, log_q, p_strides, q_strides, out, bounds, log_w, samples, batch, parts,
-    SAMPLES: tl.constexpr, POINTS: tl.constexpr,
+    AVERAGES: tl.constexpr, SAMPLES: tl.constexpr, POINTS: tl.constexpr,
 ):  # fmt: skip
     member, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     point = part * POINTS + tl.arange(0, POINTS)
@@ -112,13 +112,16 @@ def _loss(
         at, mask = sample * batch + point[None, :], (sample < samples) & (point < batch)[None, :]
         entries = _sum_of(log_p, p_strides, member, at, mask) - _sum_of(log_q, q_strides, member, at, mask)
         tl.store(log_w + at, entries, mask=mask)
-        largest, total = _joined(largest, total, tl.where(mask, entries, float("-inf")))
-    found = _mean(largest, total, samples)
+        if AVERAGES:
+            total += tl.sum(tl.where(mask, entries, 0.0), 0)
+        else:
+            largest, total = _joined(largest, total, tl.where(mask, entries, float("-inf")))
+    found = total / samples if AVERAGES else _mean(largest, total, samples)
     tl.store(bounds + member * batch + point, found, mask=point < batch)
     tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, found, 0.0), 0) / batch)
 
 
-def loss(log_p: list[Tensor], log_q: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def loss(log_p: list[Tensor], log_q: list[Tensor], averages: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Minus the mean of the bounds, the bounds, and the log-weights."""
     members, samples, batch = log_p[0].shape
     high = min(triton.next_power_of_2(samples), SAMPLES)
@@ -132,28 +135,44 @@ def loss(log_p: list[Tensor], log_q: list[Tensor]) -> tuple[Tensor, Tensor, Tens
     _loss[parts, members](
         added, subtracted, tuple(each.stride(0) for each in added), tuple(each.stride(0) for each in subtracted),
         out, bounds, log_w, samples, batch, parts,
-        SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
+        AVERAGES=averages, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
     )  # fmt: skip
     return joined(out, torch.float32), bounds, log_w
 
 
 @triton.jit
-def _loss_backward(by, log_w, bound, added, subtracted, samples, batch, by_stride, BLOCK: tl.constexpr):
+def _loss_backward(
+    by, log_w, bound, credit, strides, added, subtracted, samples, batch, by_stride,
+    AVERAGES: tl.constexpr, CREDITED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     member, sample, point = _placed(batch, BLOCK)
     mask = point < batch
-    at = (member * samples + sample) * batch + point
-    whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
-    entry = tl.load(log_w + at, mask=mask, other=0.0)
-    slope = tl.load(by + member * by_stride) / -batch * (tl.exp(entry - whole) / samples)
+    place = sample * batch + point
+    at = member * samples * batch + place
+    scale = tl.load(by + member * by_stride) / -batch
+    if AVERAGES:
+        slope = tl.full((BLOCK,), 1.0, tl.float32) * scale / samples
+    else:
+        whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
+        slope = scale * (tl.exp(tl.load(log_w + at, mask=mask, other=0.0) - whole) / samples)
     tl.store(added + at, slope, mask=mask)
-    tl.store(subtracted + at, -slope, mask=mask)
+    for t in tl.static_range(len(strides)):
+        if CREDITED:
+            found = scale * tl.load(credit[t] + member * strides[t] + place, mask=mask, other=0.0)
+            found = found if AVERAGES else found - slope
+        else:
+            found = -slope
+        tl.store(subtracted[t] + at, found, mask=mask)
 
 
-def loss_backward(by: Tensor, log_w: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of every term that is added, and of every one that is subtracted."""
+def loss_backward(by: Tensor, log_w: Tensor, bound: Tensor, credit: list[Tensor], averages: bool) -> list[Tensor]:
+    """The gradient of every term that is added, and those of the ones that are subtracted."""
     members, samples, batch = log_w.shape
-    added, subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in range(2))
+    given = tuple(rows(each) for each in credit) or (log_w,)
+    added, *subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in (log_w, *given))
     _loss_backward[samples * triton.cdiv(batch, BLOCK), members](
-        by, log_w.contiguous(), bound.contiguous(), added, subtracted, samples, batch, by.stride(0), BLOCK=BLOCK
-    )
-    return added, subtracted
+        by, log_w.contiguous(), bound.contiguous(), given, tuple(each.stride(0) for each in given),
+        added, tuple(subtracted), samples, batch, by.stride(0),
+        AVERAGES=averages, CREDITED=bool(credit), BLOCK=BLOCK,
+    )  # fmt: skip
+    return [added, *subtracted]
