@@ -25,7 +25,7 @@ SIZES = {
 QUICK_FIXED = {"batch": 8, "m": 1, "n": 2, "width": 12, "members": 2}
 QUICK = {"batch": (4, 8, 40), "m": (1, 3, 10), "n": (2, 4, 16), "width": (12, 24, 120), "members": (1, 2, 10)}
 PIXELS, QUICK_PIXELS = 784, 40
-TIMES = 128
+TIMES = step.TIMES
 
 
 def results(*, device: torch.device, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
