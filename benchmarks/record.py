@@ -21,16 +21,9 @@ PACKAGES = (
 )
 
 
-def write(
-    path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any, on: str = "cpu", commit: str | None = None
-) -> None:
-    """Write the record of a run on a device, with the circumstances of its numbers.
-
-    A commit is given for a tree that came without its history, with a plus behind it if there were changes.
-    """
+def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any, on: str = "cpu") -> None:
+    """Write the record of a run on a device, with the circumstances of its numbers."""
     found = circumstance.circumstances(on, packages=PACKAGES)
-    if commit is not None:
-        found["commit"] = {"hash": commit.removesuffix("+"), "dirty": commit.endswith("+")}
     record.write(path, {"recipe": recipe, **found, "seed": seed, "results": results})
 
 

@@ -45,6 +45,14 @@ def test_circumstances_do_not_tell_whose_machine_it_was() -> None:
         assert f'"{name}"' not in text
 
 
+@pytest.mark.parametrize(("told", "dirty"), [("abc", False), ("abc+", True)])
+def test_a_variable_names_the_commit_of_a_tree_without_history(
+    told: str, dirty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(circumstance.COMMIT, told)
+    assert circumstance.commit() == {"hash": "abc", "dirty": dirty}
+
+
 def git(folder: Path, *arguments: str) -> None:
     who = ("-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)

@@ -63,7 +63,7 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
     found: list[dict[str, Any]] = []
     for result in parts[part]():
         found.append(result)
-        record.write(path, settings, seed=SEED, results=found, on=str(device), commit=wished.commit)
+        record.write(path, settings, seed=SEED, results=found, on=str(device))
 
 
 def _flags() -> argparse.Namespace:
@@ -80,9 +80,6 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--recipe-seconds", type=float, default=60.0, help="how long the paper's recipe is trained by")
     parser.add_argument("--cases", type=_places, help="which of the steps, by their places from 0, as 0,2; else all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
-    parser.add_argument(
-        "--commit", help="that of a tree that came without its history, a + behind it if there were changes"
-    )
     wished = parser.parse_args()
     if wished.out is None:  # those of a CPU are no records of a chip
         wished.out = folder if torch.device(wished.device).type == "cuda" else Path("out") / "benchmarks"

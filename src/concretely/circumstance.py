@@ -12,6 +12,9 @@ from typing import Any
 PACKAGES = ("concretely", "torch", "numpy")
 """Those whose versions may change the numbers of a run."""
 
+COMMIT = "CONCRETELY_COMMIT"
+"""The variable that names the commit of a tree that came without its history, a + behind it if there were changes."""
+
 
 def circumstances(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """The commit, the versions and the device behind numbers."""
@@ -19,7 +22,10 @@ def circumstances(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dic
 
 
 def commit() -> dict[str, Any] | None:
-    """The commit of this package and whether its tree had changes, or None if it is not in a repository of its own."""
+    """The commit of this package and whether its tree had changes, or None if neither git nor a variable knows it."""
+    told = os.environ.get(COMMIT)
+    if told:
+        return {"hash": told.removesuffix("+"), "dirty": told.endswith("+")}
     try:
         _git("ls-files", "--error-unmatch", "__init__.py")  # else it is installed inside somebody else's repository
         return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))}

@@ -69,8 +69,9 @@ def test_a_record_has_all_results_so_far(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(law, "laws", lambda **given: iter([Law("one", found=0.0, limit=1.0)]))
     monkeypatch.setattr(node, "results", results)
+    monkeypatch.setenv("CONCRETELY_COMMIT", "abc+")
     with pytest.raises(KeyboardInterrupt):
-        run(monkeypatch, "--out", str(tmp_path), "--only", "nodes", "--commit", "abc+")
+        run(monkeypatch, "--out", str(tmp_path), "--only", "nodes")
     found = json.loads((tmp_path / "chip-nodes.json").read_text())
     assert [result["kind"] for result in found["results"]] == ["binary", "n-ary"]
     assert found["commit"] == {"hash": "abc", "dirty": True}
