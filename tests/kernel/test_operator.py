@@ -177,3 +177,42 @@ def test_whoever_looks_on_sees_an_operator(doubled: Operator) -> None:
     found = torch.compile(lambda x: doubled(x, 2.0)[0], fullgraph=True, backend="aot_eager")(x)
     assert torch.equal(found, 2 * x)
     assert torch.equal(vmap(doubled, (0, None))(x.unsqueeze(-1), 2.0)[0].squeeze(-1), 2 * x)
+
+
+@pytest.fixture(scope="module")
+def weighed() -> Operator:
+    """An operator of tensors in lists, which looks at which arguments need a gradient."""
+
+    @operator("test_weighed")
+    def weighed(x: Tensor, y: Tensor, others: list[Tensor]) -> Tensor:
+        return x * y + sum(others)
+
+    @weighed.register_fake
+    def _(x: Tensor, y: Tensor, others: list[Tensor]) -> Tensor:
+        return torch.empty_like(x)
+
+    def keep(ctx: Any, inputs: tuple[Tensor, Tensor, list[Tensor]], output: Tensor) -> None:
+        ctx.count = len(inputs[2])
+        ctx.save_for_backward(*inputs[:2])
+
+    def pull(ctx: Any, by: Tensor) -> tuple[Any, ...]:
+        x, y = ctx.saved_tensors
+        needs_x, needs_y, *_ = ctx.needs_input_grad
+        return by * y if needs_x else None, by * x if needs_y else None, [by] * ctx.count
+
+    weighed.register_autograd(pull, setup_context=keep)
+    return weighed
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_rules_know_which_arguments_need_a_gradient_also_beside_lists(weighed: Operator, count: int) -> None:
+    x, *others = (torch.randn(3, requires_grad=True) for _ in range(1 + count))
+    y = torch.randn(3)
+    leaves = [x, *others]
+    expected = [y, *[torch.ones(3)] * count]
+    for call in (weighed, weighed.registered):
+        found = call(x, y, others)
+        torch.testing.assert_close(found, x * y + sum(others))
+        torch.testing.assert_close(list(torch.autograd.grad(found.sum(), leaves)), expected)
+        (by,) = torch.autograd.grad(call(y, x, others).sum(), x)
+        assert torch.equal(by, y)

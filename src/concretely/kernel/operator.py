@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 NAMESPACE = "concretely"
 
@@ -38,21 +38,24 @@ def is_hidden(value: Tensor) -> bool:
 class Operator:
     """A function whose tensors all begin with an axis of members, as an operator of torch.
 
-    Batched by `vmap`, it runs once, with so many times the members. Where it has a gradient, is given no lists and
-    nothing but autograd looks on, it is called without the detour through torch's dispatcher, which takes longer than a
-    small kernel.
+    Batched by `vmap`, it runs once, with so many times the members. Where it has a gradient and nothing but autograd
+    looks on, it is called without the detour through torch's dispatcher, which takes longer than a small kernel.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._function, self._differentiated = function, function
-        self._has_gradient = False
+        self._function = function
+        self._differentiated: Callable[..., Any] | None = None
         self.registered = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
         self.registered.register_vmap(self._batched)
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function gives."""
-        plain = _is_plain(arguments) and (self._has_gradient or not torch.is_grad_enabled())
-        return (self._differentiated if plain else self.registered)(*arguments)
+        leaves, spec = list(arguments), None
+        if any(isinstance(each, list) for each in arguments):
+            leaves, spec = tree_flatten(arguments)
+        if not _is_plain(leaves) or (torch.is_grad_enabled() and self._differentiated is None):
+            return self.registered(*arguments)
+        return self._function(*arguments) if self._differentiated is None else self._differentiated(*leaves, spec)
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Say what shapes and dtypes the function gives."""
@@ -66,16 +69,18 @@ class Operator:
 
         class Differentiated(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, *arguments: Any) -> Any:
+            def forward(ctx: Any, *given: Any) -> Any:
+                *leaves, spec = given  # in this order, as a rule asks by their places which need a gradient
+                arguments = tuple(leaves) if spec is None else tree_unflatten(leaves, spec)
                 found = function(*arguments)
                 setup_context(ctx, arguments, found)
                 return found
 
             @staticmethod
             def backward(ctx: Any, *by: Any) -> Any:
-                return pull(ctx, *by)
+                return *tree_flatten(pull(ctx, *by))[0], None
 
-        self._differentiated, self._has_gradient = Differentiated.apply, True
+        self._differentiated = Differentiated.apply
 
     def _batched(self, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
@@ -89,14 +94,14 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
     return lambda function: Operator(name, function)
 
 
-def _is_plain(arguments: tuple[Any, ...]) -> bool:
+def _is_plain(arguments: list[Any]) -> bool:
     """Whether no compiler, transform or mode of torch has to know of a call."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch._C._len_torch_dispatch_stack():
         return False
-    # tensors of other types stand for something, and those in lists are unknown to torch's functions
-    return not any(isinstance(each, (Tensor, list)) and type(each) not in (Tensor, nn.Parameter) for each in arguments)
+    # tensors of other types stand for something
+    return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in arguments)
 
 
 def attempted(call: Callable[[], Any]) -> Any | None:
