@@ -1,16 +1,18 @@
 """A batch of programs is an axis of members to operators, and what lies in one piece is not copied."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from concretely.kernel.bound import bound
-from concretely.kernel.operator import NAMESPACE, Operator, attempted, has_triton, is_fast, operator, rows
+from concretely.kernel.operator import NAMESPACE, Operator, attempted, has_triton, is_fast, launching, operator, rows
 
 
 @pytest.fixture(scope="module")
@@ -216,3 +218,22 @@ def test_rules_know_which_arguments_need_a_gradient_also_beside_lists(weighed: O
         torch.testing.assert_close(list(torch.autograd.grad(found.sum(), leaves)), expected)
         (by,) = torch.autograd.grad(call(y, x, others).sum(), x)
         assert torch.equal(by, y)
+
+
+@pytest.mark.parametrize(("starts", "current", "expected"), [(True, 1, True), (True, 0, False), (False, 0, True)])
+def test_kernels_are_for_tensors_on_the_gpu_that_they_are_launched_on(
+    starts: bool, current: int, expected: bool
+) -> None:
+    with (
+        FakeTensorMode(),
+        mock.patch("concretely.kernel.operator.has_triton", return_value=True),
+        mock.patch("torch.cuda.is_initialized", return_value=starts),
+        mock.patch("torch.cuda.current_device", return_value=current),
+    ):
+        assert is_fast(torch.empty(3, device="cuda:1")) == expected
+
+
+def test_kernels_are_launched_where_they_are_asked_to_be() -> None:
+    with launching(torch.device("cpu")), mock.patch("torch.cuda.device") as device:
+        assert launching(torch.device("cuda:1")) is device.return_value
+    device.assert_called_once_with(torch.device("cuda:1"))

@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 
 from ..distribution.base import Mass
 from ..distribution.variable import Drawn
+from ..kernel.operator import launching
 from ..mode import Discrete, Enumerate, Mode
 from ..model.base import Model
 from ..noise import Source
@@ -95,7 +96,8 @@ def evaluate(
     _require_positive("chunk", chunk)
     at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, all of nearly one size
     sums = []
-    with counting("log-likelihood", len(data[0]) * samples, shown=progress) as advance, at_rest(model), torch.no_grad():
+    shown = counting("log-likelihood", len(data[0]) * samples, shown=progress)
+    with shown as advance, at_rest(model), torch.no_grad(), launching(data[0].device):
         _require_scores(model, data, chunk)
         for first, part in _parts(data, max(1, chunk // at_once)):
             runs = _log_sums(model, part, samples, at_once=at_once, generator=generator, advance=advance)

@@ -1,6 +1,7 @@
 """What all operators share: where the fast path runs, and how a batch of programs becomes an axis of members."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,8 +21,15 @@ def has_triton() -> bool:
 
 
 def is_fast(tensor: Tensor) -> bool:
-    """Whether there is a fast path where a tensor is."""
-    return tensor.is_cuda and has_triton()
+    """Whether there is a fast path where a tensor is: on the GPU that kernels are launched on."""
+    if not tensor.is_cuda or not has_triton():
+        return False
+    return not torch.cuda.is_initialized() or tensor.device.index == torch.cuda.current_device()
+
+
+def launching(device: torch.device) -> AbstractContextManager[Any]:
+    """Have kernels launched on a GPU, if it is one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def is_hidden(value: Tensor) -> bool:

@@ -16,6 +16,7 @@ from ..kernel.adam import Book, Pace, State, adam_, allowed_
 from ..kernel.affine import Ledger, ledger
 from ..kernel.bits import unpack
 from ..kernel.muon import muon_
+from ..kernel.operator import launching
 from ..model import Model
 from ..noise import Keys
 from .agenda import Agenda
@@ -63,15 +64,16 @@ class Ensemble:
         """Take steps until one is reached, or there is reason to pause after one."""
         since = max(trainer.since for trainer in self.trainers)  # those that have come to an end lag behind
         self._program.train()
-        while self.step < until:
-            self._agenda.prepare(self.step)
-            looks = self.recipe.method.relaxes and (self.step - since) % WATCHED == 0
-            (self._take_and_look if looks else self._take)()
-            for trainer in self.trainers:
-                trainer.step += 1
-            if pause():
-                break
-        self._tell()
+        with launching(self.device):
+            while self.step < until:
+                self._agenda.prepare(self.step)
+                looks = self.recipe.method.relaxes and (self.step - since) % WATCHED == 0
+                (self._take_and_look if looks else self._take)()
+                for trainer in self.trainers:
+                    trainer.step += 1
+                if pause():
+                    break
+            self._tell()
 
     def _tell(self) -> None:
         """Tell the trainers what was found; this waits for the device."""
