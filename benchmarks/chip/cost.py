@@ -1,6 +1,8 @@
 """What a training step of this library costs as one size grows, all others being fixed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,18 +14,23 @@ from ..timing import Spread
 from . import step, turn, work
 from .turn import Contender, Say
 
-FIXED = {"batch": 64, "m": 1, "n": 2, "width": 240, "members": 8}
+FIXED = {"batch": 64, "m": 1, "n": 2, "width": 240, "members": 8, "programs": 1}
 SIZES = {
     "batch": (16, 32, 64, 128, 256, 512),
     "m": (1, 2, 5, 10, 20, 50),
     "n": (2, 4, 8, 16, 32, 64),
     "width": (60, 120, 240, 480, 960),
     "members": (1, 2, 4, 8, 16, 32),
+    "programs": (1, 2, 4),
 }
-"""Each over more than a decade; n is the number of categories of a node, of which a layer of 240 bits has fewer."""
+"""Each but the last over more than a decade; n is the number of categories of a node, of which a layer of 240 bits has
+fewer. Programs share the device, a thread and a stream each."""
 
-QUICK_FIXED = {"batch": 8, "m": 1, "n": 2, "width": 12, "members": 2}
-QUICK = {"batch": (4, 8, 40), "m": (1, 3, 10), "n": (2, 4, 16), "width": (12, 24, 120), "members": (1, 2, 10)}
+QUICK_FIXED = {"batch": 8, "m": 1, "n": 2, "width": 12, "members": 2, "programs": 1}
+QUICK = {
+    "batch": (4, 8, 40), "m": (1, 3, 10), "n": (2, 4, 16), "width": (12, 24, 120), "members": (1, 2, 10),
+    "programs": (1, 2),
+}  # fmt: skip
 PIXELS, QUICK_PIXELS = 784, 40
 TIMES = step.TIMES
 
@@ -62,15 +69,34 @@ def _points(
     def make() -> Contender:
         warmth = {"temperature": 2 / 3, "prior_temperature": 1 / 2}  # the paper has none of its own for every n
         recipe = work.recipe(notation(sizes, pixels), batch=sizes["batch"], samples=sizes["m"], **warmth)
-        members = work.trainers(recipe, work.bits(pixels), members=sizes["members"], device=device)
-        return step.ensemble(f"{name} {sizes[name]}", Ensemble(members), 4 if quick else TIMES)
+        data = work.bits(pixels)
+        programs = [
+            Ensemble(work.trainers(recipe, data, members=sizes["members"], device=device))
+            for _ in range(sizes["programs"])
+        ]
+        return together(f"{name} {sizes[name]}", programs, 4 if quick else TIMES)
 
     for timing in turn.timed(turn.made({f"{name} {sizes[name]}": make}, say), rounds=rounds, seed=work.SEED):
         spread = Spread.of(timing.rounds * 1e6)
-        each = Spread.of(timing.rounds * 1e6 / sizes["members"])
+        each = Spread.of(timing.rounds * 1e6 / (sizes["members"] * sizes["programs"]))
         say(f"  {timing.contender.name:<12} {spread.median:10.4g} µs per step, {each.median:10.4g} per model")
         yield {
             "value": sizes[name],
             "us": record.described_spread(spread),
             "us_per_model": record.described_spread(each),
         }
+
+
+def together(name: str, programs: Sequence[Ensemble], times: int) -> Contender:
+    """Programs that take so many steps in a turn, all at once."""
+    if len(programs) == 1:
+        return step.ensemble(name, programs[0], times)
+    device = programs[0].device
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in programs]
+    pool = ThreadPoolExecutor(len(programs))
+
+    def taken(program: Ensemble, stream: torch.cuda.Stream | None) -> None:
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            work.taken(program, times)
+
+    return Contender(name, lambda seed: list(pool.map(taken, programs, streams)), times=times, ours=True)
