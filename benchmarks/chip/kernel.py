@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concretely.kernel import affine, bernoulli, bound, discrete, exp_concrete, logistic, muon, observed, vimco
+from concretely.kernel import affine, bernoulli, bound, discrete, exp_concrete, logistic, muon, nvil, observed, vimco
 from concretely.kernel import likelihood as bits_likelihood
 
 LIMIT = 1e-4
@@ -35,6 +35,7 @@ def distances(device: torch.device, products: str) -> Iterator[tuple[str, float,
         yield "bound", _bound(device), LIMIT
         yield "loss", _loss(device), LIMIT
         yield "signal of VIMCO", _signal(device), LIMIT
+        yield "signal of NVIL", _normalized(device), LIMIT
         yield "orthogonal momentum", _orthogonal(device), LIMIT
     for rows in ROWS:
         yield f"affine, {rows} rows, {products}", _affine(device, rows), PRODUCTS[products]
@@ -177,6 +178,12 @@ def _loss(device: torch.device) -> float:
 def _signal(device: torch.device) -> float:
     log_w = 10 * torch.randn(MEMBERS, 50, 17, device=device)
     return max(distance(vimco.vimco(log_w, mean), vimco.naive.vimco(log_w, mean)) for mean in (True, False))
+
+
+def _normalized(device: torch.device) -> float:
+    signal, (mean, variance) = 10 * torch.randn(MEMBERS, 50, 17, device=device), torch.rand(2, MEMBERS, device=device)
+    found, defined = (each.normalized(signal, mean, variance, 0.8, True, True) for each in (nvil, nvil.naive))
+    return _largest(found, defined)
 
 
 def _orthogonal(device: torch.device) -> float:

@@ -187,6 +187,13 @@ def line(kernels: Any) -> None:
         kernels.read_(table[:1], table, table[0, :1])
 
 
+def nvil(kernels: Any) -> None:
+    for members, samples, batch in SIZES:
+        signal, running = empty(members, samples, batch), empty(members)
+        for how in ((True, True), (False, False)):
+            kernels.normalized(signal, running, running, 0.8, *how)
+
+
 def vimco(kernels: Any) -> None:
     for members, samples, batch in SIZES:
         for geometric in (True, False):

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from ..distribution.base import Mass
 from ..graph import run
+from ..kernel import nvil as kernel
+from ..kernel.operator import attempted, is_fast
 from ..mode import Discrete
 from ..model.base import Model
 from ..model.layer import Conditional
@@ -107,12 +109,28 @@ class NVIL(nn.Module):
 
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
         """The signal less its running mean, over its running deviation where that exceeds 1."""
+        fused = self._fused(signal, index) if self.training and is_fast(signal) else None
+        if fused is not None:
+            return fused
         if self.training:
             variance, mean = torch.var_mean(signal, correction=0)
             self.mean[index].mul_(self.rate).add_(mean, alpha=1 - self.rate)
             self.variance[index].mul_(self.rate).add_(variance, alpha=1 - self.rate)
         centred = signal - self.mean[index] if self.centre else signal
         return centred / self.variance[index].sqrt().clamp(min=1) if self.scale else centred
+
+    def _fused(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"] | None:
+        """The same from a kernel, if there is one."""
+        if signal.dtype != torch.float32 or signal.dim() < 2:
+            return None
+        before = self.mean[index].view(1), self.variance[index].view(1)
+        given = signal.flatten(1).unsqueeze(0), *before, self.rate, self.centre, self.scale
+        found = attempted(lambda: kernel.normalized(*given))
+        if found is None:
+            return None
+        for running, now in zip(before, found[1:], strict=True):
+            running.copy_(now)
+        return torch.as_tensor(found[0]).view(signal.shape)
 
 
 def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | None, Trace]:
