@@ -24,7 +24,9 @@ def is_fast(tensor: Tensor) -> bool:
     """Whether there is a fast path where a tensor is: on the GPU that kernels are launched on."""
     if not tensor.is_cuda or not has_triton():
         return False
-    return not torch.cuda.is_initialized() or tensor.device.index == torch.cuda.current_device()
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():  # then nothing is launched yet
+        return True
+    return tensor.device.index == torch.cuda.current_device()
 
 
 def launching(device: torch.device) -> AbstractContextManager[Any]:
