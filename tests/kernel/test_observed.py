@@ -346,3 +346,16 @@ def test_weighing_rows_is_an_operator(path: str) -> None:
         found = vmap(lambda *each: observed._weigh(*each, torch.float32))(*programs)
         alone = [observed._weigh(*each, torch.float32) for each in zip(*programs, strict=True)]
         torch.testing.assert_close(found, tuple(torch.stack(each) for each in zip(*alone, strict=True)))
+
+
+@PATHS
+def test_states_without_a_gradient_are_not_multiplied_for_one(path: str) -> None:
+    state, weight, bias, bits = given(2, 3, 5, 6, 4)
+    leaves = weight.requires_grad_(), bias.requires_grad_()
+    found = {}
+    for needs in (True, False):
+        with precise(path), mock.patch.object(observed, "multiplied", wraps=observed.multiplied) as products:
+            likelihood = observed.log_likelihood(state.clone().requires_grad_(needs), *leaves, bits)
+            found[needs] = torch.autograd.grad(likelihood.sin().sum(), leaves)
+        assert products.call_count == 1 + needs  # that of the bias, and that of the state
+    torch.testing.assert_close(found[True], found[False])

@@ -62,10 +62,13 @@ def given(case: Case, members: int, units: int, dtype: torch.dtype = torch.float
     return logits, torch.linspace(0.5, 1.1, members, dtype=torch.float64, device=DEVICE), key(members)
 
 
-def assert_same(found: Tensor, expected: Tensor) -> None:
-    """Fail if draws by one key differ; kernels that a GPU's compiler has made apart may round at other places."""
-    rounding = 4 * torch.finfo(torch.float32).eps * expected.detach().abs().max() if DEVICE == "cuda" else 0.0
-    assert_close(found, expected, rtol=0, atol=float(rounding))
+def assert_same(name: str, found: Tensor, expected: Tensor) -> None:
+    """Fail if draws by one key differ; sums over categories may be rounded otherwise by kernels compiled apart."""
+    if name == "exp_concrete" and DEVICE == "cuda":
+        rounding = 4 * torch.finfo(torch.float32).eps * expected.detach().abs().max()
+        assert_close(found, expected, rtol=0, atol=float(rounding))
+    else:
+        assert torch.equal(found, expected)
 
 
 @PATHS
@@ -89,7 +92,7 @@ def test_sums_over_rows_are_those_of_units(
     with taken(case.operation, path):
         (drawn, summed, slopes), (same, truth, true_slopes) = run(length), run(1)
     for one, other in zip(drawn, same, strict=True):
-        assert_same(one, other)
+        assert_same(name, one, other)
     assert_close(summed, truth, rtol=1e-6, atol=3e-7 * length * (1 + max(each.abs().max() for each in truth).item()))
     loose = 1e-5 if dtype == torch.float32 else 2e-2
     for one, other in zip(slopes, true_slopes, strict=True):
@@ -108,7 +111,7 @@ def test_rows_are_cut_into_pieces_where_they_are_many(name: str, length: int, sa
         found, truth = (case.draw(logits, warmth, keys, samples, each) for each in (length, 1))
         scores = [case.score(truth, -logits, warmth, each) for each in (length, 1)]
     for one, other in zip(found[:-1], truth[:-1], strict=True):
-        assert_same(one, other)
+        assert_same(name, one, other)
     for one, other in (found[-1], truth[-1]), scores:
         assert_close(one, row.summed(other, length), rtol=3e-6, atol=1e-5)
 

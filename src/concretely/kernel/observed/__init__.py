@@ -90,15 +90,19 @@ def _pull(ctx: Any, by: Tensor, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled() or not ctx.slopes:
         slope = naive.slope(state, weight, bias, bits)
     pull, states = by.flatten(1, 2), state.flatten(1, 2)
-    weigh = naive.weigh if torch.is_grad_enabled() else _weigh
+    by_state = by_weight = by_bias = None
     # rows are weighed where they are narrow
-    by_state, weighed = weigh(pull, multiplied(slope, weight.to(slope.dtype), state.dtype), states, slope.dtype)
-    by_weight = by_bias = None
+    if needs_state:
+        weigh = naive.weigh if torch.is_grad_enabled() else _weigh
+        by_states = multiplied(slope, weight.to(slope.dtype), state.dtype)
+        by_state, weighed = weigh(pull, by_states, states, slope.dtype)
+    else:  # a state that was drawn has no gradient, and the product is the dearest part
+        weighed = (pull.unsqueeze(-1) * states).to(slope.dtype)
     if needs_weight:
         by_weight = entered(entries, weight, Factors(weighed, slope))
     if needs_bias:
         by_bias = multiplied(slope.mT, pull.unsqueeze(-1).to(slope.dtype)).squeeze(-1)
-    return by_state.view_as(state) if needs_state else None, by_weight, by_bias, None, None, None
+    return None if by_state is None else by_state.view_as(state), by_weight, by_bias, None, None, None
 
 
 _log_likelihood.register_autograd(_pull, setup_context=_keep)
