@@ -9,8 +9,10 @@ from ..affine.triton import Tile, product
 from ..native.triton import both, log1p
 from ..operator import joined, parted, rows
 
-TILE, WARPS, STAGES = (128, 64), 4, 3
-"""The rows and units of a program, and how it works; larger tiles have no room for slopes beside the product."""
+HIGH, WARPS, STAGES = 128, 4, 3
+"""The rows of a program, and how it works."""
+WIDE, WIDE_WITH_SLOPES = 128, 64
+"""Its units, of which fewer have room for slopes beside the product."""
 WEIGHED = 8
 """The rows that a program weighs at once."""
 LARGEST = tl.constexpr(3.4028234663852886e38)
@@ -64,7 +66,7 @@ def log_likelihood(
 ) -> Tensor:
     """The log mass of bits, which the samples share; slopes are written if there is room for them."""
     (members, samples, batch, deep), wide = state.shape, weight.shape[1]
-    high, size = samples * batch, chosen or Tile(*TILE, 64 if product == "bfloat16" else 32, WARPS, STAGES)
+    high, size = samples * batch, chosen or _tile(product, slope)
     columns = triton.cdiv(wide, size.wide)
     parts = parted(columns, state[..., 0], torch.float32)
     if parts.numel():
@@ -76,6 +78,11 @@ def log_likelihood(
             num_warps=size.warps, num_stages=size.stages,
         )  # fmt: skip
     return joined(parts, torch.float32)
+
+
+def _tile(product: str, slope: Tensor) -> Tile:
+    deep = 64 if product == "bfloat16" else 32
+    return Tile(HIGH, WIDE_WITH_SLOPES if slope.numel() else WIDE, deep, WARPS, STAGES)
 
 
 @triton.jit
