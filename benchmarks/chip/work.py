@@ -61,7 +61,7 @@ def taken(ensemble: Ensemble, steps: int) -> None:
     """Have an ensemble take so many steps; they are done when this returns."""
     ensemble.advance(ensemble.step + steps)
     if ensemble.device.type == "cuda":
-        torch.cuda.synchronize(ensemble.device)
+        torch.cuda.current_stream(ensemble.device).synchronize()  # others may be recording on theirs
 
 
 def start(members: Sequence[Trainer]) -> Start:

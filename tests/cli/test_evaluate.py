@@ -41,13 +41,22 @@ def test_json_is_one_object_that_the_record_agrees_with(run: Path) -> None:
     assert code == 0
     found = json.loads(stdout)
     described = {"notation": "6H-64V", "data": "digits", "estimator": "concrete", "step": STEPS, "split": "valid"}
-    numbers = ["nll", "standard_error", "samples", "points", "effective_sample_size", "seconds"]
+    numbers = ["nll", "standard_error", "samples", "points", "thorough", "effective_sample_size", "seconds"]
     assert list(found) == [*described, *numbers]
     assert {name: found[name] for name in described} == described
     assert (found["samples"], found["points"]) == (20, 250)
     metric = json.loads((run / "record.json").read_text())["metrics"]["valid_nll"]
     assert metric == {"value" if name == "nll" else name: found[name] for name in numbers}
     assert f"{found['nll']:.2f}" in (run / "report.html").read_text()
+
+
+def test_some_points_may_have_all_samples_and_the_others_few(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "FEW", 3)
+    code, stdout, _ = call("evaluate", str(run), "--samples", "20", "--thorough", "40")
+    assert code == 0
+    assert "(20 samples for 40 of 250 data points, " in stdout
+    metric = json.loads((run / "record.json").read_text())["metrics"]["test_nll"]
+    assert (metric["samples"], metric["points"], metric["thorough"]) == (20, 250, 40)
 
 
 @pytest.fixture
@@ -103,6 +112,7 @@ def test_a_standard_error_that_is_not_known_is_null(density: Path, monkeypatch: 
         (["--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
         (["--split", "all"], "unknown split 'all'; known are 'test', 'train', 'valid'"),
         (["--samples", "0"], "samples must be at least 1, got 0"),
+        (["--thorough", "0"], "thorough must be at least 1, got 0"),
         (["--chunk", "-3"], "chunk must be at least 1, got -3"),
         (["--device", "abacus"], "device must be one that torch has here, such as 'cpu', got 'abacus'"),
     ],

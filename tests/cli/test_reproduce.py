@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from concretely import recipe
+from concretely.evaluation import likelihood
 from concretely.report.record import read
 from concretely.training import loop, run
 from concretely.training.member import Member
@@ -159,6 +160,23 @@ def test_more_samples_score_again_without_training(trained: list[str]) -> None:
     assert len(trained) == 1
 
 
+def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "FEW", 3)
+    one = ("reproduce", "tiny", "--rows", "nonlinear")
+    for flags, thorough in (
+        (["--thorough", "40"], 40),
+        (["--thorough", "30"], 40),  # that was enough
+        (["--thorough", "50"], 50),
+        ([], 1297),
+        (["--thorough", "50"], 1297),
+    ):
+        call(*one, *flags)
+        (record,) = Path().rglob("record.json")
+        test, train = (read(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
+        assert (test["thorough"], train["thorough"], train["points"]) == (250, thorough, 1297)
+    assert len(trained) == 1
+
+
 def test_smoke_is_apart_and_says_so(trained: list[str]) -> None:
     code, stdout, _ = call("reproduce", "tiny", "--smoke", "--rows", "nonlinear")
     assert code == 0
@@ -219,6 +237,8 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["tiny", "--steps", "0"], "steps must be at least 1, got 0"),
         (["tiny", "--steps", "many"], "steps must be a number, got 'many'"),
         (["tiny", "--score-samples", "0"], "score-samples must be at least 1, got 0"),
+        (["tiny", "--thorough", "0"], "thorough must be at least 1, got 0"),
+        (["tiny", "--lr", "-1"], "lr must be positive, got -1"),
         (["simplex", "--steps", "5"], "steps must be left out for simplex, which needs no training, got '5'"),
         (["simplex", "--recipe", "fast"], "recipe must be left out for simplex, which needs no training, got 'fast'"),
         (["tiny", "--report"], "name must be left out for --report, which needs no training, got 'tiny'"),
@@ -422,6 +442,7 @@ def test_a_recipe_changes_how_all_cells_are_trained() -> None:
     for given, words in (
         (["mine.toml"], ["--steps 7 ", "--batch 16 "]),
         (["mine.toml", "--steps", "5"], ["--steps 5 ", "--batch 16 "]),
+        (["mine.toml", "--lr", "0.02"], ["--steps 7 ", "--lr 0.02 "]),
         (["fast"], ["--steps 30000 ", "--batch 2048 ", "--optimizer muon "]),
     ):
         code, stdout, stderr = call("reproduce", "tiny", "--dry-run", "--recipe", *given)

@@ -4,6 +4,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from weakref import finalize
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import concretely as c
+from concretely.evaluation import likelihood
 from concretely.evaluation.likelihood import Likelihood, evaluate, exact_log_likelihood
 from concretely.objective import bound, effective_sample_size, weigh
 from tests.budget import assert_likely, assert_mean
@@ -181,6 +183,67 @@ def test_several_chunks_are_the_bound_of_all_their_log_weights(build: Callable[[
     torch.testing.assert_close(
         result.effective_sample_size, effective_sample_size(torch.cat(log_w, 1)), rtol=1e-12, atol=1e-12
     )
+
+
+@models
+def test_a_survey_adds_to_few_samples_what_they_miss_on_average(
+    build: Callable[[], c.Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(likelihood, "FEW", 3)
+    model, generator = spread(build()), seeded()
+    data = data_of(model, 11)
+    result = evaluate(model, *data, samples=50, thorough=4, chunk=20, generator=seeded())
+    few = evaluate(model, *data, samples=3, chunk=20, generator=generator)
+    chosen = [0, 2, 5, 8]
+    many = evaluate(model, *(tensor[chosen] for tensor in data), samples=50, chunk=20, generator=generator)
+    missed = (many.log_likelihood - few.log_likelihood[chosen]).mean()
+    expected = few.log_likelihood + missed
+    expected[chosen] = many.log_likelihood
+    torch.testing.assert_close(result.log_likelihood, expected, rtol=1e-12, atol=1e-12)
+    assert result.mean == pytest.approx(few.mean + missed.item(), rel=1e-12)
+    assert result.effective_sample_size.equal(many.effective_sample_size)
+    assert (result.samples, result.thorough) == (50, 4)
+
+
+def test_the_mean_of_a_survey_is_that_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "FEW", 1)
+    model = spread(c.density("3H-5V"))
+    (x,) = data_of(model, 100)
+    generator = seeded()
+    excess = []
+    for _ in range(100):
+        shuffled = x[torch.randperm(100)]
+        survey = evaluate(model, shuffled, samples=20, thorough=10, generator=generator)
+        excess.append(survey.mean - evaluate(model, shuffled, samples=20, generator=generator).mean)
+    assert_mean(torch.tensor(excess), 0, "beyond that of all samples")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_impossible_data_have_no_average_to_add(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "FEW", 3)
+
+    def p(draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(torch.zeros(len(x), 1)))
+        return draw("x", c.Bernoulli(0 * z - math.inf), observed=x)
+
+    x = torch.zeros(10, 1)
+    x[number] = 1
+    result = evaluate(c.Model(p), x, samples=5, thorough=5)
+    assert (result.mean, result.thorough) == (-math.inf, 10)
+    assert result.log_likelihood.isfinite().sum() == 9
+
+
+@pytest.mark.parametrize("given", [{"samples": 50, "thorough": 11}, {"samples": 50, "thorough": 99}, {"samples": 3}])
+def test_where_there_is_nothing_to_survey_all_points_have_all_samples(
+    given: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(likelihood, "FEW", 3)
+    model = spread(c.density("3H-5V"))
+    data = data_of(model, 11)
+    result = evaluate(model, *data, **{"thorough": 2, **given}, generator=seeded())
+    plain = evaluate(model, *data, samples=given["samples"], generator=seeded())
+    assert result.log_likelihood.equal(plain.log_likelihood)
+    assert result.thorough == 11
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 16_384])
@@ -370,6 +433,8 @@ def test_result_is_told_in_one_line() -> None:
     assert result.standard_error == pytest.approx(math.sqrt(2 / 3) / 2)
     assert str(result) == "NLL 92.00 ± 0.41 (50,000 samples, mean effective sample size 1,812, 41.2 s)"
     assert "(1 sample," in str(result_of(-1.0, samples=1))
+    survey = replace(result, effective_sample_size=result.effective_sample_size[:3])
+    assert "(50,000 samples for 3 of 4 data points, mean effective sample size 1,812," in str(survey)
 
 
 def test_standard_error_of_a_single_data_point_is_infinite() -> None:
@@ -462,7 +527,7 @@ def test_bad_data_are_refused_in_one_sentence(
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("argument", ["samples", "chunk"])
+@pytest.mark.parametrize("argument", ["samples", "thorough", "chunk"])
 @pytest.mark.parametrize("number", [0, -3, 2.0, True, "5"])
 def test_counts_must_be_positive_whole_numbers(argument: str, number: object) -> None:
     with pytest.raises(ValueError, match=r"must be a positive whole number") as caught:

@@ -185,6 +185,18 @@ def test_every_line_is_ours_beside_the_papers(table: Experiment, tmp_path: Path)
     assert resolve(notation=second[2], **wished) == table.cells[1].recipe
 
 
+def test_training_points_that_had_few_samples_are_told_of(table: Experiment, tmp_path: Path) -> None:
+    record = made(table.cells[0], 107.0)
+    write(tmp_path / "runs" / table.cells[0].title / "record.json", record)
+    collected(table, tmp_path / "runs", tmp_path / "records")
+    assert "Of the training points" not in report(tmp_path / "records")
+    record["metrics"]["train_nll"]["thorough"] = 5_000
+    write(tmp_path / "runs" / table.cells[0].title / "record.json", record)
+    collected(table, tmp_path / "runs", tmp_path / "records")
+    for text in (report(tmp_path / "records"), page(tmp_path / "records")):
+        assert "Of the training points, 5,000 had all samples and the others 1,000, to which is added what" in text
+
+
 def test_cells_that_are_off_have_their_reason(table: Experiment, tmp_path: Path) -> None:
     for cell, test in zip(table.cells, (108.3, 105.5, 117.5), strict=False):
         leave(tmp_path / "runs", cell, test)

@@ -52,6 +52,7 @@ def test_a_metric_has_its_standard_error_its_samples_and_its_points() -> None:
         "standard_error": 1.0,
         "samples": 7,
         "points": 2,
+        "thorough": 2,
         "effective_sample_size": 3.0,
         "seconds": 0.5,
     }

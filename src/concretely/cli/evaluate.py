@@ -31,6 +31,13 @@ def evaluate(
     ] = None,
     *,
     split: Annotated[str, typer.Option(help="test, valid or train.")] = "test",
+    thorough: Annotated[
+        int | None,
+        typer.Option(
+            help="Data points that get all samples; others get 1,000, and what that misses on average is added.",
+            show_default="all",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     chunk: Annotated[
         int | None,
@@ -41,7 +48,7 @@ def evaluate(
     products: Products = None,
 ) -> None:
     """Score a run by the negative log-likelihood of data, in nats, and add the score to its report."""
-    for name, number in (("samples", samples), ("chunk", chunk)):
+    for name, number in (("samples", samples), ("thorough", thorough), ("chunk", chunk)):
         require(number is None or number >= 1, name, "be at least 1", number)
     on = device(device_name, products)
 
@@ -55,7 +62,7 @@ def evaluate(
     if samples is None:
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
     with refusing(), interruptible("stopped; the run is as it was before"):
-        found = scored(recipe, model, data, part=split, samples=samples, chunk=chunk, progress=True)
+        found = scored(recipe, model, data, part=split, samples=samples, thorough=thorough, chunk=chunk, progress=True)
     typer.echo(json.dumps(_told(past, found, split), ensure_ascii=False) if as_json else f"{split} {found}")
     with refusing(), stopping():  # who interrupts now gets all of it a moment later, not half
         *_, page = leave(run, past, model, data=data, found={split: found})

@@ -1,9 +1,10 @@
 """Runs that are trained and scored together, as parts of a list, a sweep or a table."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -155,10 +156,14 @@ def score(
     *,
     parts: Sequence[str],
     samples: int,
+    thorough: int | None = None,
     on: "torch.device",
     stop: Stop = lambda: False,
 ) -> dict[str, Any] | None:
-    """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
+    """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored.
+
+    Only so many training points may be scored thoroughly.
+    """
     from ..report.run import leave, scored
     from ..training.run import restored
 
@@ -166,19 +171,33 @@ def score(
         return None
     before = known(member)
     metrics = {} if before is None else before["metrics"]
-    missing = [part for part in parts if metrics.get(f"{part}_nll", {}).get("samples", 0) < samples]
+    missing = [
+        part
+        for part in parts
+        if not _suffices(metrics.get(f"{part}_nll", {}), samples=samples, thorough=_thorough(part, thorough))
+    ]
     if missing:
         err = console(err=True)
         err.print(f"scoring {member.folder.name}", markup=False)
         with refusing():
             run, model, _ = restored(member.folder, device=on)
             with heeding(stop, model):
-                found = {
-                    part: scored(run.recipe, model, data, part=part, samples=samples, progress=err.is_terminal)
-                    for part in missing
-                }
+                score = partial(scored, run.recipe, model, data, samples=samples, progress=err.is_terminal)
+                found = {part: score(part=part, thorough=_thorough(part, thorough)) for part in missing}
             leave(member.folder, run, model, data=data, found=found)
     return known(member)
+
+
+def _thorough(part: str, thorough: int | None) -> int | None:
+    """How many points of a part are to get all samples: of those that models are compared by, all."""
+    return thorough if part == "train" else None
+
+
+def _suffices(metric: Mapping[str, Any], *, samples: int, thorough: int | None) -> bool:
+    """Whether a likelihood is from enough samples, for enough data points."""
+    points = metric.get("points", 0)
+    enough = points if thorough is None else min(thorough, points)
+    return bool(metric.get("samples", 0) >= samples and metric.get("thorough", points) >= enough)
 
 
 def settled(member: Member) -> bool:

@@ -49,12 +49,20 @@ def reproduce(
     samples: Annotated[str | None, typer.Option(help="Numbers m of samples.", show_default="all")] = None,
     estimator: Annotated[str | None, typer.Option(help="Estimators.", show_default="all")] = None,
     steps: Annotated[str | None, typer.Option(help="How many steps to train.", show_default="the paper's")] = None,
+    lr: Annotated[str | None, typer.Option(help="The learning rate.", show_default="the paper's")] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(help="A TOML file of how to train, or paper or fast; --steps go before it.", show_default="none"),
+        typer.Option(help="A TOML file, or paper or fast; --steps and --lr go before it.", show_default="none"),
     ] = None,
     score_samples: Annotated[
         int | None, typer.Option(help="Samples by which models are scored.", show_default="the paper's")
+    ] = None,
+    thorough: Annotated[
+        int | None,
+        typer.Option(
+            help="Training points that get all samples; others get 1,000, and what that misses on average is added.",
+            show_default="all",
+        ),
     ] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help=f"Only see that all runs: {STEPS} steps, {POINTS} data points.")
@@ -82,7 +90,7 @@ def reproduce(
     Ctrl-C saves; the same command goes on.
     """
     wished = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
-    budget = {"steps": steps, "recipe": recipe, "score_samples": score_samples}
+    budget = {"steps": steps, "lr": lr, "recipe": recipe, "score_samples": score_samples, "thorough": thorough}
     if report:
         _require_left_out("--report", name=name, **wished, **budget, programs=programs, products=products)
         _report(Path("out/reproduce") if out is None else out, records)
@@ -97,7 +105,8 @@ def reproduce(
         return
     require(programs is None or programs >= 1, "programs", "be at least 1", programs)
     require(score_samples is None or score_samples >= 1, "score-samples", "be at least 1", score_samples)
-    chosen = _chosen(name, wished, _changes(recipe, STEPS if smoke and steps is None else steps))
+    require(thorough is None or thorough >= 1, "thorough", "be at least 1", thorough)
+    chosen = _chosen(name, wished, _changes(recipe, steps=STEPS if smoke and steps is None else steps, lr=lr))
     if smoke:
         chosen, folder = replace(chosen, score_samples=min(SAMPLES, chosen.score_samples)), folder / "smoke"
     if score_samples is not None:
@@ -111,7 +120,7 @@ def reproduce(
         return
     on = device(device_name, products)
     at_once = programs or (AT_ONCE if on.type == "cuda" else 1)
-    _make(chosen, members, folder, on=on, at_once=at_once, smoke=smoke)
+    _make(chosen, members, folder, on=on, at_once=at_once, thorough=thorough, smoke=smoke)
 
 
 def _list() -> None:
@@ -136,14 +145,14 @@ def _require_left_out(name: str, /, **given: Any) -> None:
             refuse(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {found!r}")
 
 
-def _changes(recipe: Path | None, steps: str | int | None) -> dict[str, Any]:
+def _changes(recipe: Path | None, **given: str | int | None) -> dict[str, Any]:
     """What is to be changed in the recipes of all cells."""
     with refusing():
         changes = {} if recipe is None else read(recipe)
     for key in TOLD:
         if key in changes:
             refuse(f"recipe must leave {key} to the cells, got {changes[key]!r} in {str(recipe)!r}")
-    return changes if steps is None else {**changes, "steps": steps}
+    return changes | {key: value for key, value in given.items() if value is not None}
 
 
 def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:
@@ -179,7 +188,14 @@ def _answers(cell: Cell, flag: str) -> set[str]:
 
 
 def _make(
-    chosen: Experiment, members: Sequence[Member], folder: Path, *, on: "torch.device", at_once: int, smoke: bool
+    chosen: Experiment,
+    members: Sequence[Member],
+    folder: Path,
+    *,
+    on: "torch.device",
+    at_once: int,
+    thorough: int | None,
+    smoke: bool,
 ) -> None:
     """Train and score what is missing, and show all of it."""
     from ..report.table import table
@@ -190,7 +206,7 @@ def _make(
     prepare(folder)
     whole = False
     with suppress(KeyboardInterrupt):
-        whole = _train(chosen, members, data, on=on, at_once=at_once)
+        whole = _train(chosen, members, data, on=on, at_once=at_once, thorough=thorough)
     lines = _lines(chosen, members)
     show(table(lines, title=_title(chosen, smoke=smoke), caption=_caption(chosen)))
     if chosen.figure == "temperature":
@@ -223,12 +239,13 @@ def _train(
     *,
     on: "torch.device",
     at_once: int,
+    thorough: int | None,
 ) -> bool:
     """Train and score, some programs at once; whether none was interrupted."""
 
     def then(member: Member, stop: Stop) -> None:
         points, samples = data(member.recipe), chosen.score_samples
-        record = score(member, points, parts=PARTS, samples=samples, on=on, stop=stop)
+        record = score(member, points, parts=PARTS, samples=samples, thorough=thorough, on=on, stop=stop)
         if record is not None and chosen.figure == "temperature":
             _relax(member, record, points, samples=samples, on=on, stop=stop)
 

@@ -3,6 +3,7 @@
 Beside the folder of the records there may be a `reasons.toml`: by the title of a cell, why it is not as in the paper.
 """
 
+import math
 import re
 import tomllib
 from base64 import b64encode
@@ -63,6 +64,8 @@ class Section(NamedTuple):
     cells: str
     """How many of them are known."""
     score_samples: int
+    thorough: str
+    """How many training points had all those samples, where not all of them had."""
     devices: str
     head: list[str]
     rows: list[list[str]]
@@ -154,11 +157,19 @@ def _section(each: Experiment, lines: Sequence[Line]) -> Section:
         each.place,
         f"{len(told)} of {len(lines)} cells",
         each.score_samples,
+        _thorough(told),
         " and ".join(sorted(devices)),
         ["#", "model", *keys, "part", *numbers, "steps", "seconds"],
         [row for line in lines for row in _rows(line, compared=compared)],
         [(line.number, _command(each, line.record)) for line in lines if line.record is not None],
     )
+
+
+def _thorough(told: Sequence[Record]) -> str:
+    """The numbers of training points with all samples, of those records in which not all points had them."""
+    scores = [record["metrics"].get("train_nll", {}) for record in told]
+    some = {score["thorough"] for score in scores if score.get("thorough", math.inf) < score.get("points", 0)}
+    return " or ".join(f"{number:,}" for number in sorted(some))
 
 
 def _rows(line: Line, *, compared: bool) -> Iterator[list[str]]:

@@ -35,6 +35,7 @@ def scored(
     *,
     part: str,
     samples: int,
+    thorough: int | None = None,
     chunk: int | None = None,
     progress: bool = False,
 ) -> Likelihood:
@@ -42,7 +43,9 @@ def scored(
     device = next(model.parameters()).device
     inputs = inputs_of(recipe, data.split(part)[:].to(device))
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
-    return evaluate(model, *inputs, samples=samples, chunk=chunk, generator=generator, progress=progress)
+    return evaluate(
+        model, *inputs, samples=samples, thorough=thorough, chunk=chunk, generator=generator, progress=progress
+    )
 
 
 def metric(found: Likelihood) -> dict[str, Any]:
@@ -52,6 +55,7 @@ def metric(found: Likelihood) -> dict[str, Any]:
         "standard_error": found.standard_error,
         "samples": found.samples,
         "points": len(found.log_likelihood),
+        "thorough": found.thorough,
         "effective_sample_size": found.effective_sample_size.mean().item(),
         "seconds": found.seconds,
     }
