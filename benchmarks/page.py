@@ -19,7 +19,7 @@ from concretely.report.record import measured
 from . import chart
 
 HERE = Path(__file__).parent
-PARTS = ("nodes", "steps", "likelihood", "costs", "recipes")
+PARTS = ("nodes", "steps", "likelihood", "costs", "programs", "recipes")
 RECORDS, OUT = HERE / "records", Path("out/benchmarks.html")
 
 
@@ -108,11 +108,13 @@ def _section(record: Mapping[str, Any]) -> Section:
             text += "the looks at it and without the first steps, in which programs are compiled and recorded. Test "
             text += "NLLs, of one run each, come with the standard error that chance in the choice of the data gives."
             return Section(f"Time to a likelihood{_products(record)}", text, _recipes(record["results"]))
+        case "programs":
+            text = "A step of each of several programs that share the device, a thread and a stream each."
+            return Section(f"Several programs at once{_products(record)}", text, _costs(record["results"]))
         case _:
             text = "A training step of this library as one size grows. Where a line is as steep as the dotted one, "
             text += "cost is in proportion to the size; where it is flat, a larger size is free."
-            pictures = [_cost(result) for result in record["results"] if result["points"]]
-            return Section(f"Cost against size{_products(record)}", text, pictures)
+            return Section(f"Cost against size{_products(record)}", text, _costs(record["results"]))
 
 
 def _node(result: Mapping[str, Any]) -> Picture:
@@ -143,6 +145,11 @@ def _contenders(caption: str, result: Mapping[str, Any], *, of: str, unit: str) 
     ]
     figure = chart.dots(known, of=of, unit=unit, limit=limits[0] if limits else None)
     return Picture(caption, chart.svg(figure), (("contender", unit, "÷ ours"), *rows))
+
+
+def _costs(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """A line for every size of which there are two values at least."""
+    return [_cost(result) for result in results if len(result["points"]) > 1]
 
 
 def _cost(result: Mapping[str, Any]) -> Picture:

@@ -15,7 +15,7 @@ from . import cost, law, likelihood, node, recipe, step
 from .law import Law
 from .work import SEED
 
-PARTS = ("laws", "nodes", "steps", "likelihood", "costs", "recipes")
+PARTS = ("laws", "nodes", "steps", "likelihood", "costs", "programs", "recipes")
 PRODUCTS = ("highest", "high", "medium")
 
 
@@ -57,7 +57,8 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
         "nodes": lambda: node.results(**given),
         "steps": lambda: step.results(**given, products=wished.products, cases=wished.cases),
         "likelihood": lambda: likelihood.results(**{**given, "rounds": wished.likelihood_rounds}, points=wished.points),
-        "costs": lambda: cost.results(**given),
+        "costs": lambda: cost.results(cost.COSTS, **given),
+        "programs": lambda: cost.results(cost.PROGRAMS, **given),
         "recipes": lambda: recipe.results(**once, seconds=wished.recipe_seconds, points=wished.points),
     }
     found: list[dict[str, Any]] = []

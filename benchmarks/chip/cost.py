@@ -25,6 +25,8 @@ SIZES = {
 }
 """Each but the last over more than a decade; n is the number of categories of a node, of which a layer of 240 bits has
 fewer. Programs share the device, a thread and a stream each."""
+COSTS, PROGRAMS = tuple(SIZES)[:-1], tuple(SIZES)[-1:]
+"""What is timed together."""
 
 QUICK_FIXED = {"batch": 8, "m": 1, "n": 2, "width": 12, "members": 2, "programs": 1}
 QUICK = {
@@ -35,10 +37,13 @@ PIXELS, QUICK_PIXELS = 784, 40
 TIMES = step.TIMES
 
 
-def results(*, device: torch.device, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
+def results(
+    against: Sequence[str], *, device: torch.device, rounds: int, quick: bool, say: Say
+) -> Iterator[dict[str, Any]]:
     """The cost of a step against each size."""
     fixed, pixels = (QUICK_FIXED, QUICK_PIXELS) if quick else (FIXED, PIXELS)
-    for name, values in (QUICK if quick else SIZES).items():
+    for name in against:
+        values = (QUICK if quick else SIZES)[name]
         say(f"cost against {name}, the others at {', '.join(f'{k} {v}' for k, v in fixed.items() if k != name)}")
         points = [
             point

@@ -215,7 +215,11 @@ def test_the_page_shows_what_was_asked_beside_what_was_measured(tmp_path: Path) 
     ended = {"name": "paper", "settings": {"notation": "2H~6V", "steps": 1_000}, "step": 50, "seconds": 2.0}
     parts = {
         "nodes": [{"kind": "binary", "shape": [8], "contenders": contenders, "asked": [asked]}],
-        "costs": [{"against": "m", "fixed": {"n": 2}, "points": points}],
+        "costs": [
+            {"against": "m", "fixed": {"n": 2}, "points": points},
+            {"against": "n", "fixed": {"m": 2}, "points": points[:1]},
+        ],
+        "programs": [{"against": "programs", "fixed": {"n": 2}, "points": points}],
         "recipes": [{**ended, "valid": curve, "test": test, "asked": [limit]}],
     }
     for part, results in parts.items():
@@ -226,7 +230,7 @@ def test_the_page_shows_what_was_asked_beside_what_was_measured(tmp_path: Path) 
         (tmp_path / f"chip-{part}.json").write_text(json.dumps(written))
     text = page.page(page.read(tmp_path))
     assert text == page.page(page.read(tmp_path))
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 4
     assert '<td>≤ 1 passes</td><td>2 (1.5 – 2.5)</td><td class="no">no</td>' in text
     assert "<td>≤ 92.1 nats</td><td>91.97 ± 0.23</td><td>yes</td>" in text
     assert "<td>99.00 ± 0.50</td><td>50 of 1,000 in 2 s</td>" in text

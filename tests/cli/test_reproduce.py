@@ -238,7 +238,7 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["tiny", "--steps", "many"], "steps must be a number, got 'many'"),
         (["tiny", "--score-samples", "0"], "score-samples must be at least 1, got 0"),
         (["tiny", "--thorough", "0"], "thorough must be at least 1, got 0"),
-        (["tiny", "--lr", "-1"], "lr must be positive, got -1"),
+        (["tiny", "--lr", "-1"], "lr must be positive, got -1.0"),
         (["simplex", "--steps", "5"], "steps must be left out for simplex, which needs no training, got '5'"),
         (["simplex", "--recipe", "fast"], "recipe must be left out for simplex, which needs no training, got 'fast'"),
         (["tiny", "--report"], "name must be left out for --report, which needs no training, got 'tiny'"),
