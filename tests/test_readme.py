@@ -191,3 +191,20 @@ def test_likelihoods_on_a_chip_are_those_of_the_record() -> None:
     text = " ".join(README.split())
     assert f"take {ours[0]}, and {ours[1]} with two layers of latents" in text
     assert f"a plain loop in torch {theirs[0]} and {theirs[1]} (" in text
+
+
+def test_programs_on_a_chip_are_those_of_the_record() -> None:
+    (case,) = record("chip-programs-high")["results"]
+    times = {point["value"]: f"{point['us_per_model']['median']:.3g} µs" for point in case["points"]}
+    text = " ".join(README.split())
+    assert f"as one program take {times[1]} each, four such programs at once {times[4]} (" in text
+
+
+COSTS = [case for name in ("chip-costs-high", "chip-programs-high") for case in record(name)["results"]]
+
+
+@pytest.mark.parametrize("case", [case for case in COSTS if len(case["points"]) > 1], ids=lambda case: case["against"])
+def test_costs_are_those_of_the_record(case: dict[str, Any]) -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    points = [f"{point['value']}: {point['us_per_model']['median']:.3g}" for point in case["points"]]
+    assert cells(case["against"], text) == [", ".join(points)]
