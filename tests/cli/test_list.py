@@ -139,8 +139,8 @@ def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_pa
     from concretely.data import load
     from concretely.training.recipe import resolve
 
-    def then(member: Member, stop: Stop) -> None:
-        if member.recipe.notation == "5H-64V":
+    def then(group: Sequence[Member], stop: Stop) -> None:
+        if group[0].recipe.notation == "5H-64V":
             raise ZeroDivisionError
         while not stop():
             sleep(0.01)

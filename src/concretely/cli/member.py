@@ -1,5 +1,6 @@
 """Runs that are trained and scored together, as parts of a list, a sweep or a table."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -7,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -42,12 +43,12 @@ def train_all(
     on: "torch.device",
     at_once: int = 1,
     checkpoint_seconds: float = 60.0,
-    then: Callable[[Member, Stop], None] = lambda member, stop: None,
+    then: Callable[[Sequence[Member], Stop], None] = lambda group, stop: None,
 ) -> bool:
     """Train the members that are not finished, and whether all are settled now, so that none was interrupted.
 
-    Members of one architecture are one program, and so many programs share the device at once. What comes after the
-    training of a member is done when its program has ended; if it raises KeyboardInterrupt, that ends all programs.
+    Members of one architecture are one program, and so many programs share the device at once. What comes after
+    training is done for the members of a program when it has ended; if it raises KeyboardInterrupt, that ends all.
     """
     groups, failed = _programs(members), Event()
     at_once = min(at_once, len(groups))
@@ -62,9 +63,7 @@ def train_all(
                     alone = at_once == 1
                     if stop() or not _train(group, data, on=on, seconds=checkpoint_seconds, stop=stop, alone=alone):
                         return False
-                    for member in group:
-                        if not stop():
-                            then(member, stop)
+                    then(group, stop)
             except KeyboardInterrupt:
                 failed.set()
                 return False
@@ -150,20 +149,24 @@ def heeding(stop: Stop, model: "Model") -> Iterator[None]:
             handle.remove()
 
 
-def score(
-    member: Member,
-    data: "Dataset",
-    *,
-    parts: Sequence[str],
-    samples: int,
-    thorough: int | None = None,
-    on: "torch.device",
-    stop: Stop = lambda: False,
-) -> dict[str, Any] | None:
-    """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored.
+class Wish(NamedTuple):
+    """How well the likelihood of a part of the data is to be known."""
 
-    Only so many training points may be scored thoroughly.
-    """
+    samples: int
+    thorough: int | None = None
+    """How many data points get all samples, by default all."""
+
+    def suffices(self, metric: Mapping[str, Any]) -> bool:
+        """Whether what is known is at least as much."""
+        points = metric.get("points", 0)
+        enough = points if self.thorough is None else min(self.thorough, points)
+        return bool(metric.get("samples", 0) >= self.samples and metric.get("thorough", points) >= enough)
+
+
+def score(
+    member: Member, data: "Dataset", wishes: Mapping[str, Wish], *, on: "torch.device", stop: Stop = lambda: False
+) -> dict[str, Any] | None:
+    """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
     from ..report.run import leave, scored
     from ..training.run import restored
 
@@ -171,33 +174,23 @@ def score(
         return None
     before = known(member)
     metrics = {} if before is None else before["metrics"]
-    missing = [
-        part
-        for part in parts
-        if not _suffices(metrics.get(f"{part}_nll", {}), samples=samples, thorough=_thorough(part, thorough))
-    ]
+    missing = {part: wish for part, wish in wishes.items() if not wish.suffices(metrics.get(f"{part}_nll", {}))}
     if missing:
         err = console(err=True)
         err.print(f"scoring {member.folder.name}", markup=False)
         with refusing():
             run, model, _ = restored(member.folder, device=on)
+            score = partial(scored, run.recipe, model, data, progress=err.is_terminal)
             with heeding(stop, model):
-                score = partial(scored, run.recipe, model, data, samples=samples, progress=err.is_terminal)
-                found = {part: score(part=part, thorough=_thorough(part, thorough)) for part in missing}
+                found = {part: score(part=part, **wish._asdict()) for part, wish in missing.items()}
             leave(member.folder, run, model, data=data, found=found)
     return known(member)
 
 
-def _thorough(part: str, thorough: int | None) -> int | None:
-    """How many points of a part are to get all samples: of those that models are compared by, all."""
-    return thorough if part == "train" else None
-
-
-def _suffices(metric: Mapping[str, Any], *, samples: int, thorough: int | None) -> bool:
-    """Whether a likelihood is from enough samples, for enough data points."""
-    points = metric.get("points", 0)
-    enough = points if thorough is None else min(thorough, points)
-    return bool(metric.get("samples", 0) >= samples and metric.get("thorough", points) >= enough)
+def validation(record: Mapping[str, Any] | None) -> float:
+    """By what members are chosen, the lowest first: those of which nothing is known come last."""
+    value = None if record is None else record["metrics"].get("valid_nll", {}).get("value")
+    return math.inf if value is None else value
 
 
 def settled(member: Member) -> bool:

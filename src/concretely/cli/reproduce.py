@@ -1,8 +1,9 @@
 """`concretely reproduce`: the paper's tables and figures, ours beside the paper's."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +15,21 @@ from ..spelling import nearest
 from ..training.member import Member, data_key
 from ..training.recipe import Recipe, read
 from . import figure
+from .candidate import Candidates, best, candidates_for
 from .flags import loaded_once
-from .member import DIVERGED, Stop, heeding, interrupted, known, require_fitting, score, settled, train_all
+from .list import choices
+from .member import (
+    DIVERGED,
+    Stop,
+    Wish,
+    heeding,
+    interrupted,
+    known,
+    require_fitting,
+    score,
+    settled,
+    train_all,
+)
 from .terminal import Device, Products, console, device, prepare, refuse, refusing, require, save, show
 
 if TYPE_CHECKING:
@@ -37,6 +51,8 @@ AT_ONCE = 4
 """How many programs share a GPU: one by itself leaves parts of it idle."""
 STEPS, SAMPLES, POINTS = 20, 10, 128
 """What a smoke test takes: just enough to see that everything runs."""
+VALIDATING = 1_000
+"""The most samples by which candidates for a cell are compared."""
 TOLD = ("notation", "arity", "data", "train_on", "estimator", "samples", "temperature", "prior_temperature")
 """The keys of a recipe that a cell has of its table, and that no other recipe may change."""
 
@@ -49,10 +65,15 @@ def reproduce(
     samples: Annotated[str | None, typer.Option(help="Numbers m of samples.", show_default="all")] = None,
     estimator: Annotated[str | None, typer.Option(help="Estimators.", show_default="all")] = None,
     steps: Annotated[str | None, typer.Option(help="How many steps to train.", show_default="the paper's")] = None,
-    lr: Annotated[str | None, typer.Option(help="The learning rate.", show_default="the paper's")] = None,
+    lr: Annotated[
+        str | None, typer.Option(help="The learning rate, or several to choose from.", show_default="the paper's")
+    ] = None,
+    weight_decay: Annotated[
+        str | None, typer.Option(help="The weight decay, or several to choose from.", show_default="the paper's")
+    ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(help="A TOML file, or paper or fast; --steps and --lr go before it.", show_default="none"),
+        typer.Option(help="A TOML file, or paper or fast; the flags above go before it.", show_default="none"),
     ] = None,
     score_samples: Annotated[
         int | None, typer.Option(help="Samples by which models are scored.", show_default="the paper's")
@@ -86,11 +107,13 @@ def reproduce(
 ) -> None:
     """Train what is missing of a table or figure of the paper, and show ours beside the paper's.
 
-    Rows, data sets, numbers of samples and estimators may be lists with commas.
+    Rows, data sets, numbers of samples and estimators may be lists with commas. So may learning rates and weight
+    decays: a cell is then trained with each, and the best on the validation set is taken.
     Ctrl-C saves; the same command goes on.
     """
     wished = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
-    budget = {"steps": steps, "lr": lr, "recipe": recipe, "score_samples": score_samples, "thorough": thorough}
+    how = {"steps": steps, "lr": lr, "weight_decay": weight_decay}
+    budget = {**how, "recipe": recipe, "score_samples": score_samples, "thorough": thorough}
     if report:
         _require_left_out("--report", name=name, **wished, **budget, programs=programs, products=products)
         _report(Path("out/reproduce") if out is None else out, records)
@@ -106,21 +129,23 @@ def reproduce(
     require(programs is None or programs >= 1, "programs", "be at least 1", programs)
     require(score_samples is None or score_samples >= 1, "score-samples", "be at least 1", score_samples)
     require(thorough is None or thorough >= 1, "thorough", "be at least 1", thorough)
-    chosen = _chosen(name, wished, _changes(recipe, steps=STEPS if smoke and steps is None else steps, lr=lr))
+    changes = _changes(recipe, {**how, "steps": STEPS if smoke and steps is None else steps})
+    tried = [_chosen(name, wished, change) for change in changes]
+    chosen = tried[0]
     if smoke:
         chosen, folder = replace(chosen, score_samples=min(SAMPLES, chosen.score_samples)), folder / "smoke"
     if score_samples is not None:
         chosen = replace(chosen, score_samples=score_samples)
-    members = [Member(cell.recipe, folder / cell.title) for cell in chosen.cells]
+    candidates = candidates_for(tried, folder)
     if dry_run:
         from ..report.command import command
 
-        for member in members:
+        for member in chain(*candidates.values()):
             typer.echo(command(*member))
         return
     on = device(device_name, products)
     at_once = programs or (AT_ONCE if on.type == "cuda" else 1)
-    _make(chosen, members, folder, on=on, at_once=at_once, thorough=thorough, smoke=smoke)
+    _make(chosen, candidates, folder, on=on, at_once=at_once, thorough=thorough, smoke=smoke)
 
 
 def _list() -> None:
@@ -145,14 +170,15 @@ def _require_left_out(name: str, /, **given: Any) -> None:
             refuse(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {found!r}")
 
 
-def _changes(recipe: Path | None, **given: str | int | None) -> dict[str, Any]:
-    """What is to be changed in the recipes of all cells."""
+def _changes(recipe: Path | None, given: Mapping[str, str | int | None]) -> list[dict[str, Any]]:
+    """What is to be changed in the recipes of all cells; of several changes, each is tried."""
     with refusing():
         changes = {} if recipe is None else read(recipe)
     for key in TOLD:
         if key in changes:
             refuse(f"recipe must leave {key} to the cells, got {changes[key]!r} in {str(recipe)!r}")
-    return changes | {key: value for key, value in given.items() if value is not None}
+    with refusing():
+        return choices(changes | {key: value for key, value in given.items() if value is not None})
 
 
 def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:
@@ -189,7 +215,7 @@ def _answers(cell: Cell, flag: str) -> set[str]:
 
 def _make(
     chosen: Experiment,
-    members: Sequence[Member],
+    candidates: Candidates,
     folder: Path,
     *,
     on: "torch.device",
@@ -200,14 +226,15 @@ def _make(
     """Train and score what is missing, and show all of it."""
     from ..report.table import table
 
+    members = list(chain(*candidates.values()))
     for member in members:
         require_fitting(member)
     data = _data(members, smoke=smoke)
     prepare(folder)
     whole = False
     with suppress(KeyboardInterrupt):
-        whole = _train(chosen, members, data, on=on, at_once=at_once, thorough=thorough)
-    lines = _lines(chosen, members)
+        whole = _train(chosen, candidates, data, on=on, at_once=at_once, thorough=thorough)
+    lines = _lines(chosen, candidates)
     show(table(lines, title=_title(chosen, smoke=smoke), caption=_caption(chosen)))
     if chosen.figure == "temperature":
         _draw(lines, folder, note=_title(chosen, smoke=smoke) if smoke else "")
@@ -234,7 +261,7 @@ def _few(data: "Dataset") -> "Dataset":
 
 def _train(
     chosen: Experiment,
-    members: Sequence[Member],
+    candidates: Candidates,
     data: "Callable[[Recipe], Dataset]",
     *,
     on: "torch.device",
@@ -242,14 +269,24 @@ def _train(
     thorough: int | None,
 ) -> bool:
     """Train and score, some programs at once; whether none was interrupted."""
+    samples = chosen.score_samples
+    validated = {"valid": Wish(min(samples, VALIDATING))}
+    compared = {"test": Wish(samples), "train": Wish(samples, thorough)}
 
-    def then(member: Member, stop: Stop) -> None:
-        points, samples = data(member.recipe), chosen.score_samples
-        record = score(member, points, parts=PARTS, samples=samples, thorough=thorough, on=on, stop=stop)
-        if record is not None and chosen.figure == "temperature":
-            _relax(member, record, points, samples=samples, on=on, stop=stop)
+    def then(group: Sequence[Member], stop: Stop) -> None:
+        for members in candidates.values():
+            here = [member for member in members if member in group]
+            if len(here) > 1:
+                for member in here:
+                    score(member, data(member.recipe), validated, on=on, stop=stop)
+            if here:
+                member = best(here)
+                points, holds = data(member.recipe), member.recipe.train_on == "train"
+                record = score(member, points, (validated if holds else {}) | compared, on=on, stop=stop)
+                if record is not None and chosen.figure == "temperature":
+                    _relax(member, record, points, samples=samples, on=on, stop=stop)
 
-    return train_all(members, data, on=on, at_once=at_once, then=then)
+    return train_all(list(chain(*candidates.values())), data, on=on, at_once=at_once, then=then)
 
 
 def _relax(
@@ -270,15 +307,17 @@ def _relax(
         write(member.folder / FILE, {**record, "metrics": ordered({**metrics, **new})})
 
 
-def _lines(chosen: Experiment, members: Sequence[Member]) -> "list[Line]":
+def _lines(chosen: Experiment, candidates: Candidates) -> "list[Line]":
     from ..report.table import Line
 
     lines = []
-    for cell, member in zip(chosen.cells, members, strict=True):
-        if (member.folder / DIVERGED).exists():
+    for cell in chosen.cells:
+        members = candidates[cell.title]
+        filling = best(members)
+        if all((member.folder / DIVERGED).exists() for member in members):
             lines.append(Line(cell, state="diverged"))
         else:
-            lines.append(Line(cell, known(member) if settled(member) else None))
+            lines.append(Line(cell, known(filling) if settled(filling) else None))
     return lines
 
 

@@ -1,5 +1,6 @@
 """`concretely sweep`: train a grid of recipes, and choose among them by the validation set, as the paper did."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from .flags import loaded, resolved, with_recipe
 from .list import brief, choices, differing, named, title
 from .member import (
     DIVERGED,
+    Wish,
     interrupted,
     rehearse,
     require_different,
@@ -19,6 +21,7 @@ from .member import (
     require_no_longer,
     score,
     train_all,
+    validation,
 )
 from .terminal import Device, Products, console, device, prepare, refusing, require, show
 
@@ -79,22 +82,16 @@ def sweep(
     try:
         if not train_all(members, lambda recipe: data, on=on):
             interrupted()
-        records = [score(member, data, parts=("valid",), samples=score_samples, on=on) for member in members]
+        records = [score(member, data, {"valid": Wish(score_samples)}, on=on) for member in members]
     except KeyboardInterrupt:
         interrupted()
-    ranked = sorted(zip(members, records, strict=True), key=lambda pair: _nll(pair[1]))
+    ranked = sorted(zip(members, records, strict=True), key=lambda pair: validation(pair[1]))
     show(_table(ranked, title=title(recipes), samples=score_samples))
     best = _write(folder, ranked, samples=score_samples)
     if best is None:
         typer.echo("no member can be chosen, as all have diverged: try a smaller lr", err=True)
         raise typer.Exit(1)
     console().print(str(best), style="bold", markup=False)
-
-
-def _nll(record: Mapping[str, Any] | None) -> float:
-    """By what members are sorted: those that are not known come last."""
-    value = None if record is None else record["metrics"].get("valid_nll", {}).get("value")
-    return float("inf") if value is None else value
 
 
 def _table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, title: str, samples: int) -> "Table":
@@ -109,7 +106,7 @@ def _table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, title: 
         table.add_column(header, justify="left" if not header else "right", no_wrap=True)
     for index, (member, record) in enumerate(ranked):
         values = [brief(member.recipe.settings.get(name)) for name in keys]
-        best = "best" if index == 0 and _nll(record) < float("inf") else ""
+        best = "best" if index == 0 and math.isfinite(validation(record)) else ""
         table.add_row(*values, *_result(member, record), best, style="bold" if best else "")
     return table
 
@@ -130,7 +127,7 @@ def _write(folder: Path, ranked: Sequence[tuple[Member, Mapping[str, Any] | None
 
     members = [_told(member, record) for member, record in ranked]
     (member, record), path = ranked[0], folder / BEST
-    found = _nll(record) < float("inf")
+    found = math.isfinite(validation(record))
     write(folder / SWEEP, {"score_samples": samples, "best": member.folder.name if found else None, "members": members})
     if not found:
         path.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from .compare import compared
 from .flags import loaded, loaded_once, resolved, with_recipe
 from .list import choices, differing, named, title
 from .member import (
+    Wish,
     interrupted,
     rehearse,
     require_different,
@@ -124,7 +125,7 @@ def _train_together(
     if not train_all(members, data, on=on, checkpoint_seconds=checkpoint_seconds):
         interrupted()
     try:
-        found = [score(member, data(member.recipe), parts=("test",), samples=samples, on=on) for member in members]
+        found = [score(member, data(member.recipe), {"test": Wish(samples)}, on=on) for member in members]
     except KeyboardInterrupt:
         interrupted()
     records = {member.folder.name: record for member, record in zip(members, found, strict=True) if record is not None}
