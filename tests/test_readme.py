@@ -10,8 +10,11 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+RECORDS = ROOT / "benchmarks" / "records"
+
+
 def record(name: str) -> Any:
-    return json.loads((ROOT / "benchmarks" / "records" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def cells(start: str, text: str = README) -> list[str]:
@@ -114,7 +117,7 @@ def test_likelihoods_are_those_of_the_record(result: dict[str, Any]) -> None:
     assert result["target"] is None or result["test_nll"]["value"] < result["target"] == 115
 
 
-@pytest.mark.parametrize("name", ["node", "exactness", "step", "mnist"])
+@pytest.mark.parametrize("name", [path.stem for path in RECORDS.glob("*.json")])
 def test_records_are_of_a_clean_tree(name: str) -> None:
     assert record(name)["commit"]["dirty"] is False
 
@@ -143,6 +146,13 @@ def test_steps_on_a_chip_are_those_of_the_record(rounded: str, case: dict[str, A
     assert cells(row) == [times[name] for name in CHIP]
 
 
+@pytest.mark.parametrize("name", ["chip-steps-medium", "chip-recipes-high"])
+def test_records_of_another_commit_than_the_steps_are_named(name: str) -> None:
+    commits = {each: record(each)["commit"]["hash"] for each in (name, "chip-steps-high")}
+    named = f"of commit {commits[name]}" in " ".join(README.split())
+    assert named == (len(set(commits.values())) > 1)
+
+
 def test_passes_of_nodes_are_those_of_the_record() -> None:
     both = [{row["name"]: row for row in case["contenders"]} for case in record("chip-nodes")["results"]]
     nary, binary = ({name: f"{row['passes']['median']:.3g}" for name, row in rows.items()} for rows in both)
@@ -154,6 +164,10 @@ def test_passes_of_nodes_are_those_of_the_record() -> None:
     assert f"called plainly {nary[eager]} and {binary[eager]} (" in text
     faster = [f"{rows[eager]['ratio']['concretely']['median']:.3g}" for rows in both]
     assert f"ours are {faster[0]} and {faster[1]} times as fast" in text
+    others = ("torch.distributions, compiled", "jax by hand, jit")
+    slower = [f"{rows[name]['ratio']['concretely']['median']:.3g}" for name in others for rows in both]
+    told = "torch.distributions, {} and {} times as its compiled form and {} and {} times as JAX"
+    assert told.format(*slower) in text
 
 
 RECIPES = {case["name"]: case for case in record("chip-recipes-high")["results"]}

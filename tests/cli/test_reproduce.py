@@ -265,6 +265,7 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
     _, stdout, _ = call("reproduce", "tiny", "--dry-run", "--estimator", "nvil")
     program, *words = shlex.split(stdout)
     assert program == "concretely"
+    assert "--score-samples 20" in stdout
     code, _, stderr = call(*words)
     assert code == 0, stderr
     trained.clear()

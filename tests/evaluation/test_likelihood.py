@@ -203,6 +203,9 @@ def test_a_survey_adds_to_few_samples_what_they_miss_on_average(
     assert result.mean == pytest.approx(few.mean + missed.item(), rel=1e-12)
     assert result.effective_sample_size.equal(many.effective_sample_size)
     assert (result.samples, result.thorough) == (50, 4)
+    missed = many.log_likelihood - few.log_likelihood[chosen]
+    assert result.doubt**2 == pytest.approx(missed.var().item() * (1 / 4 - 1 / 11))
+    assert result.standard_error**2 == pytest.approx(expected.var().item() / 11 + result.doubt**2)
 
 
 def test_the_mean_of_a_survey_is_that_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,12 +213,20 @@ def test_the_mean_of_a_survey_is_that_of_all_samples(monkeypatch: pytest.MonkeyP
     model = spread(c.density("3H-5V"))
     (x,) = data_of(model, 100)
     generator = seeded()
-    excess = []
+    excess, doubts = [], []
     for _ in range(100):
         shuffled = x[torch.randperm(100)]
         survey = evaluate(model, shuffled, samples=20, thorough=10, generator=generator)
         excess.append(survey.mean - evaluate(model, shuffled, samples=20, generator=generator).mean)
+        doubts.append(survey.doubt)
     assert_mean(torch.tensor(excess), 0, "beyond that of all samples")
+    assert 0.5 < np.std(excess) / np.mean(doubts) < 2
+
+
+def test_one_thorough_point_leaves_the_mean_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(likelihood, "FEW", 3)
+    result = evaluate(spread(c.density("3H-5V")), torch.zeros(9, 5), samples=20, thorough=1)
+    assert result.standard_error == result.doubt == math.inf
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -233,7 +244,15 @@ def test_impossible_data_have_no_average_to_add(number: int, monkeypatch: pytest
     assert result.log_likelihood.isfinite().sum() == 9
 
 
-@pytest.mark.parametrize("given", [{"samples": 50, "thorough": 11}, {"samples": 50, "thorough": 99}, {"samples": 3}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"samples": 50, "thorough": 11},
+        {"samples": 50, "thorough": 99},
+        {"samples": 3},
+        {"samples": 4, "thorough": 3},  # more work than all samples for all points
+    ],
+)
 def test_where_there_is_nothing_to_survey_all_points_have_all_samples(
     given: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,8 @@ def needs_triton(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.unchecked(pytest.mark.skipif(NO_TRITON, reason=reason)(test))
 
 
-# members, samples, units, n: one of all, odd ones, more than a tile, and sums in parts
-SIZES = [(1, 1, 1, 2), (1, 3, 7, 8), (3, 2, 5, 3), (2, 1, 70, 8), (1, 20, 1, 130)]
+# members, samples, units, n: one of all, odd ones, more than a tile, sums in parts, and several thousand categories
+SIZES = [(1, 1, 1, 2), (1, 3, 7, 8), (3, 2, 5, 3), (2, 1, 70, 8), (1, 20, 1, 130), (1, 2, 3, 5_000)]
 SQUASHES: tuple[Squash, ...] = ("none", "simplex", "cube")
 CASES = [(*size, squash) for size in SIZES for squash in SQUASHES if squash != "cube" or not size[3] & (size[3] - 1)]
 

@@ -189,12 +189,17 @@ def test_training_points_that_had_few_samples_are_told_of(table: Experiment, tmp
     record = made(table.cells[0], 107.0)
     write(tmp_path / "runs" / table.cells[0].title / "record.json", record)
     collected(table, tmp_path / "runs", tmp_path / "records")
-    assert "Of the training points" not in report(tmp_path / "records")
+    assert "of the training points" not in report(tmp_path / "records")
     record["metrics"]["train_nll"]["thorough"] = 5_000
     write(tmp_path / "runs" / table.cells[0].title / "record.json", record)
     collected(table, tmp_path / "runs", tmp_path / "records")
-    for text in (report(tmp_path / "records"), page(tmp_path / "records")):
-        assert "Of the training points, 5,000 had all samples and the others 1,000, to which is added what" in text
+    told = "In 1 of them 5,000 of the training points had all samples and the others 1,000, to which is added what"
+    assert told in report(tmp_path / "records")
+    assert told in page(tmp_path / "records")
+    record["metrics"]["test_nll"]["thorough"] = 5_000
+    write(tmp_path / "runs" / table.cells[0].title / "record.json", record)
+    _, (sentence,) = collected(table, tmp_path / "runs", tmp_path / "records")
+    assert sentence.endswith("all of its points must be scored thoroughly on test, got 5,000 of them")
 
 
 def test_cells_that_are_off_have_their_reason(table: Experiment, tmp_path: Path) -> None:

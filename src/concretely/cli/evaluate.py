@@ -34,7 +34,7 @@ def evaluate(
     thorough: Annotated[
         int | None,
         typer.Option(
-            help="Data points that get all samples; others get 1,000, and what that misses on average is added.",
+            help="Data points that get all samples; others get 1,000 and, on top, what that misses on average.",
             show_default="all",
         ),
     ] = None,

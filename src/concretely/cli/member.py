@@ -156,17 +156,12 @@ class Wish(NamedTuple):
     thorough: int | None = None
     """How many data points get all samples, by default all."""
 
-    def suffices(self, metric: Mapping[str, Any]) -> bool:
-        """Whether what is known is at least as much."""
-        points = metric.get("points", 0)
-        enough = points if self.thorough is None else min(self.thorough, points)
-        return bool(metric.get("samples", 0) >= self.samples and metric.get("thorough", points) >= enough)
-
 
 def score(
     member: Member, data: "Dataset", wishes: Mapping[str, Wish], *, on: "torch.device", stop: Stop = lambda: False
 ) -> dict[str, Any] | None:
     """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
+    from ..report.record import suffices
     from ..report.run import leave, scored
     from ..training.run import restored
 
@@ -174,7 +169,11 @@ def score(
         return None
     before = known(member)
     metrics = {} if before is None else before["metrics"]
-    missing = {part: wish for part, wish in wishes.items() if not wish.suffices(metrics.get(f"{part}_nll", {}))}
+    missing = {
+        part: wish
+        for part, wish in wishes.items()
+        if not suffices(metrics.get(f"{part}_nll", {}), samples=wish.samples, thorough=wish.thorough)
+    }
     if missing:
         err = console(err=True)
         err.print(f"scoring {member.folder.name}", markup=False)

@@ -81,7 +81,7 @@ def reproduce(
     thorough: Annotated[
         int | None,
         typer.Option(
-            help="Training points that get all samples; others get 1,000, and what that misses on average is added.",
+            help="Training points that get all samples; others get 1,000 and, on top, what that misses on average.",
             show_default="all",
         ),
     ] = None,
@@ -140,8 +140,10 @@ def reproduce(
     if dry_run:
         from ..report.command import command
 
+        others: dict[str, Any] = {"score_samples": chosen.score_samples}
+        others |= {} if products is None else {"products": products}
         for member in chain(*candidates.values()):
-            typer.echo(command(*member))
+            typer.echo(command(member.recipe, member.folder, **others))
         return
     on = device(device_name, products)
     at_once = programs or (AT_ONCE if on.type == "cuda" else 1)

@@ -47,6 +47,8 @@ class Likelihood:
     samples: int
     """The number of samples for each data point that was scored thoroughly."""
     seconds: float
+    doubt: float = 0.0
+    """The standard error of what has been added to data points that were not."""
 
     @property
     def thorough(self) -> int:
@@ -65,8 +67,11 @@ class Likelihood:
 
     @property
     def standard_error(self) -> float:
-        """How far chance in the choice of the data moves the mean; what chance in the samples adds is left out."""
-        return standard_error(self.log_likelihood)
+        """How far chance in the choice of the data moves the mean; what chance in the samples adds is left out.
+
+        What chance in the choice of those that are scored thoroughly adds is not.
+        """
+        return math.hypot(standard_error(self.log_likelihood), self.doubt)
 
     def __str__(self) -> str:
         points = len(self.log_likelihood)
@@ -95,8 +100,8 @@ def evaluate(
     default as many as suit the device; which draws fall to which data point depends on it. The modules of the model
     are in evaluation mode meanwhile. `progress` shows a bar on stderr.
 
-    `thorough` gives so many samples to so many data points only, evenly spread, and 1,000 to all. What 1,000 miss on
-    average is found from the former and added to the others, so that the mean is as right, at a fraction of the work.
+    `thorough` gives so many samples to so many data points only, evenly spread, and 1,000 to all, where that is less
+    work. What 1,000 miss on average is found from the former and added to the others, so that the mean stays unbiased.
     See [burda2016importance] and [maddison2017concrete], section 5.
 
     >>> import concretely as c
@@ -111,8 +116,7 @@ def evaluate(
     thorough = points if thorough is None else thorough
     for name, number in (("samples", samples), ("thorough", thorough), ("chunk", chunk)):
         _require_positive(name, number)
-    partly = thorough < points and samples > FEW
-    pairs = points * FEW + thorough * samples if partly else points * samples
+    pairs = min(points * samples, points * FEW + thorough * samples)
     shown = counting("log-likelihood", pairs, shown=progress)
     with shown as advance, at_rest(model), torch.no_grad(), launching(data[0].device):
         _require_scores(model, data, chunk)
@@ -120,8 +124,12 @@ def evaluate(
         def estimated(part: Data, samples: int) -> Estimate:
             return _estimated(model, part, samples, chunk=chunk, generator=generator, advance=advance)
 
-        found, effective = _surveyed(estimated, data, samples, thorough) if partly else estimated(data, samples)
-    return Likelihood(found, effective, samples, seconds=time.perf_counter() - started)
+        found, effective, doubt = (
+            (*estimated(data, samples), 0.0)
+            if pairs == points * samples
+            else _surveyed(estimated, data, samples, thorough)
+        )
+    return Likelihood(found, effective, samples, seconds=time.perf_counter() - started, doubt=doubt)
 
 
 def standard_error(values: Float64[Tensor, " points"]) -> float:
@@ -178,18 +186,20 @@ def _estimated(
     return log_sum - math.log(samples), effective
 
 
-def _surveyed(estimated: Callable[[Data, int], Estimate], data: Data, samples: int, thorough: int) -> Estimate:
-    """All data points by few samples, and some by many, which say what few samples miss on average."""
+def _surveyed(
+    estimated: Callable[[Data, int], Estimate], data: Data, samples: int, thorough: int
+) -> tuple[Float64[Tensor, " points"], Float64[Tensor, " thorough"], float]:
+    """All data points by few samples, and some by many, which say what few samples miss on average, and how surely."""
     points = len(data[0])
     chosen = torch.arange(thorough) * points // thorough
     found, _ = estimated(data, FEW)
     right, effective = estimated(tuple(tensor[chosen.to(tensor.device)] for tensor in data), samples)
     missed = right - found[chosen]
     if not (found.isfinite().all() and missed.isfinite().all()):  # there is no average to add
-        return estimated(data, samples)
+        return *estimated(data, samples), 0.0
     found += missed.mean()
     found[chosen] = right
-    return found, effective
+    return found, effective, standard_error(missed) * math.sqrt(1 - thorough / points)
 
 
 def _log_sums(

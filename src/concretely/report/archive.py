@@ -13,7 +13,7 @@ from ..recipe import PARTS, Cell, Experiment
 from ..training.member import OF_DATA
 from ..training.recipe import resolve
 from ..training.run import restored
-from .record import FILE, read, write
+from .record import FILE, read, suffices, write
 from .run import settings_of
 
 FEW = 128
@@ -151,6 +151,8 @@ def _require_scored(record: Record, part: str, *, samples: int) -> None:
     if metric.get("samples", 0) < samples:
         must = f"scored with {samples:,} sample{'s' * (samples > 1)}"
         raise ValueError(f"it must be {must} on {part}, got {metric.get('samples', 0):,}")
+    if part != "train" and not suffices(metric, samples=samples):  # by it models are compared
+        raise ValueError(f"all of its points must be scored thoroughly on {part}, got {metric['thorough']:,} of them")
     if metric.get("points", 0) <= FEW:
         raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")
     if metric.get("value") is None or metric.get("standard_error") is None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from .curve import Row, curve
 from .figure import rendered
-from .record import measured
+from .record import measured, surveys
 
 AGAIN = "concretely train --recipe recipe.toml"
 """What makes a run again from a copy of its recipe."""
@@ -80,7 +80,9 @@ def _metric(name: str, metric: Mapping[str, Any]) -> Metric:
     words = name.split("_")
     meaning = [metric.get("meaning", MEANINGS.get(words[-1], ""))]
     if "samples" in metric:
-        meaning.append(f"Estimated from {metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents.")
+        some = f" for {metric['thorough']:,} of {metric['points']:,} data points" if surveys(metric) else ""
+        samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
+        meaning.append(f"Estimated from {samples}.")
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     text = measured(metric.get("value"), metric.get("standard_error"))
     return Metric(title, metric.get("value"), text, " ".join(filter(None, meaning)))

@@ -54,6 +54,24 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def suffices(metric: Mapping[str, Any], *, samples: int, thorough: int | None = None) -> bool:
+    """Whether a likelihood is from so many samples at least, for so many data points at least, or for all.
+
+    >>> some = {"samples": 1_000, "points": 250, "thorough": 50}
+    >>> [suffices(some, samples=1_000, thorough=number) for number in (50, 51, None)]
+    [True, False, False]
+    """
+    points = metric.get("points", 0)
+    enough = points if thorough is None else min(thorough, points)
+    return bool(metric.get("samples", 0) >= samples and metric.get("thorough", points) >= enough)
+
+
+def surveys(metric: Mapping[str, Any]) -> bool:
+    """Whether a likelihood is one of which not all data points had all samples."""
+    points = metric.get("points", 0)
+    return bool(metric.get("thorough", points) < points)
+
+
 def measured(value: float | None, error: float | None) -> str:
     """A number and its standard error to two digits of the latter; none is shown that is not known.
 

@@ -3,7 +3,6 @@
 Beside the folder of the records there may be a `reasons.toml`: by the title of a cell, why it is not as in the paper.
 """
 
-import math
 import re
 import tomllib
 from base64 import b64encode
@@ -25,6 +24,7 @@ from .archive import Record, kept
 from .command import command
 from .finding import Finding, Lookup, Score, findings
 from .page import Image
+from .record import surveys
 from .table import MISSING, OBJECTIVES
 from .temperature import Point, point, temperature
 
@@ -64,8 +64,8 @@ class Section(NamedTuple):
     cells: str
     """How many of them are known."""
     score_samples: int
-    thorough: str
-    """How many training points had all those samples, where not all of them had."""
+    surveys: str
+    """A sentence about training points that did not have all those samples, if there are any."""
     devices: str
     head: list[str]
     rows: list[list[str]]
@@ -157,7 +157,7 @@ def _section(each: Experiment, lines: Sequence[Line]) -> Section:
         each.place,
         f"{len(told)} of {len(lines)} cells",
         each.score_samples,
-        _thorough(told),
+        _surveys(told),
         " and ".join(sorted(devices)),
         ["#", "model", *keys, "part", *numbers, "steps", "seconds"],
         [row for line in lines for row in _rows(line, compared=compared)],
@@ -165,11 +165,16 @@ def _section(each: Experiment, lines: Sequence[Line]) -> Section:
     )
 
 
-def _thorough(told: Sequence[Record]) -> str:
-    """The numbers of training points with all samples, of those records in which not all points had them."""
-    scores = [record["metrics"].get("train_nll", {}) for record in told]
-    some = {score["thorough"] for score in scores if score.get("thorough", math.inf) < score.get("points", 0)}
-    return " or ".join(f"{number:,}" for number in sorted(some))
+def _surveys(told: Sequence[Record]) -> str:
+    """How the training set was scored, where not all of its points had all samples."""
+    scores = [score for record in told if surveys(score := record["metrics"].get("train_nll", {}))]
+    if not scores:
+        return ""
+    numbers = " or ".join(f"{number:,}" for number in sorted({score["thorough"] for score in scores}))
+    return (
+        f"In {len(scores)} of them {numbers} of the training points had all samples and the others 1,000, to which is "
+        f"added what that misses on average (`evaluate --thorough`)."
+    )
 
 
 def _rows(line: Line, *, compared: bool) -> Iterator[list[str]]:
