@@ -28,7 +28,8 @@ SHAPES = pytest.mark.parametrize(
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter works on one element after the other, and on those past the end too."""
     if os.environ.get("CONCRETELY_UNCHECKED") and DEVICE == "cpu":
-        monkeypatch.setattr(fast("observed"), "TILE", (16, 32))
+        for name, size in (("HIGH", 16), ("WIDE", 64), ("WIDE_WITH_SLOPES", 32)):
+            monkeypatch.setattr(fast("observed"), name, size)
 
 
 def given(members: int, samples: int, batch: int, units: int, inputs: int) -> tuple[Tensor, ...]:
