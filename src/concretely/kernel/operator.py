@@ -80,15 +80,17 @@ class Operator:
         class Differentiated(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
-                *leaves, spec = given  # in this order, as a rule asks by their places which need a gradient
-                arguments = tuple(leaves) if spec is None else tree_unflatten(leaves, spec)
+                *leaves, ctx.spec = given  # in this order, as a rule asks by their places which need a gradient
+                arguments = tuple(leaves) if ctx.spec is None else tree_unflatten(leaves, ctx.spec)
                 found = function(*arguments)
                 setup_context(ctx, arguments, found)
                 return found
 
             @staticmethod
             def backward(ctx: Any, *by: Any) -> Any:
-                return *tree_flatten(pull(ctx, *by))[0], None
+                found = pull(ctx, *by)
+                is_flat = ctx.spec is None and isinstance(found, tuple)
+                return *(found if is_flat else tree_flatten(found)[0]), None
 
         self._differentiated = Differentiated.apply
 
