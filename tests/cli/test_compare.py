@@ -36,6 +36,13 @@ def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
     assert stdout.count("6H-64V") == 2
 
 
+def test_a_survey_is_told(scored: Path) -> None:
+    record = json.loads((scored / "record.json").read_text())
+    record["metrics"]["test_nll"]["thorough"] = 40
+    (scored / "record.json").write_text(json.dumps(record))
+    assert " 20 for 40 points " in call("compare", str(scored))[1]
+
+
 def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> None:
     must = "run must be the folder of a run that has been scored"
     nothing = str(tmp_path / "nothing")

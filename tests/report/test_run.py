@@ -29,9 +29,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def found(nll: float, samples: int) -> Likelihood:
-    """A likelihood that was found with so many samples."""
-    return Likelihood(torch.full((10,), -nll, dtype=torch.float64), torch.ones(10, dtype=torch.float64), samples, 0.5)
+def found(nll: float, samples: int, thorough: int = 10) -> Likelihood:
+    """A likelihood of ten data points that was found with so many samples for some of them."""
+    values, sizes = torch.full((10,), -nll, dtype=torch.float64), torch.ones(thorough, dtype=torch.float64)
+    return Likelihood(values, sizes, samples, 0.5)
 
 
 def test_a_score_follows_from_the_seed_and_is_that_of_the_part(folder: Path) -> None:
@@ -112,6 +113,29 @@ def test_of_two_scores_of_a_part_that_from_more_samples_stays(folder: Path, tmp_
     ):
         leave(tmp_path, run, model, data=data(), found={part: found(nll, samples)})
         assert metrics(tmp_path) == expected
+
+
+@pytest.mark.usefixtures("unpictured")
+@pytest.mark.parametrize(
+    ("first", "second", "stays"),
+    [
+        ((20, 10), (20, 4), 0),  # fewer data points tell less
+        ((20, 4), (20, 10), 1),
+        ((20, 4), (10, 10), 1),  # neither tells more: what was asked for last
+        ((20, 4), (10, 4), 0),
+        ((20, 4), (20, 4), 1),
+    ],
+)
+def test_of_two_scores_of_a_part_that_which_tells_more_stays(
+    first: tuple[int, int], second: tuple[int, int], stays: int, folder: Path, tmp_path: Path
+) -> None:
+    run, model, _ = restored(folder)
+    for nll, (samples, thorough) in enumerate((first, second)):
+        leave(tmp_path, run, model, data=data(), found={"test": found(nll, samples, thorough)})
+    samples, thorough = (first, second)[stays]
+    assert metrics(tmp_path) == {"test_nll": (stays, samples)}
+    told = "samples of the latents" + (" for 4 of 10 data points." if thorough == 4 else ".")
+    assert f"{samples} {told}" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.usefixtures("unpictured")

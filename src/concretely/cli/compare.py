@@ -34,7 +34,7 @@ def compared(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[s
     """The likelihoods of a part of the data, as records have them, maybe with a name for each."""
     from rich.table import Table
 
-    from ..report.record import measured
+    from ..report.record import measured, surveys
 
     def nll(metric: dict[str, Any]) -> str:
         return measured(metric["value"], metric["standard_error"])
@@ -55,7 +55,7 @@ def compared(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[s
             recipe["estimator"],
             str(recipe["samples"]),
             nll(scored),
-            f"{scored['samples']:,}",
+            f"{scored['samples']:,}" + (f" for {scored['thorough']:,} points" if surveys(scored) else ""),
             f"{record['seconds']:.0f} s",
             *([names[index]] if names else []),
         )
