@@ -492,10 +492,12 @@ def test_a_folder_of_another_recipe_is_left_alone(trained: list[str]) -> None:
 
 def test_a_recipe_changes_how_all_cells_are_trained() -> None:
     Path("mine.toml").write_text("steps = 7\nbatch = 16\n")
+    Path("some.toml").write_text("steps = 9\n[when.linear]\nlr = 0.1\n")
     for given, words in (
         (["mine.toml"], ["--steps 7 ", "--batch 16 "]),
         (["mine.toml", "--steps", "5"], ["--steps 5 ", "--batch 16 "]),
         (["mine.toml", "--lr", "0.02"], ["--steps 7 ", "--lr 0.02 "]),
+        (["some.toml", "--lr", "0.02"], ["--steps 9 ", "--lr 0.02 "]),
         (["fast"], ["--steps 30000 ", "--batch 2048 ", "--optimizer muon "]),
     ):
         code, stdout, stderr = call("reproduce", "tiny", "--dry-run", "--recipe", *given)
@@ -512,6 +514,9 @@ def test_a_recipe_leaves_the_cells_what_they_are(line: str) -> None:
     found = value.replace('"', "'")
     sentence = f"recipe must leave {key} to the cells, got {found} in 'mine.toml'\n"
     assert call("reproduce", "tiny", "--recipe", "mine.toml") == (2, "", sentence)
+    if key in ("samples", "data"):
+        Path("mine.toml").write_text(f"steps = 7\n[when.linear]\n{line}\n")
+        assert call("reproduce", "tiny", "--recipe", "mine.toml") == (2, "", sentence)
 
 
 def test_the_report_is_of_what_is_finished_and_keeps_what_it_had() -> None:

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concretely.schedule import Annealing
-from concretely.training.recipe import BINARIZATIONS, ESTIMATORS, LR_SCHEDULES, OPTIMIZERS, PROTOCOLS, read, resolve
+from concretely.training.recipe import (
+    BINARIZATIONS,
+    ESTIMATORS,
+    LR_SCHEDULES,
+    OPTIMIZERS,
+    PROTOCOLS,
+    overruled,
+    read,
+    resolve,
+)
 from concretely.training.run import data_of
 
 ODD = [
@@ -160,7 +169,7 @@ def test_odd_names_of_data_read_back_too(data: str, tmp_path: Path) -> None:
     ("wishes", "sentence"),
     [
         ({"stepps": 10}, "unknown key 'stepps'; did you mean 'steps'?"),
-        ({"learning_rate": 1}, "unknown key 'learning_rate'; known are 'arity', 'batch', .*, 'weight_decay'"),
+        ({"learning_rate": 1}, "unknown key 'learning_rate'; known are 'arity', 'batch', .*, 'weight_decay', 'when'"),
         ({"estimator": "vimcoo"}, "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         ({"estimator": "vimcoo", "temperature": 1}, "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         ({"lr_schedule": "cosin"}, "unknown lr_schedule 'cosin'; did you mean 'cosine'?"),
@@ -293,6 +302,59 @@ def test_the_whole_are_also_the_points_that_are_held_out_else() -> None:
     held_out, whole = (data_of(resolve(notation="4H-64V", train_on=name)) for name in ("train", "whole"))
     assert len(whole.train) == len(held_out.train) + len(held_out.valid)
     assert len(whole.test) == len(held_out.test)
+
+
+SECTIONS = """
+lr = 1e-3
+batch = 8
+[when.density]
+batch = 16
+[when.linear]
+lr = 1e-2
+[when.nonlinear]
+lr = "3e-3"
+[when.nvil]
+optimizer = "muon"
+lr = 5e-4
+"""
+
+
+@pytest.mark.parametrize(
+    ("wished", "expected"),
+    [
+        ({"notation": "4H-64V"}, (1e-2, 16, "adam")),
+        ({"notation": "4H~64V"}, (3e-3, 16, "adam")),
+        ({"notation": "32V-4H-32V"}, (1e-2, 8, "adam")),
+        ({"notation": "4H-64V", "estimator": "nvil"}, (5e-4, 16, "muon")),  # the estimator before all others
+        ({"notation": "4H-64V", "estimator": "nvil", "lr": "0.1", "batch": 4}, (0.1, 4, "muon")),
+    ],
+)
+def test_a_file_may_say_what_is_so_for_some_models_alone(
+    wished: dict[str, Any], expected: tuple[float, int, str], tmp_path: Path
+) -> None:
+    (tmp_path / "some.toml").write_text(SECTIONS)
+    found = resolve(**overruled(read(tmp_path / "some.toml"), wished))
+    assert (found.lr, found.batch, found.optimizer) == expected
+    (tmp_path / "again.toml").write_text(found.toml())
+    assert resolve(**read(tmp_path / "again.toml")) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[when.linaer]\nlr = 1", "unknown section 'when.linaer'; did you mean 'linear'?"),
+        ("[when.linear]\nrate = 1", "unknown key 'rate'"),
+        ("[when.linear]\nestimator = 'nvil'", "estimator must not be in [when.linear], got 'nvil'"),
+        ("[when.nvil]\nnotation = '4H-64V'", "notation must not be in [when.nvil], got '4H-64V'"),
+        ("[when.linear.nvil]\nlr = 1", "unknown key 'nvil'"),
+        ("when = 3", "when must be sections such as [when.linear], got 3"),
+        ("[when]\nlinear = 3", "when must be sections such as [when.linear], got {'linear': 3}"),
+    ],
+)
+def test_a_section_that_is_wrong_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read(tmp_path / "some.toml")
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

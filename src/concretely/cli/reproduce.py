@@ -13,7 +13,7 @@ from ..file import draft
 from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..spelling import nearest
 from ..training.member import Member, data_key
-from ..training.recipe import Recipe, read
+from ..training.recipe import WHEN, Recipe, overruled, read
 from . import figure
 from .candidate import Candidates, best, candidates_for
 from .flags import loaded_once
@@ -176,11 +176,11 @@ def _changes(recipe: Path | None, given: Mapping[str, str | int | None]) -> list
     """What is to be changed in the recipes of all cells; of several changes, each is tried."""
     with refusing():
         changes = {} if recipe is None else read(recipe)
-    for key in TOLD:
-        if key in changes:
-            refuse(f"recipe must leave {key} to the cells, got {changes[key]!r} in {str(recipe)!r}")
+    for part in (changes, *changes.get(WHEN, {}).values()):
+        for key in (key for key in TOLD if key in part):
+            refuse(f"recipe must leave {key} to the cells, got {part[key]!r} in {str(recipe)!r}")
     with refusing():
-        return choices(changes | {key: value for key, value in given.items() if value is not None})
+        return choices(overruled(changes, {key: value for key, value in given.items() if value is not None}))
 
 
 def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:

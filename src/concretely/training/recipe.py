@@ -1,7 +1,9 @@
 """The recipe of a run: everything that its result depends on, as one frozen value.
 
 A recipe is read from flags and from a TOML file with the same names. What neither says is as in the paper
-[maddison2017concrete, appendix D.2], whose temperatures depend on the arity and whose learning rates on the layers.
+[maddison2017concrete, appendix D.2], whose temperatures depend on the arity and whose learning rates on the layers. So
+may what a file says: under `[when.linear]`, `[when.nonlinear]`, `[when.density]`, `[when.prediction]` or the name of an
+estimator, such as `[when.nvil]`, stands what is so for those, the last of them before the others.
 """
 
 import json
@@ -50,6 +52,8 @@ ESTIMATORS = {
     "vimco": Method(samples=2),
     "exact": Method(),
 }
+WHEN, KINDS = "when", ("density", "prediction", "linear", "nonlinear")
+"""Under what a file says what is so for some models alone, and which; estimators are others."""
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
@@ -179,9 +183,25 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
     try:
         _require_known(given)
+        _sections(given)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
     return given
+
+
+def overruled(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file says, and wishes that go before it wherever it says something else.
+
+    >>> overruled({"lr": 1e-3, "when": {"linear": {"lr": 1e-2, "batch": 8}}}, {"lr": "0.1"})
+    {'lr': '0.1', 'when': {'linear': {'batch': 8}}}
+    """
+    found = {**given, **wished}
+    if WHEN in given:
+        found[WHEN] = {
+            kind: {name: value for name, value in section.items() if name not in wished}
+            for kind, section in _sections(given).items()
+        }
+    return found
 
 
 def resolve(**given: Any) -> Recipe:
@@ -196,14 +216,38 @@ def resolve(**given: Any) -> Recipe:
     Traceback (most recent call last):
     ValueError: unknown key 'stepps'; did you mean 'steps'?
     """
-    given = {name: value for name, value in given.items() if value is not None}
     _require_known(given)
+    sections = _sections(given)
+    given = {name: value for name, value in given.items() if value is not None and name != WHEN}
     if "notation" not in given:
         raise ValueError("notation must be given, such as 200H~784V, got none")
     wished = {name: _read(name, value) for name, value in given.items()}
     architecture = parse(wished["notation"], arity=wished.pop("arity", None))
     wished["notation"] = str(architecture)
+    for kind in _kinds(architecture, wished.get("estimator", "concrete")):
+        wished |= {name: _read(name, value) for name, value in sections.get(kind, {}).items()}
     return Recipe(**{**_defaults(architecture, wished), **wished})
+
+
+def _kinds(architecture: Architecture, estimator: str) -> tuple[str, str, str]:
+    """What a model and its estimator are, for which a file may say something of its own."""
+    task = "density" if architecture.context is None else "prediction"
+    return task, "nonlinear" if architecture.nonlinear else "linear", estimator
+
+
+def _sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is said of some models and estimators alone."""
+    sections = given.get(WHEN, {})
+    known = [*KINDS, *ESTIMATORS]
+    if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
+        raise ValueError(f"{WHEN} must be sections such as [{WHEN}.linear], got {sections!r}")
+    for kind, section in sections.items():
+        if kind not in known:
+            raise ValueError(f"unknown section {f'{WHEN}.{kind}'!r}{nearest(kind, known)}")
+        _require_known(section)
+        for name in (name for name in ("notation", "arity", "estimator", WHEN) if name in section):
+            raise ValueError(f"{name} must not be in [{WHEN}.{kind}], got {section[name]!r}")
+    return sections
 
 
 def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str, Any]:
@@ -293,7 +337,7 @@ def _plain(value: Any) -> Any:
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
-    known = [*(field.name for field in fields(Recipe)), "arity"]
+    known = [*(field.name for field in fields(Recipe)), "arity", WHEN]
     for name in given:
         if name not in known:
             raise ValueError(f"unknown key {name!r}{nearest(name, known)}")
