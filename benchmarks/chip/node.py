@@ -63,9 +63,9 @@ def entrants(task: Task, device: torch.device) -> Entrants:
     def captured(name: str, work: Callable[[], Any], is_ours: bool = False) -> Contender:
         return plain(name + CAPTURED, turn.captured(work, device), is_ours)
 
-    def own() -> Callable[[], Any]:
+    def own(*, compiled: bool = False) -> Callable[[], Any]:
         build = partial(family(ours.FAMILIES, task).build, validate_args=False)
-        return node(build, lambda variable: variable.rsample_and_log_prob(), number)
+        return node(build, lambda variable: variable.rsample_and_log_prob(), number, compiled)
 
     @cache  # compiled once, called plainly and captured
     def theirs(*, compiled: bool) -> Callable[[], Any]:
@@ -76,6 +76,7 @@ def entrants(task: Task, device: torch.device) -> Entrants:
         COPY: lambda: captured(COPY, _copy(logits[0].detach())),
         OURS: lambda: plain(OURS, own(), is_ours=True),
         OURS + CAPTURED: lambda: captured(OURS, own(), is_ours=True),
+        f"{OURS}, compiled": lambda: plain(f"{OURS}, compiled", own(compiled=True), is_ours=True),
         EAGER: lambda: plain(EAGER, theirs(compiled=False)),
         EAGER + CAPTURED: lambda: captured(EAGER, theirs(compiled=False)),
         COMPILED: lambda: plain(COMPILED, theirs(compiled=True)),
