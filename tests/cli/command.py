@@ -6,6 +6,7 @@ import sys
 
 from typer.testing import CliRunner
 
+from concretely import recipe
 from concretely.cli import app
 
 
@@ -25,3 +26,15 @@ def modules_after(*arguments: str) -> set[str]:
     )
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
+
+
+def lines(stdout: str) -> list[list[str]]:
+    """The words of every line of cells that `reproduce` shows of a small table."""
+    return [line.split() for line in stdout.splitlines() if line.startswith((" 6H", " 32V"))]
+
+
+def change(old: str, new: str) -> None:
+    """Change the small table from which `reproduce` takes its cells."""
+    table = recipe.FOLDER / "tiny.toml"
+    assert old in table.read_text()
+    table.write_text(table.read_text().replace(old, new))

@@ -1,12 +1,17 @@
 """Runs that are small enough to be trained for the tests."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pytest
 
+from concretely import recipe
 from concretely.data import load
+from concretely.training import loop
 from concretely.training.loop import train
+from concretely.training.member import Member
 from concretely.training.recipe import resolve
 
 STEPS = 30
@@ -28,6 +33,27 @@ def prediction(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(density: Path, tmp_path: Path) -> Path:
     """A run of a density model, to be changed."""
     return copytree(density, tmp_path / "run")
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small recipes in place of the paper's, and an empty folder to be in."""
+    monkeypatch.setattr(recipe, "FOLDER", copytree(Path(__file__).parent / "table", tmp_path / "recipe"))
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the folders that are trained in."""
+    folders, train = list[str](), loop.train_together
+
+    def watched(members: Sequence[Member], **others: Any) -> Any:
+        folders.extend(member.folder.name for member in members)
+        return train(members, **others)
+
+    monkeypatch.setattr(loop, "train_together", watched)
+    return folders
 
 
 def _trained(notation: str, folders: pytest.TempPathFactory) -> Path:

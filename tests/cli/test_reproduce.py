@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from concretely import recipe
@@ -18,89 +17,9 @@ from concretely.report.record import read
 from concretely.training import loop, run
 from concretely.training.member import Member
 
-from .command import call
+from .command import call, change, lines
 
-pytestmark = pytest.mark.unchecked
-
-TINY = """
-title = "A tiny table"
-place = "nowhere"
-score_samples = 20
-
-[recipe]
-data = "digits"
-steps = 12
-
-[estimator.nvil]
-validate = 5
-
-[single]
-vimco = "nvil"
-
-[columns]
-part = ["test", "test", "train", "train"]
-estimator = ["concrete", "vimco", "concrete", "vimco"]
-
-[[row]]
-name = "linear"
-notation = "6H-64V"
-nll = [
-  [1, 30.0, 31.0, 29.0, 30.0],
-  [5, 28.0, 27.5, 27.0, 26.5],
-]
-
-[[row]]
-name = "nonlinear"
-notation = "6H~64V"
-nll = [
-  [1, 26.1, nan, 25.9, nan],
-]
-"""
-
-WARM = """
-title = "A tiny figure"
-place = "nowhere"
-score_samples = 1
-figure = "temperature"
-
-[recipe]
-steps = 12
-
-[[row]]
-name = "binary"
-notation = "32V-6H-32V"
-temperature = ["1/2", "2"]
-"""
-
-
-@pytest.fixture(autouse=True)
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small recipes in place of the paper's, and an empty folder to be in."""
-    folder = tmp_path / "recipe"
-    folder.mkdir()
-    (folder / "tiny.toml").write_text(TINY)
-    (folder / "warm.toml").write_text(WARM)
-    monkeypatch.setattr(recipe, "FOLDER", folder)
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the folders that are trained in."""
-    folders, train = list[str](), loop.train_together
-
-    def watched(members: Sequence[Member], **others: Any) -> Any:
-        folders.extend(member.folder.name for member in members)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", watched)
-    return folders
-
-
-def lines(stdout: str) -> list[list[str]]:
-    """The words of every line of cells."""
-    return [line.split() for line in stdout.splitlines() if line.startswith((" 6H", " 32V"))]
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
 
 
 def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[str]) -> None:
@@ -176,56 +95,6 @@ def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], mo
         test, train = (read(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
         assert (test["thorough"], train["thorough"], train["points"]) == (250, thorough, 1297)
     assert len(trained) == 1
-
-
-def test_a_grid_is_trained_as_one_program_and_the_best_on_the_validation_set_is_taken(trained: list[str]) -> None:
-    grid = ("reproduce", "tiny", "--rows", "nonlinear", "--lr", "1e-6,1e-2,1e-5", "--weight-decay", "0,1e-3")
-    code, stdout, stderr = call(*grid)
-    assert code == 0, stderr
-    assert "6 members of 6H~64V as one program" in stderr
-    title = "6H~64V-digits-concrete-m1-seed0-t0.666667"
-    assert trained == [
-        f"{title},lr={lr},weight_decay={decay}" for lr in ("1e-06", "0.01", "1e-05") for decay in (0, 0.001)
-    ]
-    records = {path.parent.name: read(path)["metrics"] for path in Path().rglob("record.json")}
-    assert sorted(records) == sorted(trained)
-    assert all(metrics["valid_nll"]["samples"] == 20 for metrics in records.values())
-    best = min(records, key=lambda name: records[name]["valid_nll"]["value"])
-    assert "lr=0.01" in best
-    assert [name for name, metrics in records.items() if "test_nll" in metrics] == [best]
-    (line,) = lines(stdout)
-    assert float(line[1]) == pytest.approx(records[best]["test_nll"]["value"], abs=0.05)
-    assert call(*grid)[:2] == (0, stdout)
-    assert len(trained) == 6
-
-
-def test_a_grid_of_which_some_diverge_has_the_best_of_the_others(trained: list[str]) -> None:
-    grid = ("reproduce", "tiny", "--rows", "nonlinear", "--lr", "1e30,1e-2", "--steps", "30")
-    code, stdout, _ = call(*grid)
-    assert code == 0
-    assert [path.parent.name.rpartition("=")[2] for path in Path().rglob("diverged.txt")] == ["1e+30"]
-    assert float(lines(stdout)[0][1]) < 60
-    code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear", "--lr", "1e30,2e30", "--steps", "30")
-    assert (code, lines(stdout)[0][1]) == (0, "diverged")
-    assert len(trained) == 4 - 1
-
-
-def test_what_is_held_out_is_scored_where_it_is_not_trained_on(trained: list[str]) -> None:
-    call("reproduce", "tiny", "--rows", "nonlinear")
-    (record,) = Path().rglob("record.json")
-    assert read(record)["metrics"]["valid_nll"]["points"] == 250
-    np.savez("some.npz", train=np.random.default_rng(0).random((300, 64)) < 0.3, test=np.eye(64, dtype=bool))
-    whole = TINY.replace('data = "digits"', 'data = "some.npz"\ntrain_on = "whole"')
-    (recipe.FOLDER / "tiny.toml").write_text(whole.replace("validate = 5", ""))
-    call("reproduce", "tiny", "--rows", "nonlinear", "--out", "whole")
-    (record,) = Path("whole").rglob("record.json")
-    assert "valid_nll" not in read(record)["metrics"]
-    assert call("reproduce", "tiny", "--rows", "nonlinear", "--lr", "1e-3,1e-2") == (
-        2,
-        "",
-        "lr must have one value for 6H~64V-some-concrete-m1-seed0-t0.666667, as nothing is held out to choose by: "
-        "leave it out\n",
-    )
 
 
 def test_smoke_is_apart_and_says_so(trained: list[str]) -> None:
@@ -313,8 +182,7 @@ def test_what_is_wrong_is_refused_in_a_sentence(arguments: list[str], sentence: 
 
 
 def test_missing_data_is_said_before_any_training(trained: list[str]) -> None:
-    text = TINY.replace('data = "digits"', 'data = "nowhere.npz"')
-    (recipe.FOLDER / "tiny.toml").write_text(text)
+    change('data = "digits"', 'data = "nowhere.npz"')
     code, stdout, stderr = call("reproduce", "tiny")
     assert (code, stdout, stderr) == (2, "", "data file 'nowhere.npz' does not exist\n")
     assert trained == []
@@ -422,7 +290,11 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
 
 
 def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> None:
-    text = TINY.replace("[estimator.nvil]", "[estimator.concrete]\nlr = 1e9\n\n[estimator.nvil]")
+    text = (
+        (recipe.FOLDER / "tiny.toml")
+        .read_text()
+        .replace("[estimator.nvil]", "[estimator.concrete]\nlr = 1e9\n\n[estimator.nvil]")
+    )
     (recipe.FOLDER / "tiny.toml").write_text(text)
     for _ in range(2):
         code, stdout, _ = call("reproduce", "tiny", "--samples", "1", "--rows", "linear")
@@ -482,7 +354,7 @@ def test_recipes_of_the_package_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_folder_of_another_recipe_is_left_alone(trained: list[str]) -> None:
     call("reproduce", "tiny", "--rows", "nonlinear")
-    (recipe.FOLDER / "tiny.toml").write_text(TINY.replace("steps = 12", "steps = 12\nbatch = 32"))
+    change("steps = 12", "steps = 12\nbatch = 32")
     code, _, stderr = call("reproduce", "tiny")
     folder = Path("out/reproduce/tiny") / trained[0]
     assert (code, len(trained)) == (2, 1)

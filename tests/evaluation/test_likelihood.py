@@ -11,42 +11,16 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import concretely as c
-from concretely.evaluation import likelihood
 from concretely.evaluation.likelihood import Likelihood, evaluate, exact_log_likelihood
 from concretely.objective import bound, effective_sample_size, weigh
 from tests.budget import assert_likely, assert_mean
 
-NOTATIONS = {
-    "one layer": lambda: c.density("3H-5V"),
-    "one layer, non-linear": lambda: c.density("3H~5V"),
-    "two layers": lambda: c.density("2H-3H-5V"),
-    "four-ary": lambda: c.density("4H-5V", arity=4),
-    "prediction": lambda: c.prediction("4V-3H-2H-5V"),
-    "four-ary prediction": lambda: c.prediction("4V-4H~5V", arity=4),
-}
-models = pytest.mark.parametrize("build", NOTATIONS.values(), ids=NOTATIONS.keys())
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
-def spread(model: c.Model) -> c.Model:
-    """A model whose parameters lie far from their start, so that latents matter and q is not the posterior of p."""
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.8)
-    return model.double().eval()
-
-
-def data_of(model: c.Model, points: int) -> tuple[Tensor, ...]:
-    """Random bits for every input of a model of the paper."""
-    x = torch.randint(2, (points, 5), dtype=torch.uint8)
-    return (x,) if model.q else (torch.randint(2, (points, 4), dtype=torch.uint8), x)
+from .example import NOTATIONS, data_of, models, seeded, spread
 
 
 def of_pairs(units: int, seen: list[Tensor] | None = None) -> tuple[c.Model, Callable[[Tensor], Tensor]]:
@@ -183,86 +157,6 @@ def test_several_chunks_are_the_bound_of_all_their_log_weights(build: Callable[[
     torch.testing.assert_close(
         result.effective_sample_size, effective_sample_size(torch.cat(log_w, 1)), rtol=1e-12, atol=1e-12
     )
-
-
-@models
-def test_a_survey_adds_to_few_samples_what_they_miss_on_average(
-    build: Callable[[], c.Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(likelihood, "FEW", 3)
-    model, generator = spread(build()), seeded()
-    data = data_of(model, 11)
-    result = evaluate(model, *data, samples=50, thorough=4, chunk=20, generator=seeded())
-    few = evaluate(model, *data, samples=3, chunk=20, generator=generator)
-    chosen = [0, 2, 5, 8]
-    many = evaluate(model, *(tensor[chosen] for tensor in data), samples=50, chunk=20, generator=generator)
-    missed = (many.log_likelihood - few.log_likelihood[chosen]).mean()
-    expected = few.log_likelihood + missed
-    expected[chosen] = many.log_likelihood
-    torch.testing.assert_close(result.log_likelihood, expected, rtol=1e-12, atol=1e-12)
-    assert result.mean == pytest.approx(few.mean + missed.item(), rel=1e-12)
-    assert result.effective_sample_size.equal(many.effective_sample_size)
-    assert (result.samples, result.thorough) == (50, 4)
-    missed = many.log_likelihood - few.log_likelihood[chosen]
-    assert result.doubt**2 == pytest.approx(missed.var().item() * (1 / 4 - 1 / 11))
-    assert result.standard_error**2 == pytest.approx(expected.var().item() / 11 + result.doubt**2)
-
-
-def test_the_mean_of_a_survey_is_that_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likelihood, "FEW", 1)
-    model = spread(c.density("3H-5V"))
-    (x,) = data_of(model, 100)
-    generator = seeded()
-    excess, doubts = [], []
-    for _ in range(100):
-        shuffled = x[torch.randperm(100)]
-        survey = evaluate(model, shuffled, samples=20, thorough=10, generator=generator)
-        excess.append(survey.mean - evaluate(model, shuffled, samples=20, generator=generator).mean)
-        doubts.append(survey.doubt)
-    assert_mean(torch.tensor(excess), 0, "beyond that of all samples")
-    assert 0.5 < np.std(excess) / np.mean(doubts) < 2
-
-
-def test_one_thorough_point_leaves_the_mean_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likelihood, "FEW", 3)
-    result = evaluate(spread(c.density("3H-5V")), torch.zeros(9, 5), samples=20, thorough=1)
-    assert result.standard_error == result.doubt == math.inf
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_impossible_data_have_no_average_to_add(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likelihood, "FEW", 3)
-
-    def p(draw: c.Draw, x: Tensor) -> Tensor:
-        z = draw("z", c.Bernoulli(torch.zeros(len(x), 1)))
-        return draw("x", c.Bernoulli(0 * z - math.inf), observed=x)
-
-    x = torch.zeros(10, 1)
-    x[number] = 1
-    result = evaluate(c.Model(p), x, samples=5, thorough=5)
-    assert (result.mean, result.thorough) == (-math.inf, 10)
-    assert result.log_likelihood.isfinite().sum() == 9
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"samples": 50, "thorough": 11},
-        {"samples": 50, "thorough": 99},
-        {"samples": 3},
-        {"samples": 4, "thorough": 3},  # more work than all samples for all points
-    ],
-)
-def test_where_there_is_nothing_to_survey_all_points_have_all_samples(
-    given: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(likelihood, "FEW", 3)
-    model = spread(c.density("3H-5V"))
-    data = data_of(model, 11)
-    result = evaluate(model, *data, **{"thorough": 2, **given}, generator=seeded())
-    plain = evaluate(model, *data, samples=given["samples"], generator=seeded())
-    assert result.log_likelihood.equal(plain.log_likelihood)
-    assert result.thorough == 11
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 16_384])
