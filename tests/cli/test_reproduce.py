@@ -290,12 +290,7 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
 
 
 def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> None:
-    text = (
-        (recipe.FOLDER / "tiny.toml")
-        .read_text()
-        .replace("[estimator.nvil]", "[estimator.concrete]\nlr = 1e9\n\n[estimator.nvil]")
-    )
-    (recipe.FOLDER / "tiny.toml").write_text(text)
+    change("[estimator.nvil]", "[estimator.concrete]\nlr = 1e9\n\n[estimator.nvil]")
     for _ in range(2):
         code, stdout, _ = call("reproduce", "tiny", "--samples", "1", "--rows", "linear")
         assert code == 0
