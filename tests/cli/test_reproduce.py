@@ -365,7 +365,7 @@ def test_a_recipe_changes_how_all_cells_are_trained() -> None:
         (["mine.toml", "--steps", "5"], ["--steps 5 ", "--batch 16 "]),
         (["mine.toml", "--lr", "0.02"], ["--steps 7 ", "--lr 0.02 "]),
         (["some.toml", "--lr", "0.02"], ["--steps 9 ", "--lr 0.02 "]),
-        (["fast"], ["--steps 30000 ", "--batch 2048 ", "--optimizer muon "]),
+        (["fast"], ["--steps 30000 ", "--batch 2048 "]),
     ):
         code, stdout, stderr = call("reproduce", "tiny", "--dry-run", "--recipe", *given)
         assert (code, len(stdout.splitlines()), stderr) == (0, 5, "")

@@ -363,6 +363,20 @@ def test_protocols_suit_any_model(name: str) -> None:
         assert resolve(notation=notation, **read(Path(name))).steps > 20_000
 
 
+@pytest.mark.parametrize(
+    ("notation", "estimator", "expected"),
+    [
+        ("200H~784V", "concrete", ("muon", 4e-3)),
+        ("200H-784V", "concrete", ("muon", 1.6e-2)),
+        ("200H-784V", "nvil", ("adam", 3e-3)),
+        ("200H~784V", "vimco", ("adam", 3e-3)),
+    ],
+)
+def test_the_fast_protocol_follows_the_model(notation: str, estimator: str, expected: tuple[str, float]) -> None:
+    found = resolve(notation=notation, estimator=estimator, **read(Path("fast")))
+    assert (found.optimizer, found.lr) == expected
+
+
 def test_the_protocol_of_the_paper_changes_only_the_number_of_steps() -> None:
     given = read(Path("paper"))
     assert resolve(notation="200H~784V", **given) == resolve(notation="200H~784V", steps=given["steps"])
