@@ -29,15 +29,18 @@ def test_a_grid_is_trained_as_one_program_and_the_best_on_the_validation_set_is_
     assert [name for name, metrics in records.items() if "test_nll" in metrics] == [best]
     (line,) = lines(stdout)
     assert float(line[1]) == pytest.approx(records[best]["test_nll"]["value"], abs=0.05)
+    assert f"{best} is the best of 6 for {title} on the validation set" in stdout
     assert call(*grid)[:2] == (0, stdout)
     assert len(trained) == 6
+    call("reproduce", "tiny", "--rows", "nonlinear", "--lr", "1e-2,1e-3")
+    assert trained[6:] == [f"{title},lr=0.001,weight_decay=0"]  # the other is there
 
 
 def test_a_grid_of_which_some_diverge_has_the_best_of_the_others(trained: list[str]) -> None:
     grid = ("reproduce", "tiny", "--rows", "nonlinear", "--lr", "1e30,1e-2", "--steps", "30")
     code, stdout, _ = call(*grid)
     assert code == 0
-    assert [path.parent.name.rpartition("=")[2] for path in Path().rglob("diverged.txt")] == ["1e+30"]
+    assert [path.parent.name.partition(",")[2] for path in Path().rglob("diverged.txt")] == ["lr=1e+30,weight_decay=0"]
     assert float(lines(stdout)[0][1]) < 60
     code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear", "--lr", "1e30,2e30", "--steps", "30")
     assert (code, lines(stdout)[0][1]) == (0, "diverged")
@@ -58,5 +61,5 @@ def test_what_is_held_out_is_scored_where_it_is_not_trained_on(trained: list[str
         2,
         "",
         "lr must have one value for 6H~64V-some-concrete-m1-seed0-t0.666667, as nothing is held out to choose by: "
-        "leave it out\n",
+        "choose other cells by --data, --rows or --estimator\n",
     )

@@ -230,6 +230,27 @@ def test_an_interruption_while_scoring_keeps_what_was_trained(
     assert "–" not in lines(stdout)[0]
 
 
+def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from concretely.report import run as report
+
+    score, parts = report.scored, list[str]()
+
+    def interrupted(*inputs: Any, part: str, **others: Any) -> Any:
+        parts.append(part)
+        if part == "train":
+            os.kill(os.getpid(), signal.SIGINT)
+        return score(*inputs, part=part, **others)
+
+    monkeypatch.setattr(report, "scored", interrupted)
+    one = ("reproduce", "tiny", "--rows", "nonlinear")
+    assert call(*one)[0] == 130
+    metrics = read(Path("out/reproduce/tiny") / trained[0] / "record.json")["metrics"]
+    assert [name for name in metrics if name.count("_") == 1] == ["test_nll", "valid_nll"]
+    monkeypatch.setattr(report, "scored", score)
+    assert call(*one)[0] == 0
+    assert parts == ["valid", "test", "train"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -373,7 +394,7 @@ def test_a_recipe_changes_how_all_cells_are_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ['estimator = "vimco"', "samples = 5", 'notation = "6H-64V"', 'data = "mnist"', "arity = 4"]
+    "line", ['estimator = "vimco"', "samples = 5", "seed = 1", 'notation = "6H-64V"', 'data = "mnist"', "arity = 4"]
 )
 def test_a_recipe_leaves_the_cells_what_they_are(line: str) -> None:
     Path("mine.toml").write_text(f"steps = 7\n{line}\n")

@@ -185,6 +185,13 @@ def test_every_line_is_ours_beside_the_papers(table: Experiment, tmp_path: Path)
     assert resolve(notation=second[2], **wished) == table.cells[1].recipe
 
 
+def test_candidates_that_have_lost_are_passed_over(table: Experiment, tmp_path: Path) -> None:
+    lost = made(table.cells[0], 106.0, valid=107.0)
+    del lost["metrics"]["test_nll"], lost["metrics"]["train_nll"]
+    write(tmp_path / "runs" / "lost" / "record.json", lost)
+    assert collected(table, tmp_path / "runs", tmp_path / "records") == (0, [])
+
+
 def test_training_points_that_had_few_samples_are_told_of(table: Experiment, tmp_path: Path) -> None:
     record = made(table.cells[0], 107.0)
     write(tmp_path / "runs" / table.cells[0].title / "record.json", record)

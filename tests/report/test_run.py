@@ -121,7 +121,7 @@ def test_of_two_scores_of_a_part_that_from_more_samples_stays(folder: Path, tmp_
     [
         ((20, 10), (20, 4), 0),  # fewer data points tell less
         ((20, 4), (20, 10), 1),
-        ((20, 4), (10, 10), 1),  # neither tells more: what was asked for last
+        ((20, 4), (10, 10), 0),  # and so do fewer samples
         ((20, 4), (10, 4), 0),
         ((20, 4), (20, 4), 1),
     ],

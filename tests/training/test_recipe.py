@@ -343,10 +343,12 @@ def test_a_file_may_say_what_is_so_for_some_models_alone(
     ("text", "sentence"),
     [
         ("[when.linaer]\nlr = 1", "unknown section 'when.linaer'; did you mean 'linear'?"),
-        ("[when.linear]\nrate = 1", "unknown key 'rate'"),
+        ("[when.linear]\nrate = 1", "in [when.linear]: unknown key 'rate'"),
+        ("[when.linear]\nlr = [1, 2]", "in [when.linear]: lr must be a number, got [1, 2]"),
+        ("[when.nvil]\nlr = 'high'", "in [when.nvil]: lr must be a number, got 'high'"),
         ("[when.linear]\nestimator = 'nvil'", "estimator must not be in [when.linear], got 'nvil'"),
         ("[when.nvil]\nnotation = '4H-64V'", "notation must not be in [when.nvil], got '4H-64V'"),
-        ("[when.linear.nvil]\nlr = 1", "unknown key 'nvil'"),
+        ("[when.linear.nvil]\nlr = 1", "in [when.linear]: unknown key 'nvil'"),
         ("when = 3", "when must be sections such as [when.linear], got 3"),
         ("[when]\nlinear = 3", "when must be sections such as [when.linear], got {'linear': 3}"),
     ],
@@ -368,8 +370,8 @@ def test_protocols_suit_any_model(name: str) -> None:
     [
         ("200H~784V", "concrete", ("muon", 4e-3)),
         ("200H-784V", "concrete", ("muon", 1.6e-2)),
-        ("200H-784V", "nvil", ("adam", 3e-3)),
-        ("200H~784V", "vimco", ("adam", 3e-3)),
+        ("200H-784V", "nvil", ("adam", 1e-3)),
+        ("200H~784V", "vimco", ("adam", 1e-3)),
     ],
 )
 def test_the_fast_protocol_follows_the_model(notation: str, estimator: str, expected: tuple[str, float]) -> None:

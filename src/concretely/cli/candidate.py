@@ -7,9 +7,11 @@ from pathlib import Path
 from ..recipe import Experiment
 from ..training.member import Member
 from .list import differing, named
-from .member import DIVERGED, known, require_different, validation
+from .member import DIVERGED, known, validation
 from .terminal import refuse
 
+GRID = ("lr", "weight_decay")
+"""The keys of a recipe in which candidates differ."""
 Candidates = dict[str, list[Member]]
 """Runs by the title of the cell that they may fill."""
 
@@ -18,16 +20,16 @@ def candidates_for(tried: Sequence[Experiment], folder: Path) -> Candidates:
     """The runs of an experiment that is tried in several ways, a folder for each."""
     found: Candidates = {}
     for cells in zip(*(each.cells for each in tried), strict=True):
-        title, recipes = cells[0].title, [cell.recipe for cell in cells]
-        keys = differing(recipes)
-        if not keys:
+        title, recipes = cells[0].title, list(dict.fromkeys(cell.recipe for cell in cells))
+        if len(recipes) == 1:
             found[title] = [Member(recipes[0], folder / title)]
             continue
         if recipes[0].train_on != "train":
-            refuse(f"{keys[0]} must have one value for {title}, as nothing is held out to choose by: leave it out")
-        folders = [folder / f"{title},{name}" for name in named(recipes, keys)]
-        found[title] = [Member(*each) for each in zip(recipes, folders, strict=True)]
-        require_different(found[title])
+            key = differing(recipes)[0]
+            why = "as nothing is held out to choose by: choose other cells by --data, --rows or --estimator"
+            refuse(f"{key} must have one value for {title}, {why}")
+        names = named(recipes, GRID)  # always by the same keys, so that a larger grid goes on with a smaller one
+        found[title] = [Member(recipe, folder / f"{title},{name}") for recipe, name in zip(recipes, names, strict=True)]
     return found
 
 

@@ -34,7 +34,7 @@ def evaluate(
     thorough: Annotated[
         int | None,
         typer.Option(
-            help="Data points that get all samples; others get 1,000 and, on top, what that misses on average.",
+            help="Data points scored by all samples; the rest by 1,000, corrected by the mean difference on these.",
             show_default="all",
         ),
     ] = None,

@@ -180,9 +180,14 @@ def score(
         with refusing():
             run, model, _ = restored(member.folder, device=on)
             score = partial(scored, run.recipe, model, data, progress=err.is_terminal)
-            with heeding(stop, model):
-                found = {part: score(part=part, **wish._asdict()) for part, wish in missing.items()}
-            leave(member.folder, run, model, data=data, found=found)
+            found = {}
+            try:
+                with heeding(stop, model):
+                    for part, wish in missing.items():
+                        found[part] = score(part=part, **wish._asdict())
+            finally:  # what was found before an interruption is kept
+                if found:
+                    leave(member.folder, run, model, data=data, found=found)
     return known(member)
 
 

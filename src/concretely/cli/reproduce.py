@@ -12,7 +12,7 @@ import typer
 from ..file import draft
 from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..spelling import nearest
-from ..training.member import Member, data_key
+from ..training.member import OF_DATA, Member, data_key
 from ..training.recipe import WHEN, Recipe, overruled, read
 from . import figure
 from .candidate import Candidates, best, candidates_for
@@ -53,7 +53,7 @@ STEPS, SAMPLES, POINTS = 20, 10, 128
 """What a smoke test takes: just enough to see that everything runs."""
 VALIDATING = 1_000
 """The most samples by which candidates for a cell are compared."""
-TOLD = ("notation", "arity", "data", "train_on", "estimator", "samples", "temperature", "prior_temperature")
+TOLD = (*OF_DATA, "notation", "arity", "estimator", "samples", "temperature", "prior_temperature", "seed")
 """The keys of a recipe that a cell has of its table, and that no other recipe may change."""
 
 
@@ -73,7 +73,7 @@ def reproduce(
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(help="A TOML file, or paper or fast; the flags above go before it.", show_default="none"),
+        typer.Option(help="A TOML file, or paper or fast, which the three flags above overrule.", show_default="none"),
     ] = None,
     score_samples: Annotated[
         int | None, typer.Option(help="Samples by which models are scored.", show_default="the paper's")
@@ -81,7 +81,7 @@ def reproduce(
     thorough: Annotated[
         int | None,
         typer.Option(
-            help="Training points that get all samples; others get 1,000 and, on top, what that misses on average.",
+            help="Training points scored by all samples; the rest by 1,000, corrected by the mean difference on these.",
             show_default="all",
         ),
     ] = None,
@@ -238,6 +238,9 @@ def _make(
         whole = _train(chosen, candidates, data, on=on, at_once=at_once, thorough=thorough)
     lines = _lines(chosen, candidates)
     show(table(lines, title=_title(chosen, smoke=smoke), caption=_caption(chosen)))
+    for title, members in candidates.items():
+        if len(members) > 1:
+            typer.echo(f"{best(members).folder.name} is the best of {len(members)} for {title} on the validation set")
     if chosen.figure == "temperature":
         _draw(lines, folder, note=_title(chosen, smoke=smoke) if smoke else "")
     if not whole:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 import torch
-from jaxtyping import Float64, Shaped
+from jaxtyping import Float64, Int64, Shaped
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
@@ -41,7 +41,10 @@ class Likelihood:
     """The log-likelihood of every data point, and how well it is known."""
 
     log_likelihood: Float64[Tensor, " points"]
-    """On average a lower bound, which more samples tighten; minus infinity if no sample can have given the data."""
+    """On average a lower bound, which more samples tighten; minus infinity if no sample can have given the data.
+
+    Of those that were not scored thoroughly only the mean is.
+    """
     effective_sample_size: Float64[Tensor, " thorough"]
     """The number of equal weights that would be worth as much as those found, zero if there are none but zeros."""
     samples: int
@@ -69,7 +72,7 @@ class Likelihood:
     def standard_error(self) -> float:
         """How far chance in the choice of the data moves the mean; what chance in the samples adds is left out.
 
-        What chance in the choice of those that are scored thoroughly adds is not.
+        Chance in the choice of those that were scored thoroughly is part of it.
         """
         return math.hypot(standard_error(self.log_likelihood), self.doubt)
 
@@ -100,8 +103,9 @@ def evaluate(
     default as many as suit the device; which draws fall to which data point depends on it. The modules of the model
     are in evaluation mode meanwhile. `progress` shows a bar on stderr.
 
-    `thorough` gives so many samples to so many data points only, evenly spread, and 1,000 to all, where that is less
-    work. What 1,000 miss on average is found from the former and added to the others, so that the mean stays unbiased.
+    `thorough` gives so many samples to so many data points only, chosen by chance, and 1,000 to all, where that is less
+    work. What 1,000 miss on average is found from the former and added to the others: the mean is, on average, that of
+    all samples for all data points.
     See [burda2016importance] and [maddison2017concrete], section 5.
 
     >>> import concretely as c
@@ -124,11 +128,12 @@ def evaluate(
         def estimated(part: Data, samples: int) -> Estimate:
             return _estimated(model, part, samples, chunk=chunk, generator=generator, advance=advance)
 
-        found, effective, doubt = (
-            (*estimated(data, samples), 0.0)
-            if pairs == points * samples
-            else _surveyed(estimated, data, samples, thorough)
-        )
+        if pairs == points * samples:
+            found, effective, doubt = *estimated(data, samples), 0.0
+        else:
+            device = "cpu" if generator is None else generator.device
+            chosen = torch.randperm(points, generator=generator, device=device)[:thorough].sort().values
+            found, effective, doubt = _surveyed(estimated, data, samples, chosen.cpu())
     return Likelihood(found, effective, samples, seconds=time.perf_counter() - started, doubt=doubt)
 
 
@@ -187,11 +192,9 @@ def _estimated(
 
 
 def _surveyed(
-    estimated: Callable[[Data, int], Estimate], data: Data, samples: int, thorough: int
+    estimated: Callable[[Data, int], Estimate], data: Data, samples: int, chosen: Int64[Tensor, " thorough"]
 ) -> tuple[Float64[Tensor, " points"], Float64[Tensor, " thorough"], float]:
     """All data points by few samples, and some by many, which say what few samples miss on average, and how surely."""
-    points = len(data[0])
-    chosen = torch.arange(thorough) * points // thorough
     found, _ = estimated(data, FEW)
     right, effective = estimated(tuple(tensor[chosen.to(tensor.device)] for tensor in data), samples)
     missed = right - found[chosen]
@@ -199,7 +202,7 @@ def _surveyed(
         return *estimated(data, samples), 0.0
     found += missed.mean()
     found[chosen] = right
-    return found, effective, standard_error(missed) * math.sqrt(1 - thorough / points)
+    return found, effective, standard_error(missed) * math.sqrt(1 - len(chosen) / len(found))
 
 
 def _log_sums(

@@ -10,7 +10,7 @@ without lines has a key with a list in their place.
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def _looking(wished: dict[str, Any]) -> Recipe:
     """A recipe that looks at the validation set often enough, if it does."""
     recipe = resolve(**wished)
     often = max(1, recipe.steps // LOOKS)
-    return resolve(**{**wished, "validate": often}) if recipe.validate > often else recipe
+    return replace(recipe, validate=often) if recipe.validate > often else recipe
 
 
 def _lines(row: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:

@@ -13,7 +13,7 @@ from ..recipe import PARTS, Cell, Experiment
 from ..training.member import OF_DATA
 from ..training.recipe import resolve
 from ..training.run import restored
-from .record import FILE, read, suffices, write
+from .record import FILE, read, surveys, write
 from .run import settings_of
 
 FEW = 128
@@ -45,6 +45,8 @@ def collected(experiment: Experiment, runs: Path, records: Path) -> tuple[int, l
     with alone(records / f".{experiment.name}.lock"):  # else one of two processes might lose what the other has found
         known = kept(experiment, records)
         for path in paths:
+            if _is_candidate(path):
+                continue
             try:
                 title, record = _belonging(path, experiment)
             except ValueError as error:
@@ -106,6 +108,15 @@ def _validation(record: Record) -> tuple[int | None, float]:
     return (None, 0.0) if value is None else (found.get("samples"), value)
 
 
+def _is_candidate(path: Path) -> bool:
+    """Whether a run was only compared with others on the validation set, which one of them has won."""
+    try:
+        metrics = read(path)["metrics"]
+    except ValueError:
+        return False
+    return "valid_nll" in metrics and not any(f"{part}_nll" in metrics for part in PARTS)
+
+
 def _belonging(path: Path, experiment: Experiment) -> tuple[str, Record]:
     """The title of the cell that a record is of, and the record; a run that is none of the experiment's is refused."""
     record = _finished(path)
@@ -151,7 +162,7 @@ def _require_scored(record: Record, part: str, *, samples: int) -> None:
     if metric.get("samples", 0) < samples:
         must = f"scored with {samples:,} sample{'s' * (samples > 1)}"
         raise ValueError(f"it must be {must} on {part}, got {metric.get('samples', 0):,}")
-    if part != "train" and not suffices(metric, samples=samples):  # by it models are compared
+    if part != "train" and surveys(metric):  # by it models are compared
         raise ValueError(f"all of its points must be scored thoroughly on {part}, got {metric['thorough']:,} of them")
     if metric.get("points", 0) <= FEW:
         raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")

@@ -54,16 +54,20 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def worth(metric: Mapping[str, Any]) -> tuple[int, int]:
+    """How well a likelihood is known: first by its samples, then by the data points that had all of them."""
+    return metric.get("samples", 0), metric.get("thorough", metric.get("points", 0))
+
+
 def suffices(metric: Mapping[str, Any], *, samples: int, thorough: int | None = None) -> bool:
-    """Whether a likelihood is from so many samples at least, for so many data points at least, or for all.
+    """Whether a likelihood is known at least as well as from so many samples, for so many data points or for all.
 
     >>> some = {"samples": 1_000, "points": 250, "thorough": 50}
     >>> [suffices(some, samples=1_000, thorough=number) for number in (50, 51, None)]
     [True, False, False]
     """
     points = metric.get("points", 0)
-    enough = points if thorough is None else min(thorough, points)
-    return bool(metric.get("samples", 0) >= samples and metric.get("thorough", points) >= enough)
+    return worth(metric) >= (samples, points if thorough is None else min(thorough, points))
 
 
 def surveys(metric: Mapping[str, Any]) -> bool:

@@ -79,7 +79,7 @@ def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
 def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
     """Write the record, the pictures and the page of a run; the likelihoods are by part of the data.
 
-    Those already in the record stay, unless they are of another step, or of the same part and there is no more to them.
+    Those already in the record stay, unless they are of another step, or of the same part and not known better.
     """
     made = circumstances(str(next(model.parameters()).device))
     new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()}
@@ -114,21 +114,11 @@ def _record(path: Path, run: Run, new: dict[str, dict[str, Any]]) -> dict[str, A
         except ValueError:  # it is put aside, as what is damaged may still be read by eye
             path.replace(path.with_name(f"{path.name}.damaged"))
     old = before["metrics"] if before.get("step") == run.chosen else {}
-    kept = {name: was for name, was in old.items() if name not in new or _tells_more(was, new[name])}
+    kept = {name: was for name, was in old.items() if name not in new or record.worth(was) > record.worth(new[name])}
     written = record.record(
         settings_of(run.recipe), ordered(new | kept), seed=run.recipe.seed, seconds=run.seconds, made=run.made
     )
     return {**written, "data": run.digest, "step": run.chosen, "members": run.members}
-
-
-def _tells_more(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether a likelihood is from as many samples and data points as another, or more, and not the other way round."""
-
-    def covers(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        points = other.get("points", 0)
-        return record.suffices(one, samples=other.get("samples", 0), thorough=other.get("thorough", points))
-
-    return covers(one, other) and not covers(other, one)
 
 
 def ordered(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

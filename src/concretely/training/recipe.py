@@ -2,8 +2,8 @@
 
 A recipe is read from flags and from a TOML file with the same names. What neither says is as in the paper
 [maddison2017concrete, appendix D.2], whose temperatures depend on the arity and whose learning rates on the layers. So
-may what a file says: under `[when.linear]`, `[when.nonlinear]`, `[when.density]`, `[when.prediction]` or the name of an
-estimator, such as `[when.nvil]`, stands what is so for those, the last of them before the others.
+may what a file says: under `[when.density]` or `[when.prediction]`, `[when.linear]` or `[when.nonlinear]`, and the name
+of an estimator, such as `[when.nvil]`, stands what is so for those, and each of them overrules what is before it here.
 """
 
 import json
@@ -244,9 +244,14 @@ def _sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for kind, section in sections.items():
         if kind not in known:
             raise ValueError(f"unknown section {f'{WHEN}.{kind}'!r}{nearest(kind, known)}")
-        _require_known(section)
-        for name in (name for name in ("notation", "arity", "estimator", WHEN) if name in section):
-            raise ValueError(f"{name} must not be in [{WHEN}.{kind}], got {section[name]!r}")
+        for name, value in section.items():
+            if name in ("notation", "arity", "estimator", WHEN):
+                raise ValueError(f"{name} must not be in [{WHEN}.{kind}], got {value!r}")
+            try:
+                _require_known({name: value})
+                _read(name, value)
+            except ValueError as error:
+                raise ValueError(f"in [{WHEN}.{kind}]: {error}") from None
     return sections
 
 
