@@ -185,3 +185,8 @@ def test_changes_reach_every_recipe_and_bad_ones_are_refused() -> None:
 def test_few_steps_are_looked_at_more_often(steps: int, validate: int) -> None:
     for cell in recipe.experiment("table-1", steps=steps).cells:
         assert cell.recipe.validate == (0 if cell.heading == "concrete" else validate)
+
+
+def test_no_recipe_looks_less_often_at_few_steps() -> None:
+    for cell in recipe.experiment("table-1", steps=1_000, when={"nvil": {"validate": 100_000}}).cells:
+        assert cell.recipe.validate == (0 if cell.heading == "concrete" else 20)

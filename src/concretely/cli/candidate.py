@@ -1,7 +1,7 @@
 """Candidates for the cells of a table: runs of which the best on the validation set fills a cell."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..recipe import Experiment
@@ -36,6 +36,14 @@ def candidates_for(tried: Sequence[Experiment], folder: Path) -> Candidates:
 def best(members: Sequence[Member]) -> Member:
     """That of several candidates which is taken; one that has diverged is, if all have."""
     return min(members, key=_validation)
+
+
+def choices_made(candidates: Candidates) -> Iterator[str]:
+    """A sentence about every cell that had several candidates, unless all have diverged."""
+    for title, members in candidates.items():
+        taken = best(members)
+        if len(members) > 1 and _validation(taken) < math.inf:
+            yield f"{taken.folder.name} is the best of {len(members)} for {title} on the validation set"
 
 
 def _validation(member: Member) -> float:

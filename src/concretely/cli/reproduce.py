@@ -15,7 +15,7 @@ from ..spelling import nearest
 from ..training.member import OF_DATA, Member, data_key
 from ..training.recipe import WHEN, Recipe, overruled, read
 from . import figure
-from .candidate import Candidates, best, candidates_for
+from .candidate import Candidates, best, candidates_for, choices_made
 from .flags import loaded_once
 from .list import choices
 from .member import (
@@ -238,9 +238,9 @@ def _make(
         whole = _train(chosen, candidates, data, on=on, at_once=at_once, thorough=thorough)
     lines = _lines(chosen, candidates)
     show(table(lines, title=_title(chosen, smoke=smoke), caption=_caption(chosen)))
-    for title, members in candidates.items():
-        if len(members) > 1:
-            typer.echo(f"{best(members).folder.name} is the best of {len(members)} for {title} on the validation set")
+    if whole:  # or else another may be better
+        for choice in choices_made(candidates):
+            typer.echo(choice)
     if chosen.figure == "temperature":
         _draw(lines, folder, note=_title(chosen, smoke=smoke) if smoke else "")
     if not whole:
