@@ -8,6 +8,7 @@ multiplies them right before they are used.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,12 @@ FEW = 256
 Up to so few of each, products of TF32 are as fast as those of bfloat16, to which weights would first be rounded.
 """
 
+TILE = 64
+"""The height and the width of what one part of a GPU works out of a product."""
+
+ENOUGH = 264
+"""So many tiles keep the largest GPU at work."""
+
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 
 
@@ -34,8 +41,22 @@ class Factors(NamedTuple):
 
     @property
     def product(self) -> Float[Tensor, "members outputs inputs"]:
-        """The gradient."""
-        return multiplied(self.by_total.mT, self.x)
+        """The gradient, added up from those of parts of the rows where members alone would leave a GPU idle."""
+        parts = self.parts
+        x, by_total = (factor.reshape(-1, factor.shape[1] // parts, factor.shape[2]) for factor in self)
+        product = multiplied(by_total.mT, x)
+        return product if parts == 1 else product.unflatten(0, (-1, parts)).sum(1)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the rows are divided: doubled as long as all parts of a GPU are not at work."""
+        (members, rows, inputs), outputs = self.x.shape, self.by_total.shape[2]
+        tiles = members * ceil(inputs / TILE) * ceil(outputs / TILE)
+        parts = 1
+        if is_fast(self.x) and self.x.is_contiguous() and members > 1:  # the product of one is divided by torch's library itself
+            while 2 * parts * tiles <= ENOUGH and rows % (2 * parts) == 0 and rows // (2 * parts) >= FEW:
+                parts *= 2
+        return parts
 
     @property
     def are_smaller(self) -> bool:

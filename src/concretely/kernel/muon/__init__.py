@@ -15,20 +15,29 @@ from ..operator import is_fast
 from . import naive
 from .naive import ROUNDS, SMALL
 
+FEW = 2**21
+"""Up to so many elements, launches take longer than products do."""
+
 
 def muon_(states: Sequence[State], gradients: Sequence[Float[Tensor, "members _ _"]], pace: Pace) -> None:
     """Move matrices, which decay, of all members that move; second moments are left alone."""
     lying = [sorted(state.parameter.shape[1:]) for state in states]
-    # those of one shape, lying or standing, are turned together
-    places = sorted(range(len(states)), key=lambda k: lying[k])
-    groups = [list(group) for _, group in groupby(places, key=lambda k: lying[k])]
-    members, stacks = len(pace.rate), []
+    members, longest = len(pace.rate), max(columns for _, columns in lying)
+    # those of one shape, lying or standing, are turned together; where they are few, those of one height, as columns of
+    # zeros change nothing
+    few = members * sum(rows * longest for rows, _ in lying) <= FEW
+    keys = [rows if few else (rows, columns) for rows, columns in lying]
+    places = sorted(range(len(states)), key=lambda k: keys[k])
+    groups = [list(group) for _, group in groupby(places, key=lambda k: keys[k])]
+    stacks = []
     for group in groups:
-        stacks.append(states[0].parameter.new_empty((len(group) * members, *lying[group[0]])))
+        rows, columns = lying[group[0]][0], max(lying[k][1] for k in group)
+        stacks.append(states[0].parameter.new_zeros((len(group) * members, rows, columns)))
     order = [k for group in groups for k in group]
     chosen, slopes = [states[k] for k in order], [gradients[k] for k in order]
-    _hasten(chosen, slopes, pace, _parts(groups, stacks))
-    _move(chosen, pace, _parts(groups, [orthogonal(stack) for stack in stacks]))
+    widths = [lying[k][1] for k in order]
+    _hasten(chosen, slopes, pace, _parts(groups, stacks, widths))
+    _move(chosen, pace, _parts(groups, [orthogonal(stack) for stack in stacks], widths))
 
 
 def orthogonal(matrix: Float[Tensor, "members rows columns"]) -> Float[Tensor, "members rows columns"]:
@@ -49,10 +58,11 @@ def _polynomial(gram: Tensor) -> Tensor:
     return naive.polynomial(gram)
 
 
-def _parts(groups: Sequence[Sequence[int]], stacks: Sequence[Tensor]) -> list[Tensor]:
-    """What belongs to each matrix of some stacks."""
+def _parts(groups: Sequence[Sequence[int]], stacks: Sequence[Tensor], widths: Sequence[int]) -> list[Tensor]:
+    """What belongs to each matrix of some stacks, of which each has so many columns."""
     pairs = zip(groups, stacks, strict=True)
-    return [part for group, stack in pairs for part in stack.chunk(len(group))]
+    parts = [part for group, stack in pairs for part in stack.chunk(len(group))]
+    return [part[..., :width] for part, width in zip(parts, widths, strict=True)]
 
 
 def _hasten(states: list[State], gradients: list[Tensor], pace: Pace, out: list[Tensor]) -> None:

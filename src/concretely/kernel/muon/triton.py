@@ -13,15 +13,17 @@ BLOCK = 1024
 
 
 @triton.jit
-def _turned(at, rows: tl.constexpr, columns: tl.constexpr, LIES: tl.constexpr):
-    """Where an element of a matrix is in the one that lies."""
-    return at if LIES else at % columns * rows + at // columns
+def _turned(at, columns: tl.constexpr, stride: tl.constexpr, LIES: tl.constexpr):
+    """Where an element of a matrix is in the one that lies, whose rows are so far apart."""
+    i, j = at // columns, at % columns
+    return i * stride + j if LIES else j * stride + i
 
 
 @triton.jit
 def _hasten(
     parameters, gradients, firsts, outs, rate, decay,
-    rows: tl.constexpr, columns: tl.constexpr, MOMENTUM: tl.constexpr, BLOCK: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr, spans: tl.constexpr, strides: tl.constexpr, MOMENTUM: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     lr, shrink = tl.load(rate + member).to(tl.float32), tl.load(decay + member).to(tl.float32)
@@ -35,7 +37,7 @@ def _hasten(
             slope += shrink * tl.load(parameters[t] + place, mask=mask, other=0.0)
             first = MOMENTUM * tl.load(firsts[t] + place, mask=mask, other=0.0) + slope
             tl.store(firsts[t] + place, first, mask=mask)
-            out = outs[t] + member * size + _turned(at, rows[t], columns[t], rows[t] <= columns[t])
+            out = outs[t] + member * spans[t] + _turned(at, columns[t], strides[t], rows[t] <= columns[t])
             tl.store(out, slope + MOMENTUM * first, mask=at < size)
         block -= blocks
 
@@ -48,13 +50,15 @@ def hasten_(states: list[State], gradients: list[Tensor], pace: Pace, out: list[
         tuple(state.parameter for state in states), tuple(each.contiguous() for each in gradients),
         tuple(state.first for state in states), tuple(out), pace.rate, pace.decay,
         rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes),
+        spans=tuple(each.stride(0) for each in out), strides=tuple(each.stride(1) for each in out),
         MOMENTUM=MOMENTUM, BLOCK=BLOCK,
     )  # fmt: skip
 
 
 @triton.jit
 def _move(
-    parameters, steps, lengths, rate, rows: tl.constexpr, columns: tl.constexpr, BLOCK: tl.constexpr,
+    parameters, steps, lengths, rate, rows: tl.constexpr, columns: tl.constexpr, spans: tl.constexpr,
+    strides: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     lr = tl.load(rate + member).to(tl.float32)
@@ -64,8 +68,8 @@ def _move(
         if (block >= 0) & (block < blocks):
             at = block * BLOCK + tl.arange(0, BLOCK)
             mask = at < tl.where(lr != 0, size, 0)
-            turned = _turned(at, rows[t], columns[t], rows[t] <= columns[t])
-            step = tl.load(steps[t] + member * size + turned, mask=mask, other=0.0)
+            turned = _turned(at, columns[t], strides[t], rows[t] <= columns[t])
+            step = tl.load(steps[t] + member * spans[t] + turned, mask=mask, other=0.0)
             place = parameters[t] + member * size + at
             tl.store(place, tl.load(place, mask=mask, other=0.0) - lr * lengths[t] * step, mask=mask)
         block -= blocks
@@ -76,9 +80,10 @@ def move_(states: list[State], pace: Pace, steps: list[Tensor]) -> None:
     shapes = [state.parameter.shape for state in states]
     blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
     _move[blocks, len(pace.rate)](
-        tuple(state.parameter for state in states), tuple(each.contiguous() for each in steps),
+        tuple(state.parameter for state in states), tuple(steps),
         tuple(length(state.parameter) for state in states), pace.rate,
-        rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes), BLOCK=BLOCK,
+        rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes),
+        spans=tuple(each.stride(0) for each in steps), strides=tuple(each.stride(1) for each in steps), BLOCK=BLOCK,
     )  # fmt: skip
 
 
