@@ -27,8 +27,11 @@ Up to so few of each, products of TF32 are as fast as those of bfloat16, to whic
 TILE = 64
 """The height and the width of what one part of a GPU works out of a product."""
 
-ENOUGH = 264
+ENOUGH = 832
 """So many tiles keep the largest GPU at work."""
+
+DEEP = 2_048
+"""So many bytes of a column are worth a tile of their own."""
 
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 
@@ -49,13 +52,14 @@ class Factors(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Into how many parts the rows are divided: doubled as long as all parts of a GPU are not at work."""
+        """Into how many parts the rows are divided: twice as many as long as a GPU has too few tiles to work on."""
         (members, rows, inputs), outputs = self.x.shape, self.by_total.shape[2]
-        tiles = members * ceil(inputs / TILE) * ceil(outputs / TILE)
+        tiles, deep = members * ceil(inputs / TILE) * ceil(outputs / TILE), DEEP // self.x.itemsize
+        if not is_fast(self.x) or not self.x.is_contiguous() or rows < 4 * deep:
+            return 1
         parts = 1
-        if is_fast(self.x) and self.x.is_contiguous() and members > 1:  # the product of one is divided by torch's library itself
-            while 2 * parts * tiles <= ENOUGH and rows % (2 * parts) == 0 and rows // (2 * parts) >= FEW:
-                parts *= 2
+        while members > 1 and 2 * parts * tiles <= ENOUGH and rows % (2 * parts) == 0 and rows >= 2 * parts * deep:
+            parts *= 2  # for one member it is done by torch's library
         return parts
 
     @property
