@@ -60,9 +60,10 @@ def test_a_finding_has_the_mean_the_number_that_agree_and_both_ends() -> None:
         "By +1.00 nats on average, where plus is as the paper says: so are 1 of 2 comparisons, "
         "from −1.00 ± 0.50 (`392V-240H-240H-392V`, m = 5, mnist) "
         "to +3.00 ± 0.50 (`392V-240H-240H-392V`, m = 1, mnist). 2 more cannot be made yet.",
+        partial=True,
     )
     scores["392V-240H-240H-392V", 5, "mnist", "concrete", "test"] = Score(64.0, 0.4)
-    assert finding.prediction(lookup(scores)).verdict == "not held"
+    assert finding.prediction(lookup(scores)).verdict == "not held so far"
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,15 @@ class Finding(NamedTuple):
     """Whether it is so; None if too little is known."""
     found: str
     """What our numbers are."""
+    partial: bool = False
+    """Whether some of our numbers are still missing."""
 
     @property
     def verdict(self) -> str:
         """Whether it is so, in words."""
-        return "not known yet" if self.held is None else "held" if self.held else "not held"
+        if self.held is None:
+            return "not known yet"
+        return ("held" if self.held else "not held") + (" so far" if self.partial else "")
 
 
 def findings(lookup: Lookup, points: Sequence[Point], *, temperatures: int) -> list[Finding]:
@@ -164,7 +168,7 @@ def integrality(points: Sequence[Point], *, temperatures: int) -> Finding:
     start = interior(points)
     if start is not None:
         found += f" The interior, where the gap stays above {GAP:g} nats, begins at about λ = {start:.2g}."
-    return Finding(name, claim, bool(lost), found)
+    return Finding(name, claim, bool(lost), found, len(points) < temperatures)
 
 
 def _estimators(
@@ -203,7 +207,7 @@ def _judged(name: str, claim: str, comparisons: Sequence[Comparison]) -> Finding
     found = f"By {_signed(mean)} nats on average, where plus is as the paper says: so are {agree} of {len(known)}"
     found += f" comparisons, from {_difference(low)} ({where_low}) to {_difference(high)} ({where_high})."
     found += f" {missing} more cannot be made yet." if missing else ""
-    return Finding(name, claim, mean > 0 if 2 * len(known) >= every else None, found)
+    return Finding(name, claim, mean > 0 if 2 * len(known) >= every else None, found, missing > 0)
 
 
 def _minus(one: Score | None, other: Score | None) -> Score | None:

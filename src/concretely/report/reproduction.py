@@ -32,7 +32,7 @@ RUNS = Path("out/reproduce")
 """Where runs are unless one says otherwise."""
 REASONS = "reasons.toml"
 NEAR = 1.0
-"""By how many nats a test likelihood may differ from the paper's."""
+"""By how many nats a test likelihood may be worse than the paper's."""
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 """The flags for products of matrices that are not those of float32, by torch's names."""
 
@@ -74,7 +74,7 @@ class Section(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """A cell that is not as in the paper."""
+    """A cell that is not as good as in the paper."""
 
     title: str
     ours: str
@@ -87,6 +87,8 @@ class Report(NamedTuple):
     """All that there is to say."""
 
     sections: list[Section]
+    compared: int
+    """How many cells have a test likelihood here and in the paper."""
     deviations: list[Deviation]
     findings: list[Finding]
     points: list[Point]
@@ -104,6 +106,7 @@ def gathered(records: Path) -> Report:
     points = [each for each in tried if each is not None]
     return Report(
         [_section(each, found) for each, found in lines if any(line.record for line in found)],
+        sum(line.difference("test") is not None for line in every),
         list(_deviations(every, _reasons(records, every))),
         findings(_lookup(every), points, temperatures=len(warm)),
         points,
@@ -213,7 +216,7 @@ def _lookup(lines: Sequence[Line]) -> Lookup:
 
 
 def _reasons(records: Path, lines: Sequence[Line]) -> dict[str, str]:
-    """What is known of why cells are not as in the paper."""
+    """What is known of why cells are not as good as in the paper."""
     path = records.parent / REASONS
     if not path.exists():
         return {}
@@ -231,7 +234,7 @@ def _reasons(records: Path, lines: Sequence[Line]) -> dict[str, str]:
 def _deviations(lines: Sequence[Line], reasons: Mapping[str, str]) -> Iterator[Deviation]:
     for line in lines:
         difference = line.difference("test")
-        if difference is not None and abs(difference) > NEAR:
+        if difference is not None and difference > NEAR:
             title = line.cell.title
             ours, paper = _ours(line, "test_nll"), _paper(line.cell.paper["test"])
             yield Deviation(title, ours, paper, _signed(difference), reasons.get(title, "unknown yet"))
