@@ -177,6 +177,39 @@ def test_what_comes_of_many_rows_is_rounded_as_the_next_product_would(rows: int)
         torch.testing.assert_close([grads[0], *grads[2:]], [each.float() for each in true], rtol=0.05, atol=0.1)
 
 
+@pytest.mark.parametrize(
+    ("members", "rows", "outputs", "inputs", "dtype", "parts"),
+    [
+        (2, 2_048, 200, 200, torch.float32, 4),  # no part has fewer than 512 rows
+        (2, 2_048, 200, 200, torch.bfloat16, 1),
+        (2, 12_800, 200, 200, torch.float32, 16),
+        (2, 12_800, 200, 784, torch.float32, 8),
+        (8, 12_800, 200, 784, torch.float32, 2),
+        (32, 12_800, 200, 784, torch.float32, 1),  # members are tiles enough
+        (1, 12_800, 200, 200, torch.float32, 1),
+        (2, 2_050, 200, 200, torch.float32, 2),  # an odd number of rows is not divided
+    ],
+)
+def test_rows_are_divided_until_there_are_tiles_for_all_of_a_gpu(
+    members: int, rows: int, outputs: int, inputs: int, dtype: torch.dtype, parts: int
+) -> None:
+    factors = operation.Factors(*(torch.empty(members, rows, wide, dtype=dtype) for wide in (inputs, outputs)))
+    with mock.patch.object(operation, "is_fast", return_value=True):
+        assert factors.parts == parts
+        shared = operation.Factors(factors.x[:1].expand_as(factors.x), factors.by_total)
+        assert shared.parts == 1 or members == 1
+    assert factors.parts == 1 or DEVICE == "cuda"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_is_the_sum_of_those_of_parts_of_the_rows(dtype: torch.dtype) -> None:
+    x, by_total = (torch.randint(-3, 4, (3, 16, wide), device=DEVICE).to(dtype) for wide in (5, 7))  # no rounding
+    factors = operation.Factors(x, by_total)
+    with mock.patch.object(operation, "is_fast", return_value=True), mock.patch.object(operation, "DEEP", 8):
+        assert factors.parts == {torch.float32: 8, torch.bfloat16: 4}[dtype]
+        assert torch.equal(factors.product.double(), by_total.double().mT @ x.double())
+
+
 @PATHS
 def test_an_input_without_a_gradient_has_none(path: str) -> None:
     x, weight, bias = given(2, 3, 4, 5)

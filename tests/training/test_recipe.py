@@ -316,6 +316,15 @@ lr = "3e-3"
 [when.nvil]
 optimizer = "muon"
 lr = 5e-4
+[when.discrete.linear]
+batch = 24
+lr = 9.0
+[when.nvil.linear]
+lr = 6e-4
+[when.nvil.linear.m7]
+lr = 7e-4
+[when.m7]
+batch = 32
 """
 
 
@@ -325,8 +334,12 @@ lr = 5e-4
         ({"notation": "4H-64V"}, (1e-2, 16, "adam")),
         ({"notation": "4H~64V"}, (3e-3, 16, "adam")),
         ({"notation": "32V-4H-32V"}, (1e-2, 8, "adam")),
-        ({"notation": "4H-64V", "estimator": "nvil"}, (5e-4, 16, "muon")),  # the estimator before all others
-        ({"notation": "4H-64V", "estimator": "nvil", "lr": "0.1", "batch": 4}, (0.1, 4, "muon")),
+        ({"notation": "4H~64V", "estimator": "nvil"}, (5e-4, 16, "muon")),  # the estimator overrules the layers
+        ({"notation": "4H-64V", "estimator": "nvil"}, (6e-4, 24, "muon")),
+        ({"notation": "4H-64V", "estimator": "score"}, (9.0, 24, "adam")),
+        ({"notation": "4H-64V", "estimator": "nvil", "samples": "7"}, (7e-4, 32, "muon")),
+        ({"notation": "4H~64V", "samples": 7}, (3e-3, 32, "adam")),
+        ({"notation": "4H-64V", "estimator": "nvil", "samples": 7, "lr": "0.1", "batch": 4}, (0.1, 4, "muon")),
     ],
 )
 def test_a_file_may_say_what_is_so_for_some_models_alone(
@@ -348,9 +361,12 @@ def test_a_file_may_say_what_is_so_for_some_models_alone(
         ("[when.nvil]\nlr = 'high'", "in [when.nvil]: lr must be a number, got 'high'"),
         ("[when.linear]\nestimator = 'nvil'", "estimator must not be in [when.linear], got 'nvil'"),
         ("[when.nvil]\nnotation = '4H-64V'", "notation must not be in [when.nvil], got '4H-64V'"),
-        ("[when.linear.nvil]\nlr = 1", "in [when.linear]: unknown key 'nvil'"),
+        ("[when.linear]\nsamples = 5", "samples must not be in [when.linear], got 5"),
+        ("[when.linear.nvli]\nlr = 1", "in [when.linear]: unknown key 'nvli'"),
+        ("[when.linear.nvil]\nrate = 1", "in [when.linear.nvil]: unknown key 'rate'"),
+        ("[when.m0]\nlr = 1", "unknown section 'when.m0'; known are 'concrete', 'density', "),
         ("when = 3", "when must be sections such as [when.linear], got 3"),
-        ("[when]\nlinear = 3", "when must be sections such as [when.linear], got {'linear': 3}"),
+        ("[when]\nlinear = 3", "when.linear must be a section, got 3"),
     ],
 )
 def test_a_section_that_is_wrong_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
@@ -370,8 +386,8 @@ def test_protocols_suit_any_model(name: str) -> None:
     [
         ("200H~784V", "concrete", ("muon", 4e-3)),
         ("200H-784V", "concrete", ("muon", 1.6e-2)),
-        ("200H-784V", "nvil", ("adam", 1e-3)),
-        ("200H~784V", "vimco", ("adam", 1e-3)),
+        ("200H-784V", "nvil", ("muon", 2e-3)),
+        ("200H~784V", "vimco", ("muon", 1e-3)),
     ],
 )
 def test_the_fast_protocol_follows_the_model(notation: str, estimator: str, expected: tuple[str, float]) -> None:

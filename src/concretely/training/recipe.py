@@ -2,12 +2,15 @@
 
 A recipe is read from flags and from a TOML file with the same names. What neither says is as in the paper
 [maddison2017concrete, appendix D.2], whose temperatures depend on the arity and whose learning rates on the layers. So
-may what a file says: under `[when.density]` or `[when.prediction]`, `[when.linear]` or `[when.nonlinear]`, and the name
-of an estimator, such as `[when.nvil]`, stands what is so for those, and each of them overrules what is before it here.
+may what a file says: under `[when.density]` or `[when.prediction]`, `[when.linear]` or `[when.nonlinear]`, the graph
+that is trained, `[when.relaxed]` or `[when.discrete]`, the name of an estimator, such as `[when.nvil]`, and a number of
+samples, such as `[when.m5]`, stands what is so for those, and each of them overrules what is before it here. What is so
+only for both of two stands under both: `[when.nvil.linear]`.
 """
 
 import json
 import math
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -52,8 +55,8 @@ ESTIMATORS = {
     "vimco": Method(samples=2),
     "exact": Method(),
 }
-WHEN, KINDS = "when", ("density", "prediction", "linear", "nonlinear")
-"""Under what a file says what is so for some models alone, and which; estimators are others."""
+WHEN, KINDS = "when", ("density", "prediction", "linear", "nonlinear", "relaxed", "discrete")
+"""Under what a file says what is so for some models alone, and which; estimators and numbers of samples are others."""
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
@@ -197,11 +200,14 @@ def overruled(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, 
     """
     found = {**given, **wished}
     if WHEN in given:
-        found[WHEN] = {
-            kind: {name: value for name, value in section.items() if name not in wished}
-            for kind, section in _sections(given).items()
-        }
+        found[WHEN] = _without(wished, _sections(given))
     return found
+
+
+def _without(wished: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """What a section and those in it say of other things."""
+    kept = {name: value for name, value in section.items() if name not in wished}
+    return {name: _without(wished, value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def resolve(**given: Any) -> Recipe:
@@ -224,35 +230,63 @@ def resolve(**given: Any) -> Recipe:
     wished = {name: _read(name, value) for name, value in given.items()}
     architecture = parse(wished["notation"], arity=wished.pop("arity", None))
     wished["notation"] = str(architecture)
-    for kind in _kinds(architecture, wished.get("estimator", "concrete")):
-        wished |= {name: _read(name, value) for name, value in sections.get(kind, {}).items()}
+    wished |= _said(sections, _kinds(architecture, wished))
     return Recipe(**{**_defaults(architecture, wished), **wished})
 
 
-def _kinds(architecture: Architecture, estimator: str) -> tuple[str, str, str]:
-    """What a model and its estimator are, for which a file may say something of its own."""
+def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a model, its estimator and its samples are, for which a file may say something of its own."""
     task = "density" if architecture.context is None else "prediction"
-    return task, "nonlinear" if architecture.nonlinear else "linear", estimator
+    layers = "nonlinear" if architecture.nonlinear else "linear"
+    estimator = wished.get("estimator", "concrete")
+    graph = "relaxed" if ESTIMATORS.get(estimator, Method()).relaxes else "discrete"
+    return task, layers, graph, estimator, f"m{wished.get('samples', _samples(estimator))}"
 
 
-def _sections(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What is said of some models and estimators alone."""
+def _said(sections: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
+    """What sections say of something that is of all these kinds, later ones and those within others overruling."""
+    found: dict[str, Any] = {}
+    for section in (sections[kind] for kind in kinds if kind in sections):
+        found |= {name: _read(name, value) for name, value in section.items() if not _is_kind(name)}
+        found |= _said(section, kinds)
+    return found
+
+
+def _is_kind(name: str) -> bool:
+    return name in KINDS or name in ESTIMATORS or re.fullmatch("m[1-9][0-9]*", name) is not None
+
+
+def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of some models, estimators and samples alone."""
     sections = given.get(WHEN, {})
-    known = [*KINDS, *ESTIMATORS]
-    if not isinstance(sections, dict) or not all(isinstance(section, dict) for section in sections.values()):
+    if not isinstance(sections, dict):
         raise ValueError(f"{WHEN} must be sections such as [{WHEN}.linear], got {sections!r}")
-    for kind, section in sections.items():
-        if kind not in known:
-            raise ValueError(f"unknown section {f'{WHEN}.{kind}'!r}{nearest(kind, known)}")
-        for name, value in section.items():
-            if name in ("notation", "arity", "estimator", WHEN):
-                raise ValueError(f"{name} must not be in [{WHEN}.{kind}], got {value!r}")
+    for kind in (name for name in sections if not _is_kind(name)):
+        raise ValueError(f"unknown section {f'{WHEN}.{kind}'!r}{nearest(kind, [*KINDS, *ESTIMATORS, 'm5'])}")
+    _require_section(WHEN, sections)
+    return sections
+
+
+def _require_section(place: str, section: Mapping[str, Any]) -> None:
+    """Refuse a section that says what cannot be, or that has such a one within it."""
+    for name, value in section.items():
+        if _is_kind(name):
+            if not isinstance(value, dict):
+                raise ValueError(f"{place}.{name} must be a section, got {value!r}")
+            _require_section(f"{place}.{name}", value)
+        elif name in ("notation", "arity", "estimator", "samples", WHEN):
+            raise ValueError(f"{name} must not be in [{place}], got {value!r}")
+        else:
             try:
                 _require_known({name: value})
                 _read(name, value)
             except ValueError as error:
-                raise ValueError(f"in [{WHEN}.{kind}]: {error}") from None
-    return sections
+                raise ValueError(f"in [{place}]: {error}") from None
+
+
+def _samples(estimator: str) -> int:
+    """How many samples an estimator takes unless one says otherwise."""
+    return 5 if ESTIMATORS.get(estimator, Method()).samples > 1 else 1
 
 
 def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +303,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
         "binarize": "bernoulli",
         "train_on": "train",
         "estimator": estimator,
-        "samples": 5 if method.samples > 1 else 1,
+        "samples": _samples(estimator),
         "temperature": temperature if method.cools else None,
         "prior_temperature": prior if estimator in _PRIOR_COOLS and not predicts else None,
         "steps": steps,
