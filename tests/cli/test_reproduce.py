@@ -402,8 +402,8 @@ def test_a_recipe_leaves_the_cells_what_they_are(line: str) -> None:
     found = value.replace('"', "'")
     sentence = f"recipe must leave {key} to the cells, got {found} in 'mine.toml'\n"
     assert call("reproduce", "tiny", "--recipe", "mine.toml") == (2, "", sentence)
-    if key in ("samples", "data"):
-        Path("mine.toml").write_text(f"steps = 7\n[when.linear]\n{line}\n")
+    for section in ("linear", "nvil.linear") if key == "data" else ():
+        Path("mine.toml").write_text(f"steps = 7\n[when.{section}]\n{line}\n")
         assert call("reproduce", "tiny", "--recipe", "mine.toml") == (2, "", sentence)
 
 

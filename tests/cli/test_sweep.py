@@ -68,7 +68,7 @@ def test_a_sweep_sorts_its_members_marks_the_best_and_writes_its_recipe(tmp_path
 
 
 def test_what_a_file_says_of_a_model_is_not_swept(tmp_path: Path, trained: list[Path]) -> None:
-    (tmp_path / "some.toml").write_text("[when.linear]\nlr = 1e-2\n[when.nonlinear]\nbatch = 8\n")
+    (tmp_path / "some.toml").write_text("[when.linear.relaxed]\nlr = 1e-2\n[when.nonlinear]\nbatch = 8\n")
     code, *_ = call(*SMALL, "--recipe", str(tmp_path / "some.toml"), "--weight-decay", "0,1", "--out", str(tmp_path))
     assert code == 0
     names = sorted(path.name.partition(",temperature")[0] for path in trained)

@@ -362,11 +362,11 @@ def test_a_file_may_say_what_is_so_for_some_models_alone(
         ("[when.linear]\nestimator = 'nvil'", "estimator must not be in [when.linear], got 'nvil'"),
         ("[when.nvil]\nnotation = '4H-64V'", "notation must not be in [when.nvil], got '4H-64V'"),
         ("[when.linear]\nsamples = 5", "samples must not be in [when.linear], got 5"),
-        ("[when.linear.nvli]\nlr = 1", "in [when.linear]: unknown key 'nvli'"),
+        ("[when.linear.nvli]\nlr = 1", "unknown section 'when.linear.nvli'; did you mean 'nvil'?"),
         ("[when.linear.nvil]\nrate = 1", "in [when.linear.nvil]: unknown key 'rate'"),
         ("[when.m0]\nlr = 1", "unknown section 'when.m0'; known are 'concrete', 'density', "),
         ("when = 3", "when must be sections such as [when.linear], got 3"),
-        ("[when]\nlinear = 3", "when.linear must be a section, got 3"),
+        ("[when]\nlinear = 3", "when must be sections such as [when.linear], got {'linear': 3}"),
     ],
 )
 def test_a_section_that_is_wrong_is_refused(text: str, sentence: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ only for both of two stands under both: `[when.nvil.linear]`.
 
 import json
 import math
-import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -22,6 +21,8 @@ from typing import Any, NamedTuple
 from ..notation import Architecture, parse
 from ..schedule import Annealing
 from ..spelling import nearest, number
+from . import section
+from .section import WHEN
 
 FILE = "recipe.toml"
 """The name under which a run keeps its recipe."""
@@ -55,8 +56,8 @@ ESTIMATORS = {
     "vimco": Method(samples=2),
     "exact": Method(),
 }
-WHEN, KINDS = "when", ("density", "prediction", "linear", "nonlinear", "relaxed", "discrete")
-"""Under what a file says what is so for some models alone, and which; estimators and numbers of samples are others."""
+KINDS = ("density", "prediction", "linear", "nonlinear", "relaxed", "discrete")
+"""For what a file may have a section; estimators and numbers of samples are others."""
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
@@ -200,14 +201,8 @@ def overruled(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, 
     """
     found = {**given, **wished}
     if WHEN in given:
-        found[WHEN] = _without(wished, _sections(given))
+        found[WHEN] = section.without(_sections(given), wished)
     return found
-
-
-def _without(wished: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
-    """What a section and those in it say of other things."""
-    kept = {name: value for name, value in section.items() if name not in wished}
-    return {name: _without(wished, value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def resolve(**given: Any) -> Recipe:
@@ -230,7 +225,8 @@ def resolve(**given: Any) -> Recipe:
     wished = {name: _read(name, value) for name, value in given.items()}
     architecture = parse(wished["notation"], arity=wished.pop("arity", None))
     wished["notation"] = str(architecture)
-    wished |= _said(sections, _kinds(architecture, wished))
+    said = section.said(sections, _kinds(architecture, wished))
+    wished |= {name: _read(name, value) for name, value in said.items()}
     return Recipe(**{**_defaults(architecture, wished), **wished})
 
 
@@ -243,45 +239,14 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
     return task, layers, graph, estimator, f"m{wished.get('samples', _samples(estimator))}"
 
 
-def _said(sections: Mapping[str, Any], kinds: tuple[str, ...]) -> dict[str, Any]:
-    """What sections say of something that is of all these kinds, later ones and those within others overruling."""
-    found: dict[str, Any] = {}
-    for section in (sections[kind] for kind in kinds if kind in sections):
-        found |= {name: _read(name, value) for name, value in section.items() if not _is_kind(name)}
-        found |= _said(section, kinds)
-    return found
-
-
-def _is_kind(name: str) -> bool:
-    return name in KINDS or name in ESTIMATORS or re.fullmatch("m[1-9][0-9]*", name) is not None
-
-
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of some models, estimators and samples alone."""
-    sections = given.get(WHEN, {})
-    if not isinstance(sections, dict):
-        raise ValueError(f"{WHEN} must be sections such as [{WHEN}.linear], got {sections!r}")
-    for kind in (name for name in sections if not _is_kind(name)):
-        raise ValueError(f"unknown section {f'{WHEN}.{kind}'!r}{nearest(kind, [*KINDS, *ESTIMATORS, 'm5'])}")
-    _require_section(WHEN, sections)
-    return sections
+    """What is said of some models, estimators and numbers of samples alone."""
 
+    def check(name: str, value: Any) -> None:
+        _require_known({name: value})
+        _read(name, value)
 
-def _require_section(place: str, section: Mapping[str, Any]) -> None:
-    """Refuse a section that says what cannot be, or that has such a one within it."""
-    for name, value in section.items():
-        if _is_kind(name):
-            if not isinstance(value, dict):
-                raise ValueError(f"{place}.{name} must be a section, got {value!r}")
-            _require_section(f"{place}.{name}", value)
-        elif name in ("notation", "arity", "estimator", "samples", WHEN):
-            raise ValueError(f"{name} must not be in [{place}], got {value!r}")
-        else:
-            try:
-                _require_known({name: value})
-                _read(name, value)
-            except ValueError as error:
-                raise ValueError(f"in [{place}]: {error}") from None
+    return section.require(given.get(WHEN, {}), (*KINDS, *ESTIMATORS), check)
 
 
 def _samples(estimator: str) -> int:
