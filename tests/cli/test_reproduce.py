@@ -393,6 +393,14 @@ def test_a_recipe_changes_how_all_cells_are_trained() -> None:
         assert all(word in line for line in stdout.splitlines() for word in words)
 
 
+def test_a_recipe_need_suit_only_the_cells_that_are_asked_for() -> None:
+    Path("mine.toml").write_text("validate = 10\n")
+    asked = ["table-1", "--recipe", "mine.toml", "--samples", "1", "--dry-run"]
+    assert call("reproduce", *asked) == (2, "", "validate must be 0 to train on the whole, got 10\n")
+    code, stdout, _ = call("reproduce", *asked, "--data", "mnist")
+    assert (code, len(stdout.splitlines())) == (0, 8)
+
+
 @pytest.mark.parametrize(
     "line", ['estimator = "vimco"', "samples = 5", "seed = 1", 'notation = "6H-64V"', 'data = "mnist"', "arity = 4"]
 )

@@ -188,21 +188,19 @@ def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -
     """The part of an experiment that was asked for."""
     if name not in names():
         refuse(f"unknown table or figure {name!r}{nearest(name, [*names(), *FIGURES])}")
-    with refusing():
-        whole = experiment(name, **changes)
-    cells = whole.cells
-    for flag, text in wished.items():
-        if text is None:
-            continue
-        entries = {entry.strip() for entry in text.split(",")}
+    asked = {flag: {entry.strip() for entry in text.split(",")} for flag, text in wished.items() if text is not None}
+    whole = experiment(name)
+    for flag, entries in asked.items():
         every = {answer for cell in whole.cells for answer in _answers(cell, flag)}
         for entry in sorted(entries - every):
             refuse(f"unknown {'row' if flag == 'rows' else flag} {entry!r} in {name}{nearest(entry, every)}")
-        cells = tuple(cell for cell in cells if entries & _answers(cell, flag))
-    if not cells:
-        asked = " and ".join(f"{flag} {text}" for flag, text in wished.items() if text is not None)
-        refuse(f"{name} has no cell with {asked}")
-    return replace(whole, cells=cells)
+    with refusing():
+        found = experiment(
+            name, lambda cell: all(entries & _answers(cell, flag) for flag, entries in asked.items()), **changes
+        )
+    if not found.cells:
+        refuse(f"{name} has no cell with {' and '.join(f'{flag} {wished[flag]}' for flag in asked)}")
+    return found
 
 
 def _answers(cell: Cell, flag: str) -> set[str]:

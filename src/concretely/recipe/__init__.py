@@ -9,7 +9,7 @@ without lines has a key with a list in their place.
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,8 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def experiment(name: str, **changes: Any) -> Experiment:
-    """Read a table or a figure, with changes to all of its recipes.
+def experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **changes: Any) -> Experiment:
+    """Read a table or a figure, or only some of its cells, with changes to their recipes.
 
     >>> experiment("table-2")
     Traceback (most recent call last):
@@ -81,11 +81,13 @@ def experiment(name: str, **changes: Any) -> Experiment:
     if name not in names():
         raise ValueError(f"unknown experiment {name!r}{nearest(name, names())}")
     content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
-    cells = tuple(cell for row in content["row"] for cell in _cells(row, content, changes))
+    cells = tuple(cell for row in content["row"] for cell in _cells(row, content, only, changes))
     return Experiment(name, content["title"], content["place"], content["score_samples"], content.get("figure"), cells)
 
 
-def _cells(row: Mapping[str, Any], content: Mapping[str, Any], changes: Mapping[str, Any]) -> Iterator[Cell]:
+def _cells(
+    row: Mapping[str, Any], content: Mapping[str, Any], only: Callable[[Cell], bool], changes: Mapping[str, Any]
+) -> Iterator[Cell]:
     """The cells of a row, in the order of its lines and then of the head."""
     for line, paper in _lines(row, content):
         wished = {**content.get("recipe", {}), **line}
@@ -93,7 +95,9 @@ def _cells(row: Mapping[str, Any], content: Mapping[str, Any], changes: Mapping[
         if wished.get("samples") == 1:
             wished["estimator"] = content.get("single", {}).get(heading, heading)
         own = content.get("estimator", {}).get(wished.get("estimator"), {})
-        yield Cell(row["name"], heading, _looking({**wished, **own, **changes}), paper)
+        cell = Cell(row["name"], heading, _looking({**wished, **own}), paper)
+        if only(cell):
+            yield replace(cell, recipe=_looking({**wished, **own, **changes}))
 
 
 def _looking(wished: dict[str, Any]) -> Recipe:
