@@ -396,7 +396,8 @@ def test_a_recipe_changes_how_all_cells_are_trained() -> None:
 def test_a_recipe_need_suit_only_the_cells_that_are_asked_for() -> None:
     Path("mine.toml").write_text("validate = 10\n")
     asked = ["table-1", "--recipe", "mine.toml", "--samples", "1", "--dry-run"]
-    assert call("reproduce", *asked) == (2, "", "validate must be 0 to train on the whole, got 10\n")
+    sentence = "validate must be 0 to train on the whole, got 10 for 200H-784V-omniglot-concrete-m1-seed0-t0.666667\n"
+    assert call("reproduce", *asked) == (2, "", sentence)
     code, stdout, _ = call("reproduce", *asked, "--data", "mnist")
     assert (code, len(stdout.splitlines())) == (0, 8)
 

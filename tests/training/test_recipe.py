@@ -319,7 +319,7 @@ lr = 5e-4
 [when.discrete.linear]
 batch = 24
 lr = 9.0
-[when.nvil.linear]
+[when.linear.nvil]
 lr = 6e-4
 [when.nvil.linear.m7]
 lr = 7e-4
@@ -337,7 +337,7 @@ batch = 32
         ({"notation": "4H~64V", "estimator": "nvil"}, (5e-4, 16, "muon")),  # the estimator overrules the layers
         ({"notation": "4H-64V", "estimator": "nvil"}, (6e-4, 24, "muon")),
         ({"notation": "4H-64V", "estimator": "score"}, (9.0, 24, "adam")),
-        ({"notation": "4H-64V", "estimator": "nvil", "samples": "7"}, (7e-4, 32, "muon")),
+        ({"notation": "4H-64V", "estimator": "nvil", "samples": "7"}, (7e-4, 24, "muon")),  # two kinds overrule one
         ({"notation": "4H~64V", "samples": 7}, (3e-3, 32, "adam")),
         ({"notation": "4H-64V", "estimator": "nvil", "samples": 7, "lr": "0.1", "batch": 4}, (0.1, 4, "muon")),
     ],
@@ -364,6 +364,11 @@ def test_a_file_may_say_what_is_so_for_some_models_alone(
         ("[when.linear]\nsamples = 5", "samples must not be in [when.linear], got 5"),
         ("[when.linear.nvli]\nlr = 1", "unknown section 'when.linear.nvli'; did you mean 'nvil'?"),
         ("[when.linear.nvil]\nrate = 1", "in [when.linear.nvil]: unknown key 'rate'"),
+        ("[when.linear.nonlinear]\nlr = 1", "[when.linear.nonlinear] must hold for something, but nothing is both"),
+        ("[when.m5.nvil.m5]\nlr = 1", "[when.m5.nvil.m5] must hold for something, but nothing is both"),
+        (f"[when{'.linear' * 3000}]\nlr = 1", "[when.linear.linear] must hold for something, but nothing is both"),
+        ("[when.linear]\nlr = {a = 1}", "in [when.linear]: lr must be a number, got {'a': 1}"),
+        ("[when.nvil]\nlinear = 3", "in [when.nvil]: unknown key 'linear'"),
         ("[when.m0]\nlr = 1", "unknown section 'when.m0'; known are 'concrete', 'density', "),
         ("when = 3", "when must be sections such as [when.linear], got 3"),
         ("[when]\nlinear = 3", "when must be sections such as [when.linear], got {'linear': 3}"),

@@ -14,7 +14,7 @@ from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..spelling import nearest
 from ..training.member import OF_DATA, Member, data_key
 from ..training.recipe import Recipe, overruled, read
-from ..training.section import sections
+from ..training.section import WHEN, sections
 from . import figure
 from .candidate import Candidates, best, candidates_for, choices_made
 from .flags import loaded_once
@@ -177,7 +177,7 @@ def _changes(recipe: Path | None, given: Mapping[str, str | int | None]) -> list
     """What is to be changed in the recipes of all cells; of several changes, each is tried."""
     with refusing():
         changes = {} if recipe is None else read(recipe)
-    for part in (changes, *sections(changes)):
+    for part in (changes, *(section.said for section in sections(changes.get(WHEN, {})))):
         for key in (key for key in TOLD if key in part):
             refuse(f"recipe must leave {key} to the cells, got {part[key]!r} in {str(recipe)!r}")
     with refusing():

@@ -97,7 +97,10 @@ def _cells(
         own = content.get("estimator", {}).get(wished.get("estimator"), {})
         cell = Cell(row["name"], heading, _looking({**wished, **own}), paper)
         if only(cell):
-            yield replace(cell, recipe=_looking({**wished, **own, **changes}))
+            try:
+                yield replace(cell, recipe=_looking({**wished, **own, **changes}))
+            except ValueError as error:
+                raise ValueError(f"{error} for {cell.title}") from None
 
 
 def _looking(wished: dict[str, Any]) -> Recipe:

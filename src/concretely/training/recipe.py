@@ -5,7 +5,7 @@ A recipe is read from flags and from a TOML file with the same names. What neith
 may what a file says: under `[when.density]` or `[when.prediction]`, `[when.linear]` or `[when.nonlinear]`, the graph
 that is trained, `[when.relaxed]` or `[when.discrete]`, the name of an estimator, such as `[when.nvil]`, and a number of
 samples, such as `[when.m5]`, stands what is so for those, and each of them overrules what is before it here. What is so
-only for both of two stands under both: `[when.nvil.linear]`.
+only for both of two stands under both, `[when.nvil.linear]`, and overrules what is so for one.
 """
 
 import json
@@ -56,8 +56,8 @@ ESTIMATORS = {
     "vimco": Method(samples=2),
     "exact": Method(),
 }
-KINDS = ("density", "prediction", "linear", "nonlinear", "relaxed", "discrete")
-"""For what a file may have a section; estimators and numbers of samples are others."""
+KINDS = (("density", "prediction"), ("linear", "nonlinear"), ("relaxed", "discrete"), tuple(ESTIMATORS))
+"""For what a file may have a section, one of each being so; numbers of samples are others."""
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
@@ -246,7 +246,7 @@ def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
         _require_known({name: value})
         _read(name, value)
 
-    return section.require(given.get(WHEN, {}), (*KINDS, *ESTIMATORS), check)
+    return section.require(given.get(WHEN, {}), KINDS, check, keys=_keys())
 
 
 def _samples(estimator: str) -> int:
@@ -341,10 +341,14 @@ def _plain(value: Any) -> Any:
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
-    known = [*(field.name for field in fields(Recipe)), "arity", WHEN]
     for name in given:
-        if name not in known:
-            raise ValueError(f"unknown key {name!r}{nearest(name, known)}")
+        if name not in _keys():
+            raise ValueError(f"unknown key {name!r}{nearest(name, _keys())}")
+
+
+def _keys() -> list[str]:
+    """What a file or flags may say."""
+    return [*(field.name for field in fields(Recipe)), "arity", WHEN]
 
 
 def _require(holds: bool, name: str, must: str, found: Any) -> None:

@@ -1,8 +1,8 @@
 """Sections of a recipe's file: what is so for some models alone, such as `[when.linear]` or `[when.nvil.m5]`."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ..spelling import nearest
 
@@ -12,28 +12,36 @@ DECIDING = ("notation", "arity", "estimator", "samples", WHEN)
 """What decides which sections hold, and so is in none of them."""
 
 
-def sections(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All the sections of a file, and those within them.
+class Section(NamedTuple):
+    """What is so for all that is of some kinds."""
 
-    >>> list(sections({"lr": 1.0, "when": {"nvil": {"lr": 2.0, "m5": {"lr": 3.0}}}}))
-    [{'lr': 2.0, 'm5': {'lr': 3.0}}, {'lr': 3.0}]
+    kinds: tuple[str, ...]
+    said: dict[str, Any]
+
+
+def sections(within: Mapping[str, Any], kinds: tuple[str, ...] = ()) -> Iterator[Section]:
+    """All sections, and those within them.
+
+    >>> [section.kinds for section in sections({"nvil": {"lr": 2.0, "m5": {"lr": 3.0}}})]
+    [('nvil',), ('nvil', 'm5')]
     """
-    for section in given.get(WHEN, {}).values():
-        yield section
-        yield from sections({WHEN: {name: value for name, value in section.items() if isinstance(value, dict)}})
+    for kind, section in within.items():
+        inner = {name: value for name, value in section.items() if isinstance(value, dict)}
+        yield Section((*kinds, kind), {name: value for name, value in section.items() if name not in inner})
+        yield from sections(inner, (*kinds, kind))
 
 
-def said(within: Mapping[str, Any], kinds: Collection[str]) -> dict[str, Any]:
-    """What sections say of something that is of all these kinds, later ones and those within others overruling.
+def said(within: Mapping[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
+    """What sections say of something that is of all these kinds.
 
-    >>> said({"linear": {"lr": 1.0, "batch": 8, "m5": {"lr": 2.0}}, "nvil": {"lr": 3.0}}, ("linear", "m5"))
+    A section of more kinds overrules one of fewer, and of as many, that of a later kind one of an earlier.
+
+    >>> said({"linear": {"m5": {"lr": 2.0}}, "m5": {"lr": 1.0, "batch": 8}}, ("linear", "m5"))
     {'lr': 2.0, 'batch': 8}
     """
-    found: dict[str, Any] = {}
-    for section in (within[kind] for kind in kinds if kind in within):
-        found |= {name: value for name, value in section.items() if not isinstance(value, dict)}
-        found |= said(section, kinds)
-    return found
+    holding = [section for section in sections(within) if set(section.kinds) <= set(kinds)]
+    holding.sort(key=lambda section: (len(section.kinds), sorted(map(kinds.index, section.kinds))))
+    return {name: value for section in holding for name, value in section.said.items()}
 
 
 def without(within: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -43,21 +51,38 @@ def without(within: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]
 
 
 def require(
-    within: Any, kinds: Collection[str], check: Callable[[str, Any], object], *, place: str = WHEN
+    within: Any,
+    groups: Sequence[Collection[str]],
+    check: Callable[[str, Any], object],
+    *,
+    keys: Collection[str],
+    outer: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Sections of these kinds or of numbers of samples, if they say nothing that fails a check."""
-    if not isinstance(within, dict) or (place == WHEN and not all(isinstance(each, dict) for each in within.values())):
-        raise ValueError(f"{WHEN} must be sections such as [{WHEN}.linear], got {within!r}")
+    """Sections that may hold and say nothing that fails a check; no model is of two kinds of a group."""
+    place = ".".join((WHEN, *outer))
+    if not isinstance(within, dict) or (not outer and not all(isinstance(each, dict) for each in within.values())):
+        raise ValueError(f"{place} must be sections such as [{WHEN}.linear], got {within!r}")
     for name, value in within.items():
-        if isinstance(value, dict):
-            if name not in kinds and not re.fullmatch("m[1-9][0-9]*", name):
-                raise ValueError(f"unknown section {f'{place}.{name}'!r}{nearest(name, [*kinds, 'm5'])}")
-            require(value, kinds, check, place=f"{place}.{name}")
-        elif name in DECIDING:
+        if name in DECIDING:
             raise ValueError(f"{name} must not be in [{place}], got {value!r}")
-        else:
-            try:
-                check(name, value)
-            except ValueError as error:
-                raise ValueError(f"in [{place}]: {error}") from None
+        if isinstance(value, dict) and name not in keys:
+            group = _group(name, groups)
+            if group is None:
+                known = [*(kind for kinds in groups for kind in kinds), "m5"]
+                raise ValueError(f"unknown section {f'{place}.{name}'!r}{nearest(name, known)}")
+            if group in [_group(kind, groups) for kind in outer]:
+                raise ValueError(f"[{place}.{name}] must hold for something, but nothing is both")
+            require(value, groups, check, keys=keys, outer=(*outer, name))
+            continue
+        try:
+            check(name, value)
+        except ValueError as error:
+            raise ValueError(f"in [{place}]: {error}") from None
     return within
+
+
+def _group(kind: str, groups: Sequence[Collection[str]]) -> int | None:
+    """The group that a kind is of; the last are numbers of samples."""
+    if re.fullmatch("m[1-9][0-9]*", kind):
+        return len(groups)
+    return next((index for index, kinds in enumerate(groups) if kind in kinds), None)

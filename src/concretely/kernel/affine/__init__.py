@@ -46,20 +46,22 @@ class Factors(NamedTuple):
     def product(self) -> Float[Tensor, "members outputs inputs"]:
         """The gradient, added up from those of parts of the rows where members alone would leave a GPU idle."""
         parts = self.parts
-        x, by_total = (factor.reshape(-1, factor.shape[1] // parts, factor.shape[2]) for factor in self)
+        if parts == 1:
+            return multiplied(self.by_total.mT, self.x)
+        x, by_total = (factor.view(-1, factor.shape[1] // parts, factor.shape[2]) for factor in self)
         product = multiplied(by_total.mT, x)
-        return product if parts == 1 else product.unflatten(0, (-1, parts)).sum(1)
+        return product.view(-1, parts, *product.shape[1:]).sum(1)
 
     @property
     def parts(self) -> int:
         """Into how many parts the rows are divided: twice as many as long as a GPU has too few tiles to work on."""
         (members, rows, inputs), outputs = self.x.shape, self.by_total.shape[2]
         tiles, deep = members * ceil(inputs / TILE) * ceil(outputs / TILE), DEEP // self.x.itemsize
-        if not is_fast(self.x) or not self.x.is_contiguous() or rows < 4 * deep:
-            return 1
         parts = 1
-        while members > 1 and 2 * parts * tiles <= ENOUGH and rows % (2 * parts) == 0 and rows >= 2 * parts * deep:
-            parts *= 2  # for one member it is done by torch's library
+        # torch's library does it itself for one member
+        if members > 1 and rows >= 4 * deep and is_fast(self.x) and all(factor.is_contiguous() for factor in self):
+            while 2 * parts * tiles <= ENOUGH and rows % (2 * parts) == 0 and rows >= 2 * parts * deep:
+                parts *= 2
         return parts
 
     @property

@@ -31,8 +31,9 @@ def muon_(states: Sequence[State], gradients: Sequence[Float[Tensor, "members _ 
     groups = [list(group) for _, group in groupby(places, key=lambda k: keys[k])]
     stacks = []
     for group in groups:
-        rows, columns = lying[group[0]][0], max(lying[k][1] for k in group)
-        stacks.append(states[0].parameter.new_zeros((len(group) * members, rows, columns)))
+        rows, columns = lying[group[0]][0], {lying[k][1] for k in group}
+        make = states[0].parameter.new_empty if len(columns) == 1 else states[0].parameter.new_zeros
+        stacks.append(make((len(group) * members, rows, max(columns))))
     order = [k for group in groups for k in group]
     chosen, slopes = [states[k] for k in order], [gradients[k] for k in order]
     widths = [lying[k][1] for k in order]
