@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from concretely.recipe import experiment
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -222,3 +224,30 @@ def test_costs_are_those_of_the_record(case: dict[str, Any]) -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     points = [f"{point['value']}: {point['us_per_model']['median']:.3g}" for point in case["points"]]
     assert cells(case["against"], text) == [", ".join(points)]
+
+
+TABLE = json.loads((ROOT / "reproduction" / "records" / "table-1.json").read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.mark.parametrize("notation", ["200H-784V", "200H-200H-784V", "200H~784V", "200H~200H~784V"])
+def test_a_table_of_the_paper_is_that_of_the_record(notation: str) -> None:
+    _, _, text = README.partition("## The paper's tables")
+    found = []
+    for cell in experiment("table-1").cells:
+        if (cell.recipe.notation, cell.recipe.samples, cell.recipe.data) == (notation, 5, "mnist"):
+            test = TABLE[cell.title]["best"]["metrics"]["test_nll"]
+            found += [f"{test['value']:.2f} ± {test['standard_error']:.2f}", str(cell.paper["test"])]
+    assert cells(f"`{notation}`", text.partition("\n## ")[0]) == found
+
+
+def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() -> None:
+    near: dict[str, list[bool]] = {"concrete": [], "vimco": []}
+    for cell in experiment("table-1").cells:
+        if cell.title in TABLE:
+            best = TABLE[cell.title]["best"]
+            assert best["seconds"] < 60
+            near[cell.heading].append(best["metrics"]["test_nll"]["value"] - cell.paper["test"] <= 1)
+    text = " ".join(README.split())
+    assert f"Of the 48 models of the paper's table 1, {len(TABLE)} are trained so far" in text
+    concrete, vimco = (f"{sum(found)} of {len(found)}" for found in near.values())
+    assert f"test NLL or better in {concrete}, NVIL and VIMCO in {vimco}." in text
