@@ -97,10 +97,7 @@ def _cells(
         own = content.get("estimator", {}).get(wished.get("estimator"), {})
         cell = Cell(row["name"], heading, _looking({**wished, **own}), paper)
         if only(cell):
-            try:
-                yield replace(cell, recipe=_looking({**wished, **own, **changes}))
-            except ValueError as error:
-                raise ValueError(f"{error} for {cell.title}") from None
+            yield replace(cell, recipe=_looking({**wished, **own, **changes}))
 
 
 def _looking(wished: dict[str, Any]) -> Recipe:
