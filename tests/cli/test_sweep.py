@@ -68,11 +68,11 @@ def test_a_sweep_sorts_its_members_marks_the_best_and_writes_its_recipe(tmp_path
 
 
 def test_what_a_file_says_of_a_model_is_not_swept(tmp_path: Path, trained: list[Path]) -> None:
-    (tmp_path / "some.toml").write_text("[when.linear.relaxed]\nlr = 1e-2\n[when.nonlinear]\nbatch = 8\n")
-    code, *_ = call(*SMALL, "--recipe", str(tmp_path / "some.toml"), "--weight-decay", "0,1", "--out", str(tmp_path))
+    (tmp_path / "some.toml").write_text("[when.linear.relaxed]\nlr = 1e-2\n[when.nonlinear]\nweight_decay = 8\n")
+    code, *_ = call(*SMALL, "--recipe", str(tmp_path / "some.toml"), "--out", str(tmp_path))
     assert code == 0
     names = sorted(path.name.partition(",temperature")[0] for path in trained)
-    assert names == ["lr=0.01,weight_decay=0", "lr=0.01,weight_decay=1"]
+    assert names == [f"lr=0.01,weight_decay={decay}" for decay in ("0", "0.01", "0.1", "1")]
 
 
 def test_members_are_scored_by_the_validation_set(tmp_path: Path) -> None:

@@ -205,6 +205,19 @@ def overruled(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, 
     return found
 
 
+def told(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the sections of a file say of the model that is given with them.
+
+    >>> told({"notation": "4H~6V", "when": {"linear": {"lr": 1e-2}, "nonlinear": {"batch": 8}}})
+    {'batch': 8}
+    """
+    sections, deciding = _sections(given), ("notation", "estimator", "samples")
+    wished = {name: _read(name, given[name]) for name in deciding if given.get(name) is not None}
+    if "notation" not in wished:
+        raise ValueError("notation must be given, such as 200H~784V, got none")
+    return section.said(sections, _kinds(parse(wished["notation"]), wished))
+
+
 def resolve(**given: Any) -> Recipe:
     """A recipe with all that is given, and the paper's values for the rest.
 
@@ -218,15 +231,10 @@ def resolve(**given: Any) -> Recipe:
     ValueError: unknown key 'stepps'; did you mean 'steps'?
     """
     _require_known(given)
-    sections = _sections(given)
-    given = {name: value for name, value in given.items() if value is not None and name != WHEN}
-    if "notation" not in given:
-        raise ValueError("notation must be given, such as 200H~784V, got none")
-    wished = {name: _read(name, value) for name, value in given.items()}
+    said = {name: value for name, value in given.items() if value is not None and name != WHEN}
+    wished = {name: _read(name, value) for name, value in (said | told(given)).items()}
     architecture = parse(wished["notation"], arity=wished.pop("arity", None))
     wished["notation"] = str(architecture)
-    said = section.said(sections, _kinds(architecture, wished))
-    wished |= {name: _read(name, value) for name, value in said.items()}
     return Recipe(**{**_defaults(architecture, wished), **wished})
 
 
