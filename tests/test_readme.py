@@ -246,6 +246,7 @@ def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() ->
         if cell.title in TABLE:
             best = TABLE[cell.title]["best"]
             assert best["seconds"] < 60
+            assert best["recipe"]["steps"] in (30_000, 50_000)
             near[cell.heading].append(best["metrics"]["test_nll"]["value"] - cell.paper["test"] <= 1)
     text = " ".join(README.split())
     assert f"Of the 48 models of the paper's table 1, {len(TABLE)} are trained so far" in text

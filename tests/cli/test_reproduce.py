@@ -386,11 +386,13 @@ def test_a_recipe_changes_how_all_cells_are_trained() -> None:
         (["mine.toml", "--steps", "5"], ["--steps 5 ", "--batch 16 "]),
         (["mine.toml", "--lr", "0.02"], ["--steps 7 ", "--lr 0.02 "]),
         (["some.toml", "--lr", "0.02"], ["--steps 9 ", "--lr 0.02 "]),
-        (["fast"], ["--optimizer muon ", "--batch 2048 "]),
+        (["fast"], ["--batch 2048 ", "--optimizer muon "]),
     ):
         code, stdout, stderr = call("reproduce", "tiny", "--dry-run", "--recipe", *given)
         assert (code, len(stdout.splitlines()), stderr) == (0, 5, "")
         assert all(word in line for line in stdout.splitlines() for word in words)
+    for line in stdout.splitlines():
+        assert ("--steps 30000 " if "--estimator concrete " in line else "--steps 50000 ") in line
 
 
 @pytest.mark.parametrize(

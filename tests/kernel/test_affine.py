@@ -193,14 +193,12 @@ def test_what_comes_of_many_rows_is_rounded_as_the_next_product_would(rows: int)
 def test_rows_are_divided_until_there_are_tiles_for_all_of_a_gpu(
     members: int, rows: int, outputs: int, inputs: int, dtype: torch.dtype, parts: int
 ) -> None:
-    factors = operation.Factors(
-        *(torch.empty(members, rows, wide, dtype=dtype) for wide in (inputs, outputs))
-    )  # on a CPU
+    factors = operation.Factors(*(torch.empty(members, rows, wide, dtype=dtype) for wide in (inputs, outputs)))
     with mock.patch.object(operation, "is_fast", return_value=True):
         assert factors.parts == parts
         shared = operation.Factors(factors.x[:1].expand_as(factors.x), factors.by_total)
         assert shared.parts == 1
-    assert factors.parts == 1
+    assert factors.parts == 1  # they are on a CPU
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -205,10 +205,10 @@ def overruled(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def told(given: Mapping[str, Any]) -> dict[str, Any]:
+def said_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the sections of a file say of the model that is given with them.
 
-    >>> told({"notation": "4H~6V", "when": {"linear": {"lr": 1e-2}, "nonlinear": {"batch": 8}}})
+    >>> said_of({"notation": "4H~6V", "when": {"linear": {"lr": 1e-2}, "nonlinear": {"batch": 8}}})
     {'batch': 8}
     """
     sections, deciding = _sections(given), ("notation", "estimator", "samples")
@@ -231,8 +231,8 @@ def resolve(**given: Any) -> Recipe:
     ValueError: unknown key 'stepps'; did you mean 'steps'?
     """
     _require_known(given)
-    said = {name: value for name, value in given.items() if value is not None and name != WHEN}
-    wished = {name: _read(name, value) for name, value in (said | told(given)).items()}
+    plain = {name: value for name, value in given.items() if value is not None and name != WHEN}
+    wished = {name: _read(name, value) for name, value in (plain | said_of(given)).items()}
     architecture = parse(wished["notation"], arity=wished.pop("arity", None))
     wished["notation"] = str(architecture)
     return Recipe(**{**_defaults(architecture, wished), **wished})
