@@ -422,7 +422,7 @@ def test_the_report_is_of_what_is_finished_and_keeps_what_it_had() -> None:
     (record,) = Path("out/reproduce/tiny").glob("6H~64V-*/record.json")
     nll = read(record)["metrics"]["test_nll"]
     text = Path("reproduction/README.md").read_text()
-    assert f"| test | {nll['value']:.2f} ± {nll['standard_error']:.2f} | 26.1 |" in text
+    assert f"| {nll['value']:.2f} ± {nll['standard_error']:.2f} | 26.1 |" in text
     assert "concretely train '6H~64V'" in text or "concretely train 6H~64V" in text
     code, stdout, stderr = call("reproduce", "--report", "--out", "nowhere")
     assert (code, stdout.splitlines()[-1], stderr) == (0, "1 of 7 cells", "")

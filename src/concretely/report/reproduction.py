@@ -17,7 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from ..recipe import PARTS, Cell, Experiment, experiment, names
+from ..recipe import Cell, Experiment, experiment, names
 from ..training.recipe import resolve
 from . import figure, graph
 from .archive import Record, kept
@@ -25,7 +25,7 @@ from .command import command
 from .finding import Finding, Lookup, Score, findings
 from .page import Image
 from .record import surveys
-from .table import MISSING, OBJECTIVES
+from .table import Grid, Line, grid
 from .temperature import Point, point, temperature
 
 RUNS = Path("out/reproduce")
@@ -35,25 +35,6 @@ NEAR = 1.0
 """By how many nats a test likelihood may be worse than the paper's."""
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 """The flags for products of matrices that are not those of float32, by torch's names."""
-
-
-class Line(NamedTuple):
-    """A cell of the paper, and what is known of it here."""
-
-    number: int
-    cell: Cell
-    record: Record | None
-
-    def score(self, name: str) -> Score | None:
-        """A metric of the record, if it is known."""
-        metric = {} if self.record is None else self.record["metrics"].get(name, {})
-        value, error = metric.get("value"), metric.get("standard_error")
-        return None if value is None or error is None else Score(value, error)
-
-    def difference(self, part: str) -> float | None:
-        """By how many nats ours is above the paper's."""
-        ours, paper = self.score(f"{part}_nll"), self.cell.paper.get(part)
-        return None if ours is None or paper is None else ours.value - paper
 
 
 class Section(NamedTuple):
@@ -67,10 +48,9 @@ class Section(NamedTuple):
     surveys: str
     """A sentence about training points that did not have all those samples, if there are any."""
     devices: str
-    head: list[str]
-    rows: list[list[str]]
+    grid: Grid
     commands: list[tuple[int, str]]
-    """What makes a cell, by the number of its lines."""
+    """What makes the cell of a row, by its number."""
 
 
 class Deviation(NamedTuple):
@@ -146,15 +126,12 @@ def _rendered(environment: Environment, name: str, found: Report, **others: Any)
 def _lines(each: Experiment, records: Path) -> list[Line]:
     known = kept(each, records)
     found = ((cell, known.get(cell.title)) for cell in each.cells)
-    return [Line(number, cell, None if one is None else one.best) for number, (cell, one) in enumerate(found, start=1)]
+    return [Line(cell, None if one is None else one.best) for cell, one in found]
 
 
 def _section(each: Experiment, lines: Sequence[Line]) -> Section:
     told = [line.record for line in lines if line.record is not None]
     devices = {record["device"].get("gpu") or record["device"]["cpu"] for record in told}
-    compared = any(line.cell.paper for line in lines)
-    keys = ["m", "data", "estimator"] if compared else ["λ", "m", "data", "estimator"]
-    numbers = ["ours", "paper", "difference"] if compared else ["ours"]
     return Section(
         each.title,
         each.place,
@@ -162,9 +139,8 @@ def _section(each: Experiment, lines: Sequence[Line]) -> Section:
         each.score_samples,
         _surveys(told),
         " and ".join(sorted(devices)),
-        ["#", "model", *keys, "part", *numbers, "steps", "seconds"],
-        [row for line in lines for row in _rows(line, compared=compared)],
-        [(line.number, _command(each, line.record)) for line in lines if line.record is not None],
+        grid(lines),
+        [(row, _command(each, line.record)) for row, line in enumerate(lines, start=1) if line.record is not None],
     )
 
 
@@ -178,23 +154,6 @@ def _surveys(told: Sequence[Record]) -> str:
         f"In {len(scores)} of them {numbers} of the training points had all samples and the others 1,000, to which is "
         f"added what that misses on average (`evaluate --thorough`)."
     )
-
-
-def _rows(line: Line, *, compared: bool) -> Iterator[list[str]]:
-    """A row for every part of the data, or for every objective where the paper tells no numbers."""
-    recipe, record = line.cell.recipe, line.record
-    about = [str(line.number), recipe.notation, str(recipe.samples), recipe.data, recipe.estimator]
-    if not compared:
-        about.insert(2, figure.written(recipe.settings["temperature"]))
-    cost = [MISSING, MISSING] if record is None else [f"{record['step']:,}", f"{record['seconds']:,.1f}"]
-    if compared:
-        for part in (part for part in PARTS if part in line.cell.paper):
-            difference = _signed(line.difference(part))
-            yield [*about, part, _ours(line, f"{part}_nll"), _paper(line.cell.paper[part]), difference, *cost]
-    else:
-        for name in OBJECTIVES:
-            part = name.replace("_nll", " discrete").replace("_relaxed", " relaxed")
-            yield [*about, part, _ours(line, name), *cost]
 
 
 def _command(each: Experiment, record: Record) -> str:
@@ -236,8 +195,7 @@ def _deviations(lines: Sequence[Line], reasons: Mapping[str, str]) -> Iterator[D
         difference = line.difference("test")
         if difference is not None and difference > NEAR:
             title = line.cell.title
-            ours, paper = _ours(line, "test_nll"), _paper(line.cell.paper["test"])
-            yield Deviation(title, ours, paper, _signed(difference), reasons.get(title, "unknown yet"))
+            yield Deviation(title, *line.compared("test"), reasons.get(title, "unknown yet"))
 
 
 def _figures(points: Sequence[Point]) -> Iterator[tuple[str, Figure]]:
@@ -264,16 +222,3 @@ def _image(caption: str, drawn: Figure) -> Image:
 def _coded(text: str) -> Markup:
     """A text of which what stands between backticks is code."""
     return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
-
-
-def _ours(line: Line, name: str) -> str:
-    score = line.score(name)
-    return MISSING if score is None else f"{score.value:.2f} ± {score.error:.2f}"
-
-
-def _paper(number: float) -> str:
-    return f"{number:g}" if round(number, 1) != number else f"{number:.1f}"
-
-
-def _signed(difference: float | None) -> str:
-    return MISSING if difference is None else f"{difference:+z.1f}".replace("-", "−")

@@ -8,14 +8,19 @@ from rich.table import Table
 
 from ..recipe import PARTS, Cell
 from .figure import written
-from .record import measured
+from .finding import Score
 
 MISSING = "–"
 
 NAMES = {"samples": "m", "temperature": "λ"}
 """The paper's names of keys of a recipe."""
 
-OBJECTIVES = ("test_nll", "test_relaxed", "train_nll", "train_relaxed")
+OBJECTIVES = {
+    "test_nll": "test discrete",
+    "test_relaxed": "test relaxed",
+    "train_nll": "train discrete",
+    "train_relaxed": "train relaxed",
+}
 """What is shown of a record where the paper has no numbers: what the discrete graph comes to, and the relaxed one."""
 
 
@@ -28,44 +33,93 @@ class Line(NamedTuple):
     state: str = MISSING
     """What to show in place of numbers if it has not."""
 
+    def score(self, name: str) -> Score | None:
+        """A metric of the record, if it is known; one that is not finite is null there."""
+        metric = {} if self.record is None else self.record["metrics"].get(name, {})
+        value, error = metric.get("value"), metric.get("standard_error")
+        return None if value is None or error is None else Score(value, error)
 
-def table(lines: Sequence[Line], *, title: str, caption: str) -> Table:
-    """A line for every cell: our numbers and their standard errors, the paper's, the difference, and the cost.
+    def difference(self, part: str) -> float | None:
+        """By how many nats ours is above the paper's."""
+        ours, paper = self.score(f"{part}_nll"), self.cell.paper.get(part)
+        return None if ours is None or paper is None else ours.value - paper
+
+    def ours(self, name: str) -> str:
+        """A metric of the record as it is shown."""
+        score = self.score(name)
+        return self.state if score is None else f"{score.value:.2f} ± {score.error:.2f}"
+
+    def compared(self, part: str) -> tuple[str, str, str]:
+        """Ours, the paper's, and the difference between the two."""
+        paper, difference = self.cell.paper.get(part), self.difference(part)
+        return (
+            self.ours(f"{part}_nll"),
+            MISSING if paper is None else f"{paper:g}" if round(paper, 1) != paper else f"{paper:.1f}",
+            MISSING if difference is None else f"{difference:+z.2f}".replace("-", "−"),
+        )
+
+    @property
+    def cost(self) -> tuple[str, str]:
+        """The steps after which the model was taken, and the seconds of training."""
+        if self.record is None:
+            return MISSING, MISSING
+        return f"{self.record['step']:,}", f"{self.record['seconds']:,.1f}"
+
+
+class Grid(NamedTuple):
+    """A table before it is drawn."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+def grid(lines: Sequence[Line]) -> Grid:
+    """A row for every cell: our numbers and their standard errors, the paper's, the difference, and the cost.
 
     What is the same for all cells has no column of its own. Where the paper tells no numbers, our objectives are shown.
 
     >>> from ..recipe import experiment
-    >>> shown = table([Line(cell) for cell in experiment("table-1").cells], title="", caption="")
-    >>> [column.header for column in shown.columns]
+    >>> grid([Line(cell) for cell in experiment("table-1").cells]).head
     ['model', 'data', 'estimator', 'm', 'test', 'paper', 'diff', 'train', 'paper', 'diff', 'steps', 'seconds']
     """
-    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.title_justify = shown.caption_justify = "left"
     keys = [key for key in ("data", "estimator", "samples", "temperature") if _differs(key, lines)]
     parts = [part for part in PARTS if any(part in line.cell.paper for line in lines)]
     measured = {name for line in lines for name in (line.record or {}).get("metrics", {})}
     others = [] if parts else [name for name in OBJECTIVES if name in measured]
-    shown.add_column("model", no_wrap=True)
-    for key in keys:
-        shown.add_column(NAMES.get(key, key), justify="left" if key in ("data", "estimator") else "right")
-    for part in parts:
-        for header in (part, "paper", "diff"):
-            shown.add_column(header, justify="right", overflow="fold")
-    for header in (*(name.replace("_", " ") for name in others), "steps", "seconds"):
-        shown.add_column(header, justify="right", overflow="fold")
-    for index, line in enumerate(lines):
-        recipe = line.cell.recipe
-        settings = [_setting(recipe.settings.get(key)) for key in keys]
-        numbers = [entry for part in parts for entry in _compared(line, part)]
-        ends = index + 1 == len(lines) or lines[index + 1].cell.recipe.notation != recipe.notation
-        shown.add_row(
-            recipe.notation,
-            *settings,
-            *numbers,
-            *(_measured(line, name) for name in others),
-            *_cost(line),
-            end_section=ends,
-        )
+    return Grid(
+        [
+            "model",
+            *(NAMES.get(key, key) for key in keys),
+            *(header for part in parts for header in (part, "paper", "diff")),
+            *(OBJECTIVES[name] for name in others),
+            "steps",
+            "seconds",
+        ],
+        [
+            [
+                line.cell.recipe.notation,
+                *(_setting(line.cell.recipe.settings.get(key)) for key in keys),
+                *(entry for part in parts for entry in line.compared(part)),
+                *(line.ours(name) for name in others),
+                *line.cost,
+            ]
+            for line in lines
+        ],
+    )
+
+
+def table(lines: Sequence[Line], *, title: str, caption: str) -> Table:
+    """The same for a terminal."""
+    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.title_justify = shown.caption_justify = "left"
+    head, rows = grid(lines)
+    shown.add_column(head[0], no_wrap=True)
+    for header in head[1:]:
+        words = header in ("data", "estimator")
+        shown.add_column(header, justify="left" if words else "right", overflow="ellipsis" if words else "fold")
+    models = [row[0] for row in rows]
+    for row, following in zip(rows, [*models[1:], None], strict=True):
+        shown.add_row(*row, end_section=row[0] != following)
     return shown
 
 
@@ -81,33 +135,3 @@ def _differs(key: str, lines: Sequence[Line]) -> bool:
 
 def _setting(value: Any) -> str:
     return written(value) if isinstance(value, float) else MISSING if value is None else str(value)
-
-
-def _compared(line: Line, part: str) -> tuple[str, str, str]:
-    """Ours, the paper's, and the difference between the two."""
-    paper, ours = line.cell.paper.get(part), _metric(line, f"{part}_nll")
-    difference = None if paper is None or ours is None else ours["value"] - paper
-    return (
-        _measured(line, f"{part}_nll"),
-        MISSING if paper is None else f"{paper:g}" if round(paper, 1) != paper else f"{paper:.1f}",
-        MISSING if difference is None else f"{difference:+.2f}".replace("-", "−"),
-    )
-
-
-def _measured(line: Line, name: str) -> str:
-    metric = _metric(line, name)
-    if metric is None:
-        return line.state
-    return measured(metric["value"], metric["standard_error"])
-
-
-def _metric(line: Line, name: str) -> Mapping[str, Any] | None:
-    """A number that is known; one that is not finite is null in a record."""
-    metric: Mapping[str, Any] | None = (line.record or {}).get("metrics", {}).get(name)
-    return None if metric is None or metric["value"] is None else metric
-
-
-def _cost(line: Line) -> tuple[str, str]:
-    if line.record is None:
-        return MISSING, MISSING
-    return f"{line.record['step']:,}", f"{line.record['seconds']:,.1f}"
