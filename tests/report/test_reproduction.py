@@ -185,6 +185,24 @@ def test_every_line_is_ours_beside_the_papers(table: Experiment, tmp_path: Path)
     assert resolve(notation=second[2], **wished) == table.cells[1].recipe
 
 
+def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(table: Experiment, tmp_path: Path) -> None:
+    cell = table.cells[0]
+    leave(tmp_path / "runs", table.cells[1], 108.0)
+    collected(table, tmp_path / "runs", tmp_path / "records")
+    assert "## Other budgets" not in report(tmp_path / "records")
+    slow = experiment("table-1").cells[0]
+    for runs, each, test, valid in (("slow", slow, 107.0, 108.0), ("fast", cell, 106.5, 109.0)):
+        leave(tmp_path / runs, each, test, valid=valid)
+        collected(table, tmp_path / runs, tmp_path / "records")
+    _, _, text = report(tmp_path / "records").partition("## Other budgets")
+    rows = [line.split(" | ")[-10:] for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| 3 "))]
+    assert [row[:6] for row in rows] == [
+        ["adam", "64", "0.0003", "30,000", "109.00 ± 0.25", "106.50 ± 0.25"],
+        ["adam", "64", "0.0003", "10,000,000", "108.00 ± 0.25", "107.00 ± 0.25"],
+    ]
+    assert "Other budgets" in page(tmp_path / "records")
+
+
 def test_candidates_that_have_lost_are_passed_over(table: Experiment, tmp_path: Path) -> None:
     lost = made(table.cells[0], 106.0, valid=107.0)
     del lost["metrics"]["test_nll"], lost["metrics"]["train_nll"]

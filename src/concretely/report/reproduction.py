@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from ..recipe import Cell, Experiment, experiment, names
 from ..training.recipe import resolve
 from . import figure, graph
-from .archive import Record, kept
+from .archive import Kept, Record, kept
 from .command import command
 from .finding import Finding, Lookup, Score, findings
 from .page import Image
@@ -71,6 +71,8 @@ class Report(NamedTuple):
     """How many cells have a test likelihood here and in the paper."""
     deviations: list[Deviation]
     findings: list[Finding]
+    budgets: Grid
+    """Cells that were made more than once: by which budgets, and to what they came."""
     points: list[Point]
     known: int
     total: int
@@ -78,7 +80,8 @@ class Report(NamedTuple):
 
 def gathered(records: Path) -> Report:
     """What the records say of all experiments."""
-    lines = [(each, _lines(each, records)) for each in map(experiment, names())]
+    archive = [(each, kept(each, records)) for each in map(experiment, names())]
+    lines = [(each, [_line(cell, found) for cell in each.cells]) for each, found in archive]
     every = [line for _, found in lines for line in found]
     known = [line.record for line in every if line.record is not None]
     warm = [line for each, found in lines if each.figure == "temperature" for line in found]
@@ -89,6 +92,7 @@ def gathered(records: Path) -> Report:
         sum(line.difference("test") is not None for line in every),
         list(_deviations(every, _reasons(records, every))),
         findings(_lookup(every), points, temperatures=len(warm)),
+        _budgets([Line(cell, record) for each, found in archive for cell, record in _repeated(each, found)]),
         points,
         len(known),
         len(every),
@@ -123,10 +127,30 @@ def _rendered(environment: Environment, name: str, found: Report, **others: Any)
     return template.render(**found._asdict(), near=f"{NEAR:g}", **others)
 
 
-def _lines(each: Experiment, records: Path) -> list[Line]:
-    known = kept(each, records)
-    found = ((cell, known.get(cell.title)) for cell in each.cells)
-    return [Line(cell, None if one is None else one.best) for cell, one in found]
+def _line(cell: Cell, known: Mapping[str, Kept]) -> Line:
+    return Line(cell, known[cell.title].best if cell.title in known else None)
+
+
+def _repeated(each: Experiment, known: Mapping[str, Kept]) -> Iterator[tuple[Cell, Record]]:
+    """The records of cells that have several, the one that is taken last."""
+    for cell in (cell for cell in each.cells if cell.title in known):
+        best, history = known[cell.title]
+        if len(history) > 1:
+            yield from ((cell, record) for record in history if record != best)
+            yield cell, best
+
+
+def _budgets(lines: Sequence[Line]) -> Grid:
+    """How else cells were made, and to what that came."""
+    rows = []
+    for line in lines:
+        assert line.record is not None
+        recipe = resolve(**line.record["recipe"])
+        how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.steps:,}")
+        about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples))
+        rows.append([*about, *how, line.ours("valid_nll"), *line.compared("test"), *line.cost])
+    made = ("model", "data", "estimator", "m", "optimizer", "batch", "rate", "steps")
+    return Grid([*made, "validation", "test", "paper", "diff", "taken after", "seconds"], rows)
 
 
 def _section(each: Experiment, lines: Sequence[Line]) -> Section:
