@@ -1,12 +1,9 @@
 """What the paper found is so in the paper's own numbers, and is judged by ours."""
 
-from collections.abc import Callable
-
 import pytest
 
 from concretely.recipe import experiment
-from concretely.report import finding
-from concretely.report.finding import Finding, Lookup, Score, findings, integrality
+from concretely.report.finding import CLAIMS, Claim, Finding, Lookup, Score, findings, integrality
 from concretely.report.temperature import Point
 
 Key = tuple[str, int, str, str, str]
@@ -23,6 +20,12 @@ def lookup(scores: dict[Key, Score]) -> Lookup:
     return lambda *key: scores.get(key)
 
 
+def judged(name: str, scores: dict[Key, Score]) -> Finding:
+    """What some scores say of a claim."""
+    (claim,) = (claim for claim in CLAIMS if claim.name == name)
+    return claim.judged(lookup(scores), lookup(PAPER))
+
+
 def without(**wished: object) -> dict[Key, Score]:
     """The paper's numbers but for those with all of some keys."""
     names = ("notation", "samples", "data", "estimator", "part")
@@ -34,16 +37,16 @@ def without(**wished: object) -> dict[Key, Score]:
 
 
 def test_all_that_the_paper_found_is_so_in_its_own_numbers_and_all_comparisons_are_of_its_cells() -> None:
-    found = findings(lookup(PAPER), WARM, temperatures=4)
+    found = findings(lookup(PAPER), lookup(PAPER), WARM, temperatures=4)
     assert len(found) == 8
     for each in found:
         assert each.held is True, each
-        assert each.verdict == "held"
+        assert each.verdict in ("held", "held weakly")
         assert "yet" not in each.found
 
 
 def test_nothing_is_known_without_cells() -> None:
-    for each in findings(lookup({}), [], temperatures=12):
+    for each in findings(lookup({}), lookup(PAPER), [], temperatures=12):
         assert (each.held, each.verdict) == (None, "not known yet")
         assert each.found.startswith(("None of ", "0 of 12 temperatures"))
 
@@ -53,56 +56,63 @@ def test_a_finding_has_the_mean_the_number_that_agree_and_both_ends() -> None:
     scores |= {
         ("392V-240H-240H-392V", m, "mnist", "concrete", "test"): Score(ours, 0.4) for m, ours in ((1, 57), (5, 61))
     }
-    assert finding.prediction(lookup(scores)) == Finding(
+    assert judged("Structured prediction", scores) == Finding(
         "Structured prediction",
         "In structured prediction with m = 1 and m = 5, Concrete finds a lower test NLL than VIMCO.",
         True,
-        "By +1.00 nats on average, where plus is as the paper says: so are 1 of 2 comparisons, "
-        "from −1.00 ± 0.50 (`392V-240H-240H-392V`, m = 5, mnist) "
-        "to +3.00 ± 0.50 (`392V-240H-240H-392V`, m = 1, mnist). 2 more cannot be made yet.",
+        "+1.00 nats on average, above 0 in 1 of 2, from −1.00 ± 0.50 (`392V-240H-240H-392V`, m = 5, mnist) "
+        "to +3.00 ± 0.50 (`392V-240H-240H-392V`, m = 1, mnist). "
+        "In the paper: +1.55 nats on average, above 0 in 2 of 2. 2 more comparisons cannot be made yet.",
         partial=True,
     )
     scores["392V-240H-240H-392V", 5, "mnist", "concrete", "test"] = Score(64.0, 0.4)
-    assert finding.prediction(lookup(scores)).verdict == "not held so far"
+    assert judged("Structured prediction", scores).verdict == "not held weakly so far"
 
 
 @pytest.mark.parametrize(
-    ("judge", "estimator"),
-    [(finding.linear, "vimco"), (finding.nonlinear, "concrete"), (finding.prediction, "concrete")],
+    ("name", "estimator"),
+    [("Linear models", "vimco"), ("Non-linear models", "concrete"), ("Structured prediction", "concrete")],
 )
-def test_an_estimator_that_is_behind_is_not_said_to_be_ahead(
-    judge: Callable[[Lookup], Finding], estimator: str
-) -> None:
+def test_an_estimator_that_is_behind_is_not_said_to_be_ahead(name: str, estimator: str) -> None:
     worse = {key: Score(nll + 20 * (key[3] == estimator), error) for key, (nll, error) in PAPER.items()}
-    assert judge(lookup(worse)).held is False
+    assert judged(name, worse).verdict == "not held"
 
 
 def test_what_is_known_of_fewer_than_half_is_not_judged() -> None:
     few = without(data="omniglot")
-    assert finding.linear(lookup(few)).held is True
+    assert judged("Linear models", few).held is True
     fewer = {key: score for key, score in few.items() if key[1] != 5}
-    judged = finding.linear(lookup(fewer))
-    assert (judged.held, judged.found.endswith(" 8 more cannot be made yet.")) == (None, True)
+    found = judged("Linear models", fewer)
+    assert (found.held, found.found.endswith(" 8 more comparisons cannot be made yet.")) == (None, True)
+
+
+def test_what_holds_by_less_than_two_standard_errors_holds_weakly() -> None:
+    claim = Claim("", "", lambda ours: iter([("one", ours("", 1, "", "", "")), ("two", Score(3.0, 1.0))]))
+    for value, verdict in ((1.5, "held"), (0.5, "held weakly"), (-3.5, "not held weakly"), (-9.0, "not held")):
+        scores = {("", 1, "", "", ""): Score(value, 1.0)}
+        assert claim.judged(lookup(scores), lookup({})).verdict == verdict
 
 
 def test_arity_and_samples_are_judged_by_the_sign_of_the_mean() -> None:
     swapped = {key: Score(-nll, error) for key, (nll, error) in PAPER.items()}
-    for judge in (finding.arity_in_density, finding.arity_in_prediction, finding.more_samples, finding.overfitting):
-        assert judge(lookup(PAPER)).held is True
-        assert judge(lookup(swapped)).held is False
-    assert finding.overfitting(lookup(without(part="train"))).held is None
+    for name in ("Arity in density estimation", "Arity in structured prediction", "More samples", "Overfitting"):
+        assert judged(name, PAPER).held is True
+        assert judged(name, swapped).held is False
+    assert judged("Overfitting", without(part="train")).held is None
 
 
 def test_the_gap_is_where_only_the_discrete_graph_loses() -> None:
     found = integrality(WARM[::-1], temperatures=4)
     assert (found.held, found.found) == (
         True,
-        "The discrete graph is best at λ = 1 with 58.00 (relaxed 57.80). It is worse by more than 1 nat from λ = 2 on "
-        "with 60.50 (relaxed 57.00), to λ = 4 with 70.00 (relaxed 56.00). "
+        "On the training points the discrete graph is best at λ = 1 with 58.00 (relaxed 57.80). It is worse by more "
+        "than 1 nat at λ = 2: 60.50 (relaxed 57.00); 4: 70.00 (relaxed 56.00). "
         "The interior, where the gap stays above 2 nats, begins at about λ = 1.5.",
     )
     both = [point._replace(relaxed=point.discrete - 0.2) for point in WARM]
     assert integrality(both, temperatures=4).held is False
+    between = [*WARM[:3], WARM[3]._replace(relaxed=59.0)]
+    assert integrality(between, temperatures=4).held is False
     cold = [point._replace(temperature=1 / point.temperature) for point in WARM]
     assert integrality(cold, temperatures=4).held is False
     assert integrality(WARM, temperatures=12).held is None

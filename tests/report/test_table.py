@@ -21,7 +21,7 @@ def record(test: float | None, train: float | None) -> dict[str, Any]:
         f"{part}_nll": {"value": value, "standard_error": None if value is None else 0.125}
         for part, value in (("test", test), ("train", train))
     }
-    return {"metrics": metrics, "step": 12345, "seconds": 67.89}
+    return {"metrics": metrics, "recipe": {"steps": 12345}, "step": 12345, "seconds": 67.89}
 
 
 def shown(lines: list[Line]) -> list[str]:
@@ -47,6 +47,12 @@ def test_every_line_has_ours_and_its_error_the_papers_the_difference_and_the_cos
         "200H-784V concrete 107.05 ± 0.12 107.3 −0.25 108.50 ± 0.12 107.5 +1.00 12,345 67.9",
         "200H-784V nvil – 104.4 – – 104.2 – – –",
     ]
+
+
+def test_steps_are_those_after_which_a_model_was_taken_of_all() -> None:
+    early = record(107.05, 108.5) | {"step": 345}
+    *_, line, _ = shown([Line(cells("table-1")[0], early)])
+    assert line.endswith(" 345 of 12,345 67.9")
 
 
 def test_a_cell_that_diverged_or_has_no_finite_number_says_so() -> None:
@@ -92,10 +98,10 @@ def test_a_figure_shades_the_interior_and_only_that() -> None:
 
 
 def test_a_record_is_a_point_only_with_both_objectives() -> None:
-    metrics = {"test_nll": {"value": 3.0}, "test_relaxed": {"value": 2.0}}
-    assert point({"recipe": {"temperature": 0.5}, "metrics": metrics}, part="test") == (0.5, 2.0, 3.0)
-    for missing in ({"test_nll": {"value": 3.0}}, {**metrics, "test_relaxed": {"value": None}}):
-        assert point({"recipe": {"temperature": 0.5}, "metrics": missing}, part="test") is None
+    metrics = {"train_nll": {"value": 3.0}, "train_relaxed": {"value": 2.0}}
+    assert point({"recipe": {"temperature": 0.5}, "metrics": metrics}) == (0.5, 2.0, 3.0)
+    for missing in ({"train_nll": {"value": 3.0}}, {**metrics, "train_relaxed": {"value": None}}):
+        assert point({"recipe": {"temperature": 0.5}, "metrics": missing}) is None
 
 
 def test_the_relaxed_objective_nears_the_discrete_one_as_the_temperature_falls() -> None:

@@ -306,7 +306,9 @@ def test_the_whole_are_also_the_points_that_are_held_out_else() -> None:
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_suit_any_model(name: str) -> None:
     for notation in ("200H-784V", "200H~200H~784V", "392V-240H:8-392V"):
-        assert resolve(notation=notation, **read(Path(name))) != resolve(notation=notation)
+        found = resolve(notation=notation, **read(Path(name)))
+        assert found.steps >= 20_000
+        assert found != resolve(notation=notation)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +319,7 @@ def test_protocols_suit_any_model(name: str) -> None:
         ("200H~784V", "concrete", 50, (30_000, 512, 4e-3, 0, 10)),
         ("200H-784V", "nvil", 1, (50_000, 2_048, 2e-3, 1_000, 1_000)),
         ("200H~784V", "vimco", 50, (50_000, 512, 1e-3, 1_000, 1_000)),
+        ("392V~240H~392V", "concrete", 1, (20_000, 512, 4e-3, 0, 10)),
         ("392V-240H-392V", "concrete", 50, (20_000, 512, 2e-3, 0, 10)),
         ("392V-240H-392V", "vimco", 5, (50_000, 2_048, 6e-3, 1_000, 100)),
         ("392V-240H-392V", "vimco", 50, (50_000, 512, 6e-3, 1_000, 100)),

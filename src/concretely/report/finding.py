@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from ..notation import parse
@@ -17,6 +18,8 @@ DATA, SAMPLES, ESTIMATORS = ("mnist", "omniglot"), (1, 5, 50), ("concrete", "vim
 
 WORSE = 1.0
 """From how many nats on something is said to be lost."""
+SURE = 2.0
+"""By how many standard errors of a comparison something is so that is not said to be so weakly."""
 
 
 class Score(NamedTuple):
@@ -44,105 +47,128 @@ class Finding(NamedTuple):
     """What our numbers are."""
     partial: bool = False
     """Whether some of our numbers are still missing."""
+    weak: bool = False
+    """Whether it is so by less than the numbers are sure of."""
 
     @property
     def verdict(self) -> str:
         """Whether it is so, in words."""
         if self.held is None:
             return "not known yet"
-        return ("held" if self.held else "not held") + (" so far" if self.partial else "")
+        return ("held" if self.held else "not held") + " weakly" * self.weak + " so far" * self.partial
 
 
-def findings(lookup: Lookup, points: Sequence[Point], *, temperatures: int) -> list[Finding]:
+class Claim(NamedTuple):
+    """Something that the paper says of its cells, and which of them tell whether it is so."""
+
+    name: str
+    text: str
+    compare: Callable[[Lookup], Iterator[Comparison]]
+
+    def judged(self, ours: Lookup, paper: Lookup) -> Finding:
+        """Held if comparisons are as it says on average; of fewer than half, nothing is said."""
+        every = list(self.compare(ours))
+        known = [(score, label) for label, score in every if score is not None]
+        missing = len(every) - len(known)
+        if not known:
+            return Finding(self.name, self.text, None, f"None of {len(every)} comparisons can be made yet.")
+        scores = [score for score, _ in known]
+        theirs = dict(self.compare(paper))
+        same = [score for _, label in known if (score := theirs[label]) is not None]
+        (low, where_low), (high, where_high) = min(known), max(known)
+        found = f"{_summary(scores)}, from {_difference(low)} ({where_low}) to {_difference(high)} ({where_high})."
+        found += f" In the paper: {_summary(same)}." if same else ""
+        found += f" {missing} more comparisons cannot be made yet." if missing else ""
+        mean, error = fmean(score.value for score in scores), fmean(score.error for score in scores)
+        held = mean > 0 if 2 * len(known) >= len(every) else None
+        return Finding(self.name, self.text, held, found, missing > 0, abs(mean) < SURE * error)
+
+
+def findings(ours: Lookup, paper: Lookup, points: Sequence[Point], *, temperatures: int) -> list[Finding]:
     """All that the paper found, from scores of cells and from those of the temperatures that are known."""
-    return [
-        linear(lookup),
-        nonlinear(lookup),
-        prediction(lookup),
-        arity_in_prediction(lookup),
-        arity_in_density(lookup),
-        more_samples(lookup),
-        overfitting(lookup),
-        integrality(points, temperatures=temperatures),
-    ]
+    return [*(claim.judged(ours, paper) for claim in CLAIMS), integrality(points, temperatures=temperatures)]
 
 
-def linear(lookup: Lookup) -> Finding:
+def linear(lookup: Lookup) -> Iterator[Comparison]:
     """VIMCO is ahead for linear models."""
-    return _judged(
-        "Linear models",
-        "In density estimation by linear models, VIMCO finds a lower test NLL than Concrete.",
-        list(_estimators(lookup, LINEAR, SAMPLES, DATA, ahead="vimco", behind="concrete")),
-    )
+    return _estimators(lookup, LINEAR, SAMPLES, DATA, ahead="vimco", behind="concrete")
 
 
-def nonlinear(lookup: Lookup) -> Finding:
+def nonlinear(lookup: Lookup) -> Iterator[Comparison]:
     """Concrete is ahead for non-linear models."""
-    return _judged(
-        "Non-linear models",
-        "In density estimation by non-linear models, Concrete finds a lower test NLL than VIMCO.",
-        list(_estimators(lookup, NONLINEAR, SAMPLES, DATA, ahead="concrete", behind="vimco")),
-    )
+    return _estimators(lookup, NONLINEAR, SAMPLES, DATA, ahead="concrete", behind="vimco")
 
 
-def prediction(lookup: Lookup) -> Finding:
+def prediction(lookup: Lookup) -> Iterator[Comparison]:
     """Concrete is ahead in structured prediction with few samples."""
-    return _judged(
-        "Structured prediction",
-        "In structured prediction with m = 1 and m = 5, Concrete finds a lower test NLL than VIMCO.",
-        list(_estimators(lookup, PREDICTION, (1, 5), ("mnist",), ahead="concrete", behind="vimco")),
-    )
+    return _estimators(lookup, PREDICTION, (1, 5), ("mnist",), ahead="concrete", behind="vimco")
 
 
-def arity_in_prediction(lookup: Lookup) -> Finding:
+def arity_in_prediction(lookup: Lookup) -> Iterator[Comparison]:
     """More states are better in structured prediction."""
-    return _judged(
-        "Arity in structured prediction",
-        "In structured prediction, nodes of 4 and 8 states find a lower test NLL than binary ones.",
-        [
-            (label, _minus(binary, several))
-            for label, binary, several in _arities(lookup, PREDICTION[1:], (1,), ("mnist",))
-        ],
-    )
+    for label, binary, several in _arities(lookup, PREDICTION[1:], (1,), ("mnist",)):
+        yield label, _minus(binary, several)
 
 
-def arity_in_density(lookup: Lookup) -> Finding:
+def arity_in_density(lookup: Lookup) -> Iterator[Comparison]:
     """More states are not better in density estimation."""
-    return _judged(
-        "Arity in density estimation",
-        "In density estimation, nodes of 4 and 8 states find no lower test NLL than binary ones.",
-        [(label, _minus(several, binary)) for label, binary, several in _arities(lookup, ARITIES, SAMPLES, DATA)],
-    )
+    for label, binary, several in _arities(lookup, ARITIES, SAMPLES, DATA):
+        yield label, _minus(several, binary)
 
 
-def more_samples(lookup: Lookup) -> Finding:
+def more_samples(lookup: Lookup) -> Iterator[Comparison]:
     """A larger m finds better likelihoods."""
-
-    def comparisons() -> Iterator[Comparison]:
-        for notation in (*LINEAR, *NONLINEAR, *PREDICTION):
-            for estimator in ESTIMATORS:
-                for few, many in pairwise(SAMPLES):
-                    scores = (lookup(notation, m, "mnist", estimator, "test") for m in (few, many))
-                    yield f"`{notation}` by {estimator}, m = {many} after {few}", _minus(*scores)
-
-    return _judged("More samples", "On MNIST, a larger m finds a lower test NLL.", list(comparisons()))
+    for notation in (*LINEAR, *NONLINEAR, *PREDICTION):
+        for estimator in ESTIMATORS:
+            for few, many in pairwise(SAMPLES):
+                scores = (lookup(notation, m, "mnist", estimator, "test") for m in (few, many))
+                yield f"`{notation}` by {estimator}, m = {many} after {few}", _minus(*scores)
 
 
-def overfitting(lookup: Lookup) -> Finding:
+def overfitting(lookup: Lookup) -> Iterator[Comparison]:
     """A larger m overfits where data are few."""
 
     def gap(notation: str, m: int, estimator: str) -> Score | None:
         return _minus(*(lookup(notation, m, "omniglot", estimator, part) for part in ("test", "train")))
 
-    return _judged(
+    for notation in (*LINEAR, *NONLINEAR):
+        for estimator in ESTIMATORS:
+            yield f"`{notation}` by {estimator}", _minus(gap(notation, 50, estimator), gap(notation, 1, estimator))
+
+
+CLAIMS = (
+    Claim(
+        "Linear models",
+        "In density estimation by linear models, VIMCO finds a lower test NLL than Concrete.",
+        linear,
+    ),
+    Claim(
+        "Non-linear models",
+        "In density estimation by non-linear models, Concrete finds a lower test NLL than VIMCO.",
+        nonlinear,
+    ),
+    Claim(
+        "Structured prediction",
+        "In structured prediction with m = 1 and m = 5, Concrete finds a lower test NLL than VIMCO.",
+        prediction,
+    ),
+    Claim(
+        "Arity in structured prediction",
+        "In structured prediction, nodes of 4 and 8 states find a lower test NLL than binary ones.",
+        arity_in_prediction,
+    ),
+    Claim(
+        "Arity in density estimation",
+        "In density estimation, nodes of 4 and 8 states find no lower test NLL than binary ones.",
+        arity_in_density,
+    ),
+    Claim("More samples", "On MNIST, a larger m finds a lower test NLL.", more_samples),
+    Claim(
         "Overfitting",
         "On Omniglot a larger m overfits: from m = 1 to m = 50, the test NLL moves away from the training NLL.",
-        [
-            (f"`{notation}` by {estimator}", _minus(gap(notation, 50, estimator), gap(notation, 1, estimator)))
-            for notation in (*LINEAR, *NONLINEAR)
-            for estimator in ESTIMATORS
-        ],
-    )
+        overfitting,
+    ),
+)
 
 
 def integrality(points: Sequence[Point], *, temperatures: int) -> Finding:
@@ -153,22 +179,17 @@ def integrality(points: Sequence[Point], *, temperatures: int) -> Finding:
         return Finding(name, claim, None, f"{len(points)} of {temperatures} temperatures are known yet.")
     points = sorted(points)
     best = min(points, key=lambda point: point.discrete)
-    lost = [
-        point
-        for point in points
-        if point.temperature > best.temperature
-        and point.discrete > best.discrete + WORSE
-        and point.relaxed <= best.relaxed + WORSE
-    ]
-    found = f"The discrete graph is best at λ = {written(best.temperature)} with {_both(best)}."
+    hotter = points[points.index(best) + 1 :]
+    lost = [point for point in hotter if point.discrete > best.discrete + WORSE]
+    held = bool(lost) and all(point.relaxed <= best.relaxed + WORSE for point in lost)
+    found = f"On the training points the discrete graph is best at λ = {written(best.temperature)} with {_both(best)}."
     if lost:
-        first, last = lost[0], lost[-1]
-        found += f" It is worse by more than {WORSE:g} nat from λ = {written(first.temperature)} on with {_both(first)}"
-        found += f", to λ = {written(last.temperature)} with {_both(last)}." if last is not first else "."
+        found += f" It is worse by more than {WORSE:g} nat at λ = "
+        found += "; ".join(f"{written(point.temperature)}: {_both(point)}" for point in lost) + "."
     start = interior(points)
     if start is not None:
         found += f" The interior, where the gap stays above {GAP:g} nats, begins at about λ = {start:.2g}."
-    return Finding(name, claim, bool(lost), found, len(points) < temperatures)
+    return Finding(name, claim, held, found, len(points) < temperatures)
 
 
 def _estimators(
@@ -195,19 +216,10 @@ def _arities(
                     yield f"`{several}`, m = {m}, {name}", binary, more
 
 
-def _judged(name: str, claim: str, comparisons: Sequence[Comparison]) -> Finding:
-    """A claim that holds if comparisons are as it says on average; of fewer than half, nothing is said."""
-    known = [(score, label) for label, score in comparisons if score is not None]
-    every, missing = len(comparisons), len(comparisons) - len(known)
-    if not known:
-        return Finding(name, claim, None, f"None of {every} comparisons can be made yet.")
-    mean = math.fsum(score.value for score, _ in known) / len(known)
-    agree = sum(score.value > 0 for score, _ in known)
-    (low, where_low), (high, where_high) = min(known), max(known)
-    found = f"By {_signed(mean)} nats on average, where plus is as the paper says: so are {agree} of {len(known)}"
-    found += f" comparisons, from {_difference(low)} ({where_low}) to {_difference(high)} ({where_high})."
-    found += f" {missing} more cannot be made yet." if missing else ""
-    return Finding(name, claim, mean > 0 if 2 * len(known) >= every else None, found, missing > 0)
+def _summary(scores: Sequence[Score]) -> str:
+    """How many nats differences are on average, and how many are above zero."""
+    values = [score.value for score in scores]
+    return f"{_signed(fmean(values))} nats on average, above 0 in {sum(value > 0 for value in values)} of {len(values)}"
 
 
 def _minus(one: Score | None, other: Score | None) -> Score | None:

@@ -6,7 +6,7 @@ Beside the folder of the records there may be a `reasons.toml`: by the title of 
 import re
 import tomllib
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
@@ -35,6 +35,32 @@ NEAR = 1.0
 """By how many nats a test likelihood may be worse than the paper's."""
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 """The flags for products of matrices that are not those of float32, by torch's names."""
+
+
+NOTES = {
+    "numbers": (
+        "NLL is the negative log-likelihood of a data point under the discrete graph in nats, lower is better, ± "
+        "one standard error over the data points. A cell is one run: what another seed would change is in no "
+        "number. `diff` is ours minus the paper's. Where the best on the validation set was taken, `9,000 of "
+        "50,000` steps are those after which it was found. Seconds are those of training; where models were trained "
+        "as one program, each has its share of them, and rates that lost on the validation set are not counted."
+    ),
+    "findings": (
+        "With m = 1, VIMCO is NVIL. Models that are compared differ in their budgets, too, as the commands below "
+        "tell, and those of Omniglot by Concrete are trained on the points that the others hold out to stop early. "
+        "Plus is as the paper says. What holds by less than two standard errors of a comparison holds weakly."
+    ),
+    "commands": (
+        "Each trains a model and scores it on the test set; `concretely evaluate` with `--split train` scores it on "
+        "the other."
+    ),
+    "budgets": (
+        "Cells that were made more than once. What is taken, the last of each, is the best on the validation set, "
+        "where that can be compared, and else the last one: the test set never chooses. The validation NLL is by "
+        "1,000 samples, and so above what 50,000 would find."
+    ),
+}
+"""What a reader must know of the parts of the report."""
 
 
 class Section(NamedTuple):
@@ -76,6 +102,8 @@ class Report(NamedTuple):
     points: list[Point]
     known: int
     total: int
+    missing: list[str]
+    """What of each experiment is not known yet."""
 
 
 def gathered(records: Path) -> Report:
@@ -85,17 +113,18 @@ def gathered(records: Path) -> Report:
     every = [line for _, found in lines for line in found]
     known = [line.record for line in every if line.record is not None]
     warm = [line for each, found in lines if each.figure == "temperature" for line in found]
-    tried = (point(line.record, part="test") for line in warm if line.record is not None)
+    tried = (point(line.record) for line in warm if line.record is not None)
     points = [each for each in tried if each is not None]
     return Report(
         [_section(each, found) for each, found in lines if any(line.record for line in found)],
         sum(line.difference("test") is not None for line in every),
         list(_deviations(every, _reasons(records, every))),
-        findings(_lookup(every), points, temperatures=len(warm)),
-        _budgets([Line(cell, record) for each, found in archive for cell, record in _repeated(each, found)]),
+        findings(*_lookups(every), points, temperatures=len(warm)),
+        _budgets(archive),
         points,
         len(known),
         len(every),
+        [f"{count} of {each.name}" for each, found in lines if (count := sum(line.record is None for line in found))],
     )
 
 
@@ -124,33 +153,31 @@ def page(records: Path) -> str:
 
 def _rendered(environment: Environment, name: str, found: Report, **others: Any) -> str:
     template = environment.from_string(files(__package__).joinpath(name).read_text(encoding="utf-8"))
-    return template.render(**found._asdict(), near=f"{NEAR:g}", **others)
+    return template.render(**found._asdict(), notes=NOTES, near=f"{NEAR:g}", **others)
 
 
 def _line(cell: Cell, known: Mapping[str, Kept]) -> Line:
     return Line(cell, known[cell.title].best if cell.title in known else None)
 
 
-def _repeated(each: Experiment, known: Mapping[str, Kept]) -> Iterator[tuple[Cell, Record]]:
-    """The records of cells that have several, the one that is taken last."""
-    for cell in (cell for cell in each.cells if cell.title in known):
-        best, history = known[cell.title]
-        if len(history) > 1:
-            yield from ((cell, record) for record in history if record != best)
-            yield cell, best
-
-
-def _budgets(lines: Sequence[Line]) -> Grid:
-    """How else cells were made, and to what that came."""
+def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]]) -> Grid:
+    """How else cells were made that have several records, and to what that came; what is taken comes last."""
     rows = []
-    for line in lines:
-        assert line.record is not None
-        recipe = resolve(**line.record["recipe"])
-        how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.steps:,}")
-        about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples))
-        rows.append([*about, *how, line.ours("valid_nll"), *line.compared("test"), *line.cost])
-    made = ("model", "data", "estimator", "m", "optimizer", "batch", "rate", "steps")
-    return Grid([*made, "validation", "test", "paper", "diff", "taken after", "seconds"], rows)
+    for each, known in archive:
+        for cell in (cell for cell in each.cells if cell.title in known):
+            best, history = known[cell.title]
+            if len(history) > 1:
+                rows += [_budget(Line(cell, record)) for record in history if record != best]
+                rows.append(_budget(Line(cell, best)))
+    how = ("model", "data", "estimator", "m", "optimizer", "batch", "rate")
+    return Grid([*how, "validation", "test", "paper", "diff", "steps", "seconds"], rows)
+
+
+def _budget(line: Line) -> list[str]:
+    recipe = line.recipe
+    about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples))
+    how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}")
+    return [*about, *how, line.ours("valid_nll"), *line.compared("test"), *line.cost]
 
 
 def _section(each: Experiment, lines: Sequence[Line]) -> Section:
@@ -187,15 +214,18 @@ def _command(each: Experiment, record: Record) -> str:
     return command(recipe, RUNS / each.name / Cell("", "", recipe, {}).title, **others)
 
 
-def _lookup(lines: Sequence[Line]) -> Lookup:
-    scores = dict[tuple[str, int, str, str, str], Score]()
+def _lookups(lines: Sequence[Line]) -> tuple[Lookup, Lookup]:
+    """Our scores and the paper's."""
+    ours, paper = dict[tuple[str, int, str, str, str], Score](), dict[tuple[str, int, str, str, str], Score]()
     for line in lines:
         recipe = line.cell.recipe
-        for part in line.cell.paper:  # what the paper has no number of is scored in another way
+        for part, value in line.cell.paper.items():  # what the paper has no number of is scored in another way
+            key = recipe.notation, recipe.samples, recipe.data, line.cell.heading, part
+            paper[key] = Score(value, 0.0)
             score = line.score(f"{part}_nll")
             if score is not None:
-                scores[recipe.notation, recipe.samples, recipe.data, line.cell.heading, part] = score
-    return lambda *key: scores.get(key)
+                ours[key] = score
+    return lambda *key: ours.get(key), lambda *key: paper.get(key)
 
 
 def _reasons(records: Path, lines: Sequence[Line]) -> dict[str, str]:
@@ -230,7 +260,8 @@ def _figures(points: Sequence[Point]) -> Iterator[tuple[str, Figure]]:
     yield "The density of three categories, with α = (2, 1/2, 1) (figure 2).", figure.simplex(alpha, densities)
     yield "Noisy log-odds, and the density behind the curve, with α = 2 (figure 3).", figure.binary(2.0, densities)
     if points:
-        yield "Objectives against the temperature of training (figure 4, right).", temperature(points)
+        caption = "Objectives of the training points against the temperature of training (figure 4, right)."
+        yield caption, temperature(points)
 
 
 def _image(caption: str, drawn: Figure) -> Image:

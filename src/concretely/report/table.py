@@ -7,6 +7,7 @@ from rich import box
 from rich.table import Table
 
 from ..recipe import PARTS, Cell
+from ..training.recipe import Recipe, resolve
 from .figure import written
 from .finding import Score
 
@@ -35,7 +36,7 @@ class Line(NamedTuple):
 
     def score(self, name: str) -> Score | None:
         """A metric of the record, if it is known; one that is not finite is null there."""
-        metric = {} if self.record is None else self.record["metrics"].get(name, {})
+        metric = (self.record or {}).get("metrics", {}).get(name) or {}
         value, error = metric.get("value"), metric.get("standard_error")
         return None if value is None or error is None else Score(value, error)
 
@@ -59,11 +60,18 @@ class Line(NamedTuple):
         )
 
     @property
+    def recipe(self) -> Recipe:
+        """How the cell was made, or is to be."""
+        return self.cell.recipe if self.record is None else resolve(**self.record["recipe"])
+
+    @property
     def cost(self) -> tuple[str, str]:
-        """The steps after which the model was taken, and the seconds of training."""
+        """The steps of training, after which of them the model was taken, if not at the end, and the seconds."""
         if self.record is None:
             return MISSING, MISSING
-        return f"{self.record['step']:,}", f"{self.record['seconds']:,.1f}"
+        taken, steps = self.record["step"], self.record["recipe"]["steps"]
+        of = "" if taken == steps else f" of {steps:,}"
+        return f"{taken:,}{of}", f"{self.record['seconds']:,.1f}"
 
 
 class Grid(NamedTuple):
@@ -84,8 +92,7 @@ def grid(lines: Sequence[Line]) -> Grid:
     """
     keys = [key for key in ("data", "estimator", "samples", "temperature") if _differs(key, lines)]
     parts = [part for part in PARTS if any(part in line.cell.paper for line in lines)]
-    measured = {name for line in lines for name in (line.record or {}).get("metrics", {})}
-    others = [] if parts else [name for name in OBJECTIVES if name in measured]
+    others = [] if parts else [name for name in OBJECTIVES if any(line.score(name) for line in lines)]
     return Grid(
         [
             "model",

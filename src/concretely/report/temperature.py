@@ -92,7 +92,7 @@ def temperature(points: Sequence[Point], *, note: str = "") -> Figure:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("temperature λ", fontsize=9, color=INK)
-    axes.set_ylabel("objective in nats, lower is better", fontsize=9, color=INK)
+    axes.set_ylabel("training objective in nats, lower is better", fontsize=9, color=INK)
     axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(note, fontsize=8, color=INK, loc="left", parse_math=False)
@@ -116,8 +116,8 @@ def interior(points: Sequence[Point]) -> float | None:
     return below.temperature + share * (above.temperature - below.temperature)
 
 
-def point(record: Mapping[str, Any], *, part: str) -> Point | None:
-    """What a record knows of a temperature, if it knows both objectives."""
+def point(record: Mapping[str, Any]) -> Point | None:
+    """What a record knows of a temperature, if it knows both objectives of the points that they were trained on."""
     metrics = record["metrics"]
-    relaxed, discrete = (metrics.get(f"{part}_{name}", {}).get("value") for name in ("relaxed", "nll"))
+    relaxed, discrete = (metrics.get(f"train_{name}", {}).get("value") for name in ("relaxed", "nll"))
     return None if relaxed is None or discrete is None else Point(record["recipe"]["temperature"], relaxed, discrete)
