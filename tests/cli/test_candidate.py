@@ -27,6 +27,7 @@ def test_a_grid_is_trained_as_one_program_and_the_best_on_the_validation_set_is_
     best = min(records, key=lambda name: records[name]["valid_nll"]["value"])
     assert "lr=0.01" in best
     assert [name for name, metrics in records.items() if "test_nll" in metrics] == [best]
+    assert [path.parent.name for path in Path().rglob("report.html")] == [best]  # the others are only compared
     (line,) = lines(stdout)
     assert float(line[1]) == pytest.approx(records[best]["test_nll"]["value"], abs=0.05)
     assert f"{best} is the best of 6 for {title} on the validation set" in stdout

@@ -162,7 +162,7 @@ def score(
 ) -> dict[str, Any] | None:
     """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
     from ..report.record import suffices
-    from ..report.run import leave, scored
+    from ..report.run import leave, note, scored
     from ..training.run import restored
 
     if not settled(member) or (member.folder / DIVERGED).exists():
@@ -187,7 +187,8 @@ def score(
                         found[part] = score(part=part, **wish._asdict())
             finally:  # what was found before an interruption is kept
                 if found:
-                    leave(member.folder, run, model, data=data, found=found)
+                    # what is only compared with others needs no pictures, which take longer than to score it
+                    (note if found.keys() <= {"valid"} else leave)(member.folder, run, model, data=data, found=found)
     return known(member)
 
 

@@ -1,6 +1,7 @@
 """Data points of bits, eight to a byte, that are unpacked where they are used."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -82,7 +83,7 @@ class Bits:
         """So many points at equal distances, since data may be sorted."""
         return self[torch.linspace(0, len(self) - 1, points, device=self.packed.device).round().long()]
 
-    @property
+    @cached_property
     def rate(self) -> Float32[Tensor, "{self.width}"]:
         """The mean of every bit."""
         count = torch.zeros(self.width, dtype=torch.int64, device=self.packed.device)

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 
 from ..circumstance import circumstances
@@ -66,7 +65,7 @@ def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
     observed = recipe.architecture.observed.units
     rate = data.train.rate[-observed:].double().clamp(RARE, 1 - RARE)
     x = data.split(part)[:][:, -observed:].double()
-    nll = -torch.xlogy(x, rate).add(torch.xlogy(1 - x, 1 - rate)).sum(-1)
+    nll = -(x @ rate.logit() + (-rate).log1p().sum())
     return {
         "value": nll.mean().item(),
         "standard_error": standard_error(nll),
@@ -76,8 +75,8 @@ def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
     }
 
 
-def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
-    """Write the record, the pictures and the page of a run; the likelihoods are by part of the data.
+def note(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> dict[str, Any]:
+    """Write the record of a run, and what it says; the likelihoods are by part of the data.
 
     Those already in the record stay, unless they are of another step, or of the same part and not known better.
     """
@@ -89,6 +88,12 @@ def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping
     with alone(folder / f".{record.FILE}.lock"):  # else one of two processes might lose what the other has found
         written = _record(folder / record.FILE, run, new)
         record.write(folder / record.FILE, written)
+    return written
+
+
+def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
+    """Write the record, the pictures and the page of a run."""
+    written = note(folder, run, model, data=data, found=found)
     rows = [asdict(row) for row in run.rows]
     drawn = pictures(run.recipe, model, data)
     figures = {name: figure for name, (_, figure) in drawn.items()} | {"curve": curve(rows)}
