@@ -3,9 +3,10 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,28 @@ def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_pa
     members = [Member(resolve(notation=f"{units}H-64V", steps=2), tmp_path / str(units)) for units in (4, 5)]
     with pytest.raises(ZeroDivisionError):
         train_all(members, lambda recipe: load("digits", width=64), on=device("cpu"), at_once=2, then=then)
+
+
+def test_a_signal_that_comes_to_the_thread_of_a_program_is_heard(tmp_path: Path) -> None:
+    from torch import device
+
+    from concretely.cli.member import Stop, train_all
+    from concretely.data import load
+    from concretely.training.recipe import resolve
+
+    heard = []
+
+    def then(group: Sequence[Member], stop: Stop) -> None:
+        if group[0].recipe.notation == "5H-64V":
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        end = monotonic() + 10
+        while not stop() and monotonic() < end:
+            sleep(0.01)
+        heard.append(stop())
+
+    members = [Member(resolve(notation=f"{units}H-64V", steps=2), tmp_path / str(units)) for units in (4, 5)]
+    assert not train_all(members, lambda recipe: load("digits", width=64), on=device("cpu"), at_once=2, then=then)
+    assert heard == [True, True]
 
 
 def test_a_list_of_one_is_a_single_run(tmp_path: Path, programs: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,8 @@ BRIEF = 1_000
 """Runs of fewer steps are over before there is anything to say of them."""
 MOST = 64
 """The most members of one program."""
+HEARING = 0.2
+"""After so many seconds a thread that waits for others hears of a signal."""
 
 Stop = Callable[[], bool]
 """What says whether there is reason to stop."""
@@ -75,7 +77,11 @@ def train_all(
         if at_once <= 1:
             return all(work(group) for group in groups)
         with ThreadPoolExecutor(at_once) as pool:
-            return all(list(pool.map(work, groups)))
+            working = [pool.submit(work, group) for group in groups]
+            while wait(working, timeout=HEARING).not_done:
+                pass  # a signal that has come to another thread is heard once this one, the first, wakes up
+            whole = [each.result() for each in working]  # of all, or an error might be passed over
+            return all(whole)
 
 
 def _programs(members: Sequence[Member]) -> list[list[Member]]:
