@@ -1,7 +1,7 @@
 """Ours beside the paper's: a table of the cells of an experiment."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -12,6 +12,9 @@ from .figure import written
 from .finding import Score
 
 MISSING = "–"
+
+WORDS = ("model", "data", "estimator", "optimizer")
+"""The columns that hold no numbers."""
 
 NAMES = {"samples": "m", "temperature": "λ"}
 """The paper's names of keys of a recipe."""
@@ -80,6 +83,11 @@ class Grid(NamedTuple):
     head: list[str]
     rows: list[list[str]]
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Whether columns hold numbers, which stand below each other by their last digits."""
+        return [name not in WORDS for name in self.head]
+
 
 def grid(lines: Sequence[Line]) -> Grid:
     """A row for every cell: our numbers and their standard errors, the paper's, the difference, and the cost.
@@ -119,13 +127,12 @@ def table(lines: Sequence[Line], *, title: str, caption: str) -> Table:
     """The same for a terminal."""
     shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     shown.title_justify = shown.caption_justify = "left"
-    head, rows = grid(lines)
-    shown.add_column(head[0], no_wrap=True)
-    for header in head[1:]:
-        words = header in ("data", "estimator")
-        shown.add_column(header, justify="left" if words else "right", overflow="ellipsis" if words else "fold")
-    models = [row[0] for row in rows]
-    for row, following in zip(rows, [*models[1:], None], strict=True):
+    found = grid(lines)
+    for name, numeric in zip(found.head, found.numeric, strict=True):
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        shown.add_column(name, justify=justify, no_wrap=name == "model", overflow="fold" if numeric else "ellipsis")
+    models = [row[0] for row in found.rows]
+    for row, following in zip(found.rows, [*models[1:], None], strict=True):
         shown.add_row(*row, end_section=row[0] != following)
     return shown
 
