@@ -195,10 +195,10 @@ def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(tab
         leave(tmp_path / runs, each, test, valid=valid)
         collected(table, tmp_path / runs, tmp_path / "records")
     _, _, text = report(tmp_path / "records").partition("## Other budgets")
-    about = "`200H-784V` | mnist | concrete | 1 | adam | 64 | 0.0003"
+    about = "`200H-784V` | mnist | concrete | 1 | adam | 64 | 0.0003 | 0"
     assert [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| 3 "))] == [
-        f"| 1 | {about} | 109.00 ± 0.25 | 106.50 ± 0.25 | 107.3 | −0.80 | 30,000 | 1,234.6 |",
-        f"| 2 | {about} | 108.00 ± 0.25 | 107.00 ± 0.25 | 107.3 | −0.30 | 10,000,000 | 1,234.6 |",
+        f"| 1 | {about} | 109.00 ± 0.25 | 106.50 ± 0.25 | −0.80 | 30,000 | 1,234.6 |",
+        f"| 2 | {about} | 108.00 ± 0.25 | 107.00 ± 0.25 | −0.30 | 10,000,000 | 1,234.6 |",
     ]
     for entry in (entry for row in gathered(tmp_path / "records").budgets.rows for entry in row):
         assert f">{entry}</td>" in page(tmp_path / "records")

@@ -169,15 +169,16 @@ def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]]) -> Grid:
             if len(history) > 1:
                 rows += [_budget(Line(cell, record)) for record in history if record != best]
                 rows.append(_budget(Line(cell, best)))
-    how = ("model", "data", "estimator", "m", "optimizer", "batch", "rate")
-    return Grid([*how, "validation", "test", "paper", "diff", "steps", "seconds"], rows)
+    how = ("model", "data", "estimator", "m", "optimizer", "batch", "rate", "decay")
+    return Grid([*how, "validation", "test", "diff", "steps", "seconds"], rows)
 
 
 def _budget(line: Line) -> list[str]:
     recipe = line.recipe
     about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples))
-    how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}")
-    return [*about, *how, line.ours("valid_nll"), *line.compared("test"), *line.cost]
+    how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.weight_decay:g}")
+    test, _, difference = line.compared("test")
+    return [*about, *how, line.ours("valid_nll"), test, difference, *line.cost]
 
 
 def _section(each: Experiment, lines: Sequence[Line]) -> Section:
