@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from concretely import density
 from concretely.report import image
-from concretely.report.page import page
+from concretely.report.page import Image, curved, page, shown
 
 RECIPE = {
     "notation": "32H~64V",
@@ -80,13 +80,14 @@ class Reader(HTMLParser):
         return "".join(self.words)
 
 
-def pictures() -> dict[str, Figure]:
-    return {"Samples & <more>": image.samples(density("3H-9V"), rows=2, columns=3), "Others": Figure(figsize=(2, 1))}
+def pictures() -> list[Image]:
+    samples = image.samples(density("3H-9V"), rows=2, columns=3)
+    return [shown("Samples & <more>", samples), shown("Others", Figure(figsize=(2, 1)))]
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return page(RECORD, ROWS, pictures())
+    return page(RECORD, curved(ROWS), pictures())
 
 
 def test_the_page_says_all_that_the_record_says(text: str) -> None:
@@ -110,14 +111,14 @@ def test_the_recipe_can_be_copied_and_made_again(text: str) -> None:
     toml, command = (Reader(block).text for block in blocks)
     assert tomllib.loads(toml) == RECIPE
     assert command == "concretely train --recipe recipe.toml"
-    assert "<pre>concretely train &lt;x&gt;</pre>" in page(RECORD, [], {}, command="concretely train <x>")
+    assert "<pre>concretely train &lt;x&gt;</pre>" in page(RECORD, command="concretely train <x>")
 
 
 def test_the_title_is_notation_data_and_estimator_or_what_it_is_given(text: str) -> None:
     assert "<title>32H~64V on digits by concrete</title>" in text
     assert "<h1>32H~64V on digits by concrete</h1>" in text
-    assert "<h1>a &lt;b&gt;</h1>" in page(RECORD, [], {}, title="a <b>")
-    assert "<h1>A run</h1>" in page({}, [], {})
+    assert "<h1>a &lt;b&gt;</h1>" in page(RECORD, title="a <b>")
+    assert "<h1>A run</h1>" in page({})
 
 
 def test_pictures_stand_in_the_page_with_their_captions_and_sizes(text: str) -> None:
@@ -161,7 +162,7 @@ EVIL = "<script>alert('\"&</td>')</script>"
 def test_no_value_can_become_part_of_the_page() -> None:
     metric = {"value": 1.0, "standard_error": 0.1, "meaning": EVIL}
     record = {**RECORD, "recipe": {EVIL: EVIL}, "metrics": {EVIL: metric}, "versions": {EVIL: EVIL}, "seed": EVIL}
-    text = page(record, [], {EVIL: Figure(figsize=(1, 1))}, title=EVIL, command=EVIL)
+    text = page(record, None, [shown(EVIL, Figure(figsize=(1, 1)))], title=EVIL, command=EVIL)
     found = Reader(text)
     assert not found.all("script")
     assert found.text.count(EVIL) >= 9
@@ -171,8 +172,8 @@ def test_no_value_can_become_part_of_the_page() -> None:
 @pytest.mark.parametrize("missing", [*RECORD, "rows", "pictures"])
 def test_what_is_missing_is_left_out(missing: str) -> None:
     record: dict[str, Any] = {key: value for key, value in RECORD.items() if key != missing}
-    rows, shown = ([] if missing == "rows" else ROWS), ({} if missing == "pictures" else pictures())
-    whole, found = Reader(page(RECORD, ROWS, pictures())), Reader(page(record, rows, shown))
+    curve, images = (None if missing == "rows" else curved(ROWS)), ([] if missing == "pictures" else pictures())
+    whole, found = Reader(page(RECORD, curved(ROWS), pictures())), Reader(page(record, curve, images))
     assert len(found.text) < len(whole.text)
     sections = {"metrics": "Results", "rows": "Training", "pictures": "What the model has learned", "recipe": "Recipe"}
     headings = {name for name in [*sections.values(), "Circumstances"] if name in found.words}
@@ -181,8 +182,8 @@ def test_what_is_missing_is_left_out(missing: str) -> None:
 
 
 def test_an_empty_record_is_a_page_without_sections() -> None:
-    assert not Reader(page({}, [], {})).all("section")
-    assert not Reader(page({"metrics": {}, "recipe": {}}, [], {})).all("section")
+    assert not Reader(page({})).all("section")
+    assert not Reader(page({"metrics": {}, "recipe": {}})).all("section")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_an_empty_record_is_a_page_without_sections() -> None:
     ],
 )
 def test_numbers_have_as_many_digits_as_are_known(value: float | None, error: float | None, text: str) -> None:
-    found = Reader(page({"metrics": {"nll": {"value": value, "standard_error": error}}}, [], {}))
+    found = Reader(page({"metrics": {"nll": {"value": value, "standard_error": error}}}))
     assert text in found.words
 
 
@@ -210,11 +211,11 @@ def test_numbers_have_as_many_digits_as_are_known(value: float | None, error: fl
     [(0.04, "0.0 s"), (59.94, "59.9 s"), (119.7, "2 min 0 s"), (3599.8, "1 h 0 min"), (7300, "2 h 2 min")],
 )
 def test_time_is_written_as_one_would_say_it(seconds: float, text: str) -> None:
-    assert text in Reader(page({"seconds": seconds}, [], {})).words
+    assert text in Reader(page({"seconds": seconds})).words
 
 
 def test_the_commit_of_an_installed_package_is_not_known() -> None:
-    assert "not in a repository" in Reader(page({"commit": None}, [], {})).words
+    assert "not in a repository" in Reader(page({"commit": None})).words
 
 
 LOOK = """<script>addEventListener("load", () => {

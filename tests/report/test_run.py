@@ -10,6 +10,7 @@ import torch
 
 from concretely.evaluation.likelihood import Likelihood, evaluate
 from concretely.report import run as reporting
+from concretely.report.page import Image
 from concretely.report.record import PARTS
 from concretely.report.run import factorised, leave, metric, pictures, scored
 from concretely.training.chance import Purpose, generator_of
@@ -92,7 +93,7 @@ def test_a_score_stands_beside_that_of_independent_pixels(notation: str) -> None
 def unpictured(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pictures, which take their time."""
     monkeypatch.setattr(reporting, "pictures", lambda recipe, model, data: {})
-    monkeypatch.setattr(reporting, "rendered", lambda figure: b"")
+    monkeypatch.setattr(reporting, "curved", lambda rows: Image("", "png", b"", 1, 1))
 
 
 def metrics(folder: Path) -> dict[str, tuple[float, int]]:

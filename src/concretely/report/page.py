@@ -37,22 +37,39 @@ class Image(NamedTuple):
     """A figure to look at, in pixels of the page."""
 
     caption: str
-    source: str
+    kind: str
+    content: bytes
     width: int
     height: int
+
+    @property
+    def source(self) -> str:
+        """Itself, in place of the address of a file."""
+        return f"data:image/{self.kind};base64,{b64encode(self.content).decode()}"
+
+
+def shown(caption: str, figure: Figure) -> Image:
+    """A figure as an image with a caption."""
+    width, height = figure.get_size_inches() * 96  # of these, a page has so many to the inch
+    return Image(caption, "png", rendered(figure), round(width), round(height))
+
+
+def curved(rows: Sequence[Row]) -> Image:
+    """How training went, as an image that is told in words as well."""
+    return shown(_story(rows), curve(rows))
 
 
 def page(
     record: Mapping[str, Any],
-    rows: Sequence[Row],
-    pictures: Mapping[str, Figure],
+    curve: Image | None = None,
+    pictures: Sequence[Image] = (),
     *,
     title: str | None = None,
     command: str = AGAIN,
 ) -> str:
-    """A record, its curve and pictures by their caption as HTML; of a record that lacks a part, what there is.
+    """A record, its curve and pictures as HTML; of a record that lacks a part, what there is.
 
-    >>> text = page({"recipe": {"notation": "32H~64V", "data": "digits", "estimator": "concrete"}}, [], {})
+    >>> text = page({"recipe": {"notation": "32H~64V", "data": "digits", "estimator": "concrete"}})
     >>> "<h1>32H~64V on digits by concrete</h1>" in text
     True
     """
@@ -62,8 +79,8 @@ def page(
     return template.render(
         title=title or _title(recipe),
         metrics=[_metric(name, metric) for name, metric in record.get("metrics", {}).items()],
-        curve=_image(_story(rows), curve(rows)) if rows else None,
-        pictures=[_image(caption, figure) for caption, figure in pictures.items()],
+        curve=curve,
+        pictures=pictures,
         recipe=recipe,
         toml="".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()),
         command=command,
@@ -90,17 +107,10 @@ def _metric(name: str, metric: Mapping[str, Any]) -> Metric:
 
 def _story(rows: Sequence[Row]) -> str:
     """What a curve shows, in words."""
-    last = rows[-1]
+    last = rows[-1] if rows else {}
     ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
     found = [f"the {name} is {measured(value, None)} nats" for name, value in ends if value is not None]
     return f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
-
-
-def _image(caption: str, figure: Figure) -> Image:
-    """A figure that stands in the page itself."""
-    png = b64encode(rendered(figure)).decode()
-    width, height = figure.get_size_inches() * 96  # of these, a page has so many to the inch
-    return Image(caption, f"data:image/png;base64,{png}", round(width), round(height))
 
 
 def _circumstances(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

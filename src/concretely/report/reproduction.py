@@ -5,7 +5,6 @@ Beside the folder of the records there may be a `reasons.toml`: by the title of 
 
 import re
 import tomllib
-from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from io import BytesIO
@@ -271,8 +270,7 @@ def _image(caption: str, drawn: Figure) -> Image:
     with matplotlib.rc_context({"svg.hashsalt": "concretely"}):
         drawn.savefig(file, format="svg", dpi=figure.DPI, metadata={"Date": None})
     width, height = drawn.get_size_inches() * 96  # of these, a page has so many to the inch
-    source = f"data:image/svg+xml;base64,{b64encode(file.getvalue()).decode()}"
-    return Image(caption, source, round(width), round(height))
+    return Image(caption, "svg+xml", file.getvalue(), round(width), round(height))
 
 
 def _coded(text: str) -> Markup:

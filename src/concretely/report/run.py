@@ -18,9 +18,7 @@ from ..training.recipe import Recipe
 from ..training.run import Run
 from ..training.trainer import inputs_of
 from . import image, record
-from .curve import curve
-from .figure import rendered
-from .page import page
+from .page import curved, page, shown
 
 PAGE = "report.html"
 SHOWN = 12
@@ -94,15 +92,14 @@ def note(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[
 def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
     """Write the record, the pictures and the page of a run."""
     written = note(folder, run, model, data=data, found=found)
-    rows = [asdict(row) for row in run.rows]
-    drawn = pictures(run.recipe, model, data)
-    figures = {name: figure for name, (_, figure) in drawn.items()} | {"curve": curve(rows)}
-    for name, figure in figures.items():
+    images = {name: shown(*picture) for name, picture in pictures(run.recipe, model, data).items()}
+    curve = curved([asdict(row) for row in run.rows])
+    for name, picture in {**images, "curve": curve}.items():
         with draft(folder / f"{name}.png") as place:
-            place.write_bytes(rendered(figure))
+            place.write_bytes(picture.content)
     with draft(folder / PAGE) as place:
-        place.write_text(page(written, rows, dict(drawn.values())), encoding="utf-8")
-    return [folder / record.FILE, *(folder / f"{name}.png" for name in figures), folder / PAGE]
+        place.write_text(page(written, curve if run.rows else None, list(images.values())), encoding="utf-8")
+    return [folder / record.FILE, *(folder / f"{name}.png" for name in (*images, "curve")), folder / PAGE]
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
