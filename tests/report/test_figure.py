@@ -170,14 +170,14 @@ def test_the_same_figure_is_saved_as_the_same_bytes(draw: Callable[[], Figure], 
 def test_a_failed_save_leaves_the_older_files_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in ("picture.png", "picture.svg"):
         (tmp_path / file).write_text("older")
-    whole = Figure.savefig
+    whole = Path.write_bytes
 
-    def fail_on_svg(self: Figure, file: object, **options: object) -> None:
-        whole(self, file, **options)
-        if isinstance(file, Path) and file.suffix == ".svg":
+    def fail_on_svg(self: Path, content: bytes) -> None:
+        whole(self, content)
+        if self.suffix == ".svg":
             raise OSError("no space left")
 
-    monkeypatch.setattr(Figure, "savefig", fail_on_svg)
+    monkeypatch.setattr(Path, "write_bytes", fail_on_svg)
     with pytest.raises(OSError, match="no space left"):
         figure.save(figure.binary(2.0, [0.0]), tmp_path / "picture")
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {

@@ -99,9 +99,9 @@ def test_a_figure_shades_the_interior_and_only_that() -> None:
 
 def test_a_record_is_a_point_only_with_both_objectives() -> None:
     metrics = {"train_nll": {"value": 3.0}, "train_relaxed": {"value": 2.0}}
-    assert point({"recipe": {"temperature": 0.5}, "metrics": metrics}) == (0.5, 2.0, 3.0)
+    assert point({"recipe": {"temperature": 0.5}, "metrics": metrics}, part="train") == (0.5, 2.0, 3.0)
     for missing in ({"train_nll": {"value": 3.0}}, {**metrics, "train_relaxed": {"value": None}}):
-        assert point({"recipe": {"temperature": 0.5}, "metrics": missing}) is None
+        assert point({"recipe": {"temperature": 0.5}, "metrics": missing}, part="train") is None
 
 
 def test_the_relaxed_objective_nears_the_discrete_one_as_the_temperature_falls() -> None:

@@ -168,7 +168,7 @@ def score(
 ) -> dict[str, Any] | None:
     """The record of a member, with the likelihoods of parts of the data; None if it has nothing to be scored."""
     from ..report.record import suffices
-    from ..report.run import leave, note, scored
+    from ..report.run import leave, leave_record, scored
     from ..training.run import restored
 
     if not settled(member) or (member.folder / DIVERGED).exists():
@@ -194,7 +194,8 @@ def score(
             finally:  # what was found before an interruption is kept
                 if found:
                     # what is only compared with others needs no pictures, which take longer than to score it
-                    (note if found.keys() <= {"valid"} else leave)(member.folder, run, model, data=data, found=found)
+                    write = leave_record if found.keys() <= {"valid"} else leave
+                    write(member.folder, run, model, data=data, found=found)
     return known(member)
 
 

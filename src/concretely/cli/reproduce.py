@@ -339,7 +339,7 @@ def _draw(lines: "Sequence[Line]", folder: Path, *, note: str) -> None:
     """Draw the objectives of the temperatures that are known."""
     from ..report.temperature import point, temperature
 
-    found = (point(line.record) for line in lines if line.record is not None)
+    found = (point(line.record, part="train") for line in lines if line.record is not None)
     points = [each for each in found if each is not None]
     if points:
         save(temperature(points, note=note), folder / "temperature")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 import torch
@@ -72,17 +73,18 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write a figure as PNG and as SVG under a path without suffix, both whole and the same bytes every time."""
     files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    with draft(files[0]) as png, draft(files[1]) as svg, matplotlib.rc_context({"svg.hashsalt": "concretely"}):
+    with draft(files[0]) as png, draft(files[1]) as svg:
         png.write_bytes(rendered(figure))
-        figure.savefig(svg, dpi=DPI, metadata={"Date": None})  # which, like identifiers without salt, would differ
+        svg.write_bytes(rendered(figure, "svg"))
     return files
 
 
-def rendered(figure: Figure) -> bytes:
-    """A figure as PNG."""
+def rendered(figure: Figure, kind: Literal["png", "svg"] = "png") -> bytes:
+    """A figure as PNG or SVG, the same bytes every time: a date, or identifiers without salt, would differ."""
     file = BytesIO()
     FigureCanvasAgg(figure)
-    figure.savefig(file, format="png", dpi=DPI)
+    with matplotlib.rc_context({"svg.hashsalt": "concretely"}):
+        figure.savefig(file, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
     return file.getvalue()
 
 

@@ -84,9 +84,11 @@ class Claim(NamedTuple):
         return Finding(self.name, self.text, held, found, missing > 0, abs(mean) < SURE * error)
 
 
-def findings(ours: Lookup, paper: Lookup, points: Sequence[Point], *, temperatures: int) -> list[Finding]:
+def findings(
+    ours: Lookup, paper: Lookup, points: Sequence[Point], held_out: Sequence[Point], *, temperatures: int
+) -> list[Finding]:
     """All that the paper found, from scores of cells and from those of the temperatures that are known."""
-    return [*(claim.judged(ours, paper) for claim in CLAIMS), integrality(points, temperatures=temperatures)]
+    return [*(claim.judged(ours, paper) for claim in CLAIMS), integrality(points, held_out, temperatures=temperatures)]
 
 
 def linear(lookup: Lookup) -> Iterator[Comparison]:
@@ -171,25 +173,38 @@ CLAIMS = (
 )
 
 
-def integrality(points: Sequence[Point], *, temperatures: int) -> Finding:
-    """Above some temperature the discrete graph loses what the relaxed one does not."""
+def integrality(points: Sequence[Point], held_out: Sequence[Point] = (), *, temperatures: int) -> Finding:
+    """Above some temperature the discrete graph loses what the relaxed one does not.
+
+    That is judged by the objective that was trained; what it is on points that were held out is told beside it.
+    """
     name = "Integrality gap"
     claim = "Above some temperature the relaxed objective is no worse, while the NLL of the discrete graph grows."
     if 2 * len(points) < temperatures or not points:
         return Finding(name, claim, None, f"{len(points)} of {temperatures} temperatures are known yet.")
-    points = sorted(points)
-    best = min(points, key=lambda point: point.discrete)
-    hotter = points[points.index(best) + 1 :]
+    best, *hotter = _from_the_best(points)
     lost = [point for point in hotter if point.discrete > best.discrete + WORSE]
     held = bool(lost) and all(point.relaxed <= best.relaxed + WORSE for point in lost)
     found = f"On the training points the discrete graph is best at λ = {written(best.temperature)} with {_both(best)}."
     if lost:
         found += f" It is worse by more than {WORSE:g} nat at λ = "
         found += "; ".join(f"{written(point.temperature)}: {_both(point)}" for point in lost) + "."
-    start = interior(points)
+    start = interior(sorted(points))
     if start is not None:
         found += f" The interior, where the gap stays above {GAP:g} nats, begins at about λ = {start:.2g}."
+    if held_out:
+        best, *hotter = _from_the_best(held_out)
+        found += f" On the test points the discrete graph is best at λ = {written(best.temperature)} with {_both(best)}"
+        found += (
+            f"; above, the relaxed one is at {max(each.relaxed for each in hotter):.2f} at most." if hotter else "."
+        )
     return Finding(name, claim, held, found, len(points) < temperatures)
+
+
+def _from_the_best(points: Sequence[Point]) -> list[Point]:
+    """The temperature at which the discrete graph is best, and those above."""
+    best = min(points, key=lambda point: point.discrete)
+    return [point for point in sorted(points) if point.temperature >= best.temperature]
 
 
 def _estimators(

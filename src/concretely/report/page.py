@@ -4,17 +4,21 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from .curve import Row, curve
+from .curve import Row
+from .curve import curve as curve_of
 from .figure import rendered
 from .record import measured, surveys
 
 AGAIN = "concretely train --recipe recipe.toml"
 """What makes a run again from a copy of its recipe."""
+
+KINDS = {"png": "png", "svg": "svg+xml"}
+"""What a page calls the kinds of images."""
 
 MEANINGS = {
     "nll": "The negative log-likelihood of a data point under the discrete graph, in nats. Lower is better.",
@@ -48,15 +52,15 @@ class Image(NamedTuple):
         return f"data:image/{self.kind};base64,{b64encode(self.content).decode()}"
 
 
-def shown(caption: str, figure: Figure) -> Image:
+def shown(caption: str, figure: Figure, kind: Literal["png", "svg"] = "png") -> Image:
     """A figure as an image with a caption."""
     width, height = figure.get_size_inches() * 96  # of these, a page has so many to the inch
-    return Image(caption, "png", rendered(figure), round(width), round(height))
+    return Image(caption, KINDS[kind], rendered(figure, kind), round(width), round(height))
 
 
 def curved(rows: Sequence[Row]) -> Image:
     """How training went, as an image that is told in words as well."""
-    return shown(_story(rows), curve(rows))
+    return shown(_story(rows), curve_of(rows))
 
 
 def page(

@@ -7,11 +7,9 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
@@ -22,7 +20,7 @@ from . import figure, graph
 from .archive import Kept, Record, kept
 from .command import command
 from .finding import Finding, Lookup, Score, findings
-from .page import Image
+from .page import shown
 from .record import surveys
 from .table import Grid, Line, grid
 from .temperature import Point, point, temperature
@@ -112,13 +110,12 @@ def gathered(records: Path) -> Report:
     every = [line for _, found in lines for line in found]
     known = [line.record for line in every if line.record is not None]
     warm = [line for each, found in lines if each.figure == "temperature" for line in found]
-    tried = (point(line.record) for line in warm if line.record is not None)
-    points = [each for each in tried if each is not None]
+    points, held_out = (_points(warm, part) for part in ("train", "test"))
     return Report(
         [_section(each, found) for each, found in lines if any(line.record for line in found)],
         sum(line.difference("test") is not None for line in every),
         list(_deviations(every, _reasons(records, every))),
-        findings(*_lookups(every), points, temperatures=len(warm)),
+        findings(*_lookups(every), points, held_out, temperatures=len(warm)),
         _budgets(archive),
         points,
         len(known),
@@ -146,13 +143,19 @@ def page(records: Path) -> str:
         "reproduction.html",
         found,
         style=Markup(style.partition("<style>")[2].partition("</style>")[0]),  # that of all reports
-        figures=[_image(caption, drawn) for caption, drawn in _figures(found.points)],
+        figures=[shown(caption, drawn, "svg") for caption, drawn in _figures(found.points)],
     )
 
 
 def _rendered(environment: Environment, name: str, found: Report, **others: Any) -> str:
     template = environment.from_string(files(__package__).joinpath(name).read_text(encoding="utf-8"))
     return template.render(**found._asdict(), notes=NOTES, near=f"{NEAR:g}", **others)
+
+
+def _points(lines: Sequence[Line], part: str) -> list[Point]:
+    """The temperatures of which both objectives are known."""
+    found = (point(line.record, part=part) for line in lines if line.record is not None)
+    return [each for each in found if each is not None]
 
 
 def _line(cell: Cell, known: Mapping[str, Kept]) -> Line:
@@ -262,15 +265,6 @@ def _figures(points: Sequence[Point]) -> Iterator[tuple[str, Figure]]:
     if points:
         caption = "Objectives of the training points against the temperature of training (figure 4, right)."
         yield caption, temperature(points)
-
-
-def _image(caption: str, drawn: Figure) -> Image:
-    """A figure that stands in the page itself."""
-    file = BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "concretely"}):
-        drawn.savefig(file, format="svg", dpi=figure.DPI, metadata={"Date": None})
-    width, height = drawn.get_size_inches() * 96  # of these, a page has so many to the inch
-    return Image(caption, "svg+xml", file.getvalue(), round(width), round(height))
 
 
 def _coded(text: str) -> Markup:

@@ -73,7 +73,9 @@ def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
     }
 
 
-def note(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> dict[str, Any]:
+def leave_record(
+    folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]
+) -> dict[str, Any]:
     """Write the record of a run, and what it says; the likelihoods are by part of the data.
 
     Those already in the record stay, unless they are of another step, or of the same part and not known better.
@@ -91,7 +93,7 @@ def note(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[
 
 def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
     """Write the record, the pictures and the page of a run."""
-    written = note(folder, run, model, data=data, found=found)
+    written = leave_record(folder, run, model, data=data, found=found)
     images = {name: shown(*picture) for name, picture in pictures(run.recipe, model, data).items()}
     curve = curved([asdict(row) for row in run.rows])
     for name, picture in {**images, "curve": curve}.items():

@@ -116,8 +116,8 @@ def interior(points: Sequence[Point]) -> float | None:
     return below.temperature + share * (above.temperature - below.temperature)
 
 
-def point(record: Mapping[str, Any]) -> Point | None:
-    """What a record knows of a temperature, if it knows both objectives of the points that they were trained on."""
+def point(record: Mapping[str, Any], *, part: str) -> Point | None:
+    """What a record knows of a temperature, if it knows both objectives of a part of the data."""
     metrics = record["metrics"]
-    relaxed, discrete = (metrics.get(f"train_{name}", {}).get("value") for name in ("relaxed", "nll"))
+    relaxed, discrete = (metrics.get(f"{part}_{name}", {}).get("value") for name in ("relaxed", "nll"))
     return None if relaxed is None or discrete is None else Point(record["recipe"]["temperature"], relaxed, discrete)
