@@ -116,7 +116,8 @@ def test_what_the_text_says_of_logistic_normals_is_in_the_recipe() -> None:
 
 
 def test_there_are_no_other_files() -> None:
-    assert recipe.names() == sorted(CELLS)
+    assert recipe.names() == list(recipe.ORDER)
+    assert sorted(recipe.ORDER) == sorted(CELLS)
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 EXAMPLE = "Example: concretely sweep 8H-64V --steps 30 --lr 1e-3,3e-3 --weight-decay 0"
 
 GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
-"""The values that the paper chose from, appendix D.2."""
+"""The values that the paper chose from, appendix D.5."""
 NAMED = tuple(name for name in DIFFERENT if name not in OF_DATA)
 """The keys of a recipe by which members are called."""
 

@@ -270,7 +270,7 @@ class HypercubeLogisticNormal(HypercubeConcrete):
 
     $$\tilde Y = C X, \quad X \sim \mathrm{LogisticNormal}(α, λ)$$
 
-    A single log-odds stands for two logits, of which the first is zero. See [maddison2017concrete], section 5.3.
+    A single log-odds stands for two logits, of which the first is zero. See [maddison2017concrete], section 5.2.
 
     >>> HypercubeLogisticNormal(torch.zeros(80, 8), temperature=2 / 3).sample().shape
     torch.Size([80, 3])

@@ -22,7 +22,7 @@ class ExpLogisticNormal(OnLogSimplex):
     $$\log κ(y) = (n-1)(\log λ - \tfrac12 \log 2π) - \tfrac12 \log n - \tfrac12 \sum_k (d_k - \bar d)^2,
     \quad d_k = λ y_k - \log α_k$$
 
-    See [maddison2017concrete], section 5.3 and appendix C.4.
+    See [maddison2017concrete], section 5.2 and appendix C.4.
 
     >>> import torch
     >>> ExpLogisticNormal(torch.zeros(3), temperature=1.0).sample().shape
@@ -50,7 +50,7 @@ class LogisticNormal(OnSimplex):
     $$X = \mathrm{softmax}((\log α + ε) / λ), \quad ε \sim N(0, I)$$
 
     Its argmax does not follow the softmax of the logits. `discretize` gives the discrete variable of the logits all the
-    same, as the paper evaluated it. See [maddison2017concrete], section 5.3.
+    same, as the paper evaluated it. See [maddison2017concrete], section 5.2.
 
     >>> import torch
     >>> LogisticNormal(torch.zeros(3), temperature=1.0).sample((2,)).shape

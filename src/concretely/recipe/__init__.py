@@ -19,6 +19,9 @@ from ..training.recipe import Recipe, resolve
 
 FOLDER = Path(__file__).parent
 
+ORDER = ("table-1", "logistic-normal", "structured-prediction", "temperature", "table-3")
+"""What comes after what in the paper."""
+
 PARTS = ("test", "train")
 """The parts of the data whose likelihood the paper tells."""
 
@@ -67,8 +70,9 @@ class Experiment:
 
 
 def names() -> list[str]:
-    """What there is."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    """What there is, in the order of the paper."""
+    places = {name: place for place, name in enumerate(ORDER)}
+    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=lambda name: (places.get(name, len(ORDER)), name))
 
 
 def experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **changes: Any) -> Experiment:

@@ -1,7 +1,7 @@
 """The recipe of a run: everything that its result depends on, as one frozen value.
 
 A recipe is read from flags and from a TOML file with the same names. What neither says is as in the paper
-[maddison2017concrete, appendix D.2], whose temperatures depend on the arity and whose learning rates on the layers. So
+[maddison2017concrete, appendix D.5], whose temperatures depend on the arity and whose learning rates on the layers. So
 may what a file says: under `[when.density]` or `[when.prediction]`, `[when.linear]` or `[when.nonlinear]`, the graph
 that is trained, `[when.relaxed]` or `[when.discrete]`, the name of an estimator, such as `[when.nvil]`, and a number of
 samples, such as `[when.m5]`, stands what is so for those, and each of them overrules what is before it here. What is so
