@@ -170,6 +170,8 @@ def test_every_line_is_ours_beside_the_papers(table: Experiment, tmp_path: Path)
     assert "2 of 112 cells are known" in text
     assert "In the paper: table 1. 2 of 48 cells, scored with 50,000 samples, trained on E and H200." in text
     assert [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| 3 "))] == [
+        "| 1 | `table-1` | concrete | 1 of 1 | +0.00 | −2.46 |",
+        "| 2 | `table-1` | vimco | 0 of 1 | +3.60 | +0.00 |",
         "| 1 | `200H-784V` | mnist | concrete | 1 | 107.30 ± 0.25 | 107.3 | +0.00 | 105.04 ± 0.25 | 107.5 | −2.46 "
         "| 30,000 | 1,234.6 |",
         "| 2 | `200H-784V` | mnist | nvil | 1 | 108.00 ± 0.25 | 104.4 | +3.60 | 104.20 ± 0.25 | 104.2 | +0.00 "
@@ -198,6 +200,8 @@ def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(tab
     _, _, text = report(tmp_path / "records").partition("## Other budgets")
     about = "`200H-784V` | mnist | concrete | 1 | adam | 64 | 0.0003 | 0"
     assert [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| 3 "))] == [
+        "| 1 | `table-1` | concrete | 1 of 1 | +0.00 | −2.46 |",
+        "| 2 | `table-1` | vimco | 0 of 1 | +3.60 | +0.00 |",
         f"| 1 | {about} | 109.00 ± 0.25 | 106.50 ± 0.25 | −0.80 | 30,000 | 1,234.6 |",
         f"| 2 | {about} | 108.00 ± 0.25 | 107.00 ± 0.25 | −0.30 | 10,000,000 | 1,234.6 |",
     ]
@@ -237,6 +241,8 @@ def test_cells_that_are_worse_have_their_reason(table: Experiment, tmp_path: Pat
     (tmp_path / "reasons.toml").write_text(f'"{TITLES[1]}" = "Few steps, `so far`."\n')
     start, _, text = report(tmp_path / "records").partition("## Cells worse by more than 1 nat")
     assert "Of the 4 cells that can be compared, 2 are within 1 nat of the paper's test NLL or better." in start
+    for row in ("| 1 | `table-1` | concrete | 2 of 2 | −0.10 |", "| 2 | `table-1` | vimco | 0 of 2 | +1.20 |"):
+        assert row in start
     assert [line for line in text.splitlines() if line] == [
         f"- `{TITLES[1]}`: test 105.50 ± 0.25, the paper's 104.4, +1.10. Reason: Few steps, `so far`.",
         f"- `{TITLES[3]}`: test 117.00 ± 0.25, the paper's 115.7, +1.30. Reason: unknown yet",

@@ -8,13 +8,14 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from ..recipe import Cell, Experiment, experiment, names
+from ..recipe import PARTS, Cell, Experiment, experiment, names
 from ..training.recipe import resolve
 from . import figure, graph
 from .archive import Kept, Record, kept
@@ -22,7 +23,7 @@ from .command import command
 from .finding import Finding, Lookup, Score, findings
 from .page import shown
 from .record import surveys
-from .table import Grid, Line, grid
+from .table import Grid, Line, grid, signed
 from .temperature import Point, point, temperature
 
 RUNS = Path("out/reproduce")
@@ -38,14 +39,15 @@ NOTES = {
     "numbers": (
         "NLL is the negative log-likelihood of a data point under the discrete graph in nats, lower is better, ± "
         "one standard error over the data points. A cell is one run: what another seed would change is in no "
-        "number. `diff` is ours minus the paper's. Where the best on the validation set was taken, `9,000 of "
-        "50,000` steps are those after which it was found. Seconds are those of training; where models were trained "
-        "as one program, each has its share of them, and rates that lost on the validation set are not counted."
+        "number. `diff` is ours minus the paper's. With m = 1, VIMCO is NVIL. Where the best on the validation set "
+        "was taken, `9,000 of 50,000` steps are those after which it was found. Seconds are those of training; "
+        "where models were trained as one program, each has its share of them, and rates that lost on the "
+        "validation set are not counted."
     ),
     "findings": (
-        "With m = 1, VIMCO is NVIL. Models that are compared differ in their budgets, too, as the commands below "
-        "tell, and those of Omniglot by Concrete are trained on the points that the others hold out to stop early. "
-        "Plus is as the paper says. What holds by less than two standard errors of a comparison holds weakly."
+        "Models that are compared differ in their budgets, too, as the commands below tell, and those of Omniglot "
+        "by Concrete are trained on the points that the others hold out to stop early. Plus is as the paper says. "
+        "What holds by less than two standard errors of a comparison holds weakly."
     ),
     "commands": (
         "Each trains a model and scores it on the test set; `concretely evaluate` with `--split train` scores it on "
@@ -92,6 +94,8 @@ class Report(NamedTuple):
     sections: list[Section]
     compared: int
     """How many cells have a test likelihood here and in the paper."""
+    summary: Grid
+    """How near those of each experiment and estimator are."""
     deviations: list[Deviation]
     findings: list[Finding]
     budgets: Grid
@@ -114,6 +118,7 @@ def gathered(records: Path) -> Report:
     return Report(
         [_section(each, found) for each, found in lines if any(line.record for line in found)],
         sum(line.difference("test") is not None for line in every),
+        _summary(lines),
         list(_deviations(every, _reasons(records, every))),
         findings(*_lookups(every), points, held_out, temperatures=len(warm)),
         _budgets(archive),
@@ -160,6 +165,19 @@ def _points(lines: Sequence[Line], part: str) -> list[Point]:
 
 def _line(cell: Cell, known: Mapping[str, Kept]) -> Line:
     return Line(cell, known[cell.title].best if cell.title in known else None)
+
+
+def _summary(lines: Iterable[tuple[Experiment, Sequence[Line]]]) -> Grid:
+    """Of how many cells ours is near the paper's or better, and the mean difference, by experiment and estimator."""
+    rows = []
+    for each, found in lines:
+        for estimator in dict.fromkeys(line.cell.heading for line in found):
+            own = [line for line in found if line.cell.heading == estimator]
+            test, train = ([gap for line in own if (gap := line.difference(part)) is not None] for part in PARTS)
+            if test:
+                near = f"{sum(gap <= NEAR for gap in test)} of {len(test)}"
+                rows.append([each.name, estimator, near, *(signed(fmean(gaps)) for gaps in (test, train))])
+    return Grid(["experiment", "estimator", f"within {NEAR:g} nat or better", "mean diff, test", "train"], rows)
 
 
 def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]]) -> Grid:

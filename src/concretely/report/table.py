@@ -13,7 +13,7 @@ from .finding import Score
 
 MISSING = "–"
 
-WORDS = ("model", "data", "estimator", "optimizer")
+WORDS = ("model", "data", "estimator", "optimizer", "experiment")
 """The columns that hold no numbers."""
 
 NAMES = {"samples": "m", "temperature": "λ"}
@@ -59,7 +59,7 @@ class Line(NamedTuple):
         return (
             self.ours(f"{part}_nll"),
             MISSING if paper is None else f"{paper:g}" if round(paper, 1) != paper else f"{paper:.1f}",
-            MISSING if difference is None else f"{difference:+z.2f}".replace("-", "−"),
+            MISSING if difference is None else signed(difference),
         )
 
     @property
@@ -87,6 +87,11 @@ class Grid(NamedTuple):
     def numeric(self) -> list[bool]:
         """Whether columns hold numbers, which stand below each other by their last digits."""
         return [name not in WORDS for name in self.head]
+
+
+def signed(difference: float) -> str:
+    """A difference with its sign, as it is shown."""
+    return f"{difference:+z.2f}".replace("-", "−")
 
 
 def grid(lines: Sequence[Line]) -> Grid:
