@@ -252,7 +252,7 @@ def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() ->
             near[name].append(best["metrics"]["test_nll"]["value"] - cell.paper["test"] <= 1)
     text = " ".join(README.split())
     assert len(known) == sum(len(experiment(name).cells) for name in names())
-    assert f"All {len(known)} models of the paper's tables and of its temperature figure are trained" in text
+    assert f"All {len(known)} models of the paper's tables, text and temperature figure are trained" in text
     steps = sorted({best["recipe"]["steps"] for _, best in known})
     assert f"each in {steps[0]:,} to {steps[-1]:,} steps" in text
     assert f"in no more than {math.ceil(max(best['seconds'] for _, best in known))} seconds' share" in text

@@ -200,8 +200,6 @@ def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(tab
     _, _, text = report(tmp_path / "records").partition("## Other budgets")
     about = "`200H-784V` | mnist | concrete | 1 | adam | 64 | 0.0003 | 0"
     assert [line for line in text.splitlines() if line.startswith(("| 1 ", "| 2 ", "| 3 "))] == [
-        "| 1 | `table-1` | concrete | 1 of 1 | +0.00 | −2.46 |",
-        "| 2 | `table-1` | vimco | 0 of 1 | +3.60 | +0.00 |",
         f"| 1 | {about} | 109.00 ± 0.25 | 106.50 ± 0.25 | −0.80 | 30,000 | 1,234.6 |",
         f"| 2 | {about} | 108.00 ± 0.25 | 107.00 ± 0.25 | −0.30 | 10,000,000 | 1,234.6 |",
     ]

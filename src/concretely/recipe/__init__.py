@@ -71,8 +71,8 @@ class Experiment:
 
 def names() -> list[str]:
     """What there is, in the order of the paper."""
-    places = {name: place for place, name in enumerate(ORDER)}
-    return sorted((path.stem for path in FOLDER.glob("*.toml")), key=lambda name: (places.get(name, len(ORDER)), name))
+    found = {path.stem for path in FOLDER.glob("*.toml")}
+    return [*(name for name in ORDER if name in found), *sorted(found.difference(ORDER))]
 
 
 def experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **changes: Any) -> Experiment:

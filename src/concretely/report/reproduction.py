@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
@@ -20,10 +20,10 @@ from ..training.recipe import resolve
 from . import figure, graph
 from .archive import Kept, Record, kept
 from .command import command
-from .finding import Finding, Lookup, Score, findings
+from .finding import Finding, Lookup, Score, findings, signed
 from .page import shown
 from .record import surveys
-from .table import Grid, Line, grid, signed
+from .table import Grid, Line, grid
 from .temperature import Point, point, temperature
 
 RUNS = Path("out/reproduce")
@@ -45,9 +45,9 @@ NOTES = {
         "validation set are not counted."
     ),
     "findings": (
-        "Models that are compared differ in their budgets, too, as the commands below tell, and those of Omniglot "
-        "by Concrete are trained on the points that the others hold out to stop early. Plus is as the paper says. "
-        "What holds by less than two standard errors of a comparison holds weakly."
+        "Models that are compared differ in their budgets and weight decays, too, as the commands below tell, and "
+        "those of Omniglot by Concrete are trained on the points that the others hold out to stop early. Plus is as "
+        "the paper says. What holds by less than two standard errors of a comparison holds weakly."
     ),
     "commands": (
         "Each trains a model and scores it on the test set; `concretely evaluate` with `--split train` scores it on "
@@ -168,7 +168,7 @@ def _line(cell: Cell, known: Mapping[str, Kept]) -> Line:
 
 
 def _summary(lines: Iterable[tuple[Experiment, Sequence[Line]]]) -> Grid:
-    """Of how many cells ours is near the paper's or better, and the mean difference, by experiment and estimator."""
+    """Of how many cells ours is near the paper's or better, and the median difference, by experiment and estimator."""
     rows = []
     for each, found in lines:
         for estimator in dict.fromkeys(line.cell.heading for line in found):
@@ -176,8 +176,10 @@ def _summary(lines: Iterable[tuple[Experiment, Sequence[Line]]]) -> Grid:
             test, train = ([gap for line in own if (gap := line.difference(part)) is not None] for part in PARTS)
             if test:
                 near = f"{sum(gap <= NEAR for gap in test)} of {len(test)}"
-                rows.append([each.name, estimator, near, *(signed(fmean(gaps)) for gaps in (test, train))])
-    return Grid(["experiment", "estimator", f"within {NEAR:g} nat or better", "mean diff, test", "train"], rows)
+                rows.append([each.name, estimator, near, *(signed(median(gaps)) for gaps in (test, train))])
+    return Grid(
+        ["experiment", "estimator", f"within {NEAR:g} nat or better", "median test diff", "median train diff"], rows
+    )
 
 
 def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]]) -> Grid:

@@ -9,7 +9,7 @@ from rich.table import Table
 from ..recipe import PARTS, Cell
 from ..training.recipe import Recipe, resolve
 from .figure import written
-from .finding import Score
+from .finding import Score, signed
 
 MISSING = "–"
 
@@ -87,11 +87,6 @@ class Grid(NamedTuple):
     def numeric(self) -> list[bool]:
         """Whether columns hold numbers, which stand below each other by their last digits."""
         return [name not in WORDS for name in self.head]
-
-
-def signed(difference: float) -> str:
-    """A difference with its sign, as it is shown."""
-    return f"{difference:+z.2f}".replace("-", "−")
 
 
 def grid(lines: Sequence[Line]) -> Grid:
