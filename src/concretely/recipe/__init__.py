@@ -78,9 +78,9 @@ def names() -> list[str]:
 def experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **changes: Any) -> Experiment:
     """Read a table or a figure, or only some of its cells, with changes to their recipes.
 
-    >>> experiment("table-2")
+    >>> experiment("tabel-3")
     Traceback (most recent call last):
-    ValueError: unknown experiment 'table-2'; did you mean 'table-3'?
+    ValueError: unknown experiment 'tabel-3'; did you mean 'table-3'?
     """
     if name not in names():
         raise ValueError(f"unknown experiment {name!r}{nearest(name, names())}")
