@@ -109,18 +109,8 @@ class Recipe:
     """After how many looks without a better one training stops; 0 is never."""
 
     def __post_init__(self) -> None:
-        for name in ("samples", "steps", "batch", "validation_samples"):
-            _require(getattr(self, name) >= 1, name, "be at least 1", getattr(self, name))
-        for name in ("weight_decay", "seed", "validate", "patience"):
-            _require(0 <= getattr(self, name) < math.inf, name, "not be negative", getattr(self, name))
-        for name, most in _MOST.items():
-            _require(getattr(self, name) <= most, name, f"be at most {most:,}", getattr(self, name))
-        _require(0 < self.lr < math.inf, "lr", "be positive", self.lr)
-        _require(self.seed < 2**63, "seed", "be below 2^63", self.seed)
-        for name, known in _CHOICES.items():
-            chosen = getattr(self, name)
-            if chosen not in known:
-                raise ValueError(f"unknown {name} {chosen!r}{nearest(chosen, known)}")
+        for field in fields(self):
+            _require_possible(field.name, getattr(self, field.name))
         least = self.method.samples
         _require(
             self.samples >= least, "samples", f"be at least {least} for estimator {self.estimator!r}", self.samples
@@ -252,7 +242,7 @@ def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
 
     def check(name: str, value: Any) -> None:
         _require_known({name: value})
-        _read(name, value)
+        _require_possible(name, _read(name, value))
 
     return section.require(given.get(WHEN, {}), KINDS, check, keys=_keys())
 
@@ -359,13 +349,31 @@ def _keys() -> list[str]:
     return [*(field.name for field in fields(Recipe)), "arity", WHEN]
 
 
+def _require_possible(name: str, value: Any) -> None:
+    """Refuse what no recipe can have, whatever else it says."""
+    if name in ("samples", "steps", "batch", "validation_samples"):
+        _require(value >= 1, name, "be at least 1", value)
+    if name in ("weight_decay", "seed", "validate", "patience"):
+        _require(0 <= value < math.inf, name, "not be negative", value)
+    if name in _MOST:
+        _require(value <= _MOST[name], name, f"be at most {_MOST[name]:,}", value)
+    if name == "lr":
+        _require(0 < value < math.inf, name, "be positive", value)
+    if name == "seed":
+        _require(value < 2**63, name, "be below 2^63", value)
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ValueError(f"unknown {name} {value!r}{nearest(value, _CHOICES[name])}")
+    if name in _TEMPERATURES and isinstance(value, int | float):
+        _require(0 < value < math.inf, name, "be positive", value)
+
+
 def _require(holds: bool, name: str, must: str, found: Any) -> None:
     if not holds:
         raise ValueError(f"{name} must {must}, got {found!r}")
 
 
 def _require_temperature(name: str, temperature: Temperature | None, *, there: bool, recipe: Recipe) -> None:
-    """Refuse a temperature that is missing, impossible, or would be ignored."""
+    """Refuse a temperature that is missing or would be ignored."""
     if temperature is None:
         _require(not there, name, f"be given for estimator {recipe.estimator!r}", None)
         return
@@ -374,5 +382,3 @@ def _require_temperature(name: str, temperature: Temperature | None, *, there: b
         if recipe.estimator in _PRIOR_COOLS:
             why = f"{recipe.notation} has no prior over its latents"
         raise ValueError(f"{name} must be left out, as {why}, got {_plain(temperature)!r}")
-    if not isinstance(temperature, Annealing):
-        _require(0 < temperature < math.inf, name, "be positive", temperature)
