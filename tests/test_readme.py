@@ -261,6 +261,29 @@ def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() ->
     assert f"of its test NLL or better {told}" in text
 
 
+def test_what_the_paper_s_budget_costs_is_that_of_the_record() -> None:
+    told: dict[str, list[str]] = {"slow": [], "reached": [], "fast": [], "comes": []}
+    for notation in ("200H-784V", "200H~784V"):
+        cell = next(cell for cell in experiment("table-1").cells if cell.recipe.notation == notation)
+        best, history = TABLE[cell.title].values()
+        (whole,) = (record for record in history if record["recipe"]["steps"] == cell.recipe.steps)
+        (before, slow), (after, fast) = (
+            (record["metrics"]["valid_nll"]["value"], record["metrics"]["test_nll"]) for record in (whole, best)
+        )
+        assert after < before
+        assert best["recipe"]["steps"] < whole["recipe"]["steps"]
+        told["slow"].append(f"{whole['seconds']:.0f}")
+        told["fast"].append(f"{best['seconds']:.1f}")
+        told["reached"].append(f"{slow['value']:.2f}")
+        told["comes"].append(f"{fast['value']:.2f}")
+        assert {f"{score['standard_error']:.2f}" for score in (slow, fast)} == {"0.23"}
+    slow, reached, fast, comes = (" and ".join(pair) for pair in told.values())
+    text = " ".join(README.split())
+    first, second = told["slow"]
+    assert f"take {first} seconds for `200H-784V`, m = 1, and {second} for `200H~784V`, and come to {reached}" in text
+    assert f"our recipe takes {fast}, and comes to {comes} (± 0.23)" in text
+
+
 def every_record() -> Iterator[tuple[Cell, Kept]]:
     for each in map(experiment, names()):
         found = kept(each, ROOT / "reproduction" / "records")
