@@ -258,6 +258,8 @@ def test_a_missing_temperature_is_refused(name: str) -> None:
         (None, "recipe must be fast or paper, or a file that can be read, got {path!r}: No such file or directory"),
         (b"stepps = 3", "unknown key 'stepps'; did you mean 'steps'? in {path!r}"),
         (b"[table]\nlr = 1", "unknown key 'table'; known are"),
+        (b"lr = -3", "lr must be positive, got -3.0 in {path!r}"),
+        (b"steps = 'many'", "steps must be a number, got 'many' in {path!r}"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_with_its_name(content: bytes | None, why: str, tmp_path: Path) -> None:

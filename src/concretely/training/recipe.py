@@ -176,8 +176,10 @@ def read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
     try:
-        _require_known(given)
         _sections(given)
+        for name, value in given.items():
+            if name != WHEN:
+                _require_value(name, value)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
     return given
@@ -239,12 +241,13 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of some models, estimators and numbers of samples alone."""
+    return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_keys())
 
-    def check(name: str, value: Any) -> None:
-        _require_known({name: value})
-        _require_possible(name, _read(name, value))
 
-    return section.require(given.get(WHEN, {}), KINDS, check, keys=_keys())
+def _require_value(name: str, value: Any) -> None:
+    """Refuse what no recipe could have."""
+    _require_known({name: value})
+    _require_possible(name, _read(name, value))
 
 
 def _samples(estimator: str) -> int:
