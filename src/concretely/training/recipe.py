@@ -176,10 +176,12 @@ def read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
     try:
+        _require_known(given)
         _sections(given)
         for name, value in given.items():
-            if name != WHEN:
-                _require_value(name, value)
+            for each in value if isinstance(value, list) else [value]:  # a list is for several runs
+                if name != WHEN:
+                    _require_value(name, each)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
     return given
