@@ -24,10 +24,11 @@ PATHS = pytest.mark.parametrize("path", ["plain", "operators", pytest.param("fas
 MODES = {
     "discrete": mode.Discrete(),
     "density": mode.Relaxed(0.7),
+    "normal": mode.Relaxed(0.7, noise="normal"),
     "mass": mode.Relaxed(0.7, scored_by="mass"),
     "straight-through": mode.StraightThrough(0.7),
 }
-PRIORS = MODES | {"density": mode.Relaxed(0.5)}
+PRIORS = MODES | {"density": mode.Relaxed(0.5), "normal": mode.Relaxed(0.5, noise="normal")}
 NAMES = pytest.mark.parametrize("name", MODES)
 UNITS = (3, 5)
 
@@ -47,7 +48,12 @@ def taken(path: str) -> Iterator[None]:
 def program(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
     """Units of all kinds: with two axes of them, with logits that samples share or that a draw has made."""
     first = draw("first", c.Bernoulli((x + bits).unflatten(-1, UNITS)))
-    second = draw("second", c.Hypercube((first.flatten(-2) + x).unsqueeze(-1)))
+    rest(draw, x, first.flatten(-2), states)
+
+
+def rest(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
+    """The same without a unit on zero and one, which has no control."""
+    second = draw("second", c.Hypercube((bits + x).unsqueeze(-1)))
     third = draw("third", c.Hypercube(second * states))
     draw("fourth", c.Discrete((third.sum(-1, keepdim=True) + states)[..., :3]))
 
@@ -60,8 +66,9 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 def traces(name: str, given: tuple[Tensor, ...], keys: Tensor) -> tuple[Trace, Trace]:
     """A run, and its values scored in a run of another program."""
     x, bits, states = given
-    q = run(program, MODES[name], x, bits, states, samples=3, generator=Keys(keys))
-    return q, run(program, mode.Replay(q, PRIORS[name]), x, 2 * bits, states.flip(0))
+    units = rest if name == "normal" else program
+    q = run(units, MODES[name], x, bits, states, samples=3, generator=Keys(keys))
+    return q, run(units, mode.Replay(q, PRIORS[name]), x, 2 * bits, states.flip(0))
 
 
 @PATHS
@@ -103,7 +110,7 @@ def test_units_are_scored_only_where_they_are_asked_for(name: str, path: str) ->
 
 
 @pytest.mark.parametrize("path", ["operators", pytest.param("fast", marks=MARKS)])
-@pytest.mark.parametrize("name", ["discrete", "density"])
+@pytest.mark.parametrize("name", ["discrete", "density", "normal"])
 def test_a_batch_of_programs_is_a_loop_over_them(name: str, path: str) -> None:
     x, _, states = inputs()
     several, keys = torch.randn(3, 15, device=DEVICE, requires_grad=True), key(12).view(3, 4, 2)

@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from concretely.kernel import affine, bernoulli, bound, discrete, exp_concrete, logistic, muon, nvil, observed, vimco
+from concretely.kernel import (
+    affine,
+    bernoulli,
+    bound,
+    discrete,
+    exp_concrete,
+    exp_logistic_normal,
+    logistic,
+    muon,
+    nvil,
+    observed,
+    vimco,
+)
 from concretely.kernel import likelihood as bits_likelihood
 
 LIMIT = 1e-4
@@ -56,7 +68,8 @@ def precise(precision: str) -> Iterator[None]:
 def _nodes(device: torch.device) -> Iterator[tuple[str, float, float]]:
     temperature = torch.tensor([0.4, 1.1], dtype=torch.float64, device=device)
     key = torch.randint(-(2**62), 2**62, (MEMBERS, 2), device=device)
-    for operation, shape, squash in ((logistic, (UNITS,), "corner"), (exp_concrete, (UNITS, N), "cube")):
+    on_simplex = ((each, (UNITS, N), "cube") for each in (exp_concrete, exp_logistic_normal))
+    for operation, shape, squash in ((logistic, (UNITS,), "corner"), *on_simplex):
         name, logits = operation.__name__.rpartition(".")[2], 3 * torch.randn(MEMBERS, *shape, device=device)
         for kind in ("none", squash):
             yield f"{name} draw, {kind}", _draw(operation, logits, temperature, key, kind), LIMIT

@@ -109,9 +109,12 @@ def exp_concrete(kernels: Any) -> None:
                 if by != (None, None):
                     kernels.draw_backward(*by, node, temperature, squash, torch.float32)
         for length in lengths(units):
-            kernels.score(node, logits, temperature, length)
-            for needs in NEEDS:
-                kernels.score_backward(node[:, :, ::length, 0], node, logits, temperature, *needs, length)
+            for normal in (False, True):
+                kernels.score(node, logits, temperature, length, normal)
+                for needs in NEEDS:
+                    kernels.score_backward(node[:, :, ::length, 0], node, logits, temperature, *needs, length, normal)
+            kernels.draw(logits, temperature, key(members), samples, "none", length, True)
+    kernels.draw(logits, temperature, key(members), samples, "cube", units, True)
     kernels.score_backward(node[..., 0], node, logits.to(HALF), temperature, True, True)
 
 

@@ -1,4 +1,4 @@
-"""The ExpConcrete kernel is its definition, which is the distribution."""
+"""The ExpConcrete kernel is its definition, which is the distribution; so it is by the noise of the control."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,7 +9,14 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely.distribution import Concrete, ExpConcrete, HypercubeConcrete
+from concretely.distribution import (
+    Concrete,
+    ExpConcrete,
+    ExpLogisticNormal,
+    HypercubeConcrete,
+    HypercubeLogisticNormal,
+    LogisticNormal,
+)
 from concretely.distribution.constraint import smallest
 from concretely.distribution.hypercube import corners
 from concretely.kernel import exp_concrete
@@ -45,17 +52,22 @@ def given(members: int, units: int, n: int, dtype: torch.dtype = torch.float32) 
     return logits, temperature, torch.randint(-(2**62), 2**62, (members, 2), device=DEVICE)
 
 
-def noise(key: Tensor, samples: int, units: int, n: int) -> Tensor:
+by_both = pytest.mark.parametrize("normal", [False, True])
+
+
+def noise(key: Tensor, samples: int, units: int, n: int, normal: bool = False) -> Tensor:
     """The noise of a draw in float64, from the same words."""
     places = philox.quarter(samples * units)
-    tail = philox.fractions(key, 4 * places * n, torch.float32, False) * (1 - 2.0**-24)
-    drawn = -(-(-tail.double()).log1p()).log()
+    tail = philox.fractions(key, 4 * places * n, torch.float32, normal)
+    gumbel = -(-(-(tail * (1 - 2.0**-24)).double()).log1p()).log()
+    drawn = torch.special.ndtri(tail.double().abs()).copysign(tail) if normal else gumbel
     return drawn.view(len(key), -1, n)[:, : samples * units].reshape(len(key), samples, units, n)
 
 
-def law(logits: Tensor, temperature: Tensor) -> ExpConcrete:
+def law(logits: Tensor, temperature: Tensor, normal: bool) -> ExpConcrete | ExpLogisticNormal:
     """The distribution of a draw, in float64."""
-    return ExpConcrete(logits.double().unsqueeze(1), temperature.view(-1, 1, 1), validate_args=False)
+    family = ExpLogisticNormal if normal else ExpConcrete
+    return family(logits.double().unsqueeze(1), temperature.view(-1, 1, 1), validate_args=False)
 
 
 def assert_as_good(found: Tensor, definition: Tensor, truth: Tensor) -> None:
@@ -65,21 +77,27 @@ def assert_as_good(found: Tensor, definition: Tensor, truth: Tensor) -> None:
     assert (found - truth).abs().max() <= 2 * (definition - truth).abs().max() + slack
 
 
+@by_both
 @pytest.mark.parametrize(("members", "samples", "units", "n"), SIZES)
-def test_the_definition_is_the_distribution(members: int, samples: int, units: int, n: int) -> None:
+def test_the_definition_is_the_distribution(members: int, samples: int, units: int, n: int, normal: bool) -> None:
     logits, temperature, key = given(members, units, n)
-    drawn = noise(key, samples, units, n)
-    node, _, log_density = naive.draw(logits, temperature, key, samples, "none")
-    assert_close(node, law(logits, temperature).push(drawn).float(), rtol=1e-5, atol=1e-5)
-    assert_close(naive.score(node, logits, temperature), law(logits, temperature).log_prob(node.double()).float())
-    assert_close(log_density, law(logits, temperature).log_prob_of_noise_(drawn).float(), rtol=1e-5, atol=1e-5)
+    drawn = noise(key, samples, units, n, normal)
+    node, _, log_density = naive.draw(logits, temperature, key, samples, "none", normal=normal)
+    assert_close(node, law(logits, temperature, normal).push(drawn).float(), rtol=1e-5, atol=1e-5)
+    assert_close(
+        naive.score(node, logits, temperature, normal=normal),
+        law(logits, temperature, normal).log_prob(node.double()).float(),
+    )
+    assert_close(log_density, law(logits, temperature, normal).log_prob_of_noise_(drawn).float(), rtol=1e-5, atol=1e-5)
 
 
-def test_values_are_those_of_the_distributions() -> None:
+@by_both
+def test_values_are_those_of_the_distributions(normal: bool) -> None:
     logits, temperature, key = given(1, 9, 8)
-    drawn, warmth = noise(key, 4, 9, 8)[0], float(temperature[0])
-    for squash, family in ("simplex", Concrete), ("cube", HypercubeConcrete):
-        value = naive.draw(logits, temperature, key, 4, squash)[1][0]
+    drawn, warmth = noise(key, 4, 9, 8, normal)[0], float(temperature[0])
+    families = (LogisticNormal, HypercubeLogisticNormal) if normal else (Concrete, HypercubeConcrete)
+    for squash, family in zip(("simplex", "cube"), families, strict=True):
+        value = naive.draw(logits, temperature, key, 4, squash, normal=normal)[1][0]
         assert_close(value, family(logits[0].double(), warmth).push(drawn).float(), rtol=1e-5, atol=1e-6)
 
 
@@ -90,18 +108,19 @@ def test_constants_are_those_of_the_distributions() -> None:
 
 
 @needs_triton
+@by_both
 @pytest.mark.parametrize(("members", "samples", "units", "n", "squash", "dtype"), typed(CASES))
 def test_the_kernel_draws_its_definition(
-    members: int, samples: int, units: int, n: int, squash: Squash, dtype: torch.dtype
+    members: int, samples: int, units: int, n: int, squash: Squash, dtype: torch.dtype, normal: bool
 ) -> None:
     triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
     logits, temperature, key = given(members, units, n, dtype)
-    node, value, log_density = triton.draw(logits, temperature, key, samples, squash)
-    definition = naive.draw(logits, temperature, key, samples, squash)
-    drawn = noise(key, samples, units, n)
-    truth = law(logits, temperature).push(drawn)
+    node, value, log_density = triton.draw(logits, temperature, key, samples, squash, normal=normal)
+    definition = naive.draw(logits, temperature, key, samples, squash, normal=normal)
+    drawn = noise(key, samples, units, n, normal)
+    truth = law(logits, temperature, normal).push(drawn)
     assert_as_good(node, definition[0], truth)
-    assert_as_good(log_density, definition[2], law(logits, temperature).log_prob_of_noise_(drawn))
+    assert_as_good(log_density, definition[2], law(logits, temperature, normal).log_prob_of_noise_(drawn))
     if squash == "none":
         assert value.shape == (members, 0)
     else:
@@ -119,27 +138,29 @@ def test_the_kernel_draws_its_definition(
 
 
 @needs_triton
+@by_both
 @pytest.mark.parametrize(("members", "samples", "units", "n", "dtype"), typed(SIZES))
 def test_the_kernel_scores_as_its_definition(
-    members: int, samples: int, units: int, n: int, dtype: torch.dtype
+    members: int, samples: int, units: int, n: int, dtype: torch.dtype, normal: bool
 ) -> None:
     triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
     logits, temperature, key = given(members, units, n, dtype)
     node = naive.draw(2 * logits, temperature, key, samples, "none")[0].to(dtype)
-    truth = law(logits, temperature).log_prob(node.double())
-    found = triton.score(node, logits, temperature)
-    assert_as_good(found, naive.score(node, logits, temperature), truth)
+    truth = law(logits, temperature, normal).log_prob(node.double())
+    found = triton.score(node, logits, temperature, normal=normal)
+    assert_as_good(found, naive.score(node, logits, temperature, normal=normal), truth)
     by = torch.randn_like(found)
-    pulled = triton.score_backward(by, node, logits, temperature, True, True)
-    definition = naive.score_backward(by, node, logits, temperature, True, True)
-    wide = naive.score_backward(by.double(), node.double(), logits.double(), temperature, True, True)
+    pulled = triton.score_backward(by, node, logits, temperature, True, True, normal=normal)
+    definition = naive.score_backward(by, node, logits, temperature, True, True, normal=normal)
+    doubled = (each.double() for each in (by, node, logits))
+    wide = naive.score_backward(*doubled, temperature, True, True, normal=normal)
     for each, naively, true, like in zip(pulled, definition, wide, (node, logits), strict=True):
         assert_as_good(each, naively, true)
         assert each.dtype == dtype
         assert each.shape == like.shape
     for needs in (True, False), (False, True):
         for each, whole, need in zip(
-            triton.score_backward(by, node, logits, temperature, *needs), pulled, needs, strict=True
+            triton.score_backward(by, node, logits, temperature, *needs, normal=normal), pulled, needs, strict=True
         ):
             # summed in another order where the tiles are others
             assert_close(each, whole) if need else None
@@ -166,22 +187,27 @@ def test_the_kernel_takes_members_that_share_and_gradients_that_are_expanded() -
 
 
 @needs_triton
-def test_large_logits_and_low_temperatures_stay_finite() -> None:
+@by_both
+def test_large_logits_and_low_temperatures_stay_finite(normal: bool) -> None:
     triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
     _, _, key = given(1, 1, 1)
     logits = torch.tensor([[[1e4, 0.0, -1e4]]], device=DEVICE)
     temperature = torch.full((1,), 1e-3, dtype=torch.float64, device=DEVICE)
     for draw in naive.draw, triton.draw:
-        node, value, log_density = draw(logits, temperature, key, 5, "simplex")
+        node, value, log_density = draw(logits, temperature, key, 5, "simplex", normal=normal)
         assert all(each.isfinite().all() for each in (node, value, log_density))
         assert (value > 0).all()
-    drawn = noise(key, 5, 1, 3)
-    assert_close(triton.score(node, logits, temperature), law(logits, temperature).log_prob(node.double()).float())
-    assert_close(log_density, law(logits, temperature).log_prob_of_noise_(drawn).float())
+    drawn = noise(key, 5, 1, 3, normal)
+    found, truth = triton.score(node, logits, temperature, normal=normal), law(logits, temperature, normal)
+    assert_close(found, truth.log_prob(node.double()).float())
+    assert_close(log_density, truth.log_prob_of_noise_(drawn).float())
 
 
+@by_both
 @pytest.mark.parametrize(("members", "samples", "units", "n", "squash"), CASES)
-def test_gradients_are_those_of_the_definition(members: int, samples: int, units: int, n: int, squash: Squash) -> None:
+def test_gradients_are_those_of_the_definition(
+    members: int, samples: int, units: int, n: int, squash: Squash, normal: bool
+) -> None:
     logits, temperature, key = given(members, units, n)
     logits.requires_grad_()
 
@@ -191,21 +217,25 @@ def test_gradients_are_those_of_the_definition(members: int, samples: int, units
         loss = (torch.randn_like(node) * node).sum() + (moved.square() * torch.randn_like(moved)).sum()
         return torch.autograd.grad(loss, logits)[0]
 
-    found = gradient(*exp_concrete.draw(logits, temperature, key, samples, squash)[:2])
-    assert_close(found, gradient(*naive.draw(logits, temperature, key, samples, squash)[:2]), rtol=1e-4, atol=1e-4)
+    found, definition = (
+        gradient(*draw(logits, temperature, key, samples, squash, normal=normal)[:2])
+        for draw in (exp_concrete.draw, naive.draw)
+    )
+    assert_close(found, definition, rtol=1e-4, atol=1e-4)
 
-    node = naive.draw(-logits, temperature, key, samples, "none")[0].detach().requires_grad_()
+    node = naive.draw(-logits, temperature, key, samples, "none", normal=normal)[0].detach().requires_grad_()
     by = torch.randn(members, samples, units, device=DEVICE)
     pairs = (
-        torch.autograd.grad((by * score(node, logits, temperature)).sum(), (node, logits))
+        torch.autograd.grad((by * score(node, logits, temperature, normal=normal)).sum(), (node, logits))
         for score in (exp_concrete.score, naive.score)
     )
     for each, other in zip(*pairs, strict=True):
         assert_close(each, other, rtol=1e-4, atol=1e-4)
 
 
+@by_both
 @pytest.mark.parametrize("squash", SQUASHES)
-def test_gradients_have_gradients(squash: Squash) -> None:
+def test_gradients_have_gradients(squash: Squash, normal: bool) -> None:
     logits, temperature, key = given(2, 3, 4)
     logits.requires_grad_()
 
@@ -214,10 +244,10 @@ def test_gradients_have_gradients(squash: Squash) -> None:
         first = torch.autograd.grad(loss, logits, create_graph=True)[0]
         return torch.autograd.grad(first.square().sum(), logits)[0]
 
-    ours = exp_concrete.draw(logits, temperature, key, 2, squash)[:2]
-    definition = naive.draw(logits, temperature, key, 2, squash)[:2]
-    found = second(*ours, exp_concrete.score(2 * ours[0], logits, temperature))
-    truth = second(*definition, naive.score(2 * definition[0], logits, temperature))
+    ours = exp_concrete.draw(logits, temperature, key, 2, squash, normal=normal)[:2]
+    definition = naive.draw(logits, temperature, key, 2, squash, normal=normal)[:2]
+    found = second(*ours, exp_concrete.score(2 * ours[0], logits, temperature, normal=normal))
+    truth = second(*definition, naive.score(2 * definition[0], logits, temperature, normal=normal))
     assert_close(found, truth, rtol=1e-3, atol=1e-3)
 
 
@@ -262,12 +292,13 @@ def test_programs_compile() -> None:
 
 
 @pytest.mark.unchecked
+@by_both
 @pytest.mark.parametrize("squash", SQUASHES)
-def test_operators_keep_the_rules_of_operators(squash: Squash) -> None:
+def test_operators_keep_the_rules_of_operators(squash: Squash, normal: bool) -> None:
     logits, temperature, key = given(2, 3, 4)
-    opcheck(exp_concrete._draw, (logits.requires_grad_(), temperature, key, 2, squash, 1))
-    node = naive.draw(logits, temperature, key, 2, "none")[0].detach().requires_grad_()
-    opcheck(exp_concrete._score, (node, logits, temperature, 1))
+    opcheck(exp_concrete._draw, (logits.requires_grad_(), temperature, key, 2, squash, 1, normal))
+    node = naive.draw(logits, temperature, key, 2, "none", normal=normal)[0].detach().requires_grad_()
+    opcheck(exp_concrete._score, (node, logits, temperature, 1, normal))
 
 
 def test_tiles_cover_all_rows() -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 from .. import noise
 from ..kernel import exp_concrete as kernel
 from ..noise import Source
-from . import fused
 from .cast import wide
 from .log_simplex import OnLogSimplex
 from .temperature import log
@@ -34,17 +33,7 @@ class ExpConcrete(OnLogSimplex):
         """Draw standard Gumbel noise for every category."""
         return self._drawn(noise.gumbel, sample_shape, generator)
 
-    def _fused(
-        self, sample_shape: Sequence[int], generator: Source | None, squash: kernel.Squash, axes: int
-    ) -> fused.Draw | None:
-        return self._unit.draw(sample_shape, self.batch_shape, generator, squash, axes)
-
-    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        return self._unit.score(value, axes)
-
-    @property
-    def _unit(self) -> fused.Unit:
-        return fused.Unit(kernel, self.logits, 1, self._temperature)
+    _kernel = kernel
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
         # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe

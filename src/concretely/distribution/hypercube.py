@@ -222,7 +222,7 @@ class HypercubeConcrete(Relaxation):
     def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
         logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
         node = self._behind(logits, temperature, validate_args)
-        self._squashed_by = "corner" if logits.shape[-1] == 1 else "cube"
+        self._squashed_by = "corner" if isinstance(node, Logistic) else "cube"
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])
         super().__init__(node, logits=logits, event_shape=bits(logits))
 

@@ -1,14 +1,19 @@
 """Nodes on the logarithm of the simplex: noisy logits over a temperature, normalised."""
 
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Self
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..kernel.exp_concrete import Squash
+from ..noise import Source
 from . import check
 from .cast import cast, working
 from .constraint import log_simplex
+from .fused import Draw, Unit
 from .node import Tempered
 from .recover import recover
 from .temperature import Temperature, cool
@@ -47,6 +52,8 @@ class OnLogSimplex(Tempered):
     support = log_simplex
     category_axes = 1
     is_ranked = True
+    _kernel: ModuleType
+    """What draws and scores it on a GPU."""
 
     @classmethod
     def from_probs(cls, probs: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
@@ -57,6 +64,16 @@ class OnLogSimplex(Tempered):
     def mode(self) -> Float[Tensor, "*batch n"]:
         """The point of highest density: the log softmax of the logits over the temperature."""
         return self.push(torch.zeros_like(self.logits))
+
+    def _fused(self, sample_shape: Sequence[int], generator: Source | None, squash: Squash, axes: int) -> Draw | None:
+        return self._unit.draw(sample_shape, self.batch_shape, generator, squash, axes)
+
+    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
+        return self._unit.score(value, axes)
+
+    @property
+    def _unit(self) -> Unit:
+        return Unit(self._kernel, self.logits, 1, self._temperature)
 
     def _push(self, noise: Tensor) -> Tensor:
         return push(self.logits, self._value_temperature, noise)

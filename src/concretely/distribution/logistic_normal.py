@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .. import noise
+from ..kernel import exp_logistic_normal as kernel
 from ..noise import Source
 from .concrete import Discrete
 from .log_simplex import OnLogSimplex
@@ -28,6 +29,8 @@ class ExpLogisticNormal(OnLogSimplex):
     >>> ExpLogisticNormal(torch.zeros(3), temperature=1.0).sample().shape
     torch.Size([3])
     """
+
+    _kernel = kernel
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw standard normal noise for every category."""

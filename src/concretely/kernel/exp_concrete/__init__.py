@@ -1,4 +1,7 @@
-"""The ExpConcrete node: drawn, squashed and scored in one pass; or scored where it was drawn by another."""
+"""The ExpConcrete node: drawn, squashed and scored in one pass; or scored where it was drawn by another.
+
+If `normal`, its noise is not Gumbel's but Gaussian, as that of the logistic-normal control.
+"""
 
 from typing import Any, Literal
 
@@ -21,12 +24,14 @@ def draw(
     samples: int,
     squash: Squash,
     length: int = 1,
+    *,
+    normal: bool = False,
 ) -> tuple[Float[Tensor, "members m units n"], Float[Tensor, "members m units width"], Float[Tensor, "members m rows"]]:
     """Nodes, what they are squashed to, and the log densities of the nodes, summed over rows of so many units.
 
     The log density of an own draw has no gradient. A hypercube needs a number of categories that is a power of two.
     """
-    node, value, log_density = _draw(logits, temperature, key, samples, squash, length)
+    node, value, log_density = _draw(logits, temperature, key, samples, squash, length, normal)
     return node, node if squash == "none" else value, log_density
 
 
@@ -35,9 +40,11 @@ def score(
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
     length: int = 1,
+    *,
+    normal: bool = False,
 ) -> Float[Tensor, "members m rows"]:
     """The log density of given nodes under logits that the samples share, summed over rows of so many units."""
-    found: Tensor = _score(node, logits, temperature, length)
+    found: Tensor = _score(node, logits, temperature, length, normal)
     return found
 
 
@@ -48,18 +55,18 @@ def _has_fast(samples: int, logits: Tensor) -> bool:
 
 @operator("exp_concrete_draw")
 def _draw(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int, normal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _has_fast(samples, logits):
         from . import triton
 
-        return triton.draw(logits, temperature, key, samples, squash, length)
-    return naive.draw(logits, temperature, key, samples, squash, length)
+        return triton.draw(logits, temperature, key, samples, squash, length, normal)
+    return naive.draw(logits, temperature, key, samples, squash, length, normal)
 
 
 @_draw.register_fake
 def _(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int, normal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     node = logits.new_empty((len(logits), samples, *logits.shape[1:]), dtype=torch.float32)
     log_density = node.new_empty((*node.shape[:2], node.shape[2] // length))
@@ -95,7 +102,7 @@ def _(
 
 
 def _keep_draw(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    logits, temperature, _, _, ctx.squash, _ = inputs
+    logits, temperature, _, _, ctx.squash, *_ = inputs
     ctx.dtype = logits.dtype
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[2])
@@ -108,43 +115,57 @@ def _pull_draw(
     node, temperature = ctx.saved_tensors
     by_value = None if ctx.squash == "none" else by_value
     if by_node is None and by_value is None:
-        return None, None, None, None, None, None
+        return (None,) * 7
     # the definition where the gradient is to be differentiated again
     pull = naive.draw_backward if torch.is_grad_enabled() else _draw_backward
-    return pull(by_node, by_value, node, temperature, ctx.squash, ctx.dtype), None, None, None, None, None
+    return pull(by_node, by_value, node, temperature, ctx.squash, ctx.dtype), *(None,) * 6
 
 
 _draw.register_autograd(_pull_draw, setup_context=_keep_draw)
 
 
 @operator("exp_concrete_score")
-def _score(node: Tensor, logits: Tensor, temperature: Tensor, length: int) -> Tensor:
+def _score(node: Tensor, logits: Tensor, temperature: Tensor, length: int, normal: bool) -> Tensor:
     if _has_fast(node.shape[1], logits):
         from . import triton
 
-        return triton.score(node, logits, temperature, length)
-    return naive.score(node, logits, temperature, length)
+        return triton.score(node, logits, temperature, length, normal)
+    return naive.score(node, logits, temperature, length, normal)
 
 
 @_score.register_fake
-def _(node: Tensor, logits: Tensor, temperature: Tensor, length: int) -> Tensor:
+def _(node: Tensor, logits: Tensor, temperature: Tensor, length: int, normal: bool) -> Tensor:
     return node.new_empty((*node.shape[:2], node.shape[2] // length), dtype=torch.float32)
 
 
 @operator("exp_concrete_score_backward")
 def _score_backward(
-    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool, length: int
+    by: Tensor,
+    node: Tensor,
+    logits: Tensor,
+    temperature: Tensor,
+    needs_node: bool,
+    needs_logits: bool,
+    length: int,
+    normal: bool,
 ) -> tuple[Tensor, Tensor]:
     if _has_fast(node.shape[1], logits):
         from . import triton
 
-        return triton.score_backward(by, node, logits, temperature, needs_node, needs_logits, length)
-    return naive.score_backward(by, node, logits, temperature, needs_node, needs_logits, length)
+        return triton.score_backward(by, node, logits, temperature, needs_node, needs_logits, length, normal)
+    return naive.score_backward(by, node, logits, temperature, needs_node, needs_logits, length, normal)
 
 
 @_score_backward.register_fake
 def _(
-    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool, length: int
+    by: Tensor,
+    node: Tensor,
+    logits: Tensor,
+    temperature: Tensor,
+    needs_node: bool,
+    needs_logits: bool,
+    length: int,
+    normal: bool,
 ) -> tuple[Tensor, Tensor]:
     none = (len(by), 0)
     by_node = node.new_empty(node.shape if needs_node else none, dtype=node.dtype if needs_node else by.dtype)
@@ -153,7 +174,7 @@ def _(
 
 
 def _keep_score(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *given, ctx.length = inputs
+    *given, ctx.length, ctx.normal = inputs
     ctx.save_for_backward(*given)
 
 
@@ -161,8 +182,8 @@ def _pull_score(ctx: Any, by: Tensor) -> tuple[Tensor | None, ...]:
     needs_node, needs_logits = ctx.needs_input_grad[:2]
     pull = naive.score_backward if torch.is_grad_enabled() else _score_backward
     node, logits, temperature = ctx.saved_tensors
-    by_node, by_logits = pull(by, node, logits, temperature, needs_node, needs_logits, ctx.length)
-    return by_node if needs_node else None, by_logits if needs_logits else None, None, None
+    by_node, by_logits = pull(by, node, logits, temperature, needs_node, needs_logits, ctx.length, ctx.normal)
+    return by_node if needs_node else None, by_logits if needs_logits else None, None, None, None
 
 
 _score.register_autograd(_pull_score, setup_context=_keep_score)

@@ -1,4 +1,4 @@
-"""The definition of an ExpConcrete draw, and of its log density."""
+"""The definition of an ExpConcrete draw, and of its log density; or of the same by normal noise."""
 
 import math
 from collections.abc import Sequence
@@ -14,20 +14,26 @@ SMALLEST = 2.0**-103
 """The smallest entry of a point of the simplex, where the slope of a log density, of order 1/x, is finite."""
 
 
-def noise(key: Int64[Tensor, "members 2"], rows: int, n: int) -> Float[Tensor, "members {rows} {n}"]:
-    """Standard Gumbel noise, by the upper tail probability; the four words of a place belong to four rows."""
+def noise(
+    key: Int64[Tensor, "members 2"], rows: int, n: int, normal: bool = False
+) -> Float[Tensor, "members {rows} {n}"]:
+    """Standard Gumbel or normal noise; the four words of a place belong to four rows."""
     places = philox.quarter(rows)
-    tail = philox.fractions(key, 4 * places * n, torch.float32, False)
-    tail = tail * (1 - 2.0**-24)  # what lies next to 1 was rounded to it
-    return -(-(-tail).log1p()).log().view(len(key), 4 * places, n)[:, :rows]
+    tail = philox.fractions(key, 4 * places * n, torch.float32, normal)
+    if normal:  # by the smaller tail probability
+        quantile: Tensor = torch.special.ndtri(tail.abs())
+        drawn = quantile.copysign(tail)
+    else:  # by the upper one; what lies next to 1 was rounded to it
+        drawn = -(-(-(tail * (1 - 2.0**-24))).log1p()).log()
+    return drawn.view(len(key), 4 * places, n)[:, :rows]
 
 
 def noisy(
-    logits: Float[Tensor, "members units n"], key: Int64[Tensor, "members 2"], samples: int
+    logits: Float[Tensor, "members units n"], key: Int64[Tensor, "members 2"], samples: int, normal: bool = False
 ) -> tuple[Float[Tensor, "members m units n"], Float[Tensor, "members m units n"]]:
     """The noisy logits, up to a shift, and the noise: beside a logit of a thousand it would be rounded away."""
     members, units, n = logits.shape
-    drawn = noise(key, samples * units, n).reshape(members, samples, units, n)
+    drawn = noise(key, samples * units, n, normal).reshape(members, samples, units, n)
     logits = logits.float()
     return (logits - logits.amax(-1, keepdim=True)).unsqueeze(1) + drawn, drawn
 
@@ -39,21 +45,35 @@ def draw(
     samples: int,
     squash: str,
     length: int = 1,
+    normal: bool = False,
 ) -> tuple[Float[Tensor, "members m units n"], Tensor, Float[Tensor, "members m rows"]]:
     """The log softmax of noisy logits over the temperature, their squashed values, and log densities of rows."""
-    total, drawn = noisy(logits, key, samples)
+    total, drawn = noisy(logits, key, samples, normal)
     node = ((total - total.amax(-1, keepdim=True)) / temperature.view(-1, 1, 1, 1).float()).log_softmax(-1)
-    return node, squashed(node, squash), summed(log_density(drawn, temperature), length)
+    return node, squashed(node, squash), summed(log_density(drawn, temperature, normal), length)
 
 
 def log_density(
-    noise: Float[Tensor, "members m units n"], temperature: Float64[Tensor, " members"]
+    noise: Float[Tensor, "members m units n"], temperature: Float64[Tensor, " members"], normal: bool
 ) -> Float[Tensor, "members m units"]:
     """The log density of nodes, which depends on their noise alone, and not on its shift."""
     n = noise.shape[-1]
-    constant = math.lgamma(n) + (n - 1) * temperature.log().view(-1, 1, 1)
+    cooled = (n - 1) * temperature.log().view(-1, 1, 1)
+    if normal:
+        return (log_scale(n) + cooled - deviation(noise).square().sum(-1).double() / 2).float()
+    constant = math.lgamma(n) + cooled
     # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe
     return (constant - noise.sum(-1).double() - n * (-noise).exp().sum(-1).double().log()).float()
+
+
+def log_scale(n: int) -> float:
+    """The log density of normal noise of n categories where it is highest, whatever its shift."""
+    return -((n - 1) * math.log(2 * math.pi) + math.log(n)) / 2
+
+
+def deviation(noise: Float[Tensor, "members m units n"]) -> Float[Tensor, "members m units n"]:
+    """Noise less its mean over the categories."""
+    return noise - noise.mean(-1, keepdim=True)
 
 
 def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
@@ -115,9 +135,10 @@ def score(
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
     length: int = 1,
+    normal: bool = False,
 ) -> Float[Tensor, "members m rows"]:
     """The log density of given nodes, of rows of units."""
-    return summed(log_density(recovered(node, logits, temperature), temperature), length)
+    return summed(log_density(recovered(node, logits, temperature), temperature, normal), length)
 
 
 def score_backward(
@@ -128,10 +149,12 @@ def score_backward(
     needs_node: bool,
     needs_logits: bool,
     length: int = 1,
+    normal: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
-    share = (-recovered(node, logits, temperature)).softmax(-1)
-    by_noise = spread(by, length).unsqueeze(-1) * (node.shape[-1] * share - 1)
+    noise = recovered(node, logits, temperature)
+    slope = -deviation(noise) if normal else node.shape[-1] * (-noise).softmax(-1) - 1
+    by_noise = spread(by, length).unsqueeze(-1) * slope
     none = by.new_empty((len(by), 0))
     by_node = (temperature.view(-1, 1, 1, 1).float() * by_noise).to(node.dtype) if needs_node else none
     return by_node, -by_noise.sum(1).to(logits.dtype) if needs_logits else torch.empty_like(none)

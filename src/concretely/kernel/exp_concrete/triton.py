@@ -1,4 +1,4 @@
-"""An ExpConcrete draw in one pass, its log density, and the gradients of both."""
+"""An ExpConcrete draw in one pass, its log density, and the gradients of both; or the same by normal noise."""
 
 import math
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from ..native.triton import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter
-from ..philox.triton import fraction, words_beside
+from ..philox.triton import fraction, normal, words_beside
 from ..row import summed
 from ..row.triton import point_of
-from .naive import value_shape
+from .naive import log_scale, value_shape
 from .tile import draw_tile, score_tile, unit_tile
 
 STEPS = 16
@@ -35,6 +35,15 @@ def exponential(word):
     s = ratio * ratio
     series = (((0.28178334 * s + 0.27960601) * s + 0.40024909) * s + 0.66666317) * s + 2
     return tl.where(tail < 0.5, series * ratio, -log(1 - tail))
+
+
+@triton.jit
+def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Noise less its mean over the categories; nothing beyond them."""
+    if WIDTH > N:
+        noise = tl.where(category < N, noise, 0.0)
+    found = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
+    return tl.where(category < N, found, 0.0) if WIDTH > N else found
 
 
 @triton.jit
@@ -100,7 +109,7 @@ def _draw(
     logits, temperature, key, node, value, log_density,
     constant, total, units, quarter, logits_stride, temperature_stride,
     N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, :]
@@ -117,12 +126,18 @@ def _draw(
             inside = (place < quarter) & (row < total)
             mask = inside[:, None] & (category < N)
             logit = held[k]
-            wait = exponential(four[k])
-            log_wait = log(wait)
-            if WIDTH > N:
-                wait = tl.where(category < N, wait, 0.0)
-                log_wait = tl.where(category < N, log_wait, 0.0)
-            noisy = logit - tl.max(logit, 1)[:, None] - log_wait
+            if NORMAL:
+                noise = normal(four[k])
+                apart = deviation(noise, category, N, WIDTH)
+                score = constant - tl.sum(apart * apart, 1) / 2
+            else:
+                wait = exponential(four[k])
+                noise = -log(wait)
+                if WIDTH > N:
+                    wait = tl.where(category < N, wait, 0.0)
+                    noise = tl.where(category < N, noise, 0.0)
+                score = constant - tl.sum(noise, 1) - N * log_of_mean(tl.sum(wait, 1), N)
+            noisy = logit - tl.max(logit, 1)[:, None] + noise
             cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
             share = exp(cooled)
             total_share = tl.sum(share, 1)
@@ -130,7 +145,6 @@ def _draw(
             row = member * total + row
             at = row[:, None] * N + category
             tl.store(node + at, found, mask=mask)
-            score = constant + tl.sum(log_wait, 1) - N * log_of_mean(tl.sum(wait, 1), N)
             if LENGTH == 1:
                 tl.store(log_density + row, score, mask=inside)
             else:
@@ -148,7 +162,7 @@ def _draw(
 
 
 def draw(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1, normal: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes, values and log densities of rows of units."""
     members, units, n = logits.shape
@@ -160,16 +174,16 @@ def draw(
     if node.numel():
         _draw[tile.programs, members](
             logits, temperature, key.contiguous(), node, value, log_density,
-            constant(n), total, units, quarter(total), logits.stride(0), temperature.stride(0),
+            constant(n, normal), total, units, quarter(total), logits.stride(0), temperature.stride(0),
             N=n, SHARED=samples > 1, SQUASH=squash, BITS=n.bit_length() - 1,
-            LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+            LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
         )  # fmt: skip
     return node, value, summed(log_density, length // tile.length)
 
 
-def constant(n: int) -> float:
-    """What the log density at temperature 1 has beside the sum of noise and the logarithm of a mean."""
-    return math.lgamma(n) - n * math.log(n)
+def constant(n: int, normal: bool) -> float:
+    """What the log density at temperature 1 has beside what depends on the noise."""
+    return log_scale(n) if normal else math.lgamma(n) - n * math.log(n)  # there is the logarithm of a mean
 
 
 @triton.jit
@@ -292,6 +306,7 @@ def _score(
     node, logits, temperature, log_density,
     constant, samples, units, steps, node_stride, logits_stride, temperature_stride,
     N: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    NORMAL: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, None, :]
@@ -307,10 +322,14 @@ def _score(
             inside = (unit < units) & (sample < samples)
             at = member * node_stride + row[:, :, None] * N + category
             noise = _recovered(node, logit, warmth, at, inside[:, :, None] & (category < N), category, N, WIDTH)
-            log_mean = log_of_mean(tl.sum(exp(-noise), 2), N)
-            if WIDTH > N:
-                noise = tl.where(category < N, noise, 0.0)
-            found = constant - tl.sum(noise, 2) - N * log_mean
+            if NORMAL:
+                apart = deviation(noise, category, N, WIDTH)
+                found = constant - tl.sum(apart * apart, 2) / 2
+            else:
+                log_mean = log_of_mean(tl.sum(exp(-noise), 2), N)
+                if WIDTH > N:
+                    noise = tl.where(category < N, noise, 0.0)
+                found = constant - tl.sum(noise, 2) - N * log_mean
             if LENGTH == 1:
                 tl.store(log_density + member * samples * units + row, found, mask=inside)
             else:
@@ -328,7 +347,7 @@ def store_sums(found, member, samples, sums, SAMPLES: tl.constexpr):
     tl.store(found + row, sums, mask=sample < samples)
 
 
-def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
+def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, normal: bool = False) -> Tensor:
     """The log density of given nodes, of rows of units."""
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
@@ -337,8 +356,9 @@ def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) ->
     if found.numel():
         _score[*tile.grid, members](
             node, logits, temperature, found,
-            constant(n), samples, units, tile.steps, node.stride(0), logits.stride(0), temperature.stride(0),
-            N=n, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+            constant(n, normal), samples, units, tile.steps, node.stride(0), logits.stride(0), temperature.stride(0),
+            N=n, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal,
+            num_warps=tile.warps,
         )  # fmt: skip
     return summed(found, length // tile.length)
 
@@ -348,7 +368,7 @@ def _score_backward(
     by, node, logits, temperature, by_node, by_logits,
     samples, units, steps, by_member, by_sample, by_point, node_stride, logits_stride, temperature_stride,
     N: tl.constexpr, NODE: tl.constexpr, LOGITS: tl.constexpr, LENGTH: tl.constexpr,
-    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
@@ -364,9 +384,12 @@ def _score_backward(
         at = row[:, :, None] * N + category
         mask = inside[:, :, None] & (category < N)
         noise = _recovered(node + member * node_stride, logit, warmth, at, mask, category, N, WIDTH)
-        small = exp(-noise)
         pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
-        by_noise = small * (N * pull * reciprocal(tl.sum(small, 2)))[:, :, None] - pull[:, :, None]
+        if NORMAL:
+            by_noise = -pull[:, :, None] * deviation(noise, category, N, WIDTH)
+        else:
+            small = exp(-noise)
+            by_noise = small * (N * pull * reciprocal(tl.sum(small, 2)))[:, :, None] - pull[:, :, None]
         if NODE:
             tl.store(by_node + member * samples * units * N + at, warmth.to(tl.float32) * by_noise, mask=mask)
         if LOGITS:
@@ -377,7 +400,14 @@ def _score_backward(
 
 
 def score_backward(
-    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool, length: int = 1
+    by: Tensor,
+    node: Tensor,
+    logits: Tensor,
+    temperature: Tensor,
+    needs_node: bool,
+    needs_logits: bool,
+    length: int = 1,
+    normal: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
     members, samples, units, n = node.shape
@@ -392,6 +422,6 @@ def score_backward(
         by, node, given, temperature, by_node, partial,
         samples, units, tile.steps, *by.stride(), node.stride(0), given.stride(0), temperature.stride(0),
         N=n, NODE=needs_node, LOGITS=needs_logits, LENGTH=length,
-        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
     )  # fmt: skip
     return by_node, joined(partial, logits.dtype) if needs_logits else torch.empty_like(none)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native.triton import log2, product, reciprocal, signed_as
+from ..native.triton import log, log2, product, reciprocal, signed_as
 from .naive import ROUNDS, quarter
 
 BLOCK = 256
@@ -58,6 +58,21 @@ def logistic(word):
     # of a third power, as what its logarithm is off near 1 is then divided by 3
     size = log2(part * part * part) * -0.23104906018664842 + (rest + rest)
     return signed_as(power.to(tl.float32) * -8.262958320e-08 + size, word)  # log 2, by 2²³
+
+
+@triton.jit
+def normal(word):
+    """Standard normal noise, by the smaller of the two tail probabilities."""
+    tail = tl.abs(fraction(word, True))
+    far = -log(4 * tail * (1 - tail))
+    # over one less both tails, the quantile is all but a line, here by its distance and there by the root of that
+    x = far - 2.5
+    near = (((4.0354312e-08 * x + 4.8610269e-07) * x - 4.9905616e-06) * x - 6.2179806e-06) * x + 3.0915020e-04
+    near = (((near * x - 1.7730102e-03) * x - 5.9081712e-03) * x + 0.34880266) * x + 2.1233137
+    x = tl.sqrt(far) - 3
+    size = ((-2.3881710e-04 * x + 1.6358198e-03) * x - 4.7505097e-03) * x + 8.1967507e-03
+    size = (((size * x - 1.0934769e-02) * x + 1.3338085e-02) * x + 1.4165950) * x + 4.0064349
+    return signed_as(tl.where(far < 5, near, size) * (1 - 2 * tail), word)
 
 
 @triton.jit
