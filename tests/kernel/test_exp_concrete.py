@@ -256,10 +256,10 @@ def test_the_log_density_of_an_own_draw_has_no_gradient() -> None:
     assert not exp_concrete.draw(logits.requires_grad_(), temperature, key, 2, "none")[2].requires_grad
 
 
-def batch(squash: Squash) -> Callable[..., Tensor]:
+def batch(squash: Squash, normal: bool = False) -> Callable[..., Tensor]:
     def loss(logits: Tensor, prior: Tensor, temperature: Tensor, key: Tensor) -> Tensor:
-        node, value, log_density = exp_concrete.draw(logits, temperature, key, 3, squash)
-        return (exp_concrete.score(node, prior, temperature) - log_density).sum() + value.square().sum()
+        node, value, log_density = exp_concrete.draw(logits, temperature, key, 3, squash, normal=normal)
+        return (exp_concrete.score(node, prior, temperature, normal=normal) - log_density).sum() + value.square().sum()
 
     return loss
 
@@ -279,11 +279,12 @@ def test_a_batch_of_programs_is_a_loop(squash: Squash) -> None:
 
 
 @pytest.mark.unchecked
-def test_programs_compile() -> None:
+@by_both
+def test_programs_compile(normal: bool) -> None:
     logits, temperature, key = (each.unsqueeze(1) for each in given(2, 3, 4))
     prior = torch.randn(1, 3, 4, device=DEVICE)
     logits.requires_grad_(), prior.requires_grad_()
-    program = vmap(batch("cube"), in_dims=(0, None, 0, 0))
+    program = vmap(batch("cube", normal), in_dims=(0, None, 0, 0))
     found, eager = (each(logits, prior, temperature, key) for each in (torch.compile(program, fullgraph=True), program))
     assert_close(found, eager)
     pairs = (torch.autograd.grad(each.sum(), (logits, prior)) for each in (found, eager))

@@ -1,15 +1,18 @@
 """Functions of single instructions are as precise as they say; in an interpreter, those that stand for them are."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor
 
+from concretely.kernel.philox import naive
 from tests.cases import LOGITS, TEMPERATURES
-from tests.kernel import DEVICE, fast, kernel
+from tests.kernel import DEVICE, fast, kernel, key
 
 EPS = torch.finfo(torch.float32).eps
 triton = pytest.importorskip("triton")
-tl, native = triton.language, fast("native")
+tl, native, philox = triton.language, fast("native"), fast("philox")
 
 
 @triton.jit
@@ -28,6 +31,8 @@ def _run(x, y, scale, out, rest, count, NAME: tl.constexpr, BLOCK: tl.constexpr)
         found = native.rough_log1p(one)
     if NAME == "signed_as":
         found = native.signed_as(one, two)
+    if NAME == "normal":
+        found = philox.normal(one.to(tl.uint32))
     if NAME == "difference":
         found = native.difference(tl.load(scale), one, two)
     if NAME == "whole_difference":
@@ -77,6 +82,18 @@ def test_products_of_words_are_whole() -> None:
     upper, lower = run("product", x)
     for word, high, low in zip(x.tolist(), upper.tolist(), lower.tolist(), strict=True):
         assert (high << 32) + low == word * 0xD2511F53
+
+
+@kernel
+def test_normal_noise_is_precise_for_words_of_all_sizes() -> None:
+    size = (2.0 ** torch.linspace(0, 31, 5_000, dtype=torch.float64)).long()
+    words = torch.cat([torch.tensor([0, 2**31 - 1, 2**31, 2**32 - 1]), size - 1, 2**32 - size]).to(DEVICE)
+    with mock.patch.object(naive, "words", return_value=words):
+        tail = naive.fractions(key(1), len(words), torch.float32, True).double()
+    truth = torch.special.ndtri(tail.abs()).copysign(tail)
+    found, _ = run("normal", words.double())
+    assert found.abs().max() > 6.3
+    assert ((found - truth).abs() <= 4 * EPS * truth.abs()).all()
 
 
 @kernel

@@ -208,7 +208,7 @@ def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(
         f"| 2 | {about} | 108.00 ± 0.25 | 107.00 ± 0.25 | −0.30 | {steps:,} | 1,234.6 |",
     ]
     shown, found = page(tmp_path / "records"), gathered(tmp_path / "records")
-    for entry in (entry for row in (*found.whole.rows, *found.budgets.rows) for entry in row):
+    for entry in (entry for row in (*found.paper_budget.rows, *found.budgets.rows) for entry in row):
         assert f">{entry}</td>" in shown
 
 

@@ -53,14 +53,14 @@ NOTES = {
         "Each trains a model and scores it on the test set; `concretely evaluate` with `--split train` scores it on "
         "the other."
     ),
-    "whole": (
+    "paper_budget": (
         "The paper trained every model by 10⁷ steps of 64 points. Of some cells we know what that costs, and to what "
-        "it comes. What is taken, the last of each, is the best on the validation set by 1,000 samples."
+        "it comes. What is taken, the last of each, is chosen as among other budgets, below."
     ),
     "budgets": (
         "Other cells that were made more than once. What is taken, the last of each, is the best on the validation "
         "set, where that can be compared, and else the last one: the test set never chooses. The validation NLL is by "
-        "1,000 samples, and so above what 50,000 would find."
+        "1,000 samples at most, and so above what 50,000 would find."
     ),
 }
 """What a reader must know of the parts of the report."""
@@ -102,7 +102,7 @@ class Report(NamedTuple):
     """How near those of each experiment and estimator are."""
     deviations: list[Deviation]
     findings: list[Finding]
-    whole: Grid
+    paper_budget: Grid
     """Cells that were made by as many steps as in the paper, too: what that costs, and to what it comes."""
     budgets: Grid
     """Other cells that were made more than once: by which budgets, and to what they came."""
@@ -127,8 +127,8 @@ def gathered(records: Path) -> Report:
         _summary(lines),
         list(_deviations(every, _reasons(records, every))),
         findings(*_lookups(every), points, held_out, temperatures=len(warm)),
-        _budgets(archive, whole=True),
-        _budgets(archive, whole=False),
+        _budgets(archive, paper=True),
+        _budgets(archive, paper=False),
         points,
         len(known),
         len(every),
@@ -189,17 +189,17 @@ def _summary(lines: Iterable[tuple[Experiment, Sequence[Line]]]) -> Grid:
     )
 
 
-def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]], *, whole: bool) -> Grid:
+def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]], *, paper: bool) -> Grid:
     """How else cells were made, those that once had as many steps as in the paper or all others.
 
-    To what that came; what is taken comes last.
+    A cell has a row for every record; what is taken comes last.
     """
     rows = []
     for each, known in archive:
         for cell in (cell for cell in each.cells if cell.title in known):
             best, history = known[cell.title]
-            longest = max(record["recipe"]["steps"] for record in history)
-            if len(history) > 1 and whole == (longest >= cell.recipe.steps):
+            long = any(record["recipe"]["steps"] >= cell.recipe.steps for record in history)
+            if len(history) > 1 and long == paper:
                 rows += [_budget(Line(cell, record)) for record in history if record != best]
                 rows.append(_budget(Line(cell, best)))
     how = ("model", "data", "estimator", "m", "optimizer", "batch", "rate", "decay")

@@ -179,9 +179,8 @@ def read(path: Path) -> dict[str, Any]:
         _require_known(given)
         _sections(given)
         for name, value in given.items():
-            for each in value if isinstance(value, list) else [value]:  # a list is for several runs
-                if name != WHEN:
-                    _require_value(name, each)
+            if name != WHEN and not _is_several(value):
+                _require_value(name, value)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
     return given
@@ -244,6 +243,11 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
     """What is said of some models, estimators and numbers of samples alone."""
     return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_keys())
+
+
+def _is_several(value: Any) -> bool:
+    """Whether a value may be a list of them, or a range, for several runs."""
+    return isinstance(value, list) or (isinstance(value, str) and ("," in value or ".." in value))
 
 
 def _require_value(name: str, value: Any) -> None:

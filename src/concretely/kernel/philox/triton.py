@@ -65,14 +65,14 @@ def normal(word):
     """Standard normal noise, by the smaller of the two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     far = -log(4 * tail * (1 - tail))
-    # over one less both tails, the quantile is all but a line, here by its distance and there by the root of that
+    # up to 1.5 or so all but a line in what is left of the tails, beyond that in the root of the distance
     x = far - 2.5
-    near = (((4.0354312e-08 * x + 4.8610269e-07) * x - 4.9905616e-06) * x - 6.2179806e-06) * x + 3.0915020e-04
-    near = (((near * x - 1.7730102e-03) * x - 5.9081712e-03) * x + 0.34880266) * x + 2.1233137
-    x = tl.sqrt(far) - 3
-    size = ((-2.3881710e-04 * x + 1.6358198e-03) * x - 4.7505097e-03) * x + 8.1967507e-03
-    size = (((size * x - 1.0934769e-02) * x + 1.3338085e-02) * x + 1.4165950) * x + 4.0064349
-    return signed_as(tl.where(far < 5, near, size) * (1 - 2 * tail), word)
+    near = (((4.0354664e-08 * x + 4.8610366e-07) * x - 4.9905657e-06) * x - 6.2179902e-06) * x + 3.0915020e-04
+    near = (((near * x - 1.7730101e-03) * x - 5.9081712e-03) * x + 0.34880266) * x + 2.1233137
+    x = tl.sqrt(far) - 3.5
+    size = ((2.1433903e-05 * x + 2.7668355e-05) * x - 2.7986558e-04) * x + 8.7951549e-04
+    size = (((size * x - 2.4121893e-03) * x + 4.3872315e-03) * x + 1.4247074) * x + 4.7170782
+    return signed_as(tl.where(far < 5, near * (1 - 2 * tail), size), word)
 
 
 @triton.jit
