@@ -46,6 +46,10 @@ def row(_: Any) -> None:
     """The same."""
 
 
+def category(_: Any) -> None:
+    """The same."""
+
+
 def philox(kernels: Any) -> None:
     for count in (1, 200):
         for signed in (True, False):

@@ -20,7 +20,8 @@ from concretely.distribution import (
 from concretely.distribution.constraint import smallest
 from concretely.distribution.hypercube import corners
 from concretely.kernel import exp_concrete
-from concretely.kernel.exp_concrete import Squash, naive, tile
+from concretely.kernel.category import tile
+from concretely.kernel.exp_concrete import Squash, naive
 from concretely.kernel.philox import naive as philox
 from tests.kernel import opcheck
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..exp_concrete.tile import fits
+from ..category.tile import fits
 from ..operator import is_fast, operator
 from . import naive
 

@@ -5,10 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..exp_concrete.tile import draw_tile, power, score_tile, unit_tile
-from ..exp_concrete.triton import (
+from ..category.tile import draw_tile, power, score_tile, unit_tile
+from ..category.triton import (
     STEPS,
-    exponential,
     in_quarter,
     load_four,
     load_logits,
@@ -19,6 +18,7 @@ from ..exp_concrete.triton import (
     store_sums,
     unit_of,
 )
+from ..exp_concrete.triton import exponential
 from ..native.triton import exp, log
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+from ..category.tile import fits
 from ..operator import is_fast, operator
 from . import naive
-from .tile import fits
 
 Squash = Literal["none", "simplex", "cube"]
 """What becomes of a node: nothing, a point of the simplex, or one of the hypercube whose corners are the categories."""

@@ -7,6 +7,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..category.tile import draw_tile, score_tile, unit_tile
+from ..category.triton import (
+    STEPS,
+    in_quarter,
+    load_four,
+    load_logits,
+    load_rows,
+    placed,
+    sign,
+    store_rows,
+    store_sum,
+    store_sums,
+    unit_of,
+)
 from ..native.triton import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from ..operator import joined, parted, rows
 from ..philox.naive import quarter
@@ -14,10 +28,6 @@ from ..philox.triton import fraction, normal, words_beside
 from ..row import summed
 from ..row.triton import point_of
 from .naive import log_scale, value_shape
-from .tile import draw_tile, score_tile, unit_tile
-
-STEPS = 16
-"""A program adds up at least so many steps before sums are left to another launch."""
 
 
 @triton.jit
@@ -44,64 +54,6 @@ def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
         noise = tl.where(category < N, noise, 0.0)
     found = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
     return tl.where(category < N, found, 0.0) if WIDTH > N else found
-
-
-@triton.jit
-def sign(category, bit, BITS: tl.constexpr):
-    """A coordinate of the corner of the hypercube that stands for a category."""
-    return (2 * (category >> (BITS - 1 - bit) & 1) - 1).to(tl.float32)
-
-
-@triton.jit
-def load_quarter(
-    logits, place, k, total, units, quarter,
-    N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The logits of the rows of a tile in one quarter."""
-    row = k * quarter + place
-    category = tl.arange(0, WIDTH)[None, :]
-    unit = row % units if SHARED else row
-    mask = ((place < quarter) & (row < total))[:, None] & (category < N)
-    logit = tl.load(logits + unit.to(tl.int64)[:, None] * N + category, mask=mask, other=0.0).to(tl.float32)
-    return tl.where(category < N, logit, float("-inf")) if WIDTH > N else logit
-
-
-@triton.jit
-def load_four(
-    logits, place, total, units, quarter,
-    N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """The logits of the rows of a tile in all quarters, on their way before any is needed."""
-    return (
-        load_quarter(logits, place, 0, total, units, quarter, N, SHARED, WIDTH),
-        load_quarter(logits, place, 1, total, units, quarter, N, SHARED, WIDTH),
-        load_quarter(logits, place, 2, total, units, quarter, N, SHARED, WIDTH),
-        load_quarter(logits, place, 3, total, units, quarter, N, SHARED, WIDTH),
-    )
-
-
-@triton.jit
-def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
-    """The places of a tile that lies so far along the row of a program; what exceeds the row is out of place."""
-    along = offset + tl.arange(0, ROWS)
-    if LENGTH == 1:
-        place = tl.program_id(0) * ROWS + along
-    else:
-        place = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, quarter)
-    return place
-
-
-@triton.jit
-def in_quarter(k, total):
-    """A number of one quarter beside those of the others."""
-    return tl.where(tl.arange(0, 4) == k, total, 0.0)
-
-
-@triton.jit
-def store_rows(sums, member, found):
-    """Store what a program has for its rows, one in each quarter."""
-    row = (member * 4 + tl.arange(0, 4)) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(sums + row, found)
 
 
 @triton.jit
@@ -184,42 +136,6 @@ def draw(
 def constant(n: int, normal: bool) -> float:
     """What the log density at temperature 1 has beside what depends on the noise."""
     return log_scale(n) if normal else math.lgamma(n) - n * math.log(n)  # there is the logarithm of a mean
-
-
-@triton.jit
-def unit_of(offset, units, LENGTH: tl.constexpr, UNITS: tl.constexpr):
-    """The units of a tile that lies so far along the row of a program; what exceeds the row is no unit."""
-    along = offset + tl.arange(0, UNITS)
-    if LENGTH == 1:
-        unit = tl.program_id(0) * UNITS + along
-    else:
-        unit = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, units)
-    return unit
-
-
-@triton.jit
-def load_logits(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """The logits of the units of a tile."""
-    unit = unit_of(offset, units, LENGTH, UNITS)[:, None]
-    category = tl.arange(0, WIDTH)[None, :]
-    mask = (unit < units) & (category < N)
-    return tl.load(logits + unit.to(tl.int64) * N + category, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def load_rows(by, sample, point, by_sample, by_point, inside):
-    """A number for every row, where rows may share one."""
-    at = sample.to(tl.int64) * by_sample + point.to(tl.int64) * by_point
-    return tl.load(by + at, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def store_sum(by_logits, member, total, units, N: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """Store the part that the samples of a program have in the gradient of the logits."""
-    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[:, None]
-    category = tl.arange(0, WIDTH)[None, :]
-    part = member * tl.num_programs(1) + tl.program_id(1)
-    tl.store(by_logits + (part * units + unit) * N + category, total, mask=(unit < units) & (category < N))
 
 
 @triton.jit
@@ -337,14 +253,6 @@ def _score(
             sample += SAMPLES
     if LENGTH > 1:
         store_sums(log_density, member, samples, sums, SAMPLES)
-
-
-@triton.jit
-def store_sums(found, member, samples, sums, SAMPLES: tl.constexpr):
-    """Store what a program has for the rows of one data point."""
-    sample = tl.program_id(1).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)[:, None]
-    row = (member * samples + sample) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(found + row, sums, mask=sample < samples)
 
 
 def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, normal: bool = False) -> Tensor:
