@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely.kernel import bernoulli, discrete, exp_concrete, logistic, row
+from concretely.kernel import bernoulli, discrete, exp_concrete, exp_logistic_normal, logistic, row
 from tests.kernel import DEVICE, PATHS, fast, kernel, key, opcheck, sizes, taken
 
 N = 4
@@ -45,6 +45,12 @@ CASES = {
         lambda logits, warmth, key, m, length: exp_concrete.draw(logits, warmth, key, m, "cube", length),
         lambda drawn, logits, warmth, length: exp_concrete.score(drawn[0], logits, warmth, length),
     ),
+    "exp_logistic_normal": Case(
+        exp_concrete,  # whose kernels it takes
+        (N,),
+        lambda logits, warmth, key, m, length: exp_logistic_normal.draw(logits, warmth, key, m, "cube", length),
+        lambda drawn, logits, warmth, length: exp_logistic_normal.score(drawn[0], logits, warmth, length),
+    ),
     "discrete": Case(
         discrete,
         (N,),
@@ -52,6 +58,8 @@ CASES = {
         lambda drawn, logits, warmth, length: discrete.score(drawn[0], logits, "corner", length),
     ),
 }
+RELAXED: dict[str, tuple[bool, ...]] = {"logistic": (), "exp_concrete": (False,), "exp_logistic_normal": (True,)}
+"""What is relaxed, and what its operators take besides: whether noise is normal."""
 NAMES = pytest.mark.parametrize("name", CASES)
 # members, samples, rows and their length: quarters of whole rows or not, more than a block, several rows in a program
 SIZES = sizes((1, 1, 1, 3), (3, 2, 6, 33), (1, 4, 1, 200), (2, 1, 8, 7), (1, 3, 3, 70), (1, 1, 4, 300))
@@ -64,7 +72,7 @@ def given(case: Case, members: int, units: int, dtype: torch.dtype = torch.float
 
 def assert_same(name: str, found: Tensor, expected: Tensor) -> None:
     """Fail if draws by one key differ; sums over categories may be rounded otherwise by kernels compiled apart."""
-    if name == "exp_concrete" and DEVICE == "cuda":
+    if name.startswith("exp_") and DEVICE == "cuda":
         rounding = 4 * torch.finfo(torch.float32).eps * expected.detach().abs().max()
         assert_close(found, expected, rtol=0, atol=float(rounding))
     else:
@@ -168,9 +176,9 @@ def test_sums_are_operators(name: str) -> None:
     logits, warmth, keys = given(case, 2, 6)
     logits.requires_grad_()
     *drawn, _ = case.draw(logits.detach(), warmth, keys, 5, 3)
-    if name in ("logistic", "exp_concrete"):
-        opcheck(case.operation._draw, (logits, warmth, keys, 5, "none", 3))
-        opcheck(case.operation._score, (drawn[0].requires_grad_(), logits, warmth, 3))
+    if name in RELAXED:
+        opcheck(case.operation._draw, (logits, warmth, keys, 5, "none", 3, *RELAXED[name]))
+        opcheck(case.operation._score, (drawn[0].requires_grad_(), logits, warmth, 3, *RELAXED[name]))
     else:
         opcheck(case.operation._draw, (logits, keys, 5, "corner", 3))
         opcheck(case.operation._score, (drawn[0], logits, "corner", 3))
