@@ -332,6 +332,7 @@ def test_protocols_suit_any_model(name: str) -> None:
         ("200H~784V", "vimco", 50, (50_000, 512, 1e-3, 1_000, 1_000)),
         ("392V~240H~392V", "concrete", 1, (30_000, 512, 4e-3, 0, 10)),
         ("392V-240H-392V", "concrete", 50, (30_000, 512, 4e-3, 0, 10)),
+        ("392V-240H-392V", "nvil", 1, (50_000, 2_048, 8e-3, 1_000, 100)),
         ("392V-240H-392V", "vimco", 5, (50_000, 2_048, 8e-3, 1_000, 100)),
         ("392V-240H-392V", "vimco", 50, (50_000, 512, 8e-3, 1_000, 100)),
     ],
@@ -342,7 +343,8 @@ def test_the_fast_protocol_follows_the_model(
     found = resolve(notation=notation, estimator=estimator, samples=samples, **read(Path("fast")))
     assert (found.steps, found.batch, found.lr, found.validate, found.validation_samples) == expected
     assert (found.optimizer, found.lr_schedule) == ("muon", "linear")
-    assert found.weight_decay == (20 if notation.startswith("392V") else 0)
+    decay = 2 if estimator == "nvil" else 20
+    assert found.weight_decay == (decay if notation.startswith("392V") else 0)
 
 
 def test_the_protocol_of_the_paper_changes_only_the_number_of_steps() -> None:
