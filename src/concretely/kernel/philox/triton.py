@@ -65,7 +65,7 @@ def normal(word):
     """Standard normal noise, by the smaller of the two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     far = -log(4 * tail * (1 - tail))
-    # up to 1.5 or so all but a line in what is left of the tails, beyond that in the root of the distance
+    # up to 2.9 by what lies between the tails, times a polynomial of how far out they are; beyond, by one of its root
     x = far - 2.5
     near = (((4.0354664e-08 * x + 4.8610366e-07) * x - 4.9905657e-06) * x - 6.2179902e-06) * x + 3.0915020e-04
     near = (((near * x - 1.7730101e-03) * x - 5.9081712e-03) * x + 0.34880266) * x + 2.1233137
