@@ -343,8 +343,8 @@ def test_the_fast_protocol_follows_the_model(
     found = resolve(notation=notation, estimator=estimator, samples=samples, **read(Path("fast")))
     assert (found.steps, found.batch, found.lr, found.validate, found.validation_samples) == expected
     assert (found.optimizer, found.lr_schedule) == ("muon", "linear")
-    decay = 2 if estimator == "nvil" else 20
-    assert found.weight_decay == (decay if notation.startswith("392V") else 0)
+    decays = {"concrete": (0, 20), "nvil": (10, 2), "vimco": (10, 20)}
+    assert found.weight_decay == decays[estimator][notation.startswith("392V")]
 
 
 def test_the_protocol_of_the_paper_changes_only_the_number_of_steps() -> None:
