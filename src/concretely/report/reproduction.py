@@ -40,9 +40,9 @@ NOTES = {
         "NLL is the negative log-likelihood of a data point under the discrete graph in nats, lower is better, ± "
         "one standard error over the data points. A cell is one run: what another seed would change is in no "
         "number. `diff` is ours minus the paper's. With m = 1, VIMCO is NVIL. Where the best on the validation set "
-        "was taken, `9,000 of 50,000` steps are those after which it was found. Seconds are those of training; "
-        "where models were trained as one program, each has its share of them, and rates that lost on the "
-        "validation set are not counted."
+        "was taken, `9,000 of 50,000` steps are those after which it was found. Seconds are those of training by "
+        "a program that may have shared the device with others; where models were trained as one program, each has "
+        "its share of them, and rates that lost on the validation set are not counted."
     ),
     "findings": (
         "Models that are compared differ in their budgets and weight decays, too, as the commands below tell, and "
