@@ -179,8 +179,9 @@ def read(path: Path) -> dict[str, Any]:
         _require_known(given)
         _sections(given)
         for name, value in given.items():
-            if name != WHEN and not _is_several(value):
-                _require_value(name, value)
+            for each in value if isinstance(value, list) else [value]:
+                if name != WHEN and not _is_several(each):
+                    _require_value(name, each)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
     return given
@@ -246,8 +247,8 @@ def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_several(value: Any) -> bool:
-    """Whether a value may be a list of them, or a range, for several runs."""
-    return isinstance(value, list) or (isinstance(value, str) and ("," in value or ".." in value))
+    """Whether a value may be text for several runs: with commas, or a range."""
+    return isinstance(value, str) and ("," in value or ".." in value)
 
 
 def _require_value(name: str, value: Any) -> None:
