@@ -165,6 +165,11 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["simplex", "--recipe", "fast"], "recipe must be left out for simplex, which needs no training, got 'fast'"),
         (["tiny", "--report"], "name must be left out for --report, which needs no training, got 'tiny'"),
         (["--report", "--steps", "5"], "steps must be left out for --report, which needs no training, got '5'"),
+        (["--report", "--smoke"], "smoke must be left out for --report, which needs no training, got True"),
+        (["--list", "--rows", "4-ary"], "rows must be left out for --list, which needs no training, got '4-ary'"),
+        (["--rows", "4-ary"], "name must be given with rows, such as tiny, got none"),
+        (["--dry-run"], "name must be given with dry-run, such as tiny, got none"),
+        (["tiny", "--dry-run", "--products", "tf23"], "unknown products 'tf23'; did you mean 'tf32'?"),
         (
             ["--report"],
             "out must hold finished runs, got none of a cell in 'out/reproduce' and no records in "

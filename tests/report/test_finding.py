@@ -60,7 +60,8 @@ def test_a_finding_has_the_mean_the_number_that_agree_and_both_ends() -> None:
         "Structured prediction",
         "In structured prediction with m = 1 and m = 5, Concrete finds a lower test NLL than VIMCO.",
         True,
-        "+1.00 nats on average, above 0 in 1 of 2, from −1.00 ± 0.50 (`392V-240H-240H-392V`, m = 5, mnist) "
+        "+1.00 nats on average, above 0 in 1 of 2 and by more than 2 standard errors in 1, "
+        "from −1.00 ± 0.50 (`392V-240H-240H-392V`, m = 5, mnist) "
         "to +3.00 ± 0.50 (`392V-240H-240H-392V`, m = 1, mnist). "
         "In the paper: +1.55 nats on average, above 0 in 2 of 2. 2 more comparisons cannot be made yet.",
         partial=True,
@@ -98,6 +99,16 @@ def test_what_holds_by_less_than_two_standard_errors_holds_weakly() -> None:
         assert claim.judged(lookup(scores), lookup({})).verdict == verdict
 
 
+def test_samples_are_judged_by_all_models_of_mnist() -> None:
+    found = judged("More samples", PAPER).found
+    assert "above 0 in 33 of 36" in found
+    models = {key[0] for key in PAPER if key[1] == 5 and key[2] == "mnist"}
+    worse = {key: Score(nll + 9 * (key[1] == 50), error) for key, (nll, error) in PAPER.items()}
+    for model in models:
+        alone = {key: (worse if key[0] == model else PAPER)[key] for key in PAPER}
+        assert f"(`{model}` by " in judged("More samples", alone).found
+
+
 def test_arity_and_samples_are_judged_by_the_sign_of_the_mean() -> None:
     swapped = {key: Score(-nll, error) for key, (nll, error) in PAPER.items()}
     for name in ("Arity in density estimation", "Arity in structured prediction", "More samples", "Overfitting"):
@@ -116,9 +127,14 @@ def test_the_gap_is_where_only_the_discrete_graph_loses() -> None:
     )
     told = integrality(WARM, [Point(0.5, 60.0, 61.0), Point(1.0, 62.5, 64.0), Point(2.0, 62.0, 70.0)], temperatures=4)
     assert told.found.endswith(
-        " On the test points the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00); above, the relaxed one "
-        "is at 62.50 at most."
+        " On the test points it is not so: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00), and of "
+        "those where it is worse the relaxed one is worst at 1: 64.00 (relaxed 62.50)."
     )
+    assert (
+        " On the test points it is so, too: the discrete graph is best" in integrality(WARM, WARM, temperatures=4).found
+    )
+    flat = integrality(WARM, [Point(0.5, 60.0, 61.0), Point(1.0, 60.0, 61.5)], temperatures=4)
+    assert flat.found.endswith(" it is not so: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00).")
     both = [point._replace(relaxed=point.discrete - 0.2) for point in WARM]
     assert integrality(both, temperatures=4).held is False
     between = [*WARM[:3], WARM[3]._replace(relaxed=59.0)]

@@ -31,7 +31,19 @@ from .member import (
     settled,
     train_all,
 )
-from .terminal import Device, Products, console, device, prepare, refuse, refusing, require, save, show
+from .terminal import (
+    Device,
+    Products,
+    console,
+    device,
+    prepare,
+    refuse,
+    refusing,
+    require,
+    require_known_products,
+    save,
+    show,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -115,16 +127,21 @@ def reproduce(
     wished = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
     how = {"steps": steps, "lr": lr, "weight_decay": weight_decay}
     budget = {**how, "recipe": recipe, "score_samples": score_samples, "thorough": thorough}
+    training = {**wished, **budget, "smoke": smoke or None, "dry_run": dry_run or None}
+    training |= {"programs": programs, "products": products}
     if report:
-        _require_left_out("--report", name=name, **wished, **budget, programs=programs, products=products)
+        _require_left_out("--report", name=name, **training)
         _report(Path("out/reproduce") if out is None else out, records)
         return
     if name is None or listing:
+        for flag in (flag for flag, value in training.items() if value is not None and not listing):
+            refuse(f"name must be given with {flag.replace('_', '-')}, such as {names()[0]}, got none")
+        _require_left_out("--list", **training)
         _list()
         return
     folder = Path("out/reproduce") / name if out is None else out
     if name in FIGURES:
-        _require_left_out(name, **wished, **budget, programs=programs, products=products)
+        _require_left_out(name, **training)
         FIGURES[name][1](out=folder)
         return
     require(programs is None or programs >= 1, "programs", "be at least 1", programs)
@@ -138,6 +155,7 @@ def reproduce(
     if score_samples is not None:
         chosen = replace(chosen, score_samples=score_samples)
     candidates = candidates_for(tried, folder)
+    require_known_products(products)
     if dry_run:
         from ..report.command import command
 

@@ -106,12 +106,17 @@ def prepare(out: Path) -> None:
         refuse(f"out must be a folder that can be written to, got {str(out)!r}: Permission denied")
 
 
-def device(name: str | None, products: str | None = None) -> "torch.device":
-    """The device of a name, or the best there is, set to multiply in a precision."""
-    import torch
-
+def require_known_products(products: str | None) -> None:
+    """Refuse a precision that there is none of."""
     if products is not None and products not in PRODUCTS:
         refuse(f"unknown products {products!r}{nearest(products, PRODUCTS)}")
+
+
+def device(name: str | None, products: str | None = None) -> "torch.device":
+    """The device of a name, or the best there is, set to multiply in a precision."""
+    require_known_products(products)
+    import torch
+
     torch.set_float32_matmul_precision(PRODUCTS[products or "float32"])
 
     best = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""The records behind the numbers that we print: of every cell of an experiment the best one, and all there ever were.
+"""The records behind the numbers that we print: of every cell of an experiment the best one, and all that were added.
 
 An experiment has one JSON file, with `best` and `history` by the title of a cell.
 """

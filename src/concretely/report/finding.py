@@ -76,7 +76,9 @@ class Claim(NamedTuple):
         theirs = dict(self.compare(paper))
         same = [score for _, label in known if (score := theirs[label]) is not None]
         (low, where_low), (high, where_high) = min(known), max(known)
-        found = f"{_summary(scores)}, from {_difference(low)} ({where_low}) to {_difference(high)} ({where_high})."
+        sure = sum(score.value > SURE * score.error for score in scores)
+        found = f"{_summary(scores)} and by more than {SURE:g} standard errors in {sure}, "
+        found += f"from {_difference(low)} ({where_low}) to {_difference(high)} ({where_high})."
         found += f" In the paper: {_summary(same)}." if same else ""
         found += f" {missing} more comparisons cannot be made yet." if missing else ""
         mean, error = fmean(score.value for score in scores), fmean(score.error for score in scores)
@@ -125,11 +127,12 @@ def arity_in_density(lookup: Lookup) -> Iterator[Comparison]:
 
 def more_samples(lookup: Lookup) -> Iterator[Comparison]:
     """A larger m finds better likelihoods."""
-    for notation in (*LINEAR, *NONLINEAR, *PREDICTION):
-        for estimator in ESTIMATORS:
-            for few, many in pairwise(SAMPLES):
-                scores = (lookup(notation, m, "mnist", estimator, "test") for m in (few, many))
-                yield f"`{notation}` by {estimator}, m = {many} after {few}", _minus(*scores)
+    models = [(notation, estimator) for notation in (*LINEAR, *NONLINEAR, *PREDICTION) for estimator in ESTIMATORS]
+    models += [(str(parse(notation, arity=arity)), "concrete") for notation in ARITIES for arity in (2, 4, 8)]
+    for notation, estimator in models:
+        for few, many in pairwise(SAMPLES):
+            scores = (lookup(notation, m, "mnist", estimator, "test") for m in (few, many))
+            yield f"`{notation}` by {estimator}, m = {many} after {few}", _minus(*scores)
 
 
 def overfitting(lookup: Lookup) -> Iterator[Comparison]:
@@ -186,15 +189,13 @@ CLAIMS = (
 def integrality(points: Sequence[Point], held_out: Sequence[Point] = (), *, temperatures: int) -> Finding:
     """Above some temperature the discrete graph loses what the relaxed one does not.
 
-    That is judged by the objective that was trained; what it is on points that were held out is told beside it.
+    That is judged by the objective that was trained; whether it is so on points that were held out is told beside it.
     """
     name = "Integrality gap"
-    claim = "Above some temperature the relaxed objective is no worse, while the NLL of the discrete graph grows."
+    claim = "Above some temperature the relaxed objective of training is no worse, while that of the discrete graph is."
     if 2 * len(points) < temperatures or not points:
         return Finding(name, claim, None, f"{len(points)} of {temperatures} temperatures are known yet.")
-    best, *hotter = _from_the_best(points)
-    lost = [point for point in hotter if point.discrete > best.discrete + WORSE]
-    held = bool(lost) and all(point.relaxed <= best.relaxed + WORSE for point in lost)
+    best, lost, held = _lost(points)
     found = f"On the training points the discrete graph is best at λ = {written(best.temperature)} with {_both(best)}."
     if lost:
         found += f" It is worse by more than {WORSE:g} nat at λ = "
@@ -203,18 +204,26 @@ def integrality(points: Sequence[Point], held_out: Sequence[Point] = (), *, temp
     if start is not None:
         found += f" The interior, where the gap stays above {GAP:g} nats, begins at about λ = {start:.2g}."
     if held_out:
-        best, *hotter = _from_the_best(held_out)
-        found += f" On the test points the discrete graph is best at λ = {written(best.temperature)} with {_both(best)}"
-        found += (
-            f"; above, the relaxed one is at {max(each.relaxed for each in hotter):.2f} at most." if hotter else "."
-        )
+        best, lost, too = _lost(held_out)
+        found += f" On the test points it is {'so, too' if too else 'not so'}: "
+        found += f"the discrete graph is best at λ = {written(best.temperature)} with {_both(best)}"
+        if lost:
+            worst = max(lost, key=lambda point: point.relaxed)
+            found += f", and of those where it is worse the relaxed one is worst at {written(worst.temperature)}: "
+            found += _both(worst)
+        found += "."
     return Finding(name, claim, held, found, len(points) < temperatures)
 
 
-def _from_the_best(points: Sequence[Point]) -> list[Point]:
-    """The temperature at which the discrete graph is best, and those above."""
+def _lost(points: Sequence[Point]) -> tuple[Point, list[Point], bool]:
+    """Where the discrete graph is best, the temperatures above at which it loses, and if the relaxed one does at none.
+
+    There must be some such temperatures.
+    """
     best = min(points, key=lambda point: point.discrete)
-    return [point for point in sorted(points) if point.temperature >= best.temperature]
+    hotter = (point for point in sorted(points) if point.temperature > best.temperature)
+    lost = [point for point in hotter if point.discrete > best.discrete + WORSE]
+    return best, lost, bool(lost) and all(point.relaxed <= best.relaxed + WORSE for point in lost)
 
 
 def _estimators(

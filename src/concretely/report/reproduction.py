@@ -23,7 +23,7 @@ from .command import command
 from .finding import Finding, Lookup, Score, findings, signed
 from .page import shown
 from .record import surveys
-from .table import Grid, Line, grid
+from .table import MISSING, Grid, Line, grid
 from .temperature import Point, point, temperature
 
 RUNS = Path("out/reproduce")
@@ -45,22 +45,24 @@ NOTES = {
         "its share of them, and rates that lost on the validation set are not counted."
     ),
     "findings": (
-        "Models that are compared differ in their budgets and weight decays, too, as the commands below tell, and "
-        "those of Omniglot by Concrete are trained on the points that the others hold out to stop early. Plus is as "
-        "the paper says. What holds by less than two standard errors of a comparison holds weakly."
+        "A finding is held where its comparisons are as the paper says on average, weakly where by less than two "
+        "standard errors of one of them; plus is as the paper says. Models that are compared differ in their rates, "
+        "weight decays and budgets, too, as the commands below tell, which the paper chose for many models at once; "
+        "those of Omniglot by Concrete are trained on the points that the others hold out to stop early."
     ),
     "commands": (
         "Each trains a model and scores it on the test set; `concretely evaluate` with `--split train` scores it on "
-        "the other."
+        "the other. What `--recipe fast` says has changed as cells were made, and is not in all of them."
     ),
     "paper_budget": (
         "The paper trained every model by 10⁷ steps of 64 points. Of some cells we know what that costs, and to what "
         "it comes. What is taken, the last of each, is chosen as among other budgets, below."
     ),
     "budgets": (
-        "Other cells that were made more than once. What is taken, the last of each, is the best on the validation "
-        "set, where that can be compared, and else the last one: the test set never chooses. The validation NLL is by "
-        "1,000 samples at most, and so above what 50,000 would find."
+        "Other cells that were made more than once: most of those that were worse than the paper's were tried again. "
+        "What is taken, the last of each, is the best on the validation set, where that can be compared, and else the "
+        "last one: the test set does not choose among them. The validation NLL is by 1,000 samples at most, and so "
+        "above what 50,000 would find. Rates and decays that have lost to others of the same command are not listed."
     ),
 }
 """What a reader must know of the parts of the report."""
@@ -86,6 +88,8 @@ class Deviation(NamedTuple):
     """A cell that is not as good as in the paper."""
 
     title: str
+    cell: str
+    """What it is, in words."""
     ours: str
     paper: str
     difference: str
@@ -96,8 +100,8 @@ class Report(NamedTuple):
     """All that there is to say."""
 
     sections: list[Section]
-    compared: int
-    """How many cells have a test likelihood here and in the paper."""
+    standing: str
+    """How many cells are as good as in the paper."""
     summary: Grid
     """How near those of each experiment and estimator are."""
     deviations: list[Deviation]
@@ -123,7 +127,7 @@ def gathered(records: Path) -> Report:
     points, held_out = (_points(warm, part) for part in ("train", "test"))
     return Report(
         [_section(each, found) for each, found in lines if any(line.record for line in found)],
-        sum(line.difference("test") is not None for line in every),
+        _standing(archive),
         _summary(lines),
         list(_deviations(every, _reasons(records, every))),
         findings(*_lookups(every), points, held_out, temperatures=len(warm)),
@@ -174,13 +178,31 @@ def _line(cell: Cell, known: Mapping[str, Kept]) -> Line:
     return Line(cell, known[cell.title].best if cell.title in known else None)
 
 
+def _standing(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]]) -> str:
+    """How many cells are near the paper's or better, and how many were when they were first made."""
+    every = [(cell, known[cell.title]) for each, known in archive for cell in each.cells if cell.title in known]
+    now = _gaps(Line(cell, found.best) for cell, found in every)
+    first = _gaps(Line(cell, found.history[0]) for cell, found in every)
+    near, before = (sum(gap <= NEAR for gap in gaps) for gaps in (now, first))
+    better = sum(gap < -NEAR for gap in now)
+    told = f"Of the {len(now)} cells that can be compared, {near} are within {NEAR:g} nat of the paper's test NLL or "
+    told += f"better, {better} of them better by more than that." if better else "better."
+    again = any(len(found.history) > 1 for _, found in every)
+    return told + f" When they were first made, by other recipes, {before} were." * again
+
+
+def _gaps(lines: Iterable[Line], part: str = "test") -> list[float]:
+    """By how many nats ours are above the paper's, where both are known."""
+    return [gap for line in lines if (gap := line.difference(part)) is not None]
+
+
 def _summary(lines: Iterable[tuple[Experiment, Sequence[Line]]]) -> Grid:
     """Of how many cells ours is near the paper's or better, and the median difference, by experiment and estimator."""
     rows = []
     for each, found in lines:
         for estimator in dict.fromkeys(line.cell.heading for line in found):
             own = [line for line in found if line.cell.heading == estimator]
-            test, train = ([gap for line in own if (gap := line.difference(part)) is not None] for part in PARTS)
+            test, train = (_gaps(own, part) for part in PARTS)
             if test:
                 near = f"{sum(gap <= NEAR for gap in test)} of {len(test)}"
                 rows.append([each.name, estimator, near, *(signed(median(gaps)) for gaps in (test, train))])
@@ -202,13 +224,15 @@ def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]], *, paper:
             if len(history) > 1 and long == paper:
                 rows += [_budget(Line(cell, record)) for record in history if record != best]
                 rows.append(_budget(Line(cell, best)))
-    how = ("model", "data", "estimator", "m", "optimizer", "batch", "rate", "decay")
+    how = ("model", "data", "estimator", "m", "prior λ", "optimizer", "batch", "rate", "decay")
     return Grid([*how, "validation", "test", "diff", "steps", "seconds"], rows)
 
 
 def _budget(line: Line) -> list[str]:
     recipe = line.recipe
-    about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples))
+    warm = recipe.prior_temperature
+    prior = figure.written(warm) if isinstance(warm, float) else MISSING
+    about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples), prior)
     how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.weight_decay:g}")
     test, _, difference = line.compared("test")
     return [*about, *how, line.ours("valid_nll"), test, difference, *line.cost]
@@ -282,8 +306,9 @@ def _deviations(lines: Sequence[Line], reasons: Mapping[str, str]) -> Iterator[D
     for line in lines:
         difference = line.difference("test")
         if difference is not None and difference > NEAR:
-            title = line.cell.title
-            yield Deviation(title, *line.compared("test"), reasons.get(title, "unknown yet"))
+            title, recipe = line.cell.title, line.recipe
+            cell = f"`{recipe.notation}`, {recipe.data}, {recipe.estimator}, m = {recipe.samples}"
+            yield Deviation(title, cell, *line.compared("test"), reasons.get(title, "unknown yet"))
 
 
 def _figures(points: Sequence[Point]) -> Iterator[tuple[str, Figure]]:
