@@ -11,8 +11,11 @@ import torch
 from concretely.data import load
 from concretely.evaluation import likelihood
 from concretely.report import run as report
+from concretely.report.temperature import relaxed
 from concretely.training import checkpoint
 from concretely.training.chance import Purpose, generator_of
+from concretely.training.loop import train
+from concretely.training.recipe import resolve
 from concretely.training.run import restored
 
 from .command import call
@@ -120,6 +123,27 @@ def test_a_standard_error_that_is_not_known_is_null(density: Path, monkeypatch: 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence names the best device")
 def test_bad_options_get_one_sentence(options: list[str], sentence: str, density: Path) -> None:
     assert call("evaluate", str(density), *options) == (2, "", f"{sentence}\n")
+
+
+def test_the_relaxed_graph_is_scored_where_it_is_asked_for(run: Path) -> None:
+    code, stdout, stderr = call("evaluate", str(run), "--samples", "20", "--relaxed")
+    assert code == 0
+    assert "relaxed graph " in stderr
+    metrics = json.loads((run / "record.json").read_text())["metrics"]
+    found = metrics["test_relaxed"]
+    assert (found["samples"], found["points"]) == (20, 250)
+    shown = f"{found['value']:.2f} ± {found['standard_error']:.2f}"
+    assert stdout.splitlines()[1] == f"test objective of the relaxed graph {shown}"
+    past, model, _ = restored(run)
+    assert relaxed(past.recipe, model, load("digits"), part="test", samples=20) == found
+    _, stdout, _ = call("evaluate", str(run), "--samples", "20", "--relaxed", "--json")
+    assert json.loads(stdout)["test_relaxed"] == found
+
+
+def test_a_graph_that_was_not_relaxed_has_no_relaxed_score(tmp_path: Path) -> None:
+    train(resolve(notation="6H-64V", estimator="vimco", steps=2), tmp_path / "run", data=load("digits"))
+    sentence = "relaxed must be left out, as estimator 'vimco' trains the discrete graph\n"
+    assert call("evaluate", str(tmp_path / "run"), "--relaxed") == (2, "", sentence)
 
 
 @pytest.mark.parametrize("name", ["missing", "file"])

@@ -1,6 +1,7 @@
 """The paper's tables and figures are made from their recipes: what is missing is trained, and nothing twice."""
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -10,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from concretely import recipe
+from concretely.data import Bits, Dataset
 from concretely.evaluation import likelihood
 from concretely.report.record import read
 from concretely.training import loop, run
@@ -20,6 +23,8 @@ from concretely.training.member import Member
 from .command import call, change, lines
 
 pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
+
+PAPER = recipe.FOLDER
 
 
 def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[str]) -> None:
@@ -412,6 +417,45 @@ def test_a_recipe_leaves_the_cells_what_they_are(line: str) -> None:
     for section in ("linear", "nvil.linear") if key == "data" else ():
         Path("mine.toml").write_text(f"steps = 7\n[when.{section}]\n{line}\n")
         assert call("reproduce", "tiny", "--recipe", "mine.toml") == (2, "", sentence)
+
+
+def test_a_folder_of_runs_is_the_same_for_training_and_for_the_report() -> None:
+    code, _, stderr = call("reproduce", "tiny", "--rows", "nonlinear", "--out", "my runs")
+    assert code == 0, stderr
+    assert not Path("out").exists()
+    code, stdout, stderr = call("reproduce", "--report", "--out", "my runs")
+    assert (code, stdout.splitlines()[-1], stderr) == (0, "1 of 7 cells", "")
+
+
+def test_a_temperature_that_is_made_by_the_commands_of_the_report_is_a_cell() -> None:
+    code, stdout, stderr = call("reproduce", "warm", "--dry-run")
+    assert code == 0, stderr
+    for line in stdout.splitlines():
+        command = shlex.split(line)[1:]
+        assert call(*command)[0] == 0
+        folder = command[command.index("--out") + 1]
+        call("evaluate", folder, "--split", "train", "--samples", "1")
+        assert "its relaxed graph is not scored on test" in call("reproduce", "--report")[2]
+        for split in recipe.PARTS:
+            call("evaluate", folder, "--split", split, "--samples", "1", "--relaxed")
+    code, stdout, stderr = call("reproduce", "--report")
+    assert (code, stdout.splitlines()[-1], stderr) == (0, "2 of 7 cells", "")
+
+
+def test_a_row_of_the_paper_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe, "FOLDER", PAPER)
+    bits = torch.rand(600, 784, generator=torch.Generator().manual_seed(0)) < 0.3
+    made_up = Dataset("mnist", *(Bits.pack(part) for part in bits.split(200)), source="made up.")
+    monkeypatch.setattr(run, "load", lambda *_, **__: made_up)
+    code, stdout, stderr = call(
+        "reproduce", "table-1", "--smoke", "--rows", "200H-784V", "--samples", "1", "--data", "mnist"
+    )
+    assert code == 0, stderr
+    assert stdout.splitlines()[0] == "Smoke test of table-1 on 128 data points: these numbers mean nothing"
+    concrete, nvil = (line.split() for line in stdout.splitlines() if line.startswith(" 200H-784V"))
+    for line, estimator, paper in ((concrete, "concrete", "107.3"), (nvil, "nvil", "104.4")):
+        assert (line[1], line[5]) == (estimator, paper)
+        assert 300 < float(line[2]) < 784 * math.log(2) + 50
 
 
 def test_the_report_is_of_what_is_finished_and_keeps_what_it_had() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -38,6 +39,9 @@ def evaluate(
             show_default="all",
         ),
     ] = None,
+    relaxed: Annotated[
+        bool, typer.Option("--relaxed", help="Also the objective of the relaxed graph, by as many samples.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     chunk: Annotated[
         int | None,
@@ -53,19 +57,32 @@ def evaluate(
     on = device(device_name, products)
 
     from ..data.dataset import SPLITS
+    from ..report import temperature
+    from ..report.record import measured
     from ..report.run import leave, scored
 
     if split not in SPLITS:
         refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
     past, model, data = restore(run, on=on, place=place)
-    recipe = past.recipe
+    recipe, others = past.recipe, dict[str, dict[str, Any]]()
+    if relaxed and not recipe.method.relaxes:
+        refuse(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
     if samples is None:
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
+    score: dict[str, Any] = {"part": split, "samples": samples, "progress": True}
     with refusing(), interruptible("stopped; the run is as it was before"):
-        found = scored(recipe, model, data, part=split, samples=samples, thorough=thorough, chunk=chunk, progress=True)
-    typer.echo(json.dumps(_told(past, found, split), ensure_ascii=False) if as_json else f"{split} {found}")
+        found = scored(recipe, model, data, thorough=thorough, chunk=chunk, **score)
+        if relaxed:
+            others[f"{split}_relaxed"] = temperature.relaxed(recipe, model, data, **score)
+    if as_json:
+        told = _told(past, found, split) | {name: _finite(other) for name, other in others.items()}
+        typer.echo(json.dumps(told, ensure_ascii=False))
+    else:
+        typer.echo(f"{split} {found}")
+        for other in others.values():
+            typer.echo(f"{split} objective of the relaxed graph {measured(other['value'], other['standard_error'])}")
     with refusing(), stopping():  # who interrupts now gets all of it a moment later, not half
-        *_, page = leave(run, past, model, data=data, found={split: found})
+        *_, page = leave(run, past, model, data=data, found={split: found}, others=others)
     console(err=True).print(f"added to {page}", markup=False)
 
 
@@ -75,5 +92,9 @@ def _told(run: "Run", found: "Likelihood", split: str) -> dict[str, Any]:
 
     recipe = run.recipe
     of = {"notation": recipe.notation, "data": recipe.data, "estimator": recipe.estimator, "step": run.chosen}
-    value, *others = ((name, each if math.isfinite(each) else None) for name, each in metric(found).items())
+    value, *others = _finite(metric(found)).items()
     return {**of, "split": split, "nll": value[1], **dict(others)}
+
+
+def _finite(metric: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: each if math.isfinite(each) else None for name, each in metric.items()}

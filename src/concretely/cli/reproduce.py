@@ -110,8 +110,8 @@ def reproduce(
         Path, typer.Option(help="The folder of the records, beside which the report is written.")
     ] = Path("reproduction/records"),
     out: Annotated[
-        Path | None, typer.Option(help="The folder of the runs.", show_default="out/reproduce/ and NAME")
-    ] = None,
+        Path, typer.Option(help="The folder of the runs, in which each table and figure has its own.")
+    ] = Path("out/reproduce"),
     programs: Annotated[
         int | None, typer.Option(help="Programs that share the device at once.", show_default="4 on a GPU, 1 elsewhere")
     ] = None,
@@ -131,7 +131,7 @@ def reproduce(
     training |= {"programs": programs, "products": products}
     if report:
         _require_left_out("--report", name=name, **training)
-        _report(Path("out/reproduce") if out is None else out, records)
+        _report(out, records)
         return
     if name is None or listing:
         for flag in (flag for flag, value in training.items() if value is not None and not listing):
@@ -139,7 +139,7 @@ def reproduce(
         _require_left_out("--list", **training)
         _list()
         return
-    folder = Path("out/reproduce") / name if out is None else out
+    folder = out / name
     if name in FIGURES:
         _require_left_out(name, **training)
         FIGURES[name][1](out=folder)
@@ -315,18 +315,18 @@ def _relax(
     member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device", stop: Stop
 ) -> None:
     """Add the objective of the relaxed graph to a record, where it is missing."""
-    from ..report.record import FILE, write
-    from ..report.run import ordered
+    from ..report.record import suffices
+    from ..report.run import leave_record
     from ..report.temperature import relaxed
     from ..training.run import restored
 
     metrics = record["metrics"]
-    missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != samples]
+    missing = [part for part in PARTS if not suffices(metrics.get(f"{part}_relaxed", {}), samples=samples)]
     if missing:
         run, model, _ = restored(member.folder, device=on)
         with heeding(stop, model):
             new = {f"{part}_relaxed": relaxed(run.recipe, model, data, part=part, samples=samples) for part in missing}
-        write(member.folder / FILE, {**record, "metrics": ordered({**metrics, **new})})
+        leave_record(member.folder, run, model, data=data, found={}, others=new)
 
 
 def _lines(chosen: Experiment, candidates: Candidates) -> "list[Line]":
@@ -380,7 +380,7 @@ def _report(runs: Path, records: Path) -> None:
         if not found.known:
             there = f"got none of a cell in {str(runs)!r} and no records in {str(records)!r}"
             refuse(f"out must hold finished runs, {there}: train some by concretely reproduce NAME")
-        for name, text in (("README.md", report(records)), ("index.html", page(records))):
+        for name, text in (("README.md", report(found)), ("index.html", page(found))):
             with draft(records.parent / name) as place:
                 place.write_text(text, encoding="utf-8")
             typer.echo(records.parent / name)

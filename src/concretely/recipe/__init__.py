@@ -44,9 +44,14 @@ class Cell:
     @property
     def title(self) -> str:
         """A name for the cell, by which all of an experiment are told apart."""
-        temperature = self.recipe.settings.get("temperature")
-        cooled = f"-t{temperature:g}" if isinstance(temperature, float) else ""
-        return f"{self.recipe.title}{cooled}"
+        return title_of(self.recipe)
+
+
+def title_of(recipe: Recipe) -> str:
+    """The title of the cell that a recipe makes."""
+    temperature = recipe.settings.get("temperature")
+    cooled = f"-t{temperature:g}" if isinstance(temperature, float) else ""
+    return f"{recipe.title}{cooled}"
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,22 @@ An experiment has one JSON file, with `best` and `history` by the title of a cel
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..file import alone
-from ..recipe import PARTS, Cell, Experiment
+from ..recipe import PARTS, Experiment, title_of
 from ..training.member import OF_DATA
 from ..training.recipe import resolve
 from ..training.run import restored
-from .record import FILE, read, surveys, write
-from .run import settings_of
+from .record import FILE, merged, read, require_whole, surveys, write
+from .run import ordered, settings_of
 
 FEW = 128
 """A run that was scored on no more points than these was a smoke test."""
-IDENTITY = ("recipe", "step", "commit", "metrics")
-"""What is the same in two copies of a record."""
+IDENTITY = ("recipe", "commit", "data", "step", "seconds")
+"""What is the same in two records of one run, which may have been scored more than once."""
 
 Record = Mapping[str, Any]
 
@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 def collected(experiment: Experiment, runs: Path, records: Path) -> tuple[int, list[str]]:
     """Add the finished and scored runs in a folder to what is known of an experiment, where they are new.
 
-    How many were new, and a sentence about each run that is not taken.
+    How many had something new, and a sentence about each run that is not taken.
     """
     new, refused = 0, list[str]()
     paths = sorted(runs.glob(f"*/{FILE}"))
@@ -45,22 +45,18 @@ def collected(experiment: Experiment, runs: Path, records: Path) -> tuple[int, l
     with alone(records / f".{experiment.name}.lock"):  # else one of two processes might lose what the other has found
         known = kept(experiment, records)
         for path in paths:
-            if _is_candidate(path):
-                continue
             try:
+                if _is_candidate(path):
+                    continue
                 title, record = _belonging(path, experiment)
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 refused.append(f"{path.parent} is left out: {error}")
                 continue
-            before = known.get(title)
-            if before is None:
-                known[title] = Kept(record, [record])
-            elif not any(_same(record, other) for other in before.history):
-                best = record if _supersedes(record, before.best) else before.best
-                known[title] = Kept(best, [*before.history, record])
-            else:
-                continue
-            new += 1
+            before = known[title].history if title in known else []
+            history = _added(record, before)
+            if history != before:
+                known[title] = Kept(_best(history), history)
+                new += 1
         if new:
             titles = [cell.title for cell in experiment.cells]
             cells = {title: known[title]._asdict() for title in sorted(known, key=titles.index)}
@@ -80,6 +76,11 @@ def kept(experiment: Experiment, records: Path) -> dict[str, Kept]:
     titles = {cell.title for cell in experiment.cells}
     if strange := [title for title in found if title not in titles]:
         raise ValueError(f"records must be of cells of {experiment.name}, got {strange[0]!r} in {path}")
+    for title, (best, history) in found.items():
+        for record in history:
+            _require_whole(record, path)
+        if not history or best != _best(history):
+            raise ValueError(f"records must have the best of a cell's history, got another for {title} in {path}")
     return found
 
 
@@ -87,52 +88,68 @@ def _file(experiment: Experiment, records: Path) -> Path:
     return records / f"{experiment.name}.json"
 
 
-def _same(one: Record, other: Record) -> bool:
-    return all(one.get(part) == other.get(part) for part in IDENTITY)
+def _added(record: Record, history: list[Record]) -> list[Record]:
+    """A history with a record; where one of the same run is in it already, that has the metrics of both."""
+    for place, other in enumerate(history):
+        if all(record.get(part) == other.get(part) for part in IDENTITY):
+            both = {**other, **record, "metrics": ordered(merged(other["metrics"], record["metrics"]))}
+            return [*history[:place], both, *history[place + 1 :]]
+    return [*history, record]
 
 
-def _supersedes(new: Record, old: Record) -> bool:
-    """Whether a record takes the place of the best one: not if that was better on the validation set.
+def _best(history: Sequence[Record]) -> Record:
+    """The best on the validation set, of those that were looked at there by the most samples; of none, the last one.
 
-    Of two that cannot be compared there, the one that came last is taken. The test set never chooses: the best of
-    several by their test likelihoods would look better than it is.
+    The test set never chooses: the best of several by their test likelihoods would look better than it is.
     """
-    (samples, value), (other, lowest) = _validation(new), _validation(old)
-    return value <= lowest if samples is not None and samples == other else True
+    looks = [(*look, record) for record in reversed(history) if (look := _validation(record)) is not None]
+    if not looks:
+        return history[-1]
+    most = max(samples for samples, _, _ in looks)
+    return min((look for look in looks if look[0] == most), key=lambda look: look[1])[2]
 
 
-def _validation(record: Record) -> tuple[int | None, float]:
-    """The number of samples and the negative log-likelihood on the validation set, as far as they are known."""
+def _validation(record: Record) -> tuple[int, float] | None:
+    """The number of samples and the negative log-likelihood on the validation set, if it is known and finite."""
     found = record["metrics"].get("valid_nll") or record.get("valid") or {}
     value = found.get("value")
-    return (None, 0.0) if value is None else (found.get("samples"), value)
+    return None if value is None else (found.get("samples", 0), value)
 
 
 def _is_candidate(path: Path) -> bool:
     """Whether a run was only compared with others on the validation set, which one of them has won."""
-    try:
-        metrics = read(path)["metrics"]
-    except ValueError:
-        return False
+    metrics = read(path)["metrics"]
     return "valid_nll" in metrics and not any(f"{part}_nll" in metrics for part in PARTS)
 
 
 def _belonging(path: Path, experiment: Experiment) -> tuple[str, Record]:
     """The title of the cell that a record is of, and the record; a run that is none of the experiment's is refused."""
     record = _finished(path)
+    _require_whole(record, path)
     # the steps and the rest of the budget are ours to choose, and are not in a title
     recipe = resolve(**record["recipe"])
-    title = Cell("", "", recipe, {}).title
+    title = title_of(recipe)
     cell = next((cell for cell in experiment.cells if cell.title == title), None)
     if cell is None:
         raise ValueError(f"{experiment.name} has no cell {title}")
-    for name in OF_DATA:
+    # the temperatures of the control were tuned again, and the paper does not tell to what
+    tuned = () if recipe.estimator == "logistic-normal" else ("prior_temperature",)
+    for name in (*OF_DATA, *tuned):
         ours, wished = getattr(recipe, name), getattr(cell.recipe, name)
         if ours != wished:
             raise ValueError(f"{name} must be {wished!r}, got {ours!r}")
     for part in cell.paper or PARTS:
-        _require_scored(record, part, samples=experiment.score_samples)
+        _require_scored(record, f"{part}_nll", samples=experiment.score_samples)
+        if experiment.figure == "temperature":
+            _require_scored(record, f"{part}_relaxed", samples=experiment.score_samples)
     return title, record
+
+
+def _require_whole(record: Any, path: Path) -> None:
+    """Refuse what is no record of a run, or does not say of which step."""
+    require_whole(record, path)
+    if not isinstance(record.get("step"), int):
+        raise ValueError(f"step of a record must be a whole number, got {record.get('step')!r} in {path}")
 
 
 def _finished(path: Path) -> Record:
@@ -142,7 +159,7 @@ def _finished(path: Path) -> Record:
     """
     record = read(path)
     if not any(path.parent.glob("checkpoint-*.json")):
-        if not record["recipe"].get("validate") and record.get("step") != record["recipe"].get("steps"):
+        if not record.get("finished", record.get("step") == record["recipe"].get("steps")):
             raise ValueError("it is not finished")
         return record
     run, _, _ = restored(path.parent)
@@ -155,10 +172,13 @@ def _finished(path: Path) -> Record:
     return {**record, "valid": {"value": run.best[1], "samples": run.recipe.validation_samples}}
 
 
-def _require_scored(record: Record, part: str, *, samples: int) -> None:
-    metric = record["metrics"].get(f"{part}_nll")
+def _require_scored(record: Record, name: str, *, samples: int) -> None:
+    part, _, what = name.partition("_")
+    metric = record["metrics"].get(name)
     if metric is None:
-        raise ValueError(f"it is not scored on {part}")
+        raise ValueError(
+            f"it is not scored on {part}" if what == "nll" else f"its {what} graph is not scored on {part}"
+        )
     if metric.get("samples", 0) < samples:
         must = f"scored with {samples:,} sample{'s' * (samples > 1)}"
         raise ValueError(f"it must be {must} on {part}, got {metric.get('samples', 0):,}")

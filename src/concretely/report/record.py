@@ -13,6 +13,10 @@ FILE = "record.json"
 
 PARTS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """What the record of a run says."""
+TABLES = ("recipe", "versions", "device", "metrics")
+"""Those of them that have parts of their own."""
+COUNTS = ("samples", "points", "thorough")
+"""What of a metric is a number without a fraction."""
 
 
 def record(
@@ -47,11 +51,31 @@ def read(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"a record must be JSON, got a damaged file {path}: {error}") from None
+    require_whole(found, path)
+    return dict(found)
+
+
+def require_whole(found: Any, path: Path) -> None:
+    """Refuse what cannot be the record of a run."""
     if not isinstance(found, dict):
         raise ValueError(f"a record must be a JSON object, got {type(found).__name__} in {path}")
     if missing := [part for part in PARTS if part not in found]:
         raise ValueError(f"a record must have {', '.join(PARTS)}, got no {' and no '.join(missing)} in {path}")
-    return found
+    for part in TABLES:
+        if not isinstance(found[part], dict):
+            raise ValueError(f"{part} of a record must be a JSON object, got {found[part]!r} in {path}")
+    if not isinstance(found["seconds"], int | float):
+        raise ValueError(f"seconds of a record must be a number, got {found['seconds']!r} in {path}")
+    for name, metric in found["metrics"].items():
+        if not isinstance(metric, dict) or not all(isinstance(metric.get(count, 0), int) for count in COUNTS):
+            raise ValueError(
+                f"{name} of a record must be a metric with whole {', '.join(COUNTS)}, got {metric!r} in {path}"
+            )
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics of before and new ones; of two of the same name the one that is known better, or else the new one."""
+    return {**new, **{name: was for name, was in old.items() if name not in new or worth(was) > worth(new[name])}}
 
 
 def worth(metric: Mapping[str, Any]) -> tuple[int, int]:

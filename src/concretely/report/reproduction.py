@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from ..recipe import PARTS, Cell, Experiment, experiment, names
+from ..recipe import PARTS, Cell, Experiment, experiment, names, title_of
 from ..training.recipe import resolve
 from . import figure, graph
 from .archive import Kept, Record, kept
@@ -52,7 +52,8 @@ NOTES = {
     ),
     "commands": (
         "Each trains a model and scores it on the test set; `concretely evaluate` with `--split train` scores it on "
-        "the other. What `--recipe fast` says has changed as cells were made, and is not in all of them."
+        "the other, and with `--relaxed` the relaxed graph, too. What `--recipe fast` says has changed as cells were "
+        "made, and is not in all of them."
     ),
     "paper_budget": (
         "The paper trained every model by 10⁷ steps of 64 points. Of some cells we know what that costs, and to what "
@@ -126,34 +127,35 @@ def gathered(records: Path) -> Report:
     warm = [line for each, found in lines if each.figure == "temperature" for line in found]
     points, held_out = (_points(warm, part) for part in ("train", "test"))
     return Report(
-        [_section(each, found) for each, found in lines if any(line.record for line in found)],
-        _standing(archive),
-        _summary(lines),
-        list(_deviations(every, _reasons(records, every))),
-        findings(*_lookups(every), points, held_out, temperatures=len(warm)),
-        _budgets(archive, paper=True),
-        _budgets(archive, paper=False),
-        points,
-        len(known),
-        len(every),
-        [f"{count} of {each.name}" for each, found in lines if (count := sum(line.record is None for line in found))],
+        sections=[_section(each, found) for each, found in lines if any(line.record for line in found)],
+        standing=_standing(archive),
+        summary=_summary(lines),
+        deviations=list(_deviations(every, _reasons(records, every))),
+        findings=findings(*_lookups(every), points, held_out, temperatures=len(warm)),
+        paper_budget=_budgets(archive, paper=True),
+        budgets=_budgets(archive, paper=False),
+        points=points,
+        known=len(known),
+        total=len(every),
+        missing=[
+            f"{count} of {each.name}" for each, found in lines if (count := sum(line.record is None for line in found))
+        ],
     )
 
 
-def report(records: Path) -> str:
+def report(found: Report) -> str:
     """What the records say, in Markdown."""
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return _rendered(environment, "reproduction.md", gathered(records))
+    return _rendered(environment, "reproduction.md", found)
 
 
-def page(records: Path) -> str:
+def page(found: Report) -> str:
     """The same as one HTML file with the figures, which needs nothing else."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["coded"] = _coded
     style = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    found = gathered(records)
     return _rendered(
         environment,
         "reproduction.html",
@@ -220,12 +222,17 @@ def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]], *, paper:
     for each, known in archive:
         for cell in (cell for cell in each.cells if cell.title in known):
             best, history = known[cell.title]
-            long = any(record["recipe"]["steps"] >= cell.recipe.steps for record in history)
-            if len(history) > 1 and long == paper:
+            if len(history) > 1 and any(_has_budget_of(cell, record) for record in history) == paper:
                 rows += [_budget(Line(cell, record)) for record in history if record != best]
                 rows.append(_budget(Line(cell, best)))
     how = ("model", "data", "estimator", "m", "prior λ", "optimizer", "batch", "rate", "decay")
     return Grid([*how, "validation", "test", "diff", "steps", "seconds"], rows)
+
+
+def _has_budget_of(cell: Cell, record: Record) -> bool:
+    """Whether a run had the paper's steps, of as many points."""
+    recipe = record["recipe"]
+    return bool(recipe["steps"] >= cell.recipe.steps and recipe["batch"] == cell.recipe.batch)
 
 
 def _budget(line: Line) -> list[str]:
@@ -240,7 +247,11 @@ def _budget(line: Line) -> list[str]:
 
 def _section(each: Experiment, lines: Sequence[Line]) -> Section:
     told = [line.record for line in lines if line.record is not None]
-    devices = {record["device"].get("gpu") or record["device"]["cpu"] for record in told}
+    devices = {
+        device.get("gpu") or device.get("cpu") or "a device without a name"
+        for record in told
+        if (device := record["device"])
+    }
     return Section(
         each.title,
         each.place,
@@ -269,7 +280,7 @@ def _command(each: Experiment, record: Record) -> str:
     recipe = resolve(**record["recipe"])
     products = PRODUCTS.get(record["device"].get("float32_products", ""))
     others = {"score_samples": each.score_samples} | ({"products": products} if products else {})
-    return command(recipe, RUNS / each.name / Cell("", "", recipe, {}).title, **others)
+    return command(recipe, RUNS / each.name / title_of(recipe), **others)
 
 
 def _lookups(lines: Sequence[Line]) -> tuple[Lookup, Lookup]:
@@ -297,7 +308,7 @@ def _reasons(records: Path, lines: Sequence[Line]) -> dict[str, str]:
         raise ValueError(f"reasons must be TOML, got {path}: {error}") from None
     titles = {line.cell.title for line in lines}
     for title, reason in found.items():
-        if title not in titles or not isinstance(reason, str):
+        if title not in titles or not isinstance(reason, str) or "\n" in reason:
             raise ValueError(f"reasons must be sentences by the titles of cells, got {title!r} in {path}")
     return found
 

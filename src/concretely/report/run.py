@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -21,6 +22,8 @@ from . import image, record
 from .page import curved, page, shown
 
 PAGE = "report.html"
+Metrics = Mapping[str, dict[str, Any]]
+"""What was measured, by name."""
 SHOWN = 12
 """How many data points are pictured."""
 
@@ -74,14 +77,20 @@ def factorised(recipe: Recipe, data: Dataset, *, part: str) -> dict[str, Any]:
 
 
 def leave_record(
-    folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]
+    folder: Path,
+    run: Run,
+    model: Model,
+    *,
+    data: Dataset,
+    found: Mapping[str, Likelihood],
+    others: Metrics = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Write the record of a run, and what it says; the likelihoods are by part of the data.
+    """Write the record of a run, and what it says; the likelihoods are by part of the data, other metrics by name.
 
     Those already in the record stay, unless they are of another step, or of the same part and not known better.
     """
     made = circumstances(str(next(model.parameters()).device))
-    new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()}
+    new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()} | dict(others)
     if made != run.made:  # scored elsewhere than trained
         new = {name: {**score, "made": made} for name, score in new.items()}
     new |= {f"{part}_factorised_nll": factorised(run.recipe, data, part=part) for part in found}
@@ -91,9 +100,17 @@ def leave_record(
     return written
 
 
-def leave(folder: Path, run: Run, model: Model, *, data: Dataset, found: Mapping[str, Likelihood]) -> list[Path]:
+def leave(
+    folder: Path,
+    run: Run,
+    model: Model,
+    *,
+    data: Dataset,
+    found: Mapping[str, Likelihood],
+    others: Metrics = MappingProxyType({}),
+) -> list[Path]:
     """Write the record, the pictures and the page of a run."""
-    written = leave_record(folder, run, model, data=data, found=found)
+    written = leave_record(folder, run, model, data=data, found=found, others=others)
     images = {name: shown(*picture) for name, picture in pictures(run.recipe, model, data).items()}
     curve = curved([asdict(row) for row in run.rows])
     for name, picture in {**images, "curve": curve}.items():
@@ -118,11 +135,9 @@ def _record(path: Path, run: Run, new: dict[str, dict[str, Any]]) -> dict[str, A
         except ValueError:  # it is put aside, as what is damaged may still be read by eye
             path.replace(path.with_name(f"{path.name}.damaged"))
     old = before["metrics"] if before.get("step") == run.chosen else {}
-    kept = {name: was for name, was in old.items() if name not in new or record.worth(was) > record.worth(new[name])}
-    written = record.record(
-        settings_of(run.recipe), ordered(new | kept), seed=run.recipe.seed, seconds=run.seconds, made=run.made
-    )
-    return {**written, "data": run.digest, "step": run.chosen, "members": run.members}
+    metrics = ordered(record.merged(old, new))
+    written = record.record(settings_of(run.recipe), metrics, seed=run.recipe.seed, seconds=run.seconds, made=run.made)
+    return {**written, "data": run.digest, "step": run.chosen, "members": run.members, "finished": run.finished}
 
 
 def ordered(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -8,17 +8,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from ..data.dataset import Dataset
-from ..estimator import Pathwise, estimate
+from ..estimator import estimate
 from ..evaluation.likelihood import standard_error
+from ..evaluation.progress import counting
 from ..model import Model
 from ..program import at_rest
 from ..training.chance import Purpose, generator_of
+from ..training.method import cooled
 from ..training.recipe import Recipe
 from ..training.trainer import inputs_of
 from .figure import DARK, INK, PALE, STRONG, written
 
 CHUNK = 4_096
-"""How many data points are run at once."""
+"""How many pairs of a sample and a data point are run at once."""
 GAP = 2.0
 """From how many nats on the discrete graph is said to suffer."""
 
@@ -36,20 +38,23 @@ class Point(NamedTuple):
         return self.discrete - self.relaxed
 
 
-def relaxed(recipe: Recipe, model: Model, data: Dataset, *, part: str, samples: int) -> dict[str, Any]:
-    """The objective of the relaxed graph at the temperatures of a recipe, as a record has it."""
-    if not isinstance(recipe.temperature, float):
-        raise ValueError(f"temperature must be one number, got {recipe.temperature!r}")
-    prior = recipe.prior_temperature if isinstance(recipe.prior_temperature, float) else None
-    estimator = Pathwise(recipe.temperature, prior)
+def relaxed(
+    recipe: Recipe, model: Model, data: Dataset, *, part: str, samples: int, progress: bool = False
+) -> dict[str, Any]:
+    """The objective of the relaxed graph at the temperatures with which training ended, as a record has it."""
+    if not recipe.method.relaxes:
+        raise ValueError(f"a relaxed graph must be trained by an estimator that relaxes, got {recipe.estimator!r}")
+    estimator = cooled(recipe, step=recipe.steps)
     device = next(model.parameters()).device
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     bits, bounds = data.split(part), []
-    with at_rest(model), torch.no_grad():
-        for first in range(0, len(bits), CHUNK):
-            inputs = inputs_of(recipe, bits[first : first + CHUNK].to(device))
+    chunk = max(1, CHUNK // samples)
+    with at_rest(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
+        for first in range(0, len(bits), chunk):
+            inputs = inputs_of(recipe, bits[first : first + chunk].to(device))
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
             bounds.append(found.bound.double().cpu())
+            advance(len(bounds[-1]))
     objective = -torch.cat(bounds)
     return {
         "value": objective.mean().item(),

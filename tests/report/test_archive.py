@@ -1,0 +1,244 @@
+"""Of every cell the best and all others are kept, what is no number of a table is refused, and nothing is lost."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from concretely import recipe
+from concretely.cli.reproduce import POINTS
+from concretely.recipe import Experiment, experiment
+from concretely.report.archive import FEW, collected, kept
+from concretely.report.record import write
+from concretely.report.run import settings_of
+from concretely.training.recipe import resolve
+
+from .archived import TITLES, leave, made
+
+
+def test_a_run_becomes_the_record_of_its_cell_once(table: Experiment, tmp_path: Path) -> None:
+    leave(tmp_path / "runs", table.cells[0], 106.0)
+    for number in (1, 0):
+        assert collected(table, tmp_path / "runs", tmp_path / "records") == (number, [])
+    content = json.loads((tmp_path / "records/table-1.json").read_text())
+    record = made(table.cells[0], 106.0)
+    assert content == {"experiment": "table-1", "cells": {TITLES[0]: {"best": record, "history": [record]}}}
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["table-1.json"]
+
+
+def test_without_runs_nothing_is_written(table: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    assert collected(table, tmp_path / "runs", tmp_path / "records") == (0, [])
+    assert collected(table, tmp_path / "nowhere", tmp_path / "records") == (0, [])
+    assert not (tmp_path / "records").exists()
+
+
+WARMER, WHOLE = (
+    resolve(notation="200H-784V", data="mnist", steps=30_000, **changed)
+    for changed in ({"prior_temperature": 5.0}, {"train_on": "whole"})
+)
+LOOK = {"value": 93.0, "samples": 10}
+"""A look at the validation set while a run was trained."""
+
+
+@pytest.mark.parametrize(
+    ("runs", "best"),
+    [
+        ([{"test": 90.0, "valid": 95.0}, {"test": 99.0, "valid": 94.0}], 1),  # by validation, whatever the test says
+        ([{"test": 99.0, "valid": 94.0}, {"test": 90.0, "valid": 95.0}], 0),
+        ([{"test": 99.0, "valid": 94.0}, {"test": 90.0, "valid": 94.0}], 1),
+        ([{"test": 90.0}, {"test": 99.0}], 1),  # the last, never the better on the test set
+        ([{"test": 99.0, "valid": 94.0}, {"test": 90.0}], 0),
+        ([{"test": 90.0}, {"test": 99.0, "valid": 94.0}], 1),
+        ([{"test": 99.0, "valid": 94.0}, {"test": 90.0, "valid": None}], 0),
+        ([{"test": 99.0, "valid": 94.0}, {"test": 90.0}, {"test": 91.0, "valid": 95.0}], 0),
+        ([{"test": 99.0, "valid": 94.0}, {"test": 90.0, "look": LOOK}], 0),  # by few samples it is another number
+        ([{"test": 90.0, "look": LOOK}, {"test": 99.0, "look": {"value": 92.0, "samples": 10}}], 1),
+    ],
+)
+def test_the_best_is_by_validation_or_the_last_and_all_are_kept(
+    runs: list[dict[str, Any]], best: int, table: Experiment, tmp_path: Path
+) -> None:
+    records = []
+    for number, wished in enumerate(runs):
+        look = {"valid": wished["look"]} if "look" in wished else {}
+        record = made(table.cells[0], **{key: value for key, value in wished.items() if key != "look"}) | look
+        records.append(record | {"seconds": float(number)})
+        write(tmp_path / str(number) / TITLES[0] / "record.json", records[-1])
+        assert collected(table, tmp_path / str(number), tmp_path / "records") == (1, [])
+    found = kept(table, tmp_path / "records")[TITLES[0]]
+    assert found.history == records
+    assert found.best == found.history[best]
+
+
+def test_a_run_that_is_scored_again_is_one_run_with_the_better_of_its_scores(table: Experiment, tmp_path: Path) -> None:
+    first, second = made(table.cells[0], 100.0), made(table.cells[0], 99.0, valid=95.0)
+    second["metrics"]["test_nll"] |= {"samples": 60_000}
+    second["metrics"]["train_nll"] |= {"thorough": 5_000}
+    for runs, record in (("one", first), ("two", second)):
+        write(tmp_path / runs / TITLES[0] / "record.json", record)
+        assert collected(table, tmp_path / runs, tmp_path / "records") == (1, [])
+    for runs in ("one", "two"):  # nothing of them is new
+        assert collected(table, tmp_path / runs, tmp_path / "records") == (0, [])
+    best, history = kept(table, tmp_path / "records")[TITLES[0]]
+    assert history == [best]
+    assert best["metrics"] == {**second["metrics"], "train_nll": first["metrics"]["train_nll"]}
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"samples": 100}, "it must be scored with 50,000 samples on test, got 100"),
+        ({"points": FEW}, "it is a smoke test, scored on 128 points"),
+        ({"step": 100}, "it is not finished"),
+        ({"step": 100, "finished": False}, "it is not finished"),
+        ({"finished": False}, "it is not finished"),
+        ({"step": None, "finished": True}, "step of a record must be a whole number, got None"),
+        ({"seconds": None}, "seconds of a record must be a number, got None"),
+        ({"metrics": None}, "metrics of a record must be a JSON object, got None"),
+        ({"device": "x"}, "device of a record must be a JSON object, got 'x'"),
+        ({"metrics": {"test_nll": 3.0}}, "test_nll of a record must be a metric with whole samples, points, thorough"),
+        ({"test": None}, "its likelihood on test is not finite"),
+        ({"metrics": {}}, "it is not scored on test"),
+        ({"recipe": settings_of(resolve(notation="9H-784V", data="mnist", steps=30_000))}, "table-1 has no cell 9H-"),
+        ({"recipe": {"notation": "9H-784", "steps": 30_000}}, "notation must have H or V after the units"),
+        ({"recipe": settings_of(WARMER)}, "prior_temperature must be 0.5, got 5.0"),
+        ({"recipe": settings_of(WHOLE)}, "train_on must be 'train', got 'whole'"),
+    ],
+)
+def test_what_is_no_number_of_the_table_is_refused_in_a_sentence(
+    others: dict[str, Any], sentence: str, table: Experiment, tmp_path: Path
+) -> None:
+    leave(tmp_path, table.cells[0], **{"test": 100.0, **others})
+    leave(tmp_path, table.cells[1], 104.0)
+    number, (refused,) = collected(table, tmp_path, tmp_path / "records")
+    assert number == 1
+    assert refused.startswith(f"{tmp_path / TITLES[0]} is left out: {sentence}")
+    assert list(kept(table, tmp_path / "records")) == [TITLES[1]]
+
+
+def test_data_of_the_same_name_in_a_file_are_not_those_of_the_cell(table: Experiment, tmp_path: Path) -> None:
+    settings = {**settings_of(table.cells[0].recipe), "data": "mnist.npz"}
+    leave(tmp_path, table.cells[0], 100.0, recipe=settings)
+    assert collected(table, tmp_path, tmp_path / "records")[1] == [
+        f"{tmp_path / TITLES[0]} is left out: data must be 'mnist', got 'mnist.npz'"
+    ]
+
+
+def test_smoke_tests_have_no_more_points_than_are_refused() -> None:
+    assert POINTS <= FEW
+
+
+def test_records_stay_whole_where_writing_fails(
+    table: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(tmp_path / "runs", table.cells[0], 106.0)
+    collected(table, tmp_path / "runs", tmp_path / "records")
+    before = (tmp_path / "records/table-1.json").read_bytes()
+    leave(tmp_path / "runs", table.cells[1], 104.0)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="no room"):
+            collected(table, tmp_path / "runs", tmp_path / "records")
+    assert (tmp_path / "records/table-1.json").read_bytes() == before
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["table-1.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{", "records must be those of an experiment, got a damaged file"),
+        ("[]", "records must be those of an experiment, got a damaged file"),
+        ('{"cells": {"a": {"best": {}}}}', "records must be those of an experiment, got a damaged file"),
+        ('{"cells": {"a": {"best": {}, "history": []}}}', "records must be of cells of table-1, got 'a'"),
+        (
+            '{"cells": {"CELL": {"best": {}, "history": []}}}',
+            "records must have the best of a cell in its history, got",
+        ),
+        ('{"cells": {"CELL": {"best": {}, "history": [{}]}}}', "a record must have recipe, commit, versions, device"),
+    ],
+)
+def test_damaged_records_are_refused(text: str, sentence: str, table: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "table-1.json").write_text(text.replace("CELL", TITLES[0]))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        kept(table, tmp_path)
+
+
+def test_another_than_the_best_is_not_taken_for_it(table: Experiment, tmp_path: Path) -> None:
+    records = [made(table.cells[0], 99.0, valid=94.0), made(table.cells[0], 90.0, valid=95.0)]
+    write(tmp_path / "table-1.json", {"cells": {TITLES[0]: {"best": records[1], "history": records}}})
+    with pytest.raises(ValueError, match="records must have the best of a cell's history, got another for 200H-784V"):
+        kept(table, tmp_path)
+
+
+def test_a_folder_in_the_place_of_a_record_stops_no_other(table: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "odd" / "record.json").mkdir(parents=True)
+    leave(tmp_path / "runs", table.cells[0], 106.0)
+    number, (sentence,) = collected(table, tmp_path / "runs", tmp_path / "records")
+    assert (number, "odd is left out: " in sentence) == (1, True)
+
+
+def test_an_estimator_that_validates_is_finished_where_its_record_says_so(table: Experiment, tmp_path: Path) -> None:
+    leave(tmp_path / "runs", table.cells[1], 104.0, step=600)
+    assert collected(table, tmp_path / "runs", tmp_path / "records")[1][0].endswith("it is not finished")
+    leave(tmp_path / "runs", table.cells[1], 104.0, step=600, finished=True)
+    assert collected(table, tmp_path / "runs", tmp_path / "records") == (1, [])
+
+
+def test_temperatures_are_taken_with_both_objectives(tmp_path: Path) -> None:
+    warm = experiment("temperature", steps=20)
+    leave(tmp_path / "runs", warm.cells[0], 60.0, samples=1)
+    _, (sentence,) = collected(warm, tmp_path / "runs", tmp_path / "records")
+    assert sentence.endswith("is left out: its relaxed graph is not scored on test")
+    leave(tmp_path / "runs", warm.cells[0], 60.0, samples=1, relaxed=None)
+    _, (sentence,) = collected(warm, tmp_path / "runs", tmp_path / "records")
+    assert sentence.endswith("is left out: its likelihood on test is not finite")
+
+
+def test_the_control_may_have_other_temperatures_of_its_prior(tmp_path: Path) -> None:
+    control = experiment("logistic-normal", steps=20)
+    settings = {**settings_of(control.cells[0].recipe), "prior_temperature": 0.7}
+    leave(tmp_path / "runs", control.cells[0], 90.0, recipe=settings)
+    assert collected(control, tmp_path / "runs", tmp_path / "records") == (1, [])
+
+
+def test_candidates_that_have_lost_are_passed_over(table: Experiment, tmp_path: Path) -> None:
+    lost = made(table.cells[0], 106.0, valid=107.0)
+    del lost["metrics"]["test_nll"], lost["metrics"]["train_nll"]
+    write(tmp_path / "runs" / "lost" / "record.json", lost)
+    assert collected(table, tmp_path / "runs", tmp_path / "records") == (0, [])
+
+
+def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from concretely.data import load
+    from concretely.report.run import leave as left
+    from concretely.report.run import scored
+    from concretely.training.loop import train
+    from concretely.training.run import restored
+
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe/tiny.toml").write_text(
+        'title = "t"\nplace = "p"\nscore_samples = 2\n[columns]\npart = ["test"]\n[recipe]\nsteps = 6\nvalidate = 3\n'
+        '[[row]]\nname = "r"\nnotation = "4H-64V"\nnll = [[1, 30.0]]\n'
+    )
+    monkeypatch.setattr(recipe, "FOLDER", tmp_path / "recipe")
+    tiny, data = experiment("tiny"), load("digits")
+    (cell,) = tiny.cells
+    folder = tmp_path / "runs" / cell.title
+    stops = iter([False, False, True])
+    train(cell.recipe, folder, data=data, stop=lambda: next(stops, True))
+    for refused in (1, 0):
+        run, model, _ = restored(folder)
+        left(folder, run, model, data=data, found={"test": scored(run.recipe, model, data, part="test", samples=2)})
+        sentences = [f"{folder} is left out: it is not finished"] * refused
+        assert collected(tiny, tmp_path / "runs", tmp_path / "records")[1] == sentences
+        train(cell.recipe, folder, data=data)
+    run = restored(folder)[0]
+    assert run.best is not None
+    assert kept(tiny, tmp_path / "records")[cell.title].best["valid"] == {"value": run.best[1], "samples": 10}
