@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..file import draft
-from ..recipe import PARTS, Cell, Experiment, experiment, names
+from ..recipe import PARTS, RUNS, Cell, Experiment, experiment, names
 from ..spelling import nearest
 from ..training.member import OF_DATA, Member, data_key
 from ..training.recipe import Recipe, overruled, read
@@ -111,7 +111,7 @@ def reproduce(
     ] = Path("reproduction/records"),
     out: Annotated[
         Path, typer.Option(help="The folder of the runs, in which each table and figure has its own.")
-    ] = Path("out/reproduce"),
+    ] = RUNS,
     programs: Annotated[
         int | None, typer.Option(help="Programs that share the device at once.", show_default="4 on a GPU, 1 elsewhere")
     ] = None,

@@ -22,6 +22,8 @@ FOLDER = Path(__file__).parent
 ORDER = ("table-1", "logistic-normal", "structured-prediction", "temperature", "table-3")
 """What comes after what in the paper."""
 
+RUNS = Path("out/reproduce")
+"""Where runs are unless one says otherwise."""
 PARTS = ("test", "train")
 """The parts of the data whose likelihood the paper tells."""
 

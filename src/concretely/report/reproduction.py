@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from ..recipe import PARTS, Cell, Experiment, experiment, names, title_of
+from ..recipe import PARTS, RUNS, Cell, Experiment, experiment, names, title_of
 from ..training.recipe import resolve
 from . import figure, graph
 from .archive import Kept, Record, kept
@@ -26,8 +26,6 @@ from .record import surveys
 from .table import MISSING, Grid, Line, grid
 from .temperature import Point, point, temperature
 
-RUNS = Path("out/reproduce")
-"""Where runs are unless one says otherwise."""
 REASONS = "reasons.toml"
 NEAR = 1.0
 """By how many nats a test likelihood may be worse than the paper's."""
