@@ -28,6 +28,13 @@ def test_a_run_becomes_the_record_of_its_cell_once(table: Experiment, tmp_path: 
     assert [path.name for path in (tmp_path / "records").iterdir()] == ["table-1.json"]
 
 
+def test_cells_are_in_the_order_of_the_table(table: Experiment, tmp_path: Path) -> None:
+    for place in (1, 0):
+        leave(tmp_path / str(place), table.cells[place], 106.0)
+        collected(table, tmp_path / str(place), tmp_path / "records")
+    assert list(kept(table, tmp_path / "records")) == TITLES[:2]
+
+
 def test_without_runs_nothing_is_written(table: Experiment, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     assert collected(table, tmp_path / "runs", tmp_path / "records") == (0, [])
@@ -35,6 +42,7 @@ def test_without_runs_nothing_is_written(table: Experiment, tmp_path: Path) -> N
     assert not (tmp_path / "records").exists()
 
 
+SCORE = {"value": 100.0, "standard_error": 0.2, "samples": 50_000, "points": 10_000}
 WARMER, WHOLE = (
     resolve(notation="200H-784V", data="mnist", steps=30_000, **changed)
     for changed in ({"prior_temperature": 5.0}, {"train_on": "whole"})
@@ -102,6 +110,8 @@ def test_a_run_that_is_scored_again_is_one_run_with_the_better_of_its_scores(tab
         ({"metrics": {"test_nll": 3.0}}, "test_nll of a record must be a metric with whole samples, points, thorough"),
         ({"test": None}, "its likelihood on test is not finite"),
         ({"metrics": {}}, "it is not scored on test"),
+        ({"metrics": {"test_nll": SCORE}}, "it is not scored on train"),
+        ({"metrics": {"test_nll": {**SCORE, "standard_error": None}}}, "its likelihood on test is not finite"),
         ({"recipe": settings_of(resolve(notation="9H-784V", data="mnist", steps=30_000))}, "table-1 has no cell 9H-"),
         ({"recipe": {"notation": "9H-784", "steps": 30_000}}, "notation must have H or V after the units"),
         ({"recipe": settings_of(WARMER)}, "prior_temperature must be 0.5, got 5.0"),
@@ -159,7 +169,7 @@ def test_records_stay_whole_where_writing_fails(
         ('{"cells": {"a": {"best": {}, "history": []}}}', "records must be of cells of table-1, got 'a'"),
         (
             '{"cells": {"CELL": {"best": {}, "history": []}}}',
-            "records must have the best of a cell in its history, got",
+            "records must have the best of a cell's history, got",
         ),
         ('{"cells": {"CELL": {"best": {}, "history": [{}]}}}', "a record must have recipe, commit, versions, device"),
     ],
@@ -239,6 +249,9 @@ def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, m
         sentences = [f"{folder} is left out: it is not finished"] * refused
         assert collected(tiny, tmp_path / "runs", tmp_path / "records")[1] == sentences
         train(cell.recipe, folder, data=data)
+        if refused:
+            (sentence,) = collected(tiny, tmp_path / "runs", tmp_path / "records")[1]
+            assert sentence == f"{folder} is left out: it has not been scored since it was trained on"
     run = restored(folder)[0]
     assert run.best is not None
     assert kept(tiny, tmp_path / "records")[cell.title].best["valid"] == {"value": run.best[1], "samples": 10}
