@@ -61,8 +61,8 @@ NOTES = {
         "Other cells that were made more than once: most of those that were worse than the paper's were tried again. "
         "What is taken, the last of each, is the best on the validation set by the most samples that any was looked at "
         "with, and where nothing was held out the one that was made last: the test set does not choose among them. The "
-        "validation NLL is by 1,000 samples at most, and so above what 50,000 would find. Rates and decays that have lost "
-        "to others of the same command are not listed."
+        "validation NLL is by 1,000 samples at most, and so above what 50,000 would find. Rates and decays that have "
+        "lost to others of the same command are not listed."
     ),
 }
 """What a reader must know of the parts of the report."""
