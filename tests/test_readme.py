@@ -283,7 +283,7 @@ def test_what_the_budget_of_the_paper_costs_is_that_of_the_record() -> None:
     linear, nonlinear = (f"{whole['value'] - best['value']:.2f}" for whole, best in looks)
     assert {f"{look['standard_error']:.2f}" for pair in looks for look in pair} == {"0.24"}
     text = " ".join(README.split())
-    assert f"the validation set prefers ours by {linear} and {nonlinear} nats (± 0.24 each): 10⁷ steps" in text
+    assert f"the validation set prefers ours by {linear} and {nonlinear} nats (each NLL ± 0.24): 10⁷ steps" in text
     assert (
         f"10⁷ steps of 64 points take {slow[0]['seconds']:.0f} seconds for `200H-784V`, m = 1, and "
         f"{slow[1]['seconds']:.0f} for `200H~784V`, and come to {first} and {second} nats on the test set; our recipe "

@@ -170,6 +170,8 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["simplex", "--recipe", "fast"], "recipe must be left out for simplex, which needs no training, got 'fast'"),
         (["tiny", "--report"], "name must be left out for --report, which needs no training, got 'tiny'"),
         (["--report", "--steps", "5"], "steps must be left out for --report, which needs no training, got '5'"),
+        (["--report", "--list"], "list must be left out for --report, which needs no training, got True"),
+        (["--report", "--device", "cpu"], "device must be left out for --report, which needs no training, got 'cpu'"),
         (["--report", "--smoke"], "smoke must be left out for --report, which needs no training, got True"),
         (["--list", "--rows", "4-ary"], "rows must be left out for --list, which needs no training, got '4-ary'"),
         (["--rows", "4-ary"], "name must be given with rows, such as tiny, got none"),

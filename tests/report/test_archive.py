@@ -1,6 +1,7 @@
 """Of every cell the best and all others are kept, what is no number of a table is refused, and nothing is lost."""
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ LOOK = {"value": 93.0, "samples": 10}
         ([{"test": 99.0, "valid": 94.0}, {"test": 90.0}, {"test": 91.0, "valid": 95.0}], 0),
         ([{"test": 99.0, "valid": 94.0}, {"test": 90.0, "look": LOOK}], 0),  # by few samples it is another number
         ([{"test": 90.0, "look": LOOK}, {"test": 99.0, "look": {"value": 92.0, "samples": 10}}], 1),
+        ([{"test": 99.0, "valid": 94.0, "look": LOOK}, {"test": 90.0, "valid": 95.0}], 0),
+        ([{"test": 99.0, "look": {"value": 89.0, "samples": 60_000}, "valid": 96.0}, {"test": 90.0, "valid": 94.0}], 0),
     ],
 )
 def test_the_best_is_by_validation_or_the_last_and_all_are_kept(
@@ -85,21 +88,45 @@ def test_a_run_that_is_scored_again_is_one_run_with_the_better_of_its_scores(tab
     first, second = made(table.cells[0], 100.0), made(table.cells[0], 99.0, valid=95.0)
     second["metrics"]["test_nll"] |= {"samples": 60_000}
     second["metrics"]["train_nll"] |= {"thorough": 5_000}
-    for runs, record in (("one", first), ("two", second)):
+    second["metrics"]["valid_nll"] |= {"seconds": 1.0}
+    third = made(table.cells[0], 99.0, valid=95.0)  # a copy that was scored as well, in another time
+    first["valid"] = LOOK
+    for runs, record, new in (("one", first, 1), ("two", second, 1), ("three", third, 0), ("one", first, 0)):
         write(tmp_path / runs / TITLES[0] / "record.json", record)
-        assert collected(table, tmp_path / runs, tmp_path / "records") == (1, [])
-    for runs in ("one", "two"):  # nothing of them is new
-        assert collected(table, tmp_path / runs, tmp_path / "records") == (0, [])
+        assert collected(table, tmp_path / runs, tmp_path / "records") == (new, [])
     best, history = kept(table, tmp_path / "records")[TITLES[0]]
     assert history == [best]
     assert best["metrics"] == {**second["metrics"], "train_nll": first["metrics"]["train_nll"]}
+    assert best["valid"] == LOOK
+
+
+@pytest.mark.parametrize(
+    "other", [{"commit": {"hash": "4567def", "dirty": False}}, {"data": "fedcba"}, {"seconds": 1.0}, {"step": 29_000}]
+)
+def test_what_was_trained_otherwise_is_another_run(other: dict[str, Any], table: Experiment, tmp_path: Path) -> None:
+    for runs, changed in (("one", {}), ("two", other)):
+        leave(tmp_path / runs, table.cells[0], 100.0, finished=True, **changed)
+        collected(table, tmp_path / runs, tmp_path / "records")
+    assert len(kept(table, tmp_path / "records")[TITLES[0]].history) == 2
+
+
+def test_numbers_that_are_not_finite_are_not_known(table: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "odd").mkdir(parents=True)
+    odd = {**made(table.cells[0], 99.0), "valid": {"value": -math.inf, "samples": 10}}
+    (tmp_path / "runs" / "odd" / "record.json").write_text(json.dumps(odd))
+    leave(tmp_path / "runs", table.cells[0], 100.0, seconds=1.0)
+    assert collected(table, tmp_path / "runs", tmp_path / "records") == (2, [])
+    assert collected(table, tmp_path / "runs", tmp_path / "records") == (0, [])
 
 
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ({"samples": 100}, "it must be scored with 50,000 samples on test, got 100"),
-        ({"points": FEW}, "it is a smoke test, scored on 128 points"),
+        (
+            {"metrics": {"test_nll": {**SCORE, "samples": 100}}},
+            "it must be scored with 50,000 samples on test, got 100",
+        ),
+        ({"metrics": {"test_nll": {**SCORE, "points": FEW}}}, "it is a smoke test, scored on 128 points"),
         ({"step": 100}, "it is not finished"),
         ({"step": 100, "finished": False}, "it is not finished"),
         ({"finished": False}, "it is not finished"),
@@ -107,8 +134,12 @@ def test_a_run_that_is_scored_again_is_one_run_with_the_better_of_its_scores(tab
         ({"seconds": None}, "seconds of a record must be a number, got None"),
         ({"metrics": None}, "metrics of a record must be a JSON object, got None"),
         ({"device": "x"}, "device of a record must be a JSON object, got 'x'"),
-        ({"metrics": {"test_nll": 3.0}}, "test_nll of a record must be a metric with whole samples, points, thorough"),
-        ({"test": None}, "its likelihood on test is not finite"),
+        ({"metrics": {"test_nll": 3.0}}, "test_nll of a record must be a metric, got 3.0"),
+        ({"metrics": {"test_nll": {**SCORE, "value": "x"}}}, "test_nll of a record must be a metric, got {"),
+        ({"metrics": {"test_nll": {**SCORE, "samples": None}}}, "test_nll of a record must be a metric, got {"),
+        ({"look": "x"}, "valid of a record must be a metric, got 'x'"),
+        ({"device": {"gpu": [3]}}, "device of a record must be told by words and numbers, got {'gpu': [3]}"),
+        ({"metrics": {"test_nll": {**SCORE, "value": None}}}, "its likelihood on test is not finite"),
         ({"metrics": {}}, "it is not scored on test"),
         ({"metrics": {"test_nll": SCORE}}, "it is not scored on train"),
         ({"metrics": {"test_nll": {**SCORE, "standard_error": None}}}, "its likelihood on test is not finite"),
@@ -121,7 +152,9 @@ def test_a_run_that_is_scored_again_is_one_run_with_the_better_of_its_scores(tab
 def test_what_is_no_number_of_the_table_is_refused_in_a_sentence(
     others: dict[str, Any], sentence: str, table: Experiment, tmp_path: Path
 ) -> None:
-    leave(tmp_path, table.cells[0], **{"test": 100.0, **others})
+    record = made(table.cells[0], 100.0) | others
+    record |= {"valid": record.pop("look")} if "look" in record else {}
+    write(tmp_path / TITLES[0] / "record.json", record)
     leave(tmp_path, table.cells[1], 104.0)
     number, (refused,) = collected(table, tmp_path, tmp_path / "records")
     assert number == 1
@@ -171,6 +204,10 @@ def test_records_stay_whole_where_writing_fails(
             '{"cells": {"CELL": {"best": {}, "history": []}}}',
             "records must have the best of a cell's history, got",
         ),
+        (
+            '{"cells": {"CELL": {"best": {}, "history": 3}}}',
+            "records must be those of an experiment, got a damaged file",
+        ),
         ('{"cells": {"CELL": {"best": {}, "history": [{}]}}}', "a record must have recipe, commit, versions, device"),
     ],
 )
@@ -208,7 +245,10 @@ def test_temperatures_are_taken_with_both_objectives(tmp_path: Path) -> None:
     assert sentence.endswith("is left out: its relaxed graph is not scored on test")
     leave(tmp_path / "runs", warm.cells[0], 60.0, samples=1, relaxed=None)
     _, (sentence,) = collected(warm, tmp_path / "runs", tmp_path / "records")
-    assert sentence.endswith("is left out: its likelihood on test is not finite")
+    assert sentence.endswith("is left out: the objective of its relaxed graph on test is not finite")
+    leave(tmp_path / "runs", warm.cells[0], 60.0, samples=100, relaxed=59.0)
+    _, (sentence,) = collected(warm, tmp_path / "runs", tmp_path / "records")
+    assert sentence.endswith("its discrete graph must be scored with 1 sample and no more on test, got 100")
 
 
 def test_the_control_may_have_other_temperatures_of_its_prior(tmp_path: Path) -> None:
@@ -254,4 +294,6 @@ def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, m
             assert sentence == f"{folder} is left out: it has not been scored since it was trained on"
     run = restored(folder)[0]
     assert run.best is not None
-    assert kept(tiny, tmp_path / "records")[cell.title].best["valid"] == {"value": run.best[1], "samples": 10}
+    best = kept(tiny, tmp_path / "records")[cell.title].best
+    assert best["valid"] == {"value": run.best[1], "samples": 10}
+    assert (best["seconds"], best["finished"]) == (run.seconds, True)

@@ -93,14 +93,14 @@ def test_cells_that_are_worse_have_their_reason(table: Experiment, tmp_path: Pat
     for cell, test in zip(table.cells, (108.3, 105.5, 117.5, 117.0), strict=False):
         leave(tmp_path / "runs", cell, test)
     collected(table, tmp_path / "runs", tmp_path / "records")
-    assert "first made" not in report(gathered(tmp_path / "records"))
+    assert "made again" not in report(gathered(tmp_path / "records"))
     leave(tmp_path / "better", table.cells[0], 106.2, seconds=9.0)
     collected(table, tmp_path / "better", tmp_path / "records")
     (tmp_path / "reasons.toml").write_text(f'"{TITLES[1]}" = "Few steps, `so far`."\n')
     start, _, text = report(gathered(tmp_path / "records")).partition("## Cells worse by more than 1 nat")
     assert " ".join(start.split()).count(
         "Of the 4 cells that can be compared, 2 are within 1 nat of the paper's test NLL or better, 2 of them better "
-        "by more than that. When they were first made, by other recipes, 2 were."
+        "by more than that. Before 1 of them were made again, 2 were."
     )
     for row in ("| 1 | `table-1` | concrete | 2 of 2 | −1.15 |", "| 2 | `table-1` | vimco | 0 of 2 | +1.20 |"):
         assert row in start

@@ -14,7 +14,7 @@ def record(test: float | None, train: float | None) -> dict[str, Any]:
         f"{part}_nll": {"value": value, "standard_error": None if value is None else 0.125}
         for part, value in (("test", test), ("train", train))
     }
-    return {"metrics": metrics, "recipe": {"steps": 12345}, "step": 12345, "seconds": 67.89}
+    return {"metrics": metrics, "recipe": {"notation": "200H-784V", "steps": 12345}, "step": 12345, "seconds": 67.89}
 
 
 def shown(lines: list[Line]) -> list[str]:

@@ -260,6 +260,7 @@ def test_a_missing_temperature_is_refused(name: str) -> None:
         (b"[table]\nlr = 1", "unknown key 'table'; known are"),
         (b"lr = -3", "lr must be positive, got -3.0 in {path!r}"),
         (b"lr = [1e-3, -3]", "lr must be positive, got -3.0 in {path!r}"),
+        (b"lr = [1e-3, '1,-3']", "lr must be a number, got '1,-3' in {path!r}"),
         (b"optimizer = 'muno'", "unknown optimizer 'muno'; did you mean 'muon'? in {path!r}"),
         (b"steps = 'many'", "steps must be a number, got 'many' in {path!r}"),
     ],

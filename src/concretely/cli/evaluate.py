@@ -40,7 +40,7 @@ def evaluate(
         ),
     ] = None,
     relaxed: Annotated[
-        bool, typer.Option("--relaxed", help="Also the objective of the relaxed graph, by as many samples.")
+        bool, typer.Option("--relaxed", help="Also the objective of training, that of the relaxed graph.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     chunk: Annotated[
@@ -69,18 +69,22 @@ def evaluate(
         refuse(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
     if samples is None:
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
-    score: dict[str, Any] = {"part": split, "samples": samples, "progress": True}
+    score: dict[str, Any] = {"part": split, "progress": True}
     with refusing(), interruptible("stopped; the run is as it was before"):
-        found = scored(recipe, model, data, thorough=thorough, chunk=chunk, **score)
+        found = scored(recipe, model, data, samples=samples, thorough=thorough, chunk=chunk, **score)
         if relaxed:
-            others[f"{split}_relaxed"] = temperature.relaxed(recipe, model, data, **score)
+            if chunk is not None:
+                score["chunk"] = chunk
+            others[f"{split}_relaxed"] = temperature.relaxed(
+                recipe, model, data, samples=recipe.samples, step=past.chosen, **score
+            )
     if as_json:
         told = _told(past, found, split) | {name: _finite(other) for name, other in others.items()}
         typer.echo(json.dumps(told, ensure_ascii=False))
     else:
         typer.echo(f"{split} {found}")
         for other in others.values():
-            typer.echo(f"{split} objective of the relaxed graph {measured(other['value'], other['standard_error'])}")
+            typer.echo(f"{other['title']} {measured(other['value'], other['standard_error'])} (m = {recipe.samples})")
     with refusing(), stopping():  # who interrupts now gets all of it a moment later, not half
         *_, page = leave(run, past, model, data=data, found={split: found}, others=others)
     console(err=True).print(f"added to {page}", markup=False)
@@ -96,5 +100,7 @@ def _told(run: "Run", found: "Likelihood", split: str) -> dict[str, Any]:
     return {**of, "split": split, "nll": value[1], **dict(others)}
 
 
-def _finite(metric: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: each if math.isfinite(each) else None for name, each in metric.items()}
+def _finite(metric: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(each, float) and not math.isfinite(each) else each for name, each in metric.items()
+    }

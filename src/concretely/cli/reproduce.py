@@ -128,9 +128,9 @@ def reproduce(
     how = {"steps": steps, "lr": lr, "weight_decay": weight_decay}
     budget = {**how, "recipe": recipe, "score_samples": score_samples, "thorough": thorough}
     training = {**wished, **budget, "smoke": smoke or None, "dry_run": dry_run or None}
-    training |= {"programs": programs, "products": products}
+    training |= {"programs": programs, "device": device_name, "products": products}
     if report:
-        _require_left_out("--report", name=name, **training)
+        _require_left_out("--report", name=name, list=listing or None, **training)
         _report(out, records)
         return
     if name is None or listing:
@@ -315,17 +315,17 @@ def _relax(
     member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device", stop: Stop
 ) -> None:
     """Add the objective of the relaxed graph to a record, where it is missing."""
-    from ..report.record import suffices
     from ..report.run import leave_record
     from ..report.temperature import relaxed
     from ..training.run import restored
 
-    metrics = record["metrics"]
-    missing = [part for part in PARTS if not suffices(metrics.get(f"{part}_relaxed", {}), samples=samples)]
+    metrics, new = record["metrics"], dict[str, dict[str, Any]]()
+    missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != samples]
     if missing:
         run, model, _ = restored(member.folder, device=on)
         with heeding(stop, model):
-            new = {f"{part}_relaxed": relaxed(run.recipe, model, data, part=part, samples=samples) for part in missing}
+            for part in missing:
+                new[f"{part}_relaxed"] = relaxed(run.recipe, model, data, part=part, samples=samples, step=run.chosen)
         leave_record(member.folder, run, model, data=data, found={}, others=new)
 
 

@@ -4,6 +4,7 @@ An experiment has one JSON file, with `best` and `history` by the title of a cel
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from ..recipe import PARTS, Experiment, title_of
 from ..training.member import OF_DATA
 from ..training.recipe import resolve
 from ..training.run import restored
-from .record import FILE, merged, read, require_whole, surveys, write
+from .record import FILE, merged, read, require_whole, surveys, worth, write
 from .run import ordered, settings_of
 
 FEW = 128
@@ -70,7 +71,8 @@ def kept(experiment: Experiment, records: Path) -> dict[str, Kept]:
     if not path.exists():
         return {}
     try:
-        found = {title: Kept(**cell) for title, cell in json.loads(path.read_text(encoding="utf-8"))["cells"].items()}
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"].items()
+        found = {title: Kept(cell["best"], [*cell["history"]]) for title, cell in cells}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"records must be those of an experiment, got a damaged file {path}: {error}") from None
     titles = {cell.title for cell in experiment.cells}
@@ -92,7 +94,8 @@ def _added(record: Record, history: list[Record]) -> list[Record]:
     """A history with a record; where one of the same run is in it already, that has the metrics of both."""
     for place, other in enumerate(history):
         if all(record.get(part) == other.get(part) for part in IDENTITY):
-            both = {**other, **record, "metrics": ordered(merged(other["metrics"], record["metrics"]))}
+            # of two scores that are known as well, that of before stays, so that nothing changes by the order of copies
+            both = {**record, **other, "metrics": ordered(merged(record["metrics"], other["metrics"]))}
             return [*history[:place], both, *history[place + 1 :]]
     return [*history, record]
 
@@ -105,15 +108,15 @@ def _best(history: Sequence[Record]) -> Record:
     looks = [(*look, record) for record in reversed(history) if (look := _validation(record)) is not None]
     if not looks:
         return history[-1]
-    most = max(samples for samples, _, _ in looks)
+    most = max(known for known, _, _ in looks)
     return min((look for look in looks if look[0] == most), key=lambda look: look[1])[2]
 
 
-def _validation(record: Record) -> tuple[int, float] | None:
-    """The number of samples and the negative log-likelihood on the validation set, if it is known and finite."""
-    found = record["metrics"].get("valid_nll") or record.get("valid") or {}
-    value = found.get("value")
-    return None if value is None else (found.get("samples", 0), value)
+def _validation(record: Record) -> tuple[tuple[int, int], float] | None:
+    """How well the negative log-likelihood on the validation set is known, and what it is, if it is."""
+    looks = (record["metrics"].get("valid_nll", {}), record.get("valid", {}))
+    known = [(worth(look), look["value"]) for look in looks if look.get("value") is not None]
+    return max(known) if known else None
 
 
 def _is_candidate(path: Path) -> bool:
@@ -139,17 +142,22 @@ def _belonging(path: Path, experiment: Experiment) -> tuple[str, Record]:
         if ours != wished:
             raise ValueError(f"{name} must be {wished!r}, got {ours!r}")
     for part in cell.paper or PARTS:
-        _require_scored(record, f"{part}_nll", samples=experiment.score_samples)
+        _require_scored(record, part, samples=experiment.score_samples)
         if experiment.figure == "temperature":
-            _require_scored(record, f"{part}_relaxed", samples=experiment.score_samples)
+            _require_both(record, part, samples=experiment.score_samples)
     return title, record
 
 
 def _require_whole(record: Any, path: Path) -> None:
-    """Refuse what is no record of a run, or does not say of which step."""
+    """Refuse what is no record of a run by a recipe, or does not say of which step."""
     require_whole(record, path)
     if not isinstance(record.get("step"), int):
         raise ValueError(f"step of a record must be a whole number, got {record.get('step')!r} in {path}")
+    if not isinstance(record.get("valid", {}), dict):
+        raise ValueError(f"valid of a record must be a metric, got {record['valid']!r} in {path}")
+    if not all(isinstance(entry, str | int | None) for entry in record["device"].values()):
+        raise ValueError(f"device of a record must be told by words and numbers, got {record['device']!r} in {path}")
+    resolve(**record["recipe"])
 
 
 def _finished(path: Path) -> Record:
@@ -159,7 +167,7 @@ def _finished(path: Path) -> Record:
     """
     record = read(path)
     if not any(path.parent.glob("checkpoint-*.json")):
-        if not record.get("finished", record.get("step") == record["recipe"].get("steps")):
+        if record.get("finished", record.get("step") == record["recipe"].get("steps")) is not True:
             raise ValueError("it is not finished")
         return record
     run, _, _ = restored(path.parent)
@@ -167,18 +175,16 @@ def _finished(path: Path) -> Record:
         raise ValueError("it is not finished")
     if record["recipe"] != settings_of(run.recipe) or record.get("step") != run.chosen:
         raise ValueError("it has not been scored since it was trained on")
-    if run.best is None:
+    record |= {"seconds": run.seconds, "finished": True}  # it may have been scored before it was
+    if run.best is None or not math.isfinite(run.best[1]):
         return record
     return {**record, "valid": {"value": run.best[1], "samples": run.recipe.validation_samples}}
 
 
-def _require_scored(record: Record, name: str, *, samples: int) -> None:
-    part, _, what = name.partition("_")
-    metric = record["metrics"].get(name)
+def _require_scored(record: Record, part: str, *, samples: int) -> None:
+    metric = record["metrics"].get(f"{part}_nll")
     if metric is None:
-        raise ValueError(
-            f"it is not scored on {part}" if what == "nll" else f"its {what} graph is not scored on {part}"
-        )
+        raise ValueError(f"it is not scored on {part}")
     if metric.get("samples", 0) < samples:
         must = f"scored with {samples:,} sample{'s' * (samples > 1)}"
         raise ValueError(f"it must be {must} on {part}, got {metric.get('samples', 0):,}")
@@ -188,3 +194,17 @@ def _require_scored(record: Record, name: str, *, samples: int) -> None:
         raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")
     if metric.get("value") is None or metric.get("standard_error") is None:
         raise ValueError(f"its likelihood on {part} is not finite")
+
+
+def _require_both(record: Record, part: str, *, samples: int) -> None:
+    """Refuse what has not both objectives by the same number of samples, which alone can be compared."""
+    metric = record["metrics"].get(f"{part}_relaxed")
+    if metric is None:
+        raise ValueError(f"its relaxed graph is not scored on {part}")
+    if metric.get("value") is None or metric.get("standard_error") is None:
+        raise ValueError(f"the objective of its relaxed graph on {part} is not finite")
+    for name, graph in (("nll", "discrete"), ("relaxed", "relaxed")):
+        found = record["metrics"][f"{part}_{name}"].get("samples", 0)
+        if found != samples:
+            must = f"with {samples:,} sample{'s' * (samples > 1)} and no more"
+            raise ValueError(f"its {graph} graph must be scored {must} on {part}, got {found:,}")

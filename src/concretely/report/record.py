@@ -48,8 +48,8 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """The record of a run, as it was written."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = _finite(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"a record must be JSON, got a damaged file {path}: {error}") from None
     require_whole(found, path)
     return dict(found)
@@ -64,13 +64,11 @@ def require_whole(found: Any, path: Path) -> None:
     for part in TABLES:
         if not isinstance(found[part], dict):
             raise ValueError(f"{part} of a record must be a JSON object, got {found[part]!r} in {path}")
-    if not isinstance(found["seconds"], int | float):
+    if not _is_number(found["seconds"]):
         raise ValueError(f"seconds of a record must be a number, got {found['seconds']!r} in {path}")
     for name, metric in found["metrics"].items():
-        if not isinstance(metric, dict) or not all(isinstance(metric.get(count, 0), int) for count in COUNTS):
-            raise ValueError(
-                f"{name} of a record must be a metric with whole {', '.join(COUNTS)}, got {metric!r} in {path}"
-            )
+        if not _is_metric(metric):
+            raise ValueError(f"{name} of a record must be a metric, got {metric!r} in {path}")
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +110,19 @@ def measured(value: float | None, error: float | None) -> str:
         return f"{value:,.4g}".replace("-", "−")
     digits = max(0, 1 - math.floor(math.log10(error)))
     return f"{value:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
+
+
+def _is_metric(metric: Any) -> bool:
+    """Whether this is a number, or null where it is not finite, with the counts by which it is known."""
+    return (
+        isinstance(metric, dict)
+        and all(metric.get(name) is None or _is_number(metric[name]) for name in ("value", "standard_error"))
+        and all(isinstance(metric.get(name, 0), int) for name in COUNTS)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _finite(value: Any) -> Any:

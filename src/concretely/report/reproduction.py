@@ -49,20 +49,20 @@ NOTES = {
         "those of Omniglot by Concrete are trained on the points that the others hold out to stop early."
     ),
     "commands": (
-        "Each trains a model and scores it on the test set; `concretely evaluate` with `--split train` scores it on "
-        "the other, and with `--relaxed` the relaxed graph, too. What `--recipe fast` says has changed as cells were "
-        "made, and is not in all of them."
+        "Each trains a model and scores it on the test set; `concretely evaluate` with as many `--samples` and "
+        "`--split train` scores it on the other, and with `--relaxed` the relaxed graph, too. What `--recipe fast` "
+        "says has changed as cells were made, and is not in all of them."
     ),
     "paper_budget": (
         "The paper trained every model by 10⁷ steps of 64 points. Of some cells we know what that costs, and to what "
         "it comes. What is taken, the last of each, is chosen as among other budgets, below."
     ),
     "budgets": (
-        "Other cells that were made more than once: most of those that were worse than the paper's were tried again. "
-        "What is taken, the last of each, is the best on the validation set by the most samples that any was looked at "
-        "with, and where nothing was held out the one that was made last: the test set does not choose among them. The "
-        "validation NLL is by 1,000 samples at most, and so above what 50,000 would find. Rates and decays that have "
-        "lost to others of the same command are not listed."
+        "Other cells that were made more than once, as a rule since they were worse than the paper's. What is taken, "
+        "the last of each, is the best on the validation set by the most samples that any was looked at with, and "
+        "where nothing was held out the one that was made last: the test set does not choose among them. The "
+        "validation NLL is by fewer samples than that of the test set, and so above what as many would find. Rates and "
+        "decays that have lost to others of the same command are not listed."
     ),
 }
 """What a reader must know of the parts of the report."""
@@ -188,8 +188,8 @@ def _standing(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]]) -> str:
     better = sum(gap < -NEAR for gap in now)
     told = f"Of the {len(now)} cells that can be compared, {near} are within {NEAR:g} nat of the paper's test NLL or "
     told += f"better, {better} of them better by more than that." if better else "better."
-    again = any(len(found.history) > 1 for _, found in every)
-    return told + f" When they were first made, by other recipes, {before} were." * again
+    again = sum(len(found.history) > 1 for cell, found in every if "test" in cell.paper)
+    return told + (f" Before {again} of them were made again, {before} were." if again else "")
 
 
 def _gaps(lines: Iterable[Line], part: str = "test") -> list[float]:
@@ -230,8 +230,8 @@ def _budgets(archive: Iterable[tuple[Experiment, Mapping[str, Kept]]], *, paper:
 
 def _has_budget_of(cell: Cell, record: Record) -> bool:
     """Whether a run had the paper's steps, of as many points."""
-    recipe = record["recipe"]
-    return bool(recipe["steps"] >= cell.recipe.steps and recipe["batch"] == cell.recipe.batch)
+    recipe = Line(cell, record).recipe
+    return recipe.steps >= cell.recipe.steps and recipe.batch == cell.recipe.batch
 
 
 def _budget(line: Line) -> list[str]:

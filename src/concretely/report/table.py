@@ -72,7 +72,7 @@ class Line(NamedTuple):
         """The steps of training, after which of them the model was taken, if not at the end, and the seconds."""
         if self.record is None:
             return MISSING, MISSING
-        taken, steps = self.record["step"], self.record["recipe"]["steps"]
+        taken, steps = self.record["step"], self.recipe.steps
         of = "" if taken == steps else f" of {steps:,}"
         return f"{taken:,}{of}", f"{self.record['seconds']:,.1f}"
 

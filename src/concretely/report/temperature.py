@@ -39,19 +39,30 @@ class Point(NamedTuple):
 
 
 def relaxed(
-    recipe: Recipe, model: Model, data: Dataset, *, part: str, samples: int, progress: bool = False
+    recipe: Recipe,
+    model: Model,
+    data: Dataset,
+    *,
+    part: str,
+    samples: int,
+    step: int,
+    chunk: int = CHUNK,
+    progress: bool = False,
 ) -> dict[str, Any]:
-    """The objective of the relaxed graph at the temperatures with which training ended, as a record has it."""
+    """The objective of the relaxed graph at the temperatures of a step, as a record has it.
+
+    About `chunk` pairs of a sample and a data point are run at once.
+    """
     if not recipe.method.relaxes:
         raise ValueError(f"a relaxed graph must be trained by an estimator that relaxes, got {recipe.estimator!r}")
-    estimator = cooled(recipe, step=recipe.steps)
+    estimator = cooled(recipe, step)
     device = next(model.parameters()).device
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     bits, bounds = data.split(part), []
-    chunk = max(1, CHUNK // samples)
+    points = max(1, chunk // samples)
     with at_rest(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
-        for first in range(0, len(bits), chunk):
-            inputs = inputs_of(recipe, bits[first : first + chunk].to(device))
+        for first in range(0, len(bits), points):
+            inputs = inputs_of(recipe, bits[first : first + points].to(device))
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
             bounds.append(found.bound.double().cpu())
             advance(len(bounds[-1]))
@@ -61,6 +72,8 @@ def relaxed(
         "standard_error": standard_error(objective),
         "samples": samples,
         "points": len(objective),
+        "title": f"{part} objective of the relaxed graph",
+        "meaning": "What was trained, where the NLL is of the discrete graph; lower is better.",
     }
 
 

@@ -179,8 +179,8 @@ def read(path: Path) -> dict[str, Any]:
         _require_known(given)
         _sections(given)
         for name, value in given.items():
-            for each in value if isinstance(value, list) else [value]:
-                if name != WHEN and not _is_several(each):
+            if name != WHEN and not _is_several(value):
+                for each in value if isinstance(value, list) else [value]:
                     _require_value(name, each)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
