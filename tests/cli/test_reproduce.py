@@ -1,7 +1,6 @@
 """The paper's tables and figures are made from their recipes: what is missing is trained, and nothing twice."""
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -11,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from concretely import recipe
-from concretely.data import Bits, Dataset
 from concretely.evaluation import likelihood
 from concretely.report.record import read
 from concretely.training import loop, run
@@ -23,8 +20,6 @@ from concretely.training.member import Member
 from .command import call, change, lines
 
 pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
-
-PAPER = recipe.FOLDER
 
 
 def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[str]) -> None:
@@ -100,19 +95,6 @@ def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], mo
         test, train = (read(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
         assert (test["thorough"], train["thorough"], train["points"]) == (250, thorough, 1297)
     assert len(trained) == 1
-
-
-def test_smoke_is_apart_and_says_so(trained: list[str]) -> None:
-    code, stdout, _ = call("reproduce", "tiny", "--smoke", "--rows", "nonlinear")
-    assert code == 0
-    assert stdout.splitlines()[0] == "Smoke test of tiny on 128 data points: these numbers mean nothing"
-    assert stdout.splitlines()[-1] == "NLL in nats from 10 samples ± standard error"
-    (record,) = Path().rglob("record.json")
-    assert record.parts[:4] == ("out", "reproduce", "tiny", "smoke")
-    found = read(record)
-    assert (found["step"], found["metrics"]["train_nll"]["points"]) == (20, 128)
-    call("reproduce", "tiny", "--rows", "nonlinear")
-    assert len(trained) == 2
 
 
 @pytest.mark.parametrize(
@@ -419,62 +401,3 @@ def test_a_recipe_leaves_the_cells_what_they_are(line: str) -> None:
     for section in ("linear", "nvil.linear") if key == "data" else ():
         Path("mine.toml").write_text(f"steps = 7\n[when.{section}]\n{line}\n")
         assert call("reproduce", "tiny", "--recipe", "mine.toml") == (2, "", sentence)
-
-
-def test_a_folder_of_runs_is_the_same_for_training_and_for_the_report() -> None:
-    code, _, stderr = call("reproduce", "tiny", "--rows", "nonlinear", "--out", "my runs")
-    assert code == 0, stderr
-    assert not Path("out").exists()
-    code, stdout, stderr = call("reproduce", "--report", "--out", "my runs")
-    assert (code, stdout.splitlines()[-1], stderr) == (0, "1 of 7 cells", "")
-
-
-def test_a_temperature_that_is_made_by_the_commands_of_the_report_is_a_cell() -> None:
-    code, stdout, stderr = call("reproduce", "warm", "--dry-run")
-    assert code == 0, stderr
-    for line in stdout.splitlines():
-        command = shlex.split(line)[1:]
-        assert call(*command)[0] == 0
-        folder = command[command.index("--out") + 1]
-        call("evaluate", folder, "--split", "train", "--samples", "1")
-        assert "its relaxed graph is not scored on test" in call("reproduce", "--report")[2]
-        for split in recipe.PARTS:
-            call("evaluate", folder, "--split", split, "--samples", "1", "--relaxed")
-    code, stdout, stderr = call("reproduce", "--report")
-    assert (code, stdout.splitlines()[-1], stderr) == (0, "2 of 7 cells", "")
-
-
-def test_a_row_of_the_paper_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "FOLDER", PAPER)
-    bits = torch.rand(600, 784, generator=torch.Generator().manual_seed(0)) < 0.3
-    made_up = Dataset("mnist", *(Bits.pack(part) for part in bits.split(200)), source="made up.")
-    monkeypatch.setattr(run, "load", lambda *_, **__: made_up)
-    code, stdout, stderr = call(
-        "reproduce", "table-1", "--smoke", "--rows", "200H-784V", "--samples", "1", "--data", "mnist"
-    )
-    assert code == 0, stderr
-    assert stdout.splitlines()[0] == "Smoke test of table-1 on 128 data points: these numbers mean nothing"
-    concrete, nvil = (line.split() for line in stdout.splitlines() if line.startswith(" 200H-784V"))
-    for line, estimator, paper in ((concrete, "concrete", "107.3"), (nvil, "nvil", "104.4")):
-        assert (line[1], line[5]) == (estimator, paper)
-        assert 300 < float(line[2]) < 784 * math.log(2) + 50
-
-
-def test_the_report_is_of_what_is_finished_and_keeps_what_it_had() -> None:
-    call("reproduce", "tiny", "--rows", "nonlinear", "--smoke")
-    assert call("reproduce", "--report")[0] == 2
-    assert not Path("reproduction").exists()
-    call("reproduce", "tiny", "--rows", "nonlinear")
-    call("reproduce", "tiny", "--rows", "linear", "--samples", "1", "--score-samples", "3")
-    code, stdout, stderr = call("reproduce", "--report")
-    assert (code, stdout.splitlines()) == (0, ["reproduction/README.md", "reproduction/index.html", "1 of 7 cells"])
-    assert len(stderr.splitlines()) == 2
-    assert all("it must be scored with 20 samples on test, got 3" in line for line in stderr.splitlines())
-    (record,) = Path("out/reproduce/tiny").glob("6H~64V-*/record.json")
-    nll = read(record)["metrics"]["test_nll"]
-    text = Path("reproduction/README.md").read_text()
-    assert f"| {nll['value']:.2f} ± {nll['standard_error']:.2f} | 26.1 |" in text
-    assert "concretely train '6H~64V'" in text or "concretely train 6H~64V" in text
-    code, stdout, stderr = call("reproduce", "--report", "--out", "nowhere")
-    assert (code, stdout.splitlines()[-1], stderr) == (0, "1 of 7 cells", "")
-    assert Path("reproduction/README.md").read_text() == text

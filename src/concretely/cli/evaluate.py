@@ -1,8 +1,6 @@
 """`concretely evaluate`: score a trained model by the likelihood of its discrete graph."""
 
 import json
-import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,7 +56,7 @@ def evaluate(
 
     from ..data.dataset import SPLITS
     from ..report import temperature
-    from ..report.record import measured
+    from ..report.record import finite, measured
     from ..report.run import leave, scored
 
     if split not in SPLITS:
@@ -69,18 +67,15 @@ def evaluate(
         refuse(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
     if samples is None:
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
-    score: dict[str, Any] = {"part": split, "progress": True}
+    score: dict[str, Any] = {"part": split, "chunk": chunk, "progress": True}
     with refusing(), interruptible("stopped; the run is as it was before"):
-        found = scored(recipe, model, data, samples=samples, thorough=thorough, chunk=chunk, **score)
+        found = scored(recipe, model, data, samples=samples, thorough=thorough, **score)
         if relaxed:
-            if chunk is not None:
-                score["chunk"] = chunk
             others[f"{split}_relaxed"] = temperature.relaxed(
                 recipe, model, data, samples=recipe.samples, step=past.chosen, **score
             )
     if as_json:
-        told = _told(past, found, split) | {name: _finite(other) for name, other in others.items()}
-        typer.echo(json.dumps(told, ensure_ascii=False))
+        typer.echo(json.dumps(finite(_told(past, found, split) | others), ensure_ascii=False))
     else:
         typer.echo(f"{split} {found}")
         for other in others.values():
@@ -91,16 +86,10 @@ def evaluate(
 
 
 def _told(run: "Run", found: "Likelihood", split: str) -> dict[str, Any]:
-    """A likelihood and what it is of, as values that JSON has words for."""
+    """A likelihood and what it is of."""
     from ..report.run import metric
 
     recipe = run.recipe
     of = {"notation": recipe.notation, "data": recipe.data, "estimator": recipe.estimator, "step": run.chosen}
-    value, *others = _finite(metric(found)).items()
+    value, *others = metric(found).items()
     return {**of, "split": split, "nll": value[1], **dict(others)}
-
-
-def _finite(metric: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: None if isinstance(each, float) and not math.isfinite(each) else each for name, each in metric.items()
-    }

@@ -306,26 +306,27 @@ def _train(
                 points, holds = data(member.recipe), member.recipe.train_on == "train"
                 record = score(member, points, (validated if holds else {}) | compared, on=on, stop=stop)
                 if record is not None and chosen.figure == "temperature":
-                    _relax(member, record, points, samples=samples, on=on, stop=stop)
+                    _relax(member, record, points, on=on, stop=stop)
 
     return train_all(list(chain(*candidates.values())), data, on=on, at_once=at_once, then=then)
 
 
-def _relax(
-    member: Member, record: dict[str, Any], data: "Dataset", *, samples: int, on: "torch.device", stop: Stop
-) -> None:
-    """Add the objective of the relaxed graph to a record, where it is missing."""
+def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, on: "torch.device", stop: Stop) -> None:
+    """Add the objective of the relaxed graph to a record, by as many samples as it has of the discrete one."""
     from ..report.run import leave_record
     from ..report.temperature import relaxed
     from ..training.run import restored
 
     metrics, new = record["metrics"], dict[str, dict[str, Any]]()
-    missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != samples]
+    wished = {part: metrics[f"{part}_nll"]["samples"] for part in PARTS}
+    missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != wished[part]]
     if missing:
         run, model, _ = restored(member.folder, device=on)
         with heeding(stop, model):
             for part in missing:
-                new[f"{part}_relaxed"] = relaxed(run.recipe, model, data, part=part, samples=samples, step=run.chosen)
+                new[f"{part}_relaxed"] = relaxed(
+                    run.recipe, model, data, part=part, samples=wished[part], step=run.chosen
+                )
         leave_record(member.folder, run, model, data=data, found={}, others=new)
 
 

@@ -40,7 +40,7 @@ def record(
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record as JSON, which has no word for what is not finite: that becomes null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_finite(record), indent=2, ensure_ascii=False)
+    text = json.dumps(finite(record), indent=2, ensure_ascii=False)
     with draft(path) as place:
         place.write_text(f"{text}\n", encoding="utf-8")
 
@@ -48,7 +48,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 def read(path: Path) -> dict[str, Any]:
     """The record of a run, as it was written."""
     try:
-        found = _finite(json.loads(path.read_text(encoding="utf-8")))
+        found = finite(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"a record must be JSON, got a damaged file {path}: {error}") from None
     require_whole(found, path)
@@ -125,10 +125,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _finite(value: Any) -> Any:
-    """A value with None for every number in it that is not finite."""
+def finite(value: Any) -> Any:
+    """A value with None for every number in it that is not finite, for which JSON has no word."""
     if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

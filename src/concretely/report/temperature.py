@@ -46,12 +46,12 @@ def relaxed(
     part: str,
     samples: int,
     step: int,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
     """The objective of the relaxed graph at the temperatures of a step, as a record has it.
 
-    About `chunk` pairs of a sample and a data point are run at once.
+    `chunk` is how many pairs of a sample and a data point are run at once.
     """
     if not recipe.method.relaxes:
         raise ValueError(f"a relaxed graph must be trained by an estimator that relaxes, got {recipe.estimator!r}")
@@ -59,7 +59,7 @@ def relaxed(
     device = next(model.parameters()).device
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     bits, bounds = data.split(part), []
-    points = max(1, chunk // samples)
+    points = max(1, (chunk or CHUNK) // samples)
     with at_rest(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
         for first in range(0, len(bits), points):
             inputs = inputs_of(recipe, bits[first : first + points].to(device))
