@@ -54,7 +54,7 @@ def _circuit_node(noise: str) -> Callable[..., Any]:
 
 MASSES = (
     Case("Bernoulli", c.Bernoulli, has_categories=False),
-    Case("Discrete", c.Discrete, has_categories=True),
+    Case("OneHotCategorical", c.OneHotCategorical, has_categories=True),
     Case("Hypercube", c.Hypercube, has_categories=True),
 )
 LOG_SPACE = (

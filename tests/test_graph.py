@@ -19,7 +19,7 @@ MODES = {
 }
 MASSES = {
     "bernoulli": lambda logits: c.Bernoulli(logits[..., 0]),
-    "discrete": c.Discrete,
+    "discrete": c.OneHotCategorical,
     "hypercube": c.Hypercube,
     "hypercube-binary": lambda logits: c.Hypercube(logits[..., :1]),
 }
@@ -154,7 +154,7 @@ def test_straight_through_with_a_temperature_passes_the_gradient_of_the_relaxed_
 def test_enumeration_runs_through_every_joint_state_once() -> None:
     def program(draw: c.Draw, x: Tensor) -> Tensor:
         a = draw("a", c.Bernoulli(x))
-        b = draw("b", c.Discrete(torch.stack([a.sum(-1), -a.sum(-1), a[..., 0]], -1)))
+        b = draw("b", c.OneHotCategorical(torch.stack([a.sum(-1), -a.sum(-1), a[..., 0]], -1)))
         draw("c", c.Hypercube(b.sum(-1, keepdim=True).unsqueeze(-1).expand(*b.shape[:-1], 1, 4)))
         return a.sum(-1)
 
@@ -281,7 +281,7 @@ def test_parents_are_the_nodes_that_a_distribution_depends_on() -> None:
 def test_parents_are_found_through_steps_without_a_derivative() -> None:
     def program(draw: c.Draw) -> None:
         a = draw("a", c.Bernoulli(torch.zeros(())))
-        b = draw("b", c.Discrete(torch.zeros(3)))
+        b = draw("b", c.OneHotCategorical(torch.zeros(3)))
         d = draw("d", c.Hypercube(torch.zeros(2, 4)))
         draw("of a", c.Bernoulli((a > 0.5).float()))
         draw("of b", c.Bernoulli(b.argmax(-1).float()))
@@ -418,9 +418,9 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
         ),
         (
             diamond,
-            c.Discrete(torch.zeros(2)),
+            c.OneHotCategorical(torch.zeros(2)),
             {},
-            "mode must be a mode, such as concretely.mode.Discrete(), got Discrete",
+            "mode must be a mode, such as concretely.mode.Discrete(), got OneHotCategorical",
         ),
         (no_data, c.mode.Discrete(), {}, "the observed value of node 'a' must be a tensor, got float"),
         (
@@ -528,7 +528,7 @@ def test_with_normal_noise_a_node_is_the_control_with_its_logits(size: int) -> N
 
 def test_discrete_nodes_have_a_control_and_bits_have_none() -> None:
     mode = c.mode.Relaxed(0.5, noise="normal")
-    value = c.run(lambda draw: draw("a", c.Discrete(torch.zeros(5, 3))), mode)["a"].value
+    value = c.run(lambda draw: draw("a", c.OneHotCategorical(torch.zeros(5, 3))), mode)["a"].value
     torch.testing.assert_close(value.sum(-1), torch.ones(5))
     with pytest.raises(NotImplementedError, match="Bernoulli has no relaxation by normal noise"):
         c.run(lambda draw: draw("a", c.Bernoulli(torch.zeros(5))), mode)

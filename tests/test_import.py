@@ -21,7 +21,7 @@ ORDER = [
     "distribution",
     "trace",
     "program",
-    "dependence",
+    "parents",
     "mode",
     "graph",
     "model",

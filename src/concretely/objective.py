@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from .distribution.base import Mass
+from .distribution.discrete import DiscreteVariable
 from .graph import run
 from .kernel import bound as kernel
 from .kernel.operator import attempted, is_fast
@@ -87,7 +87,7 @@ class Weighing:
     @property
     def credited(self) -> list[str]:
         """The nodes without a pathwise gradient, to which a score function must give credit."""
-        return [name for name in self.q.latent if isinstance(self.q[name].distribution, Mass)]
+        return [name for name in self.q.latent if isinstance(self.q[name].distribution, DiscreteVariable)]
 
     @property
     def log_w(self) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch.distributions import kl_divergence
 
 import concretely as c
-from concretely.distribution.integral import mean_log_sum, mean_soft_size
+from concretely.functional.integral import mean_log_sum, mean_soft_size
 from tests.budget import assert_mean
 from tests.cases import MASSES, Case, each
 
@@ -25,7 +25,7 @@ def test_divergence_of_masses_is_their_enumeration(case: Case) -> None:
 
 
 def test_impossible_states_add_nothing_to_a_divergence() -> None:
-    p, q = c.Discrete(tensor(0.0, 0.0, -math.inf)), c.Discrete(tensor(0.0, 0.0, 0.0))
+    p, q = c.OneHotCategorical(tensor(0.0, 0.0, -math.inf)), c.OneHotCategorical(tensor(0.0, 0.0, 0.0))
     assert kl_divergence(p, q).item() == pytest.approx(math.log(1.5))
     assert kl_divergence(q, p).item() == math.inf
     assert kl_divergence(c.Bernoulli(tensor(math.inf)), c.Bernoulli(tensor(0.0))).item() == pytest.approx(math.log(2))

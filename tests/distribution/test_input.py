@@ -50,12 +50,12 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "temperature must broadcast with batch_shape (2,), got shape (3,)",
     ),
     (
-        lambda: c.Discrete(torch.tensor([[0.0, 1.0], [math.nan, 0.0]])),
+        lambda: c.OneHotCategorical(torch.tensor([[0.0, 1.0], [math.nan, 0.0]])),
         ValueError,
         "logits must be numbers, got nan at index (1, 0)",
     ),
     (
-        lambda: c.Discrete(torch.tensor([0.0, math.inf])),
+        lambda: c.OneHotCategorical(torch.tensor([0.0, math.inf])),
         ValueError,
         "logits must be below infinity, got inf at index 1",
     ),
@@ -71,7 +71,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: c.Bernoulli([0.0]), TypeError, "logits must be a floating tensor or a number, got list"),
     (
-        lambda: c.Discrete(torch.tensor(0.0)),
+        lambda: c.OneHotCategorical(torch.tensor(0.0)),
         ValueError,
         "logits must have a last axis of at least 2 categories, got shape ()",
     ),
@@ -155,7 +155,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "a point of the hypercube does not determine one",
     ),
     (
-        lambda: c.Discrete(torch.full((2,), -math.inf)),
+        lambda: c.OneHotCategorical(torch.full((2,), -math.inf)),
         ValueError,
         "logits must leave at least one category possible, got -inf at index 0",
     ),
@@ -175,7 +175,9 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "temperature must be positive to have a density, got 0: score the discrete variable instead",
     ),
     (
-        lambda: torch.distributions.kl_divergence(c.Discrete(torch.zeros(3)), c.Discrete(torch.zeros(4))),
+        lambda: torch.distributions.kl_divergence(
+            c.OneHotCategorical(torch.zeros(3)), c.OneHotCategorical(torch.zeros(4))
+        ),
         ValueError,
         "event shapes must be equal, got (3,) and (4,)",
     ),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely.distribution import Discrete, Hypercube
+from concretely.distribution import OneHotCategorical, Hypercube
 from concretely.kernel import discrete
 from concretely.kernel.discrete import Squash, naive
 from tests.kernel import opcheck
@@ -27,7 +27,7 @@ def test_the_definition_is_the_distribution(members: int, samples: int, units: i
         truth = value
         scored = Hypercube(logits.unsqueeze(1)).log_prob(value)
     else:
-        law = (Hypercube if squash == "corner" else Discrete)(logits.unsqueeze(1))
+        law = (Hypercube if squash == "corner" else OneHotCategorical)(logits.unsqueeze(1))
         truth, scored = law.push(noise(key, samples, units, n).float()), law.log_prob(value)
     assert torch.equal(value, truth)
     assert_close(log_mass, scored, rtol=1e-5, atol=1e-5)

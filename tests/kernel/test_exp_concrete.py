@@ -17,7 +17,7 @@ from concretely.distribution import (
     HypercubeLogisticNormal,
     LogisticNormal,
 )
-from concretely.distribution.constraint import smallest
+from concretely.functional.edge import smallest
 from concretely.distribution.hypercube import corners
 from concretely.kernel import exp_concrete
 from concretely.kernel.category import tile

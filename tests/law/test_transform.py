@@ -44,7 +44,7 @@ def test_mass_is_one_graph_under_compile(case: Case) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_program_draws_the_right_law(device: str) -> None:
     logits = torch.tensor([7.0, *[0.0] * 1023], device=device)
-    probability = c.Discrete(logits.double()).probs[0].item()
+    probability = c.OneHotCategorical(logits.double()).probs[0].item()
     compiled = torch.compile(lambda logits: c.ExpConcrete(logits, 0.5).rsample_and_log_prob((4000,)), fullgraph=True)
     value, log_prob = compiled(logits)
     assert_frequency(int((value.argmax(-1) == 0).sum()), of=4000, probability=probability)

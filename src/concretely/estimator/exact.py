@@ -12,7 +12,7 @@ from ..mode import STATES, Enumerate
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective, average, total, weigh
-from ..program import Program, at_rest
+from ..program import Program, eval_mode
 from .base import Estimate, bounded
 
 
@@ -30,7 +30,9 @@ class Exact:
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Work out an objective."""
-        with at_rest(target):  # states come as often as others here, whatever their probability: nothing to learn from
+        with eval_mode(
+            target
+        ):  # states come as often as others here, whatever their probability: nothing to learn from
             weighing = weigh(target, *inputs, mode=Enumerate())
         log_w, log_q = weighing.log_w, total(weighing.log_q)
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)
