@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 
 from ..noise import Source, uniform
 from ..spelling import nearest
-from . import logistic
+from . import logistic, normal
 from .cast import to_float64
 from .temperature import Temperature, as_precise, log
 
@@ -77,17 +77,16 @@ class LogisticNoise:
 class NormalNoise:
     """Gaussian noise, the probit unit."""
 
-    mean, mode, variance, entropy = 0.0, 0.0, 1.0, (1 + math.log(2 * math.pi)) / 2
+    mean, mode, variance, entropy = 0.0, 0.0, 1.0, (1 + normal.LOG_TWO_PI) / 2
 
     def log_density(self, noise: Tensor) -> Tensor:
-        return -(noise.square() + math.log(2 * math.pi)) / 2
+        return normal.log_density(noise)
 
     def cdf(self, noise: Tensor) -> Tensor:
         return torch.erfc(-noise / math.sqrt(2)) / 2  # torch.special.ndtr has no lower tail
 
     def log_tail(self, noise: Tensor, *, upper: bool) -> Tensor:
-        tail: Tensor = torch.special.log_ndtr(-noise if upper else noise)
-        return tail
+        return normal.log_cdf(-noise if upper else noise)
 
     def quantile(self, u: Tensor) -> Tensor:
         noise: Tensor = torch.special.ndtri(u)

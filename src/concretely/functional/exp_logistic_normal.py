@@ -14,15 +14,16 @@ from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
 from ..noise import normal as noise
+from . import normal
 from .invert import invert_noise
 from .log_simplex import noise_behind, push
+from .normal import LOG_TWO_PI
 from .temperature import Temperature, as_precise, log, over_categories
 
 __all__ = ["log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push"]
 
 category_axes = 1
 
-LOG_TWO_PI = math.log(2 * math.pi)
 ROOTS, WEIGHTS = (numbers.tolist() for numbers in hermgauss(24))  # a constant: the compiler cannot trace its making
 NEWTON_STEPS = 30
 
@@ -61,7 +62,7 @@ def log_density_at_edge(
     spread = torch.where(lost, 0, noise - centre).square().sum(-1) / 2
 
     def log_integrand(u: Tensor) -> Tensor:
-        lower = torch.where(lost.unsqueeze(-2), torch.special.log_ndtr(noise.unsqueeze(-2) + u.unsqueeze(-1)), 0)
+        lower = torch.where(lost.unsqueeze(-2), normal.log_cdf(noise.unsqueeze(-2) + u.unsqueeze(-1)), 0)
         return lower.sum(-1) - left * (u + centre).square() / 2
 
     peak, width = _peak(noise.detach(), lost, left, centre.detach())
@@ -82,7 +83,7 @@ def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Te
     for _ in range(NEWTON_STEPS):
         point = noise + peak
         # φ/Φ, whose derivative is minus itself times the sum of both
-        ratio = torch.exp(-(point.square() + LOG_TWO_PI) / 2 - torch.special.log_ndtr(point))
+        ratio = torch.exp(normal.log_density(point) - normal.log_cdf(point))
         ratio = torch.where(lost, ratio, 0)
         slope = left + (ratio * (point + ratio)).sum(-1, keepdim=True)
         peak = peak + (ratio.sum(-1, keepdim=True) - left * (peak + centre)) / slope
