@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from .. import noise
 from ..kernel import bernoulli as kernel
 from ..kernel import likelihood
-from ..kernel.operator import attempted
+from ..kernel.handwritten import attempted
 from ..noise import Source
 from . import check, fused
 from .base import Mass

@@ -15,7 +15,8 @@ from ..distribution.check import first, known
 from ..distribution.hypercube import Hypercube
 from ..distribution.variable import Variable
 from ..kernel import affine, observed
-from ..kernel.operator import attempted, is_hidden
+from ..kernel.handwritten import attempted
+from ..kernel.operator import is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3
