@@ -326,10 +326,13 @@ def _is_transformed() -> bool:
     return forward_ad._current_level >= 0 or _has_derivative_on_stack()
 
 
-@torch.compiler.assume_constant_result
 def _has_derivative_on_stack() -> bool:
     stack = get_interpreter_stack() or ()
     return any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
+
+
+# what torch.compiler.assume_constant_result does, which would import all of torch's compiler
+_has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_plain(leaves: Sequence[Any]) -> bool:
