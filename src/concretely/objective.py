@@ -21,7 +21,7 @@ from torch.distributions import kl_divergence
 from .distribution.discrete import DiscreteVariable
 from .graph import run
 from .kernel import bound as kernel
-from .kernel.operator import attempted, is_fast
+from .kernel.handwritten import attempted, is_fast
 from .mode import Mode
 from .model.base import Model
 from .noise import Source

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from concretely.kernel import affine
-from concretely.kernel.operator import Operator
+from concretely.kernel.handwritten import Operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..distribution.discrete import DiscreteVariable
 from ..graph import run
 from ..kernel import nvil as kernel
-from ..kernel.operator import attempted, is_fast
+from ..kernel.handwritten import attempted, is_fast
 from ..mode import Discrete
 from ..model.base import Model
 from ..model.layer import Conditional

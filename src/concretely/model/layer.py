@@ -16,7 +16,8 @@ from ..distribution.variable import Variable
 from ..functional.cast import cast, compute_dtype
 from ..functional.peek import bool_or_none
 from ..kernel import affine, observed
-from ..kernel.operator import attempted, is_hidden
+from ..kernel.handwritten import attempted
+from ..kernel.operator import is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3

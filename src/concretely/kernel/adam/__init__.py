@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..operator import is_fast
+from ..handwritten import is_fast
 from . import naive
 from .naive import Book, Pace, corrections
 

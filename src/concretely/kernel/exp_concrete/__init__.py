@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from ..category.tile import fits
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
 from . import naive
 
 Squash = Literal["none", "simplex", "cube"]

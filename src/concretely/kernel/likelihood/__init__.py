@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
 from . import naive
 
 

@@ -3,7 +3,7 @@
 from jaxtyping import Int64
 from torch import Tensor
 
-from ..operator import is_fast
+from ..handwritten import is_fast
 from . import naive
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..adam import Pace, State
-from ..operator import is_fast
+from ..handwritten import is_fast
 from . import naive
 from .naive import ROUNDS, SMALL
 

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
 from . import naive
 
 

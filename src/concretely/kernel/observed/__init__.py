@@ -11,7 +11,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..affine import Factors, entered, multiplied, opened, product_of, suits
-from ..operator import is_fast, is_hidden, operator
+from ..handwritten import is_fast, operator
+from ..operator import is_hidden
 from . import naive
 
 

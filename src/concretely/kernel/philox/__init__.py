@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
 from . import cpu, naive
 
 

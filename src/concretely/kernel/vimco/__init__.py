@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
 from . import naive
 
 
