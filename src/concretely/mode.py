@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from .distribution.discrete import DiscreteVariable
 from .distribution.node import Node
 from .distribution.relaxation import Relaxation
-from .functional.draw import Drawn, summed
+from .functional.draw import Drawn, sum_axes
 from .functional.peek import bool_or_none, is_hidden
 from .functional.temperature import Temperature
 from .noise import Source
@@ -156,9 +156,9 @@ class Relaxed(Mode):
     ) -> Tensor:
         """The log density of the node behind a relaxed value, or the weighted log masses."""
         if not isinstance(distribution, DiscreteVariable):
-            return summed(distribution.log_prob(value), axes)
+            return sum_axes(distribution.log_prob(value), axes)
         if self.scored_by == "mass":
-            return summed(distribution.interpolated_log_prob(value, node), axes)
+            return sum_axes(distribution.interpolated_log_prob(value, node), axes)
         return _relaxed(name, distribution, self.temperature, self.noise).node_log_prob(value, axes, node=node)
 
 
@@ -200,8 +200,8 @@ class StraightThrough(Mode):
     ) -> Tensor:
         """The log mass, extended to a function with a gradient in the value."""
         if not isinstance(distribution, DiscreteVariable):
-            return summed(distribution.log_prob(value), axes)
-        return summed(distribution.interpolated_log_prob(value), axes)
+            return sum_axes(distribution.log_prob(value), axes)
+        return sum_axes(distribution.interpolated_log_prob(value), axes)
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ..
 def _log_mass(distribution: Distribution, value: Tensor, axes: int) -> Tensor:
     if isinstance(distribution, DiscreteVariable):
         return distribution.summed_log_prob(value, axes)
-    return summed(distribution.log_prob(value), axes)
+    return sum_axes(distribution.log_prob(value), axes)
 
 
 def _relaxed(name: str, mass: DiscreteVariable, temperature: Temperatures, noise: Noise = "gumbel") -> Relaxation:

@@ -1,6 +1,6 @@
 """Binary variables: the Bernoulli variable and its relaxation on the unit interval."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,10 +9,8 @@ from torch.distributions import constraints
 
 from ..functional import bernoulli
 from ..functional.cast import cast, to_float64
-from ..functional.draw import summed
 from ..functional.squash import Sigmoid
 from ..functional.temperature import Temperature
-from ..noise import Source
 from . import check
 from .discrete import DiscreteVariable
 from .logistic import Logistic
@@ -43,16 +41,9 @@ class Bernoulli(DiscreteVariable):
         """The Concrete variable with the same logits."""
         return BinaryConcrete(self.logits, temperature, validate_args=self._validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw standard logistic noise."""
-        return self._noise(bernoulli, sample_shape, generator)
-
-    def push(self, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """One where the noisy log-odds are not negative."""
-        return bernoulli.push(self.logits, self._shaped("noise", noise))
-
-    def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
-        return summed(cast(bernoulli.log_mass(value, self.logits), self.logits.dtype), axes)
+    @property
+    def _law(self) -> tuple[Any, Tensor, str]:
+        return bernoulli, self.logits, "bit"
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         return bernoulli.interpolated_log_mass(value, self.logits)

@@ -1,6 +1,6 @@
 """Categorical variables on one-hot vectors, and their relaxations on the simplex."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -9,11 +9,9 @@ from torch.distributions import constraints
 
 from ..functional import categorical
 from ..functional.cast import cast, to_float64
-from ..functional.draw import summed
 from ..functional.log_simplex import one_hot_argmax
 from ..functional.squash import Exponential
 from ..functional.temperature import Temperature
-from ..noise import Source
 from . import check
 from .constraint import one_hot, simplex
 from .discrete import DiscreteVariable
@@ -50,19 +48,12 @@ class OneHotCategorical(DiscreteVariable):
         """The logistic-normal variable with the same logits."""
         return LogisticNormal(self.logits, temperature, validate_args=self._validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw standard Gumbel noise for every category."""
-        return self._noise(categorical, sample_shape, generator)
-
-    def push(self, noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
-        """One at the largest noisy logit."""
-        return categorical.push(self.logits, self._shaped("noise", noise))
+    @property
+    def _law(self) -> tuple[Any, Tensor, str]:
+        return categorical, self.logits, "one-hot"
 
     def _log_probs(self) -> Tensor:
         return categorical.log_probs(self.logits)
-
-    def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
-        return summed(cast(categorical.log_mass(value.argmax(-1), self.logits), self.logits.dtype), axes)
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         return categorical.weighted(self._log_probs(), to_float64(value))

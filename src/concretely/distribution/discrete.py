@@ -2,15 +2,16 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from ..functional.cast import cast
-from ..functional.draw import Drawn
+from ..functional.cast import cast, compute_dtype
+from ..functional.draw import Drawn, draw_state, score_state
 from ..functional.temperature import Temperature
 from ..noise import Source
+from . import check
 from .variable import Variable
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ class DiscreteVariable(Variable, Distribution):
 
         They are best asked for summed over so many of the last batch axes.
         """
-        value = self.sample(sample_shape, generator=generator)
-        return Drawn(value, lambda: self._summed_log_mass(value, 0))
+        law, logits, squash = self._law
+        drawn = draw_state(law, logits, squash=squash, sample_shape=sample_shape, generator=generator, axes=axes)
+        return drawn._replace(value=self._from_law(drawn.value))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log mass of a value."""
@@ -66,9 +68,37 @@ class DiscreteVariable(Variable, Distribution):
         """The relaxation with the same logits by Gaussian noise, where there is one."""
         raise NotImplementedError(f"{type(self).__name__} has no relaxation by normal noise")
 
+    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
+        """Draw the noise behind so many samples: logistic if binary, else Gumbel for every category."""
+        law, logits, _ = self._law
+        shape, dtype = Size(sample_shape) + logits.shape, compute_dtype(logits.dtype)
+        noise: Tensor = law.noise(shape, dtype, device=logits.device, generator=generator)
+        return noise
+
+    def push(self, noise: Tensor) -> Tensor:
+        """The state that noise becomes: all of sampling but the randomness."""
+        law, logits, squash = self._law
+        event_shape = logits.shape[logits.dim() - law.category_axes :]
+        noise = check.as_shaped("noise", noise, batch_shape=self.batch_shape, event_shape=event_shape)
+        return self._from_law(law.push(logits, noise, squash))
+
+    @property
     @abstractmethod
+    def _law(self) -> tuple[Any, Tensor, str]:
+        """The functions of its family, such as the module `functional.bernoulli`, its logits there, and its states."""
+
+    def _from_law(self, state: Tensor) -> Tensor:
+        """A state as the functions of the family give it, as a value."""
+        return state
+
+    def _to_law(self, value: Tensor) -> Tensor:
+        """A value as the functions of the family take it."""
+        return value
+
     def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
         """The log mass of a value in the support, summed over the last batch axes, in the dtype of the logits."""
+        law, logits, squash = self._law
+        return score_state(law, self._to_law(value), logits, squash=squash, axes=axes)
 
     @abstractmethod
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:

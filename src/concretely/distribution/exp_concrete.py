@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..functional import exp_concrete, exp_logistic_normal
+from ..functional.normal import LOG_TWO_PI
 from ..functional.temperature import log
 from . import check
 from .constraint import log_simplex
@@ -69,5 +70,5 @@ class ExpLogisticNormal(Node):
     def entropy(self) -> Float[Tensor, "*batch"]:
         """The differential entropy, which the logits do not change."""
         n = self.event_shape[0]
-        spread = (1 + exp_logistic_normal.LOG_TWO_PI) / 2 - log(self._batch_temperature)
+        spread = (1 + LOG_TWO_PI) / 2 - log(self._batch_temperature)
         return self._filled((n - 1) * spread + math.log(n) / 2)

@@ -1,6 +1,6 @@
 """N-ary variables whose states are the corners of a hypercube, and their relaxations."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -8,12 +8,9 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..functional import bernoulli, categorical
-from ..functional.cast import cast
-from ..functional.draw import summed
-from ..functional.hypercube import category_of, corner_weights, mean_corner
+from ..functional.hypercube import corner_weights, mean_corner
 from ..functional.squash import Corners, Sigmoid
 from ..functional.temperature import Temperature
-from ..noise import Source
 from . import check
 from .binary import Bernoulli
 from .concrete import OneHotCategorical
@@ -91,24 +88,21 @@ class Hypercube(DiscreteVariable):
             return Bernoulli(self.logits.squeeze(-1), validate_args=False)
         return OneHotCategorical(self.logits, validate_args=False)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw the noise of the state: logistic if binary, else Gumbel for every category."""
-        return self.state.noise(sample_shape, generator=generator)
-
-    def push(self, noise: Float[Tensor, "..."]) -> Float[Tensor, "*shape bits"]:
-        """The corner of the state that noise becomes."""
-        return to_corner(self.state.push(noise), self.event_shape)
-
     @property
     def _is_binary(self) -> bool:
         return self.event_shape[0] == 1
 
-    def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
-        if self._is_binary:
-            log_mass = bernoulli.log_mass_of_sign(value.detach().squeeze(-1), self.logits.squeeze(-1))
-        else:
-            log_mass = categorical.log_mass(category_of(value), self.logits)
-        return summed(cast(log_mass, self.logits.dtype), axes)
+    @property
+    def _law(self) -> tuple[Any, Tensor, str]:
+        return (
+            (bernoulli, self.logits.squeeze(-1), "corner") if self._is_binary else (categorical, self.logits, "corner")
+        )
+
+    def _from_law(self, state: Tensor) -> Tensor:
+        return state.unsqueeze(-1) if self._is_binary else state
+
+    def _to_law(self, value: Tensor) -> Tensor:
+        return value.squeeze(-1) if self._is_binary else value
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         if self._is_binary:

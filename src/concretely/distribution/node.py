@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.cast import cast
-from ..functional.draw import Drawn, draw, score
+from ..functional.cast import cast, compute_dtype
+from ..functional.draw import Drawn, draw_node, score_node
 from ..functional.squash import Squashing
 from ..functional.temperature import Temperature, as_precise
 from ..noise import Source
@@ -50,7 +50,9 @@ class Node(Variable, Distribution):
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise behind so many samples."""
-        return self._noise(self.law, sample_shape, generator)
+        shape, dtype = Size(sample_shape) + self.logits.shape, compute_dtype(self.logits.dtype)
+        noise: Tensor = self.law.noise(shape, dtype, device=self.logits.device, generator=generator)
+        return noise
 
     def push(self, noise: Tensor) -> Tensor:
         """The value that noise becomes: all of sampling but the randomness."""
@@ -80,7 +82,7 @@ class Node(Variable, Distribution):
         They are best asked for summed over so many of the last batch axes.
         """
         self._require_density()
-        return draw(
+        return draw_node(
             self.law, *self._parameters, sample_shape=sample_shape, generator=generator, squashing=squashing, axes=axes
         )
 
@@ -90,7 +92,7 @@ class Node(Variable, Distribution):
 
     def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
         """The log density of a value in the support, summed over the last batch axes."""
-        return score(self.law, value, *self._parameters, axes=axes)
+        return score_node(self.law, value, *self._parameters, axes=axes)
 
     def log_prob_of_noise_(self, noise: Tensor) -> Tensor:
         """The log density of the value that noise becomes; the noise is overwritten."""
@@ -100,7 +102,7 @@ class Node(Variable, Distribution):
     @property
     def _parameters(self) -> tuple[Any, ...]:
         """What the functions of the law take beside a value or noise."""
-        return (self.logits,) if self._temperature is None else (self.logits, self._temperature)
+        return (self.logits,) if self._temperature is None else (self.logits, as_precise(self._temperature))
 
     @property
     def _batch_temperature(self) -> Temperature:

@@ -8,7 +8,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from ..functional.cast import cast, to_float64
-from ..functional.draw import Drawn, summed
+from ..functional.draw import Drawn, sum_axes
 from ..functional.squash import Score, Squashing
 from ..noise import Source
 from .discrete import DiscreteVariable
@@ -89,7 +89,7 @@ class Relaxation(Variable, Distribution):
         """
         if node is not None:
             return self.node.summed_log_prob(node, axes)
-        return summed(cast(self._score(value).log_density, self.logits.dtype), axes)
+        return sum_axes(cast(self._score(value).log_density, self.logits.dtype), axes)
 
     def _score(self, value: Tensor) -> Score:
         node = self.node

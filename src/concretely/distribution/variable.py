@@ -13,7 +13,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..functional.cast import cast, cast_in_order, compute_dtype
+from ..functional.cast import cast, cast_in_order
 from ..functional.draw import Drawn
 from ..functional.temperature import Temperature
 from ..noise import Source
@@ -73,13 +73,6 @@ class Variable(PyroMixin):
         new._batch_shape = Size(batch_shape)
         new.logits = self.logits.expand(new.batch_shape + self.logits.shape[len(self.batch_shape) :])
         return new
-
-    def _noise(self, law: Any, sample_shape: Sequence[int], generator: Source | None) -> Tensor:
-        """Noise of a law in the shape of values."""
-        shape = Size(sample_shape) + self.batch_shape + self.event_shape
-        dtype, device = compute_dtype(self.logits.dtype), self.logits.device
-        noise: Tensor = law.noise(shape, dtype, device=device, generator=generator)
-        return noise
 
     def _shaped(self, name: str, value: Tensor) -> Tensor:
         return check.as_shaped(name, value, batch_shape=self.batch_shape, event_shape=self.event_shape)

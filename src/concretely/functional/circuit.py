@@ -14,7 +14,7 @@ from ..noise import Source, uniform
 from ..spelling import nearest
 from . import logistic, normal
 from .cast import to_float64
-from .temperature import Temperature, as_precise, log
+from .temperature import Temperature, log
 
 
 def odd(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:
@@ -224,6 +224,7 @@ class Circuit:
 
     family: Family
     category_axes = 0
+    draw = score = None  # there is no kernel
 
     def noise(
         self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None
@@ -241,11 +242,11 @@ class Circuit:
 
     def noise_behind(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
         """The noise that a node was made of."""
-        return as_precise(temperature) * to_float64(value) - self.location(logits)
+        return temperature * to_float64(value) - self.location(logits)
 
     def log_density_of_noise(self, noise: Tensor, temperature: Temperature) -> Tensor:
         """The log density of the node that noise becomes."""
-        return self.family.log_density(noise) + log(as_precise(temperature))
+        return self.family.log_density(noise) + log(temperature)
 
     def log_density(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
         """The log density of a given node."""

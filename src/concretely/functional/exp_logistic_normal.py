@@ -7,20 +7,24 @@ See [maddison2017concrete], section 5.2 and appendix C.4.
 """
 
 import math
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64, Int64
 from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
+from ..kernel.category.tile import fits
+from ..kernel.operator import operator, row_sums
 from ..noise import normal as noise
 from . import normal
 from .invert import invert_noise
-from .log_simplex import noise_behind, push
+from .log_simplex import noise_behind, noise_of_key, push
 from .normal import LOG_TWO_PI
-from .temperature import Temperature, as_precise, log, over_categories
+from .squash import squashed
+from .temperature import Temperature, log, over_categories
 
-__all__ = ["log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push"]
+__all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
 
 category_axes = 1
 
@@ -31,7 +35,7 @@ NEWTON_STEPS = 30
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
     """The log density of the node that noise becomes."""
     n = noise.shape[-1]
-    constant = (n - 1) * (log(as_precise(temperature)) - LOG_TWO_PI / 2) - math.log(n) / 2
+    constant = (n - 1) * (log(temperature) - LOG_TWO_PI / 2) - math.log(n) / 2
     return constant - (noise - noise.mean(-1, keepdim=True)).square().sum(-1) / 2
 
 
@@ -39,7 +43,7 @@ def log_density(
     value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
 ) -> Float[Tensor, "*out"]:
     """The log density of a given node."""
-    noise = invert_noise(value, logits, over_categories(as_precise(temperature)), up_to_shift=True)
+    noise = invert_noise(value, logits, over_categories(temperature), up_to_shift=True)
     return log_density_of_noise(noise, temperature)
 
 
@@ -69,7 +73,7 @@ def log_density_at_edge(
     roots, weights = (torch.tensor(numbers, dtype=noise.dtype, device=noise.device) for numbers in (ROOTS, WEIGHTS))
     terms = log_integrand(peak + math.sqrt(2) * width * roots) + roots.square() + weights.log()
     log_integral = terms.logsumexp(-1) + (math.sqrt(2) * width).log().squeeze(-1)
-    constant = (left.squeeze(-1) - 1) * log(as_precise(temperature)) - left.squeeze(-1) * LOG_TWO_PI / 2
+    constant = (left.squeeze(-1) - 1) * log(temperature) - left.squeeze(-1) * LOG_TWO_PI / 2
     return constant - spread + log_integral
 
 
@@ -88,3 +92,45 @@ def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Te
         slope = left + (ratio * (point + ratio)).sum(-1, keepdim=True)
         peak = peak + (ratio.sum(-1, keepdim=True) - left * (peak + centre)) / slope
     return peak, slope.rsqrt()
+
+
+def _fits(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
+    return fits(samples * logits.shape[1], logits.shape[2])
+
+
+def _fits_nodes(node: Tensor, *_: Any) -> bool:
+    return fits(node.shape[1] * node.shape[2], node.shape[3])
+
+
+@operator("exp_logistic_normal_draw", kernel="exp_concrete", eligible=_fits, nondifferentiable=[2])
+def draw_gaussian(
+    logits: Float[Tensor, "members units n"],
+    temperature: Float64[Tensor, " members"],
+    key: Int64[Tensor, "members 2"],
+    samples: int,
+    squash: str,
+    length: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, what they are squashed to ("none", "simplex" or "cube"), and the log densities of the nodes.
+
+    The noise is that of a key for each member. Log densities are summed over rows of so many units.
+    """
+    _, units, n = logits.shape
+    drawn = noise_of_key(key, samples, units, n, gaussian=True)
+    node = push(logits.float().unsqueeze(1), temperature.float().view(-1, 1, 1), drawn)
+    log_density = log_density_of_noise(drawn, temperature.view(-1, 1, 1)).float()
+    return node, squashed(node, squash), row_sums(log_density, length)
+
+
+@operator("exp_logistic_normal_score", kernel="exp_concrete", eligible=_fits_nodes)
+def score_gaussian(
+    node: Float[Tensor, "members m units n"],
+    logits: Float[Tensor, "members units n"],
+    temperature: Float64[Tensor, " members"],
+    length: int = 1,
+) -> Float[Tensor, "members m rows"]:
+    """The log densities of given nodes, whose samples share their logits, summed over rows of so many units."""
+    return row_sums(log_density(node, logits.unsqueeze(1), temperature.view(-1, 1, 1)).float(), length)
+
+
+draw, score = draw_gaussian, score_gaussian

@@ -9,6 +9,7 @@ from .cast import to_float64
 __all__ = ["EULER", "log_density", "log_density_of_noise", "noise", "push"]
 
 category_axes = 0
+draw = score = None  # there is no kernel
 
 EULER = 0.57721566490153286061
 

@@ -1,11 +1,13 @@
 """What nodes on the logarithm of the simplex share: noisy logits over a temperature, normalised."""
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ..kernel.philox import naive as philox
+from ..noise import gumbel_of, normal_of, uniform_of
 from .cast import cast, compute_dtype, to_float64
-from .temperature import Temperature, as_precise, divide, over_categories
+from .temperature import Temperature, divide, over_categories
 
 
 def push(
@@ -15,7 +17,7 @@ def push(
     total = perturb(logits, noise)
     # with the largest at 0, a division by a small temperature leaves the limit and not a NaN
     total = total.sub_(total.detach().amax(-1, keepdim=True))
-    node = divide(total, over_categories(as_precise(temperature)), lambda total: one_hot_argmax(total).log())
+    node = divide(total, over_categories(temperature), lambda total: one_hot_argmax(total).log())
     return node - node.exp().sum(-1, keepdim=True).log()
 
 
@@ -35,5 +37,15 @@ def noise_behind(
     value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
 ) -> Float[Tensor, "*out n"]:
     """The noise of a node in float64, its smallest entry at 0."""
-    noise = over_categories(as_precise(temperature)) * to_float64(value) - to_float64(logits)
+    noise = over_categories(temperature) * to_float64(value) - to_float64(logits)
     return noise - noise.detach().amin(-1, keepdim=True)
+
+
+def noise_of_key(
+    key: Int64[Tensor, "members 2"], samples: int, units: int, n: int, *, gaussian: bool = False
+) -> Float[Tensor, "members m units n"]:
+    """Standard Gumbel or normal noise of keys; the four words of a place belong to four rows of categories."""
+    places = philox.quarter(samples * units)
+    fractions = philox.fractions(key, 4 * places * n, torch.float32, gaussian)
+    noise = normal_of(fractions) if gaussian else gumbel_of(uniform_of(fractions))
+    return noise.view(len(key), 4 * places, n)[:, : samples * units].reshape(len(key), samples, units, n)

@@ -183,6 +183,14 @@ class Corners(Squashing):
         return _score_on_simplex(weights, weights <= cell.last / 2, cell.border / 2, law, logits, temperature)
 
 
+def squashed(node: Float[Tensor, "*shape n"], name: str) -> Tensor:
+    """Nodes on the log simplex, squashed by the name that kernels use; empty if they are not."""
+    if name == "none":
+        return node.new_empty((len(node), 0))
+    squashing = Exponential() if name == "simplex" else Corners(node.shape[-1])
+    return squashing(node, torch.float32)
+
+
 def _score_on_simplex(
     value: Float[Tensor, "*shape n"],
     lost: Bool[Tensor, "*shape n"],
