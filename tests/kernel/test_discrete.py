@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from concretely.kernel.discrete import Squash, naive
 from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely.distribution import OneHotCategorical, Hypercube
+from concretely.distribution import Hypercube, OneHotCategorical
 from concretely.kernel import discrete
-from concretely.kernel.discrete import Squash, naive
 from tests.kernel import opcheck
 from tests.kernel.test_exp_concrete import DEVICE, SIZES, given, needs_triton, noise, typed
 

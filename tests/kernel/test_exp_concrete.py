@@ -17,8 +17,8 @@ from concretely.distribution import (
     HypercubeLogisticNormal,
     LogisticNormal,
 )
-from concretely.functional.edge import smallest
 from concretely.distribution.hypercube import corners
+from concretely.functional.edge import smallest
 from concretely.kernel import exp_concrete
 from concretely.kernel.category import tile
 from concretely.kernel.exp_concrete import Squash, naive

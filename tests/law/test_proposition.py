@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import concretely as c
+from concretely.functional.edge import near_one, near_zero
 from tests.budget import assert_frequency, assert_mean, assert_uniform
 from tests.cases import DTYPES
 
@@ -22,11 +23,22 @@ def test_draws_on_the_line_follow_the_distribution_function(
     logits = torch.tensor(logit, dtype=dtype)
     for variable in (
         c.Logistic(logits, temperature),
-        c.BinaryConcrete(logits, temperature),
         *(c.CircuitNode(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
-        *(c.BinaryCircuit(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
     ):
         assert_uniform(variable.cdf(variable.sample((DRAWS,))), f"{variable} {logit}")
+    for variable in (
+        c.BinaryConcrete(logits, temperature),
+        *(c.BinaryCircuit(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
+    ):
+        # draws on the edge have a cell in common, of which only the probability is known
+        value, low, high = variable.sample((DRAWS,)), near_zero(dtype), near_one(dtype)
+        lower, upper = value.double() <= low.last, value.double() >= 1 - high.last
+        wide = variable.node.cdf(torch.tensor([low.border, 1 - high.border], dtype=torch.float64).logit())
+        assert_frequency(int(lower.sum()), of=DRAWS, probability=wide[0].item())
+        assert_frequency(int(upper.sum()), of=DRAWS, probability=1 - wide[1].item())
+        for threshold in (1e-6, 0.01, 0.3, 0.5, 0.9):
+            below = variable.cdf(torch.tensor(threshold, dtype=dtype)).item()
+            assert_frequency(int((value <= threshold).sum()), of=DRAWS, probability=below)
     gumbel = c.Gumbel(logits)
     assert_uniform(gumbel.cdf(gumbel.sample((DRAWS,))), "Gumbel")
 
