@@ -9,6 +9,8 @@ CHECKED = bool(os.environ.get("CONCRETELY_CHECKED"))
 if CHECKED:
     from jaxtyping import install_import_hook
 
+    import tests.checker  # noqa: F401 (the hook is given its name)
+
     install_import_hook("concretely", "tests.checker.checked")
 
 
