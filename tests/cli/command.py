@@ -1,8 +1,10 @@
 """The command as a user calls it, without a process of its own."""
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from typer.testing import CliRunner
 
@@ -19,12 +21,14 @@ def call(*arguments: str) -> tuple[int, str, str]:
     return result.exit_code, *plain
 
 
-def modules_after(*arguments: str) -> set[str]:
-    """The modules that a fresh interpreter has imported once the command is done."""
+def modules_after(*commands: Sequence[str]) -> set[str]:
+    """The modules that a fresh interpreter has imported once the commands are done."""
     program = (
-        "import sys; from concretely.cli import app; app(sys.argv[1:], standalone_mode=False); print(*sys.modules)"
+        "import sys, json; from concretely.cli import app; "
+        "[app(words, standalone_mode=False) for words in json.loads(sys.argv[1])]; print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    call = [sys.executable, "-c", program, json.dumps(commands)]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
 
 

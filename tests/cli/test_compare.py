@@ -7,7 +7,7 @@ import pytest
 
 from .command import call, modules_after
 
-pytestmark = pytest.mark.unchecked
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 @pytest.fixture
@@ -57,4 +57,4 @@ def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> 
 
 
 def test_comparing_needs_no_torch(scored: Path) -> None:
-    assert not {"torch", "numpy", "matplotlib"} & modules_after("compare", str(scored))
+    assert not {"torch", "numpy", "matplotlib"} & modules_after(("compare", str(scored)))

@@ -21,7 +21,7 @@ from concretely.training.run import restored
 from .command import call
 from .conftest import STEPS
 
-pytestmark = pytest.mark.unchecked
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -109,6 +109,6 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_drawing_leaves_the_global_state_of_pyplot_alone(tmp_path: Path) -> None:
-    modules = modules_after("figure", "binary", "--temperature", "1", "--out", str(tmp_path))
+    modules = modules_after(("figure", "binary", "--temperature", "1", "--out", str(tmp_path)))
     assert "matplotlib.figure" in modules
     assert "matplotlib.pyplot" not in modules

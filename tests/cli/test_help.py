@@ -11,7 +11,7 @@ from concretely.cli import app
 
 from .command import call, modules_after
 
-pytestmark = pytest.mark.unchecked
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 FIRST = ["train", "evaluate", "sample", "study", "cite"]
 """Verbs whose examples go on with what the one before has left."""
@@ -35,6 +35,7 @@ def example(*verb: str) -> list[str]:
     return found.split()  # also where the line was too long
 
 
+@pytest.mark.slow
 def test_the_example_of_each_help_works_in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ordered = sorted(VERBS, key=lambda verb: FIRST.index(verb[0]) if verb and verb[0] in FIRST else len(FIRST))
@@ -53,8 +54,7 @@ def test_the_example_of_each_help_works_in_an_empty_folder(tmp_path: Path, monke
     assert {path.name for path in Path("out").iterdir()} >= {"train", "sample", "study", "figure"}
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
-def test_help_imports_neither_torch_nor_matplotlib(verb: tuple[str, ...]) -> None:
-    modules = modules_after(*verb, "--help")
+def test_no_help_imports_torch_or_matplotlib() -> None:
+    modules = modules_after(*((*verb, "--help") for verb in VERBS))
     assert "concretely.cli.figure" in modules
     assert not {"torch", "numpy", "matplotlib"} & modules

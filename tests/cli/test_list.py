@@ -18,7 +18,7 @@ from concretely.training.run import restored
 
 from .command import call
 
-pytestmark = pytest.mark.unchecked
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 TINY = ("train", "4H-64V", "--steps", "20", "--batch", "8", "--score-samples", "3")
 LISTS = ("--seed", "0..1", "--lr", "1e-3,1e-2")

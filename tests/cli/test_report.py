@@ -10,7 +10,7 @@ from concretely.report.record import read
 
 from .command import call
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
+pytestmark = pytest.mark.usefixtures("tables", "blank_pictures")
 
 
 def test_a_folder_of_runs_is_the_same_for_training_and_for_the_report() -> None:

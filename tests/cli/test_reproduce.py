@@ -19,7 +19,7 @@ from concretely.training.member import Member
 
 from .command import call, change, lines
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
+pytestmark = pytest.mark.usefixtures("tables", "blank_pictures")
 
 
 def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[str]) -> None:
@@ -315,6 +315,7 @@ def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> 
     assert len(trained) == 2
 
 
+@pytest.mark.drawn
 def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> None:
     code, stdout, stderr = call("reproduce", "warm")
     assert code == 0, stderr
@@ -334,6 +335,7 @@ def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> N
     assert (len(trained), files[1].read_bytes()) == (2, before)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
 def test_figures_without_training_are_those_of_the_figure_verb(name: str) -> None:
     code, stdout, _ = call("reproduce", name)

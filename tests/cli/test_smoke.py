@@ -13,7 +13,7 @@ from concretely.training import run
 
 from .command import call
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
+pytestmark = pytest.mark.usefixtures("tables", "blank_pictures")
 
 PAPER = recipe.FOLDER
 

@@ -16,7 +16,7 @@ from concretely.training.recipe import read, resolve
 
 from .command import call
 
-pytestmark = pytest.mark.unchecked
+pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 GRID = ("--lr", "1e-3,3e-2", "--weight-decay", "0,1")
 SMALL = ("sweep", "6H-64V", "--steps", "20", "--score-samples", "10")
