@@ -27,7 +27,7 @@ from .section import WHEN
 FILE = "recipe.toml"
 """The name under which a run keeps its recipe."""
 
-PROTOCOLS = {path.stem: path for path in sorted((Path(__file__).parent / "protocol").glob("*.toml"))}
+PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "preset").glob("*.toml"))}
 """Recipes that come with the library, by their names; they say nothing of the model or the data."""
 
 Temperature = float | Annealing
@@ -36,7 +36,7 @@ Temperature = float | Annealing
 class Method(NamedTuple):
     """What a recipe must know of an estimator."""
 
-    cools: bool = False
+    has_temperature: bool = False
     """Whether it has a temperature."""
     relaxes: bool = False
     """Whether it runs the relaxed graph, whose bound is another than that of the discrete one."""
@@ -45,11 +45,11 @@ class Method(NamedTuple):
 
 
 ESTIMATORS = {
-    "concrete": Method(cools=True, relaxes=True),
-    "logistic-normal": Method(cools=True, relaxes=True),
-    "gumbel-softmax": Method(cools=True, relaxes=True),
+    "concrete": Method(has_temperature=True, relaxes=True),
+    "logistic-normal": Method(has_temperature=True, relaxes=True),
+    "gumbel-softmax": Method(has_temperature=True, relaxes=True),
     "straight-through": Method(),
-    "straight-through-gumbel-softmax": Method(cools=True),
+    "straight-through-gumbel-softmax": Method(has_temperature=True),
     "score": Method(),
     "rloo": Method(samples=2),
     "nvil": Method(),
@@ -115,7 +115,7 @@ class Recipe:
         _require(
             self.samples >= least, "samples", f"be at least {least} for estimator {self.estimator!r}", self.samples
         )
-        for name, there in (("temperature", self.method.cools), ("prior_temperature", self._has_prior_temperature)):
+        for name, there in (("temperature", self.method.has_temperature), ("prior_temperature", self._has_prior_temperature)):
             _require_temperature(name, getattr(self, name), there=there, recipe=self)
         _require(
             self.validate == 0 or self.train_on == "train", "validate", "be 0 to train on the whole", self.validate
@@ -158,7 +158,7 @@ class Recipe:
 
     @property
     def _has_prior_temperature(self) -> bool:
-        return self.estimator in _PRIOR_COOLS and self.architecture.context is None
+        return self.estimator in _HAVE_PRIOR_TEMPERATURE and self.architecture.context is None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -168,10 +168,10 @@ def read(path: Path) -> dict[str, Any]:
     {'steps': 10000000, 'batch': 64, 'lr_schedule': 'constant'}
     """
     try:
-        given = tomllib.loads(PROTOCOLS.get(str(path), path).read_text(encoding="utf-8"))
+        given = tomllib.loads(PRESETS.get(str(path), path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        known = " or ".join(PROTOCOLS)
+        known = " or ".join(PRESETS)
         raise ValueError(f"recipe must be {known}, or a file that can be read, got {str(path)!r}: {why}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
@@ -277,8 +277,8 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
         "train_on": "train",
         "estimator": estimator,
         "samples": _samples(estimator),
-        "temperature": temperature if method.cools else None,
-        "prior_temperature": prior if estimator in _PRIOR_COOLS and not predicts else None,
+        "temperature": temperature if method.has_temperature else None,
+        "prior_temperature": prior if estimator in _HAVE_PRIOR_TEMPERATURE and not predicts else None,
         "steps": steps,
         "batch": 64,
         "optimizer": "adam",
@@ -292,7 +292,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
     }
 
 
-_PRIOR_COOLS = ("concrete", "logistic-normal")
+_HAVE_PRIOR_TEMPERATURE = ("concrete", "logistic-normal")
 """The estimators that score latents under p at a temperature of its own."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
@@ -389,6 +389,6 @@ def _require_temperature(name: str, temperature: Temperature | None, *, there: b
         return
     if not there:
         why = f"estimator {recipe.estimator!r} has none"
-        if recipe.estimator in _PRIOR_COOLS:
+        if recipe.estimator in _HAVE_PRIOR_TEMPERATURE:
             why = f"{recipe.notation} has no prior over its latents"
         raise ValueError(f"{name} must be left out, as {why}, got {_plain(temperature)!r}")

@@ -1,11 +1,11 @@
-"""Bits gathered and unpacked in one pass."""
+"""Gathers and unpacks batches of bits in one pass."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import rows
+from .operator import rows
 
 BLOCK = 1024
 
@@ -22,7 +22,7 @@ def _unpack(packed, index, out, batch, width, columns, stride, BLOCK: tl.constex
 
 
 def unpack(packed: Tensor, index: Tensor, width: int) -> Tensor:
-    """The bits of some points of every member."""
+    """The bits of the indexed points of every member as float32."""
     members, batch = index.shape
     out = torch.empty((members, batch, width), dtype=torch.float32, device=packed.device)
     packed = rows(packed)

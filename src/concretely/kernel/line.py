@@ -1,4 +1,7 @@
-"""A line in one launch, by one program: it is short, and all of it must be read before the cursor moves."""
+"""Reads a line of a step table in one launch.
+
+One program does it: a line is short, and all of it must be read before the cursor moves.
+"""
 
 import triton
 import triton.language as tl
@@ -18,7 +21,7 @@ def _read(line, table, cursor, width, BLOCK: tl.constexpr):
 
 
 def read_(line: Tensor, table: Tensor, cursor: Tensor) -> None:
-    """Read the line at the cursor, and move the cursor to the next."""
+    """Copy the line at the cursor, and move the cursor to the next line."""
     width = table.shape[1]
     block = min(triton.next_power_of_2(width), BLOCK)
     _read[1,](line, table, cursor, width, BLOCK=block, num_warps=max(1, min(block // 128, 16)))
