@@ -149,13 +149,13 @@ def test_a_recipe_ends_when_its_seconds_are_over(dots: Dataset) -> None:
     settings = resolve(notation="4H~12V", steps=10**6, batch=8)
     ended = recipe.Run(recipe.Case("paper", {}, seconds=0.1), settings, dots)
     ended.begin()
-    assert (ended.ensemble.step, ended.seconds) == (recipe.FIRST, 0.0)
+    assert (ended.engine.step, ended.seconds) == (recipe.FIRST, 0.0)
     looks = 0
     while ended.goes_on:
         ended.advance(2)
         looks += 1
     assert 1 <= looks <= 3
-    assert recipe.FIRST < ended.ensemble.step < 10**6
+    assert recipe.FIRST < ended.engine.step < 10**6
     assert ended.seconds > 0.09
 
 

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from concretely.data import Bits, Dataset
 from concretely.training import checkpoint
+from concretely.training.engine import Engine
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
 from concretely.training.run import Run
-from concretely.training.trainer import Row
+from concretely.training.train_state import Row, TrainState
 
 
 def data() -> Dataset:
@@ -36,6 +37,11 @@ def trained(folder: Path, *, stop: int | None = None, seconds: float = 60.0, **g
         return stop is not None and len(taken) >= stop
 
     return train(recipe(**given), folder, data=data(), checkpoint_seconds=seconds, stop=asked)
+
+
+def advance(state: TrainState, until: int) -> None:
+    """Take steps with a run alone."""
+    Engine([state]).advance(until)
 
 
 def timeless(run: Run) -> tuple[Row, ...]:

@@ -15,8 +15,8 @@ from .list import brief, choices, differing, named, title
 from .member import (
     DIVERGED,
     Wish,
+    dry_run,
     interrupted,
-    rehearse,
     require_different,
     require_fitting,
     require_no_longer,
@@ -78,7 +78,7 @@ def sweep(
         require_no_longer(member)
     with refusing():
         data = loaded(recipes[0])
-        rehearse(recipes[0], data, on=on)
+        dry_run(recipes[0], data, on=on)
     prepare(folder)
     console(err=True).print(f"{len(members)} members in {folder}\n{data.source}", markup=False, style="dim")
     try:

@@ -98,7 +98,7 @@ def _adam(
 
 def adam_(
     parameters: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], gradients: list[Tensor], decays: list[bool],
-    rate: Tensor, decay: Tensor, mean: Tensor, spread: Tensor, *, beta1: float, beta2: float, epsilon: float,
+    rate: Tensor, decay: Tensor, mean: Tensor, spread: Tensor, beta1: float, beta2: float, epsilon: float,
 ) -> None:  # fmt: skip
     """Take a step of Adam; `decays` says which of the parameters have an L2 penalty."""
     sizes = [each[0].numel() for each in parameters]

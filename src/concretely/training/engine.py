@@ -22,6 +22,8 @@ from .rng import Purpose
 from .step_table import StepTable
 from .train_state import GAP_INTERVAL, MemberLoss, TrainState, joined
 
+Tensors = dict[str, Tensor]
+
 
 class Engine:
     """Takes the steps of runs that have all come to the same step.
@@ -91,7 +93,7 @@ class _Program:
         self._ones = torch.ones(len(runs), device=first.device)
         self._take: Callable[[], None] = self._step
         self._take_with_gap: Callable[[], None] = lambda: self._step(gap=True)
-        if first.device.type == "cuda":
+        if vmapped and first.device.type == "cuda":
             from .capture import Captured
 
             stream = torch.cuda.Stream(first.device)
@@ -138,8 +140,8 @@ class _Program:
             found: Tensor = function(bits[0], Keys(keys[:, 0]), tuple(temperatures[:, 0].tolist()))
             return found.unsqueeze(0)
 
-        def of_member(parameters: object, buffers: object, bits: Tensor, keys: Tensor, warm: Tensor) -> Tensor:
-            loss: Tensor = functional_call(function, (parameters, buffers), (bits, Keys(keys), tuple(warm)))
+        def of_member(parameters: Tensors, buffers: Tensors, bits: Tensor, keys: Tensor, pair: Tensor) -> Tensor:
+            loss: Tensor = functional_call(function, (parameters, buffers), (bits, Keys(keys), tuple(pair)))
             return loss
 
         stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1))(
@@ -153,7 +155,9 @@ class _Program:
         deferred = {name: factors.get(leaf.data_ptr()) for name, leaf in self._leaves.items()} if factors else {}
         if self._recipe.optimizer == "muon":
             matrices = [name for name, decays in self._decays.items() if decays]
-            products = [pair.product if (pair := deferred.pop(name, None)) else gradients.pop(name) for name in matrices]
+            products = [
+                pair.product if (pair := deferred.pop(name, None)) else gradients.pop(name) for name in matrices
+            ]
             muon_([states[name] for name in matrices], products, sizes)
         for name, pair in deferred.items():
             if pair is not None:  # one after the other, so that the product is read before it leaves the cache

@@ -19,8 +19,8 @@ from ..estimator import (
 )
 from ..model import Model
 from ..schedule import Annealing
-from .rng import Purpose, generator_of
 from .recipe import Recipe, Temperature
+from .rng import Purpose, generator_of
 
 Temperatures = tuple[float | Tensor, float | Tensor]
 """The temperatures at which latents are drawn and scored."""
@@ -48,7 +48,7 @@ def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Es
 
 
 def _initialise(estimator: NVIL, generator: torch.Generator) -> None:
-    """Draw the weights of the baselines as torch does, but from a generator of our own: threads share the global one."""
+    """Draw the weights of the baselines as torch does, but not from the global generator, which threads share."""
     for module in estimator.modules():
         if isinstance(module, nn.Linear):
             edge = module.in_features**-0.5

@@ -90,15 +90,17 @@ def adam_(
     if is_fast(states[0].parameter):
         from ..kernel import adam as kernel
 
-        parts = (list(part) for part in zip(*states, strict=True))
-        constants = {"beta1": BETA1, "beta2": BETA2, "epsilon": EPSILON}
-        kernel.adam_(*parts, list(gradients), list(decays), *sizes[:4], **constants)
+        parameters, firsts, seconds = (list(part) for part in zip(*states, strict=True))
+        slopes, constants = list(gradients), (BETA1, BETA2, EPSILON)
+        kernel.adam_(parameters, firsts, seconds, slopes, list(decays), *sizes[:4], *constants)
         return
     rates, factors, steps = (part.tolist() for part in (sizes.rate, sizes.decay, sizes.step))
     for member in (member for member, rate in enumerate(rates) if rate != 0):
         for penalty in sorted({factors[member] * decay for decay in decays}):
             chosen = [k for k, decay in enumerate(decays) if factors[member] * decay == penalty]
-            parameters, firsts, seconds = ([part[member] for part in parts] for parts in zip(*(states[k] for k in chosen)))
+            parameters, firsts, seconds = (
+                [part[member] for part in parts] for parts in zip(*(states[k] for k in chosen), strict=True)
+            )
             adam(
                 parameters,
                 [gradients[k][member].contiguous() for k in chosen],

@@ -115,7 +115,10 @@ class Recipe:
         _require(
             self.samples >= least, "samples", f"be at least {least} for estimator {self.estimator!r}", self.samples
         )
-        for name, there in (("temperature", self.method.has_temperature), ("prior_temperature", self._has_prior_temperature)):
+        for name, there in (
+            ("temperature", self.method.has_temperature),
+            ("prior_temperature", self._has_prior_temperature),
+        ):
             _require_temperature(name, getattr(self, name), there=there, recipe=self)
         _require(
             self.validate == 0 or self.train_on == "train", "validate", "be 0 to train on the whole", self.validate

@@ -47,7 +47,8 @@ class StepTable:
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         views = {name: part[0] for name, part in self._split(self._line).items()}
         self._index, self._keys = views["index"], {Purpose.NOISE: views["noise"], Purpose.GAP: views["gap"]}
-        self.sizes = StepSizes(*views["numbers"][:4], views["step"])
+        rate, decay, mean, spread = views["numbers"][:4]
+        self.sizes = StepSizes(rate, decay, mean, spread, views["step"])
         """How far every member moves at the current step."""
         self.temperatures: Float64[Tensor, "2 members"] = views["numbers"][4:]
         """The temperatures at which latents are drawn and scored at the current step."""
@@ -82,7 +83,7 @@ class StepTable:
         if is_fast(self._packed):
             from ..kernel import bits as kernel
 
-            return kernel.unpack(self._packed.expand(len(self._index), -1, -1), self._index, self.width)
+            return kernel.unpack(self._packed, self._index, self.width)
         return unpack(self._packed[self._index], self.width).float()
 
     def keys(self, purpose: Purpose) -> Int64[Tensor, "draws members 2"]:

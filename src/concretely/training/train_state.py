@@ -196,7 +196,9 @@ class TrainState:
     def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
         """Go back to a checkpoint."""
         own = self.tensors()
-        self.best = {name.removeprefix("best/"): t.to(self.device) for name, t in tensors.items() if name[:5] == "best/"}
+        self.best = {
+            name.removeprefix("best/"): t.to(self.device) for name, t in tensors.items() if name[:5] == "best/"
+        }
         for name, tensor in own.items():
             if not name.startswith("best/"):
                 tensor.copy_(tensors[name])
