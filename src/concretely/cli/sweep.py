@@ -9,7 +9,7 @@ import typer
 
 from ..file import draft
 from ..training.member import DIFFERENT, OF_DATA, Member
-from ..training.recipe import said_of
+from ..training.recipe import section_settings
 from .flags import loaded, resolved, with_recipe
 from .list import brief, choices, differing, named, title
 from .member import (
@@ -62,7 +62,7 @@ def sweep(
     """
     require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
     with refusing():
-        said = said_of(given if notation is None else {**given, "notation": notation})
+        said = section_settings(given if notation is None else {**given, "notation": notation})
         wished = choices({**{key: values for key, values in GRID.items() if key not in said}, **given})
     recipes = [resolved(notation, choice) for choice in wished]
     for name in OF_DATA:

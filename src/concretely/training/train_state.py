@@ -58,8 +58,17 @@ def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
 
 def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
     """The inputs of a model from the bits of data points: x, or the context and x."""
+    return _inputs(bits, _context(recipe))
+
+
+def _context(recipe: Recipe) -> int | None:
+    """The number of bits of the context, if there is one."""
     context = recipe.architecture.context
-    return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
+    return None if context is None else context.units
+
+
+def _inputs(bits: Tensor, context: int | None) -> tuple[Tensor, ...]:
+    return (bits,) if context is None else (bits[..., :context], bits[..., context:])
 
 
 class MemberLoss(nn.Module):
@@ -70,10 +79,11 @@ class MemberLoss(nn.Module):
         self.model, self.estimator, self.recipe = model, estimator, recipe
         self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Score)
         self._temperatures: Temperatures | None = None  # those of the estimator
+        self._context = _context(recipe)
 
     def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
         """The loss at the given temperatures, with noise from the given keys."""
-        inputs, estimator = inputs_of(self.recipe, bits), self._estimator_at(temperatures)
+        inputs, estimator = _inputs(bits, self._context), self._estimator_at(temperatures)
         return estimate(self.model, *inputs, estimator=estimator, samples=self.recipe.samples, generator=keys).loss
 
     def _estimator_at(self, temperatures: Temperatures) -> Estimator:
