@@ -19,8 +19,8 @@ import torch
 
 from concretely.data import Dataset
 from concretely.evaluation.likelihood import _suitable, evaluate
-from concretely.training.agenda import LINES
-from concretely.training.ensemble import Ensemble
+from concretely.training.engine import Engine
+from concretely.training.step_table import LINES
 
 from .. import record
 from ..timing import Spread
@@ -34,9 +34,9 @@ ROUNDS = 5
 TURN_SECONDS = 0.02
 """The least that a turn lasts with all kernels."""
 WARM_UP = 40
-"""Steps before the first turn, in which both programs of an ensemble are recorded: one of them runs in every tenth."""
+"""Steps before the first turn, in which both programs of an engine are captured: one of them runs in every tenth."""
 PLAIN = 32
-"""Steps of a turn where the program could not be recorded, and takes far longer."""
+"""Steps of a turn where the program could not be captured, and takes far longer."""
 POINTS, SAMPLES = 200, 50_000
 
 
@@ -78,23 +78,22 @@ class Step:
         return {"work": "step", **vars(self)}
 
     def run(self, switch: str | None, device: torch.device, quick: bool) -> Run:
-        """An ensemble that has taken its first steps."""
+        """An engine that has taken its first steps."""
         given = {"batch": self.batch, "samples": self.samples, "estimator": self.estimator}
         recipe = work.recipe(self.notation, optimizer=self.optimizer, **given)
-        ensemble = Ensemble(work.trainers(recipe, _data(recipe.width, device), members=self.members, device=device))
+        engine = Engine(work.states(recipe, _data(recipe.width, device), members=self.members, device=device))
         with off(switch), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with counted() as calls:
-                work.taken(ensemble, 1)
-            work.taken(ensemble, 1 if quick else WARM_UP - 1)
-        programs = (ensemble._take, ensemble._take_and_look)
-        captured = None if device.type != "cuda" else not any(program._fails for program in programs)
+                work.taken(engine, 1)
+            work.taken(engine, 1 if quick else WARM_UP - 1)
+        captured = engine.is_captured
 
         def turn(steps: int) -> None:
-            with off(switch):  # a program that could not be recorded asks again in every step
-                work.taken(ensemble, steps)
+            with off(switch):  # a program that could not be captured asks again in every step
+                work.taken(engine, steps)
 
-        bound = sum(trainer.bound() for trainer in ensemble.trainers) / self.members
+        bound = sum(run.bound() for run in engine.runs) / self.members
         times = 2 if quick else PLAIN if captured is False else LINES
         warned = tuple(dict.fromkeys((str(each.message).splitlines() or [""])[0] for each in caught))
         return Run(turn, times, calls, bound, captured, warned)

@@ -22,14 +22,14 @@ from concretely.training.capture import WARM_UPS
 from concretely.training.engine import Engine
 from concretely.training.recipe import Recipe, read, resolve
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.train_state import WATCHED, TrainState
+from concretely.training.train_state import GAP_INTERVAL, TrainState
 
 from ..timing import Spread
 from . import asked, kernel, turn, work
 from .asked import Asked
 from .turn import Say
 
-FIRST = WATCHED * WARM_UPS + 1
+FIRST = GAP_INTERVAL * WARM_UPS + 1
 """The steps before the clock starts: the last of them records the rarer of the two programs."""
 
 HORIZON = 0.05

@@ -9,13 +9,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from concretely.distribution.binary import Bernoulli
-from concretely.kernel import affine, muon
+from concretely.kernel import affine
 from concretely.kernel.operator import has_triton
 from concretely.model import layer
+from concretely.training import optimizer, step_table
 
 KERNELS = (
     "adam",
@@ -26,7 +26,6 @@ KERNELS = (
     "discrete",
     "exp_concrete",
     "likelihood",
-    "line",
     "logistic",
     "muon",
     "nvil",
@@ -35,6 +34,9 @@ KERNELS = (
     "vimco",
 )
 """The modules that have kernels. Those of `bound` include the loss, of `exp_concrete` the logistic-normal node."""
+
+IN_PLACE = ("adam", "bits", "muon")
+"""The kernels of a training step that are no operators of torch."""
 
 LAYERS, ALL = "layers", "all"
 """Two more switches: layers by modules of torch, without `affine` and `observed`; and every kernel at once."""
@@ -61,7 +63,7 @@ def counted() -> Iterator[Counter[str]]:
     calls: Counter[str] = Counter()
     with ExitStack() as stack:
         for name in KERNELS if has_triton() else ():
-            module = import_module(f"concretely.kernel.{name}.triton")
+            module = import_module(f"concretely.kernel.{name}" + ".triton" * (name not in IN_PLACE))
             for attribute, function in vars(module).copy().items():
                 is_own = inspect.isfunction(function) and function.__module__ == module.__name__
                 if is_own and not attribute.startswith("_"):
@@ -84,6 +86,10 @@ def off(switch: str | None) -> Iterator[None]:
 
 
 def _patches(name: str) -> Iterator[AbstractContextManager[Any]]:
+    if name in IN_PLACE:
+        without = _without(name, optimizer.kernels)
+        yield from (mock.patch.object(module, "kernels", without) for module in (optimizer, step_table))
+        return
     module: ModuleType = import_module(f"concretely.kernel.{name}")
     match name:
         case "affine":  # the layers ask the same function as the operator: leave it, or `observed` would be off too
@@ -93,8 +99,6 @@ def _patches(name: str) -> Iterator[AbstractContextManager[Any]]:
             yield mock.patch.object(layer.Visible, "forward", _written)
         case _:
             yield mock.patch.object(module, "is_fast", _never)
-    if name == "muon":  # its identity matrix is made on the CPU, which a CUDA graph cannot record
-        yield mock.patch.object(muon.naive, "polynomial", _on_device(muon.naive.polynomial))
 
 
 def _never(*tensors: Tensor) -> bool:
@@ -109,12 +113,8 @@ def _counting(function: Callable[..., Any], name: str, calls: Counter[str]) -> C
     return counting
 
 
-def _on_device(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def on_device(tensor: Tensor) -> Tensor:
-        with torch.device(tensor.device):
-            return function(tensor)
-
-    return on_device
+def _without(name: str, kernels: Callable[[str, Tensor], Any]) -> Callable[[str, Tensor], Any]:
+    return lambda each, tensor: None if each == name else kernels(each, tensor)
 
 
 def _written(visible: layer.Visible, state: Tensor) -> Bernoulli:

@@ -18,7 +18,7 @@ from torch import Tensor, empty
 import concretely.kernel
 
 FOLDER = Path(concretely.kernel.__file__).parent
-OPERATIONS = [*sorted(path.parent.name for path in FOLDER.glob("*/triton.py")), "adam", "bits", "line", "muon"]
+OPERATIONS = [*sorted(path.parent.name for path in FOLDER.glob("*/triton.py")), "adam", "bits", "muon"]
 SIZES = [(1, 1, 1), (3, 5, 7), (2, 50, 200)]
 """Members, samples and units: what is 1 is a constant to the compiler, and of what 16 divides it knows."""
 MANY = [48, 50, 200_000]
@@ -184,12 +184,6 @@ def bound(kernels: Any) -> None:
                 kernels.loss([log_w] * added, [log_w] * subtracted, averages)
                 for credit in ([], [log_w] * subtracted):
                     kernels.loss_backward(log_w[:, 0, 0], log_w, log_w[:, 0], credit, averages)
-
-
-def line(kernels: Any) -> None:
-    for width in (1, 300, 5000):
-        table = empty(5, width, dtype=torch.int64)
-        kernels.read_(table[:1], table, table[0, :1])
 
 
 def nvil(kernels: Any) -> None:

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from unittest import mock
 
 import pytest
 
+from concretely.training import optimizer
+
 
 @contextmanager
-def taken(module: ModuleType, path: str) -> Iterator[None]:
-    """Let a module use its kernels ("fast") or its definitions ("plain"), wherever the tensors are."""
+def taken(path: str) -> Iterator[None]:
+    """Use kernels ("fast") or definitions ("plain"), wherever the tensors are."""
     if path == "fast":
         pytest.importorskip("triton")
-    with mock.patch.object(module, "is_fast", return_value=path == "fast"):
+    with mock.patch.object(optimizer, "is_fast", return_value=path == "fast"):
         yield

@@ -38,7 +38,8 @@ class Captured:
     def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
         self._function, self._stream, self._calls = function, stream, 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._fails = False
+        self.is_possible = True
+        """Whether the work could be captured, as far as is known."""
 
     def __call__(self) -> None:
         """Do the work, or launch it."""
@@ -49,7 +50,7 @@ class Captured:
         elif self._calls < WARM_UPS:
             self._calls += 1
             self._plainly(self._stream)
-        elif not self._fails:
+        elif self.is_possible:
             self._graph = self._capture(self._stream)
             self()
         else:
@@ -64,7 +65,7 @@ class Captured:
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as reason:
-            self._fails = True
+            self.is_possible = False
             why = (str(reason).splitlines() or ["unknown"])[0]
             warn(
                 f"this work cannot be captured as a CUDA graph and runs plainly, which takes longer: {why}",

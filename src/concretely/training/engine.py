@@ -16,6 +16,7 @@ from ..estimator import Score
 from ..kernel.affine import Ledger, ledger
 from ..kernel.operator import launching
 from ..noise import Keys
+from .capture import Captured
 from .member import alike
 from .optimizer import StepSizes, adam_, guard_, muon_
 from .rng import Purpose
@@ -65,6 +66,13 @@ class Engine:
             for program in self._programs:
                 program.set_metrics()
 
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether all steps so far could be captured as CUDA graphs; None if that was not tried."""
+        works = [work for program in self._programs for work in (program._take, program._take_with_gap)]
+        tried = [work.is_possible for work in works if isinstance(work, Captured)]
+        return all(tried) if tried else None
+
     def without_ended(self, active: Sequence[TrainState]) -> "Engine":
         """An engine for the runs that are still active, which may be this one.
 
@@ -94,8 +102,6 @@ class _Program:
         self._take: Callable[[], None] = self._step
         self._take_with_gap: Callable[[], None] = lambda: self._step(gap=True)
         if vmapped and first.device.type == "cuda":
-            from .capture import Captured
-
             stream = torch.cuda.Stream(first.device)
             self._take, self._take_with_gap = (Captured(take, stream) for take in (self._take, self._take_with_gap))
 

@@ -6,9 +6,10 @@ the definitions in this file.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from itertools import groupby
 from math import inf, isfinite
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -57,6 +58,11 @@ class StepLog(NamedTuple):
     """The first step whose loss or gradient was not finite; -1 if there is none."""
 
 
+def kernels(name: str, tensor: Tensor) -> Any | None:
+    """The module of kernels with a name, or None if they cannot be launched where a tensor is."""
+    return import_module(f"concretely.kernel.{name}") if is_fast(tensor) else None
+
+
 def corrections(steps: int) -> tuple[float, float]:
     """The bias corrections of Adam after so many steps."""
     return 1 / (1 - BETA1**steps), 1 / (1 - BETA2**steps)
@@ -69,9 +75,8 @@ def guard_(
 
     The objective is minus the loss. The returned step sizes have a learning rate of zero for members that are stopped.
     """
-    if is_fast(loss):
-        from ..kernel import adam as kernel
-
+    kernel = kernels("adam", loss)
+    if kernel is not None:
         rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
         return sizes._replace(rate=rate)
     log.sums[:, :2] += torch.stack([-loss, torch.ones_like(loss)], -1)
@@ -87,9 +92,8 @@ def adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, *, decays: Sequence[bool]
 ) -> None:
     """Take a step of Adam [kingma2015adam]; `decays` says which of the parameters have an L2 penalty."""
-    if is_fast(states[0].parameter):
-        from ..kernel import adam as kernel
-
+    kernel = kernels("adam", states[0].parameter)
+    if kernel is not None:
         parameters, firsts, seconds = (list(part) for part in zip(*states, strict=True))
         slopes, constants = list(gradients), (BETA1, BETA2, EPSILON)
         kernel.adam_(parameters, firsts, seconds, slopes, list(decays), *sizes[:4], *constants)
@@ -131,7 +135,9 @@ def muon_(
     members, longest = len(sizes.rate), max(columns for _, columns in shapes)
     # matrices of one shape, up to transposition, are multiplied together; where launches cost more than products, so
     # are those with the same number of rows, padded with columns of zeros, which change nothing
-    pads = is_fast(states[0].parameter) and members * sum(rows * longest for rows, _ in shapes) <= FEW
+    pads = (
+        kernels("muon", states[0].parameter) is not None and members * sum(rows * longest for rows, _ in shapes) <= FEW
+    )
     keys = [(rows, 0 if pads else columns) for rows, columns in shapes]
     order = sorted(range(len(states)), key=lambda k: keys[k])
     groups = [list(group) for _, group in groupby(order, key=lambda k: keys[k])]
@@ -158,20 +164,19 @@ def orthogonal(matrix: Float[Tensor, "members rows columns"]) -> Float[Tensor, "
 
 def polynomial(gram: Float[Tensor, "members rows rows"]) -> Float[Tensor, "members rows rows"]:
     """The factor that a round of Muon multiplies a matrix by, from the products of its rows with each other."""
-    if is_fast(gram) and gram.dtype == torch.float32:
-        from ..kernel import muon as kernel
-
+    kernel = kernels("muon", gram) if gram.dtype == torch.float32 else None
+    if kernel is not None:
         precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-        return kernel.polynomial(gram, COEFFICIENTS, precision)
-    a, b, c = COEFFICIENTS
-    return torch.baddbmm(a * torch.eye(gram.shape[1]).to(gram) + b * gram, gram, gram, alpha=c)
+        found: Tensor = kernel.polynomial(gram, COEFFICIENTS, precision)
+        return found
+    (a, b, c), identity = COEFFICIENTS, torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    return torch.baddbmm(a * identity + b * gram, gram, gram, alpha=c)
 
 
 def _momentum_(states: list[ParameterState], gradients: list[Tensor], sizes: StepSizes, out: list[Tensor]) -> None:
     """Add gradients to the momenta; write to `out` what these will be after the same gradients once more."""
-    if is_fast(out[0]) and out[0].dtype == torch.float32:
-        from ..kernel import muon as kernel
-
+    kernel = kernels("muon", out[0]) if out[0].dtype == torch.float32 else None
+    if kernel is not None:
         parameters, firsts, _ = (list(part) for part in zip(*states, strict=True))
         kernel.momentum_(parameters, gradients, firsts, out, sizes.rate, sizes.decay, momentum=MOMENTUM)
         return
@@ -186,9 +191,8 @@ def _momentum_(states: list[ParameterState], gradients: list[Tensor], sizes: Ste
 def _move_(states: list[ParameterState], sizes: StepSizes, steps: list[Tensor]) -> None:
     """Move matrices along their steps, which may be transposed."""
     lengths = [LENGTH * max(state.parameter.shape[1:]) ** 0.5 for state in states]
-    if is_fast(steps[0]) and steps[0].dtype == torch.float32:
-        from ..kernel import muon as kernel
-
+    kernel = kernels("muon", steps[0]) if steps[0].dtype == torch.float32 else None
+    if kernel is not None:
         kernel.move_([state.parameter for state in states], steps, lengths, sizes.rate)
         return
     for state, step, length in zip(states, steps, lengths, strict=True):

@@ -14,9 +14,8 @@ from jaxtyping import Float, Float64, Int64, UInt8
 from torch import Tensor
 
 from ..data.bits import unpack
-from ..kernel.operator import is_fast
 from .method import at_step
-from .optimizer import StepSizes, corrections
+from .optimizer import StepSizes, corrections, kernels
 from .rng import DRAWS, Purpose, seed_of
 
 if TYPE_CHECKING:
@@ -70,20 +69,15 @@ class StepTable:
 
     def read(self) -> None:
         """Go to the next line, on the device."""
-        if is_fast(self._line):
-            from ..kernel import line as kernel
-
-            kernel.read_(self._line, self._table, self._cursor)
-            return
         torch.index_select(self._table, 0, self._cursor, out=self._line)
         self._cursor.add_(1)
 
     def batch(self) -> Float[Tensor, "members batch width"]:
         """The bits of the data points of the current step."""
-        if is_fast(self._packed):
-            from ..kernel import bits as kernel
-
-            return kernel.unpack(self._packed, self._index, self.width)
+        kernel = kernels("bits", self._packed)
+        if kernel is not None:
+            found: Tensor = kernel.unpack(self._packed, self._index, self.width)
+            return found
         return unpack(self._packed[self._index], self.width).float()
 
     def keys(self, purpose: Purpose) -> Int64[Tensor, "draws members 2"]:
