@@ -22,12 +22,21 @@ from concretely.training.train_state import Row, TrainState
 from ..cases import DEVICES
 from .example import assert_alike, assert_same, data, recipe, tensors
 
+pytestmark = pytest.mark.unchecked  # for the sake of time
+
 NOTATIONS = ["4H~12V", "4H-4H-12V", "4V-4H-8V", "4H:4-12V"]
 WISHES: list[dict[str, Any]] = [
     {"seed": 1},
     {"seed": 2, "lr": 0.01, "weight_decay": 3.0},
     {"seed": 3, "lr_schedule": "constant"},
 ]
+
+CASES = [
+    *((estimator, NOTATIONS[k % 4], "adam") for k, estimator in enumerate(ESTIMATORS)),
+    *((estimator, "4H~12V", optimizer) for estimator in ("concrete", "nvil", "vimco") for optimizer in OPTIMIZERS),
+    *(("concrete", notation, "adam") for notation in NOTATIONS[1:]),
+]
+"""Estimators, models and optimisers."""
 
 
 def points(recipe: Recipe) -> Dataset:
@@ -79,9 +88,7 @@ def trained_alone(recipes: list[Recipe], device: str = "cpu") -> list[TrainState
     return alone
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("notation", NOTATIONS)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(("estimator", "notation", "optimizer"), CASES)
 def test_a_member_ends_in_the_bits_of_the_run_alone(estimator: str, notation: str, optimizer: str) -> None:
     recipes = wished(estimator, notation, optimizer=optimizer)
     together = runs(recipes)
@@ -207,9 +214,16 @@ def test_a_program_that_is_stopped_goes_on_to_the_same_end(tmp_path: Path) -> No
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("estimator", ["concrete", "nvil", "vimco"])
-@pytest.mark.parametrize("stop", [7, 10, 13])
+@pytest.mark.parametrize(
+    ("stop", "estimator", "optimizer"),
+    [
+        (7, "concrete", "adam"),
+        (13, "nvil", "adam"),
+        (10, "vimco", "adam"),
+        (13, "concrete", "muon"),
+        (7, "nvil", "muon"),
+    ],
+)
 def test_a_run_that_fell_behind_catches_up_to_the_bits_of_an_uninterrupted_list(
     stop: int, estimator: str, optimizer: str, tmp_path: Path
 ) -> None:
