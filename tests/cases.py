@@ -1,7 +1,8 @@
-"""How to build each variable, over which the laws run."""
+"""How to build each variable, over which the laws run, and which cases of a law the suite runs."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,23 @@ CONTINUOUS = (*TEMPERED, GUMBEL)
 def each(*cases: Case) -> pytest.MarkDecorator:
     """Run a law over cases."""
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def exhaustive(*values: Any) -> list[Any]:
+    """Values of a parametrisation that `make test-all` runs and `make test` does not."""
+    return [pytest.param(value, marks=pytest.mark.exhaustive) for value in values]
+
+
+def grid(**axes: Sequence[Any]) -> pytest.MarkDecorator:
+    """Run a law over a grid: over its diagonal, where every value of an axis is, and over all in `make test-all`."""
+    largest = max(len(values) for values in axes.values())
+    diagonal = {tuple(k % len(values) for values in axes.values()) for k in range(largest)}
+    cases = []
+    for index in itertools.product(*(range(len(values)) for values in axes.values())):
+        chosen = [values[k] for values, k in zip(axes.values(), index, strict=True)]
+        name = "-".join(str(getattr(value, "name", value)) for value in chosen)
+        cases.append(pytest.param(*chosen, id=name, marks=() if index in diagonal else pytest.mark.exhaustive))
+    return pytest.mark.parametrize(tuple(axes), cases)
 
 
 def sweep(case: Case, n: int, *, dtype: torch.dtype, temperature: float, device: str = "cpu") -> Tensor:

@@ -1,30 +1,33 @@
-"""Checked shapes, a seed for every test, and one failure budget for all that is random."""
+"""A seed for every test, slow tests first, and checks of shapes where `tests/test_annotation.py` asks for them."""
 
 import os
-from importlib.util import find_spec
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
-CAN_CHECK = find_spec("beartype") is not None
-CHECKED = CAN_CHECK and not os.environ.get("CONCRETELY_UNCHECKED")
+CHECKED = bool(os.environ.get("CONCRETELY_CHECKED"))
 if CHECKED:
-    import tests.checker  # noqa: F401 (named to the hook as a string)
+    from jaxtyping import install_import_hook
+
+    import tests.checker  # noqa: F401 (the hook is given its name)
 
     install_import_hook("concretely", "tests.checker.checked")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests marked as unchecked to a run of their own, which leaves all others to this one."""
-    if CAN_CHECK:
-        left = [item for item in items if bool(item.get_closest_marker("unchecked")) == CHECKED]
-        items[:] = [item for item in items if item not in left]
-        config.hook.pytest_deselected(items=left)
+    """Put slow tests first, so that no worker is left with one at the end.
+
+    With checked shapes, leave out the tests that a check would stop: of the compiler, and of bad input.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if CHECKED:
+        unchecked = [item for item in items if item.get_closest_marker("unchecked")]
+        items[:] = [item for item in items if not item.get_closest_marker("unchecked")]
+        config.hook.pytest_deselected(items=unchecked)
 
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    """Every test starts from the same randomness and with nothing compiled, so that a failure repeats."""
+    """Start every test from the same seed and with nothing compiled, so that a failure repeats."""
     torch.manual_seed(0)
     torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Every number that the README quotes stands in a record of the repository."""
+"""The code of the README runs, and every number that it quotes stands in a record of the repository."""
 
 import json
 import math
@@ -17,6 +17,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 RECORDS = ROOT / "benchmarks" / "records"
+CODE = "\n".join(re.findall(r"^```python.*?\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+
+
+def test_code_runs_from_the_first_line_to_the_last() -> None:
+    exec(compile(CODE, "README.md", "exec"), {})
 
 
 def record(name: str) -> Any:

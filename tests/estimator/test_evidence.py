@@ -73,6 +73,7 @@ def test_loss_is_minus_the_mean_objective_and_reaches_all_parameters(
     assert estimate.loss.item() == pytest.approx(-estimate.bound.mean().item(), rel=1e-12)
     assert not estimate.bound.requires_grad
     assert not estimate.log_w.requires_grad
+    assert bool(estimate.signal) == (build in SCORED.values())
     gradients = torch.autograd.grad(estimate.loss, list(module.parameters()))
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert max(gradient.abs().max() for gradient in gradients) > 0
@@ -103,13 +104,6 @@ def test_every_node_has_a_signal_for_each_sample_and_data_point(
     for entry in signal.values():
         assert entry.shape == (SAMPLES, 2)
         assert not entry.requires_grad
-
-
-@each(*TARGETS)
-@each_of({**PATHWISE, "exact": ALL["exact"]})
-def test_pathwise_and_exact_gradients_need_no_signal(target: Target, build: Callable[..., c.Estimator]) -> None:
-    module = target.made()
-    assert estimated(target, module, build(module, *target.inputs)).signal == {}
 
 
 @each(ONE_LAYER, FOUR_STATES, ONE_BETWEEN, PROGRAM)

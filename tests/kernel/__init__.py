@@ -1,6 +1,5 @@
 """Kernels against their definitions: on a GPU where there is one, else in Triton's interpreter."""
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -13,10 +12,11 @@ from torch import Tensor
 
 from concretely.kernel import affine
 from concretely.kernel.operator import Operator
+from tests import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
+    interpreter.prepare()
 
 TINY = torch.finfo(torch.float32).tiny
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

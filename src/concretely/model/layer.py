@@ -231,7 +231,7 @@ def as_bits(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Te
 
 def signs(bits: Float[Tensor, "*batch units"]) -> Float[Tensor, "*batch units"]:
     """Bits as minus and plus one, in one pass."""
-    return torch.add(torch.tensor(-1.0, dtype=bits.dtype), bits, alpha=2)
+    return torch.add(torch.tensor(-1.0, dtype=bits.dtype, device="cpu"), bits, alpha=2)
 
 
 def as_rate(rate: Tensor, units: int) -> Tensor:
