@@ -19,10 +19,8 @@ from concretely.training.recipe import ESTIMATORS, OPTIMIZERS, Recipe
 from concretely.training.run import Run, restored
 from concretely.training.train_state import Row, TrainState
 
-from ..cases import DEVICES
+from ..cases import DEVICES, grid
 from .example import assert_alike, assert_same, data, recipe, tensors
-
-pytestmark = pytest.mark.unchecked  # for the sake of time
 
 NOTATIONS = ["4H~12V", "4H-4H-12V", "4V-4H-8V", "4H:4-12V"]
 WISHES: list[dict[str, Any]] = [
@@ -30,13 +28,6 @@ WISHES: list[dict[str, Any]] = [
     {"seed": 2, "lr": 0.01, "weight_decay": 3.0},
     {"seed": 3, "lr_schedule": "constant"},
 ]
-
-CASES = [
-    *((estimator, NOTATIONS[k % 4], "adam") for k, estimator in enumerate(ESTIMATORS)),
-    *((estimator, "4H~12V", optimizer) for estimator in ("concrete", "nvil", "vimco") for optimizer in OPTIMIZERS),
-    *(("concrete", notation, "adam") for notation in NOTATIONS[1:]),
-]
-"""Estimators, models and optimisers."""
 
 
 def points(recipe: Recipe) -> Dataset:
@@ -88,7 +79,7 @@ def trained_alone(recipes: list[Recipe], device: str = "cpu") -> list[TrainState
     return alone
 
 
-@pytest.mark.parametrize(("estimator", "notation", "optimizer"), CASES)
+@grid(estimator=list(ESTIMATORS), notation=NOTATIONS, optimizer=OPTIMIZERS)
 def test_a_member_ends_in_the_bits_of_the_run_alone(estimator: str, notation: str, optimizer: str) -> None:
     recipes = wished(estimator, notation, optimizer=optimizer)
     together = runs(recipes)
@@ -101,8 +92,7 @@ def test_a_member_ends_in_the_bits_of_the_run_alone(estimator: str, notation: st
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("notation", NOTATIONS)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@grid(estimator=list(ESTIMATORS), notation=NOTATIONS)
 def test_a_member_of_one_program_is_the_run_alone(estimator: str, notation: str, device: str) -> None:
     recipes = wished(estimator, notation)
     together = runs(recipes, device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from concretely.training import optimizer
 from concretely.training.optimizer import ParameterState, StepSizes, muon_, orthogonal, polynomial
+from tests.cases import exhaustive
 from tests.kernel import DEVICE, PATHS, assert_precise, drift, kernel
 
 from .path import taken
@@ -97,12 +98,12 @@ def test_members_do_not_hear_of_each_other_and_one_at_rest_stays_as_it_is(path: 
 
 
 @PATHS
-@pytest.mark.parametrize("few", [0, 2**21])
+@pytest.mark.parametrize("few", [0, *exhaustive(2**21)])
 def test_matrices_of_all_shapes_move_as_the_definition_does(
     few: int, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optimizer, "FEW", few)
-    shapes = [(33, 40), (40, 33), (7, 7), (1, 5), (40, 33), (50, 50), (90, 33), (33, 33)]
+    shapes = [(33, 40), (40, 33), (7, 7), (1, 5), (33, 36), (33, 33)]
     starts = [torch.randn(2, *shape, device=DEVICE) for shape in shapes]
     found, defined = ([state_of(start) for start in starts] for _ in range(2))
     for _ in range(2):

@@ -26,8 +26,6 @@ from concretely.training.train_state import Row, TrainState
 
 from .example import assert_alike, assert_same, data, recipe, tensors, timeless, trained
 
-pytestmark = pytest.mark.unchecked  # for the sake of time
-
 RECIPES: dict[str, dict[str, Any]] = {
     **{estimator: {"estimator": estimator} for estimator in ESTIMATORS},
     "annealed": {"temperature": "2:1/2:20", "prior_temperature": "1:1/4:15"},

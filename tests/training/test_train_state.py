@@ -17,6 +17,7 @@ from concretely.training.step_table import lr_factor
 from concretely.training.train_state import MemberLoss, TrainState, build_model, inputs_of
 
 from ..budget import assert_mean
+from ..cases import grid
 from .example import advance, assert_same, data, recipe
 
 
@@ -210,11 +211,11 @@ PARAMETERS = [
 ]
 
 
-@pytest.mark.parametrize("estimator", ["concrete", "vimco", "nvil"])
-@pytest.mark.parametrize(("notation", "name"), PARAMETERS)
+@grid(estimator=["concrete", "vimco", "nvil"], place=PARAMETERS)
 def test_a_step_that_is_not_finite_is_named_with_its_layer_and_neither_it_nor_any_after_is_taken(
-    estimator: str, notation: str, name: str
+    estimator: str, place: tuple[str, str]
 ) -> None:
+    notation, name = place
     state = TrainState(recipe(notation=notation, estimator=estimator), data())
     advance(state, 2)
     assert state.first_nonfinite() is None
