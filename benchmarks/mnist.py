@@ -49,8 +49,8 @@ def _result(recipe: Recipe, samples: int, folder: Path, console: Console) -> dic
     """What a recipe comes to."""
     console.print(recipe.title, markup=False)
     data = data_of(recipe, progress=True)
-    with screen(recipe, Console(stderr=True), None) as watch:
-        train(recipe, folder, data=data, watch=watch)
+    with screen(recipe, Console(stderr=True), None) as callbacks:
+        train(recipe, folder, data=data, callbacks=callbacks)
     run, model, _ = restored(folder)
     found = scored(recipe, model, data, part="test", samples=samples, progress=True)
     return {

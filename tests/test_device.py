@@ -10,10 +10,11 @@ from torch import Tensor
 import concretely as c
 from concretely.data import load
 from concretely.distribution import hypercube
+from concretely.training.engine import Engine
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
 from concretely.training.run import restored
-from concretely.training.trainer import Trainer
+from concretely.training.train_state import TrainState
 from tests.cases import DEVICES
 
 ELSEWHERE = torch.device("meta")
@@ -87,15 +88,16 @@ def test_runs_train_stop_and_go_on_where_they_are_told_to(estimator: str, device
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_step_is_taken_from_a_fault_on(device: str) -> None:
-    trainer = Trainer(resolve(notation="4H-3H-64V", steps=30, lr=1e-2), load("digits"), device=device)
-    trainer.advance(3)
-    weight = trainer.model.get_parameter("q.layers.1.network.0.weight")
-    before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
+    state = TrainState(resolve(notation="4H-3H-64V", steps=30, lr=1e-2), load("digits"), device=device)
+    engine = Engine([state])
+    engine.advance(3)
+    weight = state.model.get_parameter("q.layers.1.network.0.weight")
+    before = {name: tensor.clone() for name, tensor in state.model.named_parameters()}
     with torch.no_grad():
         weight[0, 0] = float("nan")
-    trainer.advance(9)
-    assert trainer.fault() == (3, "q.layers.1.network.0")
-    for name, tensor in trainer.model.named_parameters():
+    engine.advance(9)
+    assert state.first_nonfinite() == (3, "q.layers.1.network.0")
+    for name, tensor in state.model.named_parameters():
         assert tensor is weight or torch.equal(tensor, before[name])
 
 

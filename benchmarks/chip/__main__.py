@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from .. import record
-from . import cost, law, likelihood, node, recipe, step
+from . import ablation, cost, law, likelihood, node, recipe, step
 from .law import Law
 from .work import SEED
 
-PARTS = ("laws", "nodes", "steps", "likelihood", "costs", "programs", "recipes")
+PARTS = ("laws", "nodes", "steps", "likelihood", "costs", "programs", "recipes", "ablation")
 PRODUCTS = ("highest", "high", "medium")
 
 
@@ -27,7 +27,8 @@ def main() -> int:
     device = torch.device(wished.device)
     torch.set_float32_matmul_precision(wished.products)
     _say(f"products of precision {wished.products!r} on {device}")
-    laws = law.kept(device=device, products=wished.products, quick=wished.quick, say=_say)
+    checked = {"device": device, "products": wished.products, "quick": wished.quick, "say": _say}
+    laws = [] if wished.skip_laws else law.kept(**checked)
     if laws is None:
         return 1
     for part in wished.only:
@@ -45,7 +46,7 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
         "benchmark": f"chip {part}",
         "products": wished.products,
         "dtype": "float32",
-        "rounds": {"likelihood": wished.likelihood_rounds, "recipes": 1}.get(part, rounds),
+        "rounds": {"likelihood": wished.likelihood_rounds, "recipes": 1, "ablation": ablation.ROUNDS}.get(part, rounds),
         "quick": wished.quick,
         "laws": [{**each._asdict(), "holds": each.holds} for each in laws],
     }
@@ -60,6 +61,7 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
         "costs": lambda: cost.results(cost.COSTS, **given),
         "programs": lambda: cost.results(cost.PROGRAMS, **given),
         "recipes": lambda: recipe.results(**once, seconds=wished.recipe_seconds, points=wished.points),
+        "ablation": lambda: ablation.results(**once, seconds=wished.ablation_seconds),
     }
     found: list[dict[str, Any]] = []
     for result in parts[part]():
@@ -79,6 +81,10 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--likelihood-rounds", type=int, default=3, help="the same for a likelihood, which takes long")
     parser.add_argument("--points", type=int, help="how many points a likelihood is of, by default 10,000")
     parser.add_argument("--recipe-seconds", type=float, default=60.0, help="how long the paper's recipe is trained by")
+    parser.add_argument(
+        "--ablation-seconds", type=float, default=ablation.SECONDS, help="when no more of the ablation is begun"
+    )
+    parser.add_argument("--skip-laws", action="store_true", help="time without a look at the laws, if they held before")
     parser.add_argument("--cases", type=_places, help="which of the steps, by their places from 0, as 0,2; else all")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
     wished = parser.parse_args()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from concretely.training.ensemble import Ensemble
+from concretely.training.engine import Engine
 
 from .. import record
 from ..timing import Spread
@@ -76,8 +76,7 @@ def _points(
         recipe = work.recipe(notation(sizes, pixels), batch=sizes["batch"], samples=sizes["m"], **warmth)
         data = work.bits(pixels)
         programs = [
-            Ensemble(work.trainers(recipe, data, members=sizes["members"], device=device))
-            for _ in range(sizes["programs"])
+            Engine(work.states(recipe, data, members=sizes["members"], device=device)) for _ in range(sizes["programs"])
         ]
         return together(f"{name} {sizes[name]}", programs, 4 if quick else TIMES)
 
@@ -92,15 +91,15 @@ def _points(
         }
 
 
-def together(name: str, programs: Sequence[Ensemble], times: int) -> Contender:
+def together(name: str, programs: Sequence[Engine], times: int) -> Contender:
     """Programs that take so many steps in a turn, all at once."""
     if len(programs) == 1:
-        return step.ensemble(name, programs[0], times)
+        return step.engine(name, programs[0], times)
     device = programs[0].device
     streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in programs]
     pool = ThreadPoolExecutor(len(programs))
 
-    def taken(program: Ensemble, stream: torch.cuda.Stream | None) -> None:
+    def taken(program: Engine, stream: torch.cuda.Stream | None) -> None:
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             work.taken(program, times)
 

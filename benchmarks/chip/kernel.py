@@ -16,12 +16,12 @@ from concretely.kernel import (
     exp_concrete,
     exp_logistic_normal,
     logistic,
-    muon,
     nvil,
     observed,
     vimco,
 )
 from concretely.kernel import likelihood as bits_likelihood
+from concretely.training.optimizer import orthogonal
 
 LIMIT = 1e-4
 """Of numbers whose size is about one, in float32: a hundred times what rounding does, a hundredth of what is wrong."""
@@ -201,7 +201,7 @@ def _normalized(device: torch.device) -> float:
 
 def _orthogonal(device: torch.device) -> float:
     matrix = torch.randn(MEMBERS, 200, UNITS, device=device)
-    return distance(muon.orthogonal(matrix), muon.orthogonal(matrix.double()))
+    return distance(orthogonal(matrix), orthogonal(matrix.double()))
 
 
 def _affine(device: torch.device, rows: int) -> float:

@@ -8,9 +8,9 @@ import torch
 
 from concretely.data import Bits, Dataset
 from concretely.evaluation.likelihood import evaluate, exact_log_likelihood
-from concretely.training.ensemble import Ensemble
+from concretely.training.engine import Engine
 from concretely.training.recipe import Recipe
-from concretely.training.trainer import Trainer
+from concretely.training.train_state import TrainState
 
 from . import kernel, likelihood, work
 from .peer import torch_likelihood
@@ -75,10 +75,10 @@ def laws(*, device: torch.device, products: str, quick: bool) -> Iterator[Law]:
 
 def _apart(recipes: list[Recipe], data: Dataset, device: torch.device) -> float:
     """How far parameters and moments of members lie from those of runs alone, the largest of each tensor being one."""
-    alone, together = ([Trainer(each, data, device=device) for each in recipes] for _ in range(2))
-    for trainer in alone:
-        trainer.advance(STEPS)
-    Ensemble(together).advance(STEPS)
+    alone, together = ([TrainState(each, data, device=device) for each in recipes] for _ in range(2))
+    for state in alone:
+        Engine([state], stacked=False).advance(STEPS)
+    Engine(together).advance(STEPS)
     pairs = (
         (one.tensors()[name], other.tensors()[name])
         for one, other in zip(alone, together, strict=True)
@@ -91,10 +91,10 @@ def _bounds(notation: str, device: torch.device) -> float:
     """How far the bounds of the first steps of members lie from those of runs alone, as a share of them."""
     recipe = work.recipe(notation)
     data = work.bits(recipe.width, points=1_000)
-    alone, together = (work.trainers(recipe, data, members=2, device=device) for _ in range(2))
-    for trainer in alone:
-        trainer.advance(STEPS)
-    Ensemble(together).advance(STEPS)
+    alone, together = (work.states(recipe, data, members=2, device=device) for _ in range(2))
+    for state in alone:
+        Engine([state], stacked=False).advance(STEPS)
+    Engine(together).advance(STEPS)
     pairs = zip(alone, together, strict=True)
     return max(abs(other.bound() / one.bound() - 1) for one, other in pairs)
 

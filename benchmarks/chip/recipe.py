@@ -19,17 +19,17 @@ from concretely.data import Dataset, load
 from concretely.evaluation.likelihood import Likelihood, evaluate
 from concretely.model import Model
 from concretely.training.capture import WARM_UPS
-from concretely.training.chance import Purpose, generator_of
-from concretely.training.ensemble import Ensemble
+from concretely.training.engine import Engine
 from concretely.training.recipe import Recipe, read, resolve
-from concretely.training.trainer import WATCHED, Trainer
+from concretely.training.rng import Purpose, generator_of
+from concretely.training.train_state import GAP_INTERVAL, TrainState
 
 from ..timing import Spread
 from . import asked, kernel, turn, work
 from .asked import Asked
 from .turn import Say
 
-FIRST = WATCHED * WARM_UPS + 1
+FIRST = GAP_INTERVAL * WARM_UPS + 1
 """The steps before the clock starts: the last of them records the rarer of the two programs."""
 
 HORIZON = 0.05
@@ -139,24 +139,24 @@ class Run:
         self.case, self.recipe, self.seconds = case, recipe, 0.0
         self.first = min(FIRST, recipe.steps)
         self.products = case.products or torch.get_float32_matmul_precision()
-        self.trainer = Trainer(recipe, data, device=data.train.packed.device)
-        self.ensemble = Ensemble([self.trainer])
+        self.state = TrainState(recipe, data, device=data.train.packed.device)
+        self.engine = Engine([self.state])
         horizon = HORIZON * recipe.steps
         self._stretch = max(1, round(horizon / OFTEN)) if case.averages else recipe.steps
         share = -math.expm1(-self._stretch / horizon)
-        self._average = Average(self.trainer.model, share=share) if case.averages else None
+        self._average = Average(self.state.model, share=share) if case.averages else None
 
     @property
     def models(self) -> dict[str, Model]:
         """What is to be scored, by its name."""
         average = {} if self._average is None else {f"{self.case.name}, averaged": self._average.model}
-        return {self.case.name: self.trainer.model, **average}
+        return {self.case.name: self.state.model, **average}
 
     @property
     def goes_on(self) -> bool:
         """Whether there are steps and seconds left, and none of the former has failed."""
-        left = self.ensemble.step < self.recipe.steps and self.seconds < self.case.seconds
-        return left and self.trainer.fault() is None
+        left = self.engine.step < self.recipe.steps and self.seconds < self.case.seconds
+        return left and self.state.first_nonfinite() is None
 
     def begin(self) -> None:
         """Take the first steps, without the clock."""
@@ -164,7 +164,7 @@ class Run:
 
     def advance(self, looks: int) -> None:
         """Train until the next of so many looks is due, by steps or by seconds."""
-        taken, all_of_them = self.ensemble.step - self.first, self.recipe.steps - self.first
+        taken, all_of_them = self.engine.step - self.first, self.recipe.steps - self.first
         until = self.first + math.ceil(mark(taken, all_of_them, looks))
         started = time.perf_counter()
         self._advance(until, started + mark(self.seconds, self.case.seconds, looks) - self.seconds)
@@ -177,11 +177,11 @@ class Run:
             return time.perf_counter() >= end
 
         with kernel.precise(self.products):
-            while self.ensemble.step < until and not late():
-                self.ensemble.advance(min(until, self.ensemble.step + self._stretch), pause=late)
+            while self.engine.step < until and not late():
+                self.engine.advance(min(until, self.engine.step + self._stretch), pause=late)
                 if self._average is not None:
-                    self._average.take(self.trainer.model)
-        turn.wait(self.ensemble.device)
+                    self._average.take(self.state.model)
+        turn.wait(self.engine.device)
 
 
 def mark(now: float, last: float, looks: int) -> float:
@@ -212,18 +212,18 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in run.models}
     while run.goes_on:
         run.advance(size.looks)
-        place = {"step": run.ensemble.step, "seconds": _rounded(run.seconds)}
+        place = {"step": run.engine.step, "seconds": _rounded(run.seconds)}
         for name, model in run.models.items():
             found = _scored(recipe, model, valid, size.valid_samples, Purpose.VALIDATION)
             curves[name].append({**place, "nll": found.nll})
-    fault = run.trainer.fault()
+    fault = run.state.first_nonfinite()
     if fault is not None:
         say(f"  the gradient of step {fault[0] + 1:,} is not finite, first in layer {fault[1]}: it ends there")
     number = min(size.test_points or len(data.test), len(data.test))
     test = data.test[chosen(number, len(data.test)).to(data.test.packed.device)]
     for name, model in run.models.items():
         found = _scored(recipe, model, test, size.test_samples, Purpose.EVALUATION)
-        say(f"  {name:<36} step {run.ensemble.step:,}, {run.seconds:.4g} s: {found}")
+        say(f"  {name:<36} step {run.engine.step:,}, {run.seconds:.4g} s: {found}")
         whole = size.notation == WHOLE.notation and number == len(data.test)
         beside = [_asked(found)] if name == "fast" and whole else []
         for row in beside:
@@ -234,7 +234,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
             "products": run.products,
             "seconds_at_most": case.seconds,
             "steps_before_the_clock": run.first,
-            "step": run.ensemble.step,
+            "step": run.engine.step,
             "seconds": _rounded(run.seconds),
             "fault": None if fault is None else {"step": fault[0], "layer": fault[1]},
             "valid": {"points": len(valid), "samples": size.valid_samples, "curve": curves[name]},

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from concretely.training.agenda import LINES
-from concretely.training.ensemble import Ensemble
+from concretely.training.engine import Engine
+from concretely.training.step_table import LINES
 
 from ..timing import Spread, Timing
 from . import asked, turn, work
@@ -105,12 +105,12 @@ def _entrants(case: Case, device: torch.device, products: str, times: int) -> En
     """This library and its peers, from the same weights."""
     recipe = work.recipe(case.notation, batch=case.batch, samples=case.samples, estimator=case.estimator)
     data = work.bits(recipe.width)
-    members = work.trainers(recipe, data, members=case.members, device=device)
+    members = work.states(recipe, data, members=case.members, device=device)
     packed = data.train.packed.numpy()
     given = Given(work.start(members), packed, recipe.width, device=device, products=products, times=times)
 
     def ours() -> Contender:
-        return ensemble(OURS, Ensemble(members), times)
+        return engine(OURS, Engine(members), times)
 
     def torch_eager() -> Contender:
         from .peer import torch_step
@@ -135,13 +135,13 @@ def _entrants(case: Case, device: torch.device, products: str, times: int) -> En
     }
 
 
-def ensemble(name: str, runs: Ensemble, times: int) -> Contender:
-    """An ensemble of this library, which takes so many steps in a turn."""
+def engine(name: str, own: Engine, times: int) -> Contender:
+    """An engine of this library, which takes so many steps in a turn."""
 
     def step(seed: int) -> None:
-        work.taken(runs, times)
+        work.taken(own, times)
 
     def bound() -> float:
-        return sum(trainer.bound() for trainer in runs.trainers) / len(runs.trainers)
+        return sum(run.bound() for run in own.runs) / len(own.runs)
 
     return Contender(name, step, times=times, ours=True, bound=bound)

@@ -1,4 +1,4 @@
-"""Random bits to train on, ensembles that train on them, and the weights that they start from."""
+"""Random bits to train on, runs that train on them, and the weights that they start from."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from concretely.data import Bits, Dataset
-from concretely.training.ensemble import Ensemble
+from concretely.training.engine import Engine
 from concretely.training.recipe import Recipe, resolve
-from concretely.training.trainer import Trainer
+from concretely.training.train_state import TrainState
 
 from ..training import LEARNING_RATE
 
@@ -49,23 +49,23 @@ def recipe(notation: str, **given: Any) -> Recipe:
     return resolve(**{"notation": notation, "data": "bits", "lr": LEARNING_RATE, "steps": STEPS} | given)
 
 
-def trainers(first: Recipe, data: Dataset, *, members: int, device: torch.device) -> list[Trainer]:
+def states(first: Recipe, data: Dataset, *, members: int, device: torch.device) -> list[TrainState]:
     """Runs that differ by their seed."""
     seeds = range(SEED, SEED + members)
     recipes = [resolve(**{**first.settings, "seed": seed}) for seed in seeds]
     data = data.to(device)
-    return [Trainer(each, data, device=device) for each in recipes]
+    return [TrainState(each, data, device=device) for each in recipes]
 
 
-def taken(ensemble: Ensemble, steps: int) -> None:
-    """Have an ensemble take so many steps; they are done when this returns."""
-    ensemble.advance(ensemble.step + steps)
-    if ensemble.device.type == "cuda":
-        torch.cuda.current_stream(ensemble.device).synchronize()  # others may be recording on theirs
+def taken(engine: Engine, steps: int) -> None:
+    """Have an engine take so many steps; they are done when this returns."""
+    engine.advance(engine.step + steps)
+    if engine.device.type == "cuda":
+        torch.cuda.current_stream(engine.device).synchronize()  # others may be recording on theirs
 
 
-def start(members: Sequence[Trainer]) -> Start:
-    """The weights of trainers of one latent layer with two layers of tanh on either side."""
+def start(members: Sequence[TrainState]) -> Start:
+    """The weights of runs of one latent layer with two layers of tanh on either side."""
     models = [member.model.state_dict() for member in members]
     own = [member.estimator.state_dict() if isinstance(member.estimator, torch.nn.Module) else {} for member in members]
     is_nvil = "offset" in own[0]

@@ -7,7 +7,9 @@ elementwise functions are: with several samples, what has passed a draw has a sa
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -26,15 +28,31 @@ Program = Callable[..., Any]
 """A function of a `Draw` and of inputs."""
 
 
+_EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
+"""For every module in evaluation mode: how many contexts keep it there, and whether it was in training mode before."""
+_EVALUATED_LOCK = Lock()
+
+
 @contextmanager
 def eval_mode(program: Program) -> Iterator[None]:
-    """Keep the modules of a program from learning anything, such as running averages, from runs that only look."""
+    """Put the modules of a program into evaluation mode, so that a run changes nothing, such as a running average.
+
+    Threads may do so at the same time: the last one to leave puts every module back into the mode that the first one
+    found it in.
+    """
     modules = list(program.modules()) if isinstance(program, nn.Module) else []
-    training = [module.training for module in modules]
-    for module in modules:
-        module.training = False
+    with _EVALUATED_LOCK:
+        for module in modules:
+            count, was_training = _EVALUATED.get(module, (0, module.training))
+            _EVALUATED[module] = count + 1, was_training
+            module.training = False
     try:
         yield
     finally:
-        for module, was_training in zip(modules, training, strict=True):
-            module.training = was_training
+        with _EVALUATED_LOCK:
+            for module in modules:
+                count, was_training = _EVALUATED.pop(module)
+                if count > 1:
+                    _EVALUATED[module] = count - 1, was_training
+                else:
+                    module.training = was_training

@@ -2,9 +2,14 @@
 
 import json
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,13 +17,16 @@ import torch
 
 from benchmarks import page
 from benchmarks.chip import __main__ as chip
-from benchmarks.chip import kernel, law, node, recipe, step, turn, work
+from benchmarks.chip import ablation, kernel, law, node, recipe, step, switch, turn, work
 from benchmarks.chip.law import Law
 from benchmarks.chip.peer.case import Case
 from benchmarks.chip.turn import Contender
 from benchmarks.timing import Timing
 from concretely.data import Bits, Dataset
 from concretely.training.recipe import resolve
+
+from ..kernel import DEVICE
+from ..kernel import kernel as runs_kernels
 
 CPU = torch.device("cpu")
 SPREAD = {"median": 2.0, "quartiles": [1.5, 2.5]}
@@ -149,13 +157,13 @@ def test_a_recipe_ends_when_its_seconds_are_over(dots: Dataset) -> None:
     settings = resolve(notation="4H~12V", steps=10**6, batch=8)
     ended = recipe.Run(recipe.Case("paper", {}, seconds=0.1), settings, dots)
     ended.begin()
-    assert (ended.ensemble.step, ended.seconds) == (recipe.FIRST, 0.0)
+    assert (ended.engine.step, ended.seconds) == (recipe.FIRST, 0.0)
     looks = 0
     while ended.goes_on:
         ended.advance(2)
         looks += 1
     assert 1 <= looks <= 3
-    assert recipe.FIRST < ended.ensemble.step < 10**6
+    assert recipe.FIRST < ended.engine.step < 10**6
     assert ended.seconds > 0.09
 
 
@@ -242,3 +250,68 @@ def test_the_page_shows_what_was_asked_beside_what_was_measured(tmp_path: Path) 
 def test_a_page_needs_records(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="records must be files chip-"):
         page.read(tmp_path)
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    """Kernels wherever tensors are, with products of TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    operators = (f"kernel.{name}" for name in switch.KERNELS if name not in switch.IN_PLACE)
+    askers = ("distribution.fused", "objective", "estimator.nvil", "training.optimizer", *operators)
+    with ExitStack() as stack:
+        for asker in askers:
+            module = import_module(f"concretely.{asker}")
+            stack.enter_context(mock.patch.object(module, "is_fast", return_value=True))
+        yield
+    torch.set_float32_matmul_precision(before)
+
+
+@runs_kernels
+@pytest.mark.usefixtures("interpreted")
+def test_a_kernel_that_is_switched_off_leaves_its_work_to_its_definition() -> None:
+    pytest.importorskip("triton")
+    row, device = ablation.Step(1, 2, "vimco", "3H:8-6V", batch=3), torch.device(DEVICE)
+    on = row.run(None, device, True)
+    used = {"adam", "affine", "bits", "bound", "discrete", "likelihood", "vimco"}
+    assert set(on.calls) == used
+    for off in switch.switches(on.calls):
+        without = row.run(off, device, True)
+        assert set(without.calls) == used - set(switch.switched_off(off)), off
+        assert without.found == pytest.approx(on.found, rel=1e-2), off
+
+
+class Slept(ablation.Score):
+    """Work that calls two kernels, takes twice as long without one, and cannot do without the other."""
+
+    def run(self, off: str | None, device: torch.device, quick: bool) -> ablation.Run:
+        seconds = 0.002 if off is None else 0.004
+        calls = Counter(affine=0 if off in ("affine", "layers", "all") else 1, bits=1)
+        return ablation.Run(lambda times: time.sleep(times * seconds), 1, calls, found=0.0)
+
+
+def test_a_kernel_is_timed_against_its_absence() -> None:
+    said: list[str] = []
+    base, *found = ablation.row_results(Slept("2H-6V"), device=CPU, quick=False, say=said.append)
+    assert base["calls"] == {"affine": 1, "bits": 1}
+    assert [result["off"] for result in found] == ["affine", "bits", "layers", "all"]
+    assert 1.5 < found[0]["ratio"]["median"] < 2.5
+    assert found[1]["error"] == "RuntimeError: kernels that are switched off must not run, got calls of bits"
+    assert len(said) == 5
+
+
+def test_an_ablation_that_fails_or_comes_too_late_is_recorded() -> None:
+    said: list[str] = []
+    wrong = ablation.Step(1, 0, notation="2H-6V")
+    (result,) = ablation.row_results(wrong, device=CPU, quick=True, say=said.append)
+    assert result["error"].startswith("ValueError: samples must be")
+    late = list(ablation.results(device=CPU, quick=True, say=said.append, seconds=-1.0))
+    assert {result["error"] for result in late} == {"TimeoutError: left out, as there is no time left"}
+
+
+def test_the_ablation_has_a_record_without_kernels_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert run(monkeypatch, "--out", str(tmp_path), "--only", "ablation", "--skip-laws") == 0
+    found = json.loads((tmp_path / "chip-ablation-high.json").read_text())
+    assert found["recipe"]["laws"] == []
+    assert [result["notation"] for result in found["results"]] == [row.notation for row in ablation.QUICK]
+    assert all(result["off"] is None and "error" not in result for result in found["results"])

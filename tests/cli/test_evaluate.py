@@ -13,9 +13,9 @@ from concretely.evaluation import likelihood
 from concretely.report import run as report
 from concretely.report.temperature import relaxed
 from concretely.training import checkpoint
-from concretely.training.chance import Purpose, generator_of
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
+from concretely.training.rng import Purpose, generator_of
 from concretely.training.run import restored
 
 from .command import call

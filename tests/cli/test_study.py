@@ -12,9 +12,9 @@ from concretely.data import load
 from concretely.evaluation import GradientStudy, gradient_study
 from concretely.training import checkpoint
 from concretely.training import run as training
-from concretely.training.chance import Order
 from concretely.training.recipe import read, resolve
-from concretely.training.trainer import built
+from concretely.training.rng import Order
+from concretely.training.train_state import build_model
 
 from .command import call
 from .conftest import STEPS
@@ -61,7 +61,7 @@ def test_a_notation_is_studied_before_training(studies: Studies) -> None:
     code, _, _ = call("study", "(6h − 64v)", "--estimators", "concrete, vimco", "--points", "3")
     assert code == 0
     ((model, x), options) = studies[0]
-    fresh = built(resolve(notation="6H-64V"), None)
+    fresh = build_model(resolve(notation="6H-64V"), None)
     assert model.state_dict().keys() == fresh.state_dict().keys()
     assert x.shape == (3, 64)
     assert (options["samples"], options["repeats"]) == (5, 200)

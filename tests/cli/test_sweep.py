@@ -210,7 +210,7 @@ def test_folders_of_other_runs_are_left_alone(tmp_path: Path, trained: list[Path
         f"steps must be at least 20, which the run in {str(folder)!r} has taken, got 10: "
         "choose another folder by --out\n"
     )
-    assert run.begun(folder).steps == 20
+    assert run.load_recipe(folder).steps == 20
     assert len(trained) == 1
 
 

@@ -25,7 +25,7 @@ from concretely.training import checkpoint
 from concretely.training import run as training
 from concretely.training.recipe import read, resolve
 from concretely.training.run import restored
-from concretely.training.trainer import Row, Trainer
+from concretely.training.train_state import Row, TrainState
 
 from .command import call
 
@@ -307,10 +307,10 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_into_memory_is_refused_in_a_sentence(
     raised: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(trainer: Trainer) -> float:
+    def fail(trainer: TrainState) -> float:
         raise raised
 
-    monkeypatch.setattr(Trainer, "rehearsed", fail)
+    monkeypatch.setattr(TrainState, "dry_run", fail)
     found = call("train", "4H-64V", "--out", str(tmp_path / "run"))
     assert found == (2, "", "this does not fit into memory: lower samples, batch or chunk\n")
     assert not list(tmp_path.iterdir())

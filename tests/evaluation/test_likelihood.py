@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Barrier, Event, Thread, current_thread
 from weakref import finalize
 
 import numpy as np
@@ -277,6 +278,39 @@ def test_modules_are_as_they_were_after_an_error(function: Callable[..., object]
         function(model, torch.zeros(4, 5))
     assert is_in_training(model) == before
     assert torch.is_grad_enabled()
+
+
+def test_two_threads_evaluate_in_evaluation_mode_and_leave_the_modules_as_they_were() -> None:
+    starts, ends = Barrier(2, timeout=60), {"first": Event(), "second": Event()}
+    found: dict[str, list[bool]] = {}
+
+    class Waiting(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, draw: c.Draw, x: Tensor) -> object:
+            name = current_thread().name
+            if name in ends and name not in found:
+                starts.wait()  # both evaluate from here on
+                ends[name].wait(60)
+                found[name] = is_in_training(model)
+            return self.inner(draw, x)
+
+    parts = c.density("2H-3H~5V")
+    model = c.Model(parts.p, Waiting(parts.q))
+    parts.q.layers[0].eval()
+    before = is_in_training(model)
+    given = {"target": evaluate, "args": (model, torch.zeros(4, 5)), "kwargs": {"samples": 3}}
+    threads = [Thread(**given, name=name) for name in ends]
+    for thread in threads:
+        thread.start()
+    for name, thread in zip(ends, threads, strict=True):
+        ends[name].set()
+        thread.join()
+    assert is_in_training(model) == before
+    assert len(found) == 2
+    assert not any(found["first"] + found["second"])
 
 
 # --- memory ---

@@ -17,7 +17,8 @@ from torch import Tensor, empty
 
 import concretely.kernel
 
-OPERATIONS = sorted(path.parent.name for path in Path(concretely.kernel.__file__).parent.glob("*/triton.py"))
+FOLDER = Path(concretely.kernel.__file__).parent
+OPERATIONS = [*sorted(path.parent.name for path in FOLDER.glob("*/triton.py")), "adam", "bits", "muon"]
 SIZES = [(1, 1, 1), (3, 5, 7), (2, 50, 200)]
 """Members, samples and units: what is 1 is a constant to the compiler, and of what 16 divides it knows."""
 MANY = [48, 50, 200_000]
@@ -150,29 +151,26 @@ def affine(kernels: Any) -> None:
 
 def adam(kernels: Any) -> None:
     for members, shapes in ((1, [(1,)]), (3, [(5, 7), (1,), (2_000,)]), (2, [(200, 784), (200,)])):
-        pace = kernels.Pace(*(empty(members, dtype=DOUBLE) for _ in range(4)))
-        book = kernels.Book(empty(members, 4, dtype=DOUBLE), empty(members, dtype=torch.int64))
-        tensors = [empty(members, *shape) for shape in shapes]
-        step = empty(members, dtype=torch.int64)
-        kernels.allowed_(book, tensors, empty(members), step, pace)
-        kernels.adam_(tensors, tensors, tensors, tensors, pace, [len(shape) > 1 for shape in shapes])
+        sizes = [empty(members, dtype=DOUBLE) for _ in range(4)]
+        sums, step = empty(members, 4, dtype=DOUBLE), empty(members, dtype=torch.int64)
+        tensors, decays = [empty(members, *shape) for shape in shapes], [len(shape) > 1 for shape in shapes]
+        kernels.guard_(sums, step, tensors, empty(members), step, sizes[0])
+        kernels.adam_(tensors, tensors, tensors, tensors, decays, *sizes, 0.9, 0.999, 1e-8)
 
 
 def muon(kernels: Any) -> None:
     for members, shapes in ((1, [(1, 1)]), (3, [(5, 7), (7, 5)]), (2, [(200, 784), (784, 200), (200, 200)])):
-        pace = kernels.Pace(*(empty(members, dtype=DOUBLE) for _ in range(4)))
-        matrices = [empty(members, *shape) for shape in shapes]
-        states = [kernels.State(matrix, matrix, matrix) for matrix in matrices]
-        kernels.hasten_(states, matrices, pace, matrices)
-        kernels.move_(states, pace, matrices)
+        rate, matrices = empty(members, dtype=DOUBLE), [empty(members, *shape) for shape in shapes]
+        kernels.momentum_(matrices, matrices, matrices, matrices, rate, rate, momentum=0.95)
+        kernels.move_(matrices, matrices, [1.0] * len(matrices), rate)
     for size in (1, 5, 200):
         for product in ("ieee", "tf32"):
-            kernels.polynomial(empty(2, size, size), product)
+            kernels.polynomial(empty(2, size, size), (3.4, -4.7, 2.0), product)
 
 
 def bits(kernels: Any) -> None:
     for members, points, width in ((1, 1, 1), (3, 5, 7), (1, 100, 784)):
-        packed, index = empty(members, points, -(-width // 8), dtype=torch.uint8), key(members)
+        packed, index = empty(points, -(-width // 8), dtype=torch.uint8), key(members)
         kernels.unpack(packed, index, width)
 
 
@@ -186,12 +184,6 @@ def bound(kernels: Any) -> None:
                 kernels.loss([log_w] * added, [log_w] * subtracted, averages)
                 for credit in ([], [log_w] * subtracted):
                     kernels.loss_backward(log_w[:, 0, 0], log_w, log_w[:, 0], credit, averages)
-
-
-def line(kernels: Any) -> None:
-    for width in (1, 300, 5000):
-        table = empty(5, width, dtype=torch.int64)
-        kernels.read_(table[:1], table, table[0, :1])
 
 
 def nvil(kernels: Any) -> None:
@@ -250,7 +242,7 @@ def compile_all() -> None:
 
     def launch(kernel: Any, grid: Any) -> Any:
         def run(*arguments: Any, **constants: Any) -> None:
-            name = f"{kernel.fn.__module__.split('.')[-2]}.{kernel.fn.__name__}"
+            name = f"{kernel.fn.__module__.removesuffix('.triton').split('.')[-1]}.{kernel.fn.__name__}"
             compiled.add(name)
             found.append(pool.submit(fault, kernel, name, arguments, constants))
 
@@ -259,7 +251,8 @@ def compile_all() -> None:
     found: list[Future[str | None]] = []
     with ThreadPoolExecutor(2) as pool, mock.patch.object(JITFunction, "__getitem__", launch):
         for operation in OPERATIONS:
-            kernels = import_module(f"concretely.kernel.{operation}.triton")
+            inner = ".triton" if (FOLDER / operation).is_dir() else ""
+            kernels = import_module(f"concretely.kernel.{operation}{inner}")
             globals()[operation](kernels)
             launched = re.findall(r"^\s+(_\w+)\[.*\]\(", Path(kernels.__file__).read_text(), re.MULTILINE)
             for name in {f"{operation}.{each}" for each in launched} - compiled:

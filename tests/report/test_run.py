@@ -13,8 +13,8 @@ from concretely.report import run as reporting
 from concretely.report.page import Image
 from concretely.report.record import PARTS
 from concretely.report.run import factorised, leave, metric, pictures, scored
-from concretely.training.chance import Purpose, generator_of
 from concretely.training.loop import train
+from concretely.training.rng import Purpose, generator_of
 from concretely.training.run import restored
 
 from ..training.example import data, recipe

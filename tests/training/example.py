@@ -9,10 +9,11 @@ from torch import Tensor
 
 from concretely.data import Bits, Dataset
 from concretely.training import checkpoint
+from concretely.training.engine import Engine
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
 from concretely.training.run import Run
-from concretely.training.trainer import Row
+from concretely.training.train_state import Row, TrainState
 
 
 def data() -> Dataset:
@@ -38,6 +39,11 @@ def trained(folder: Path, *, stop: int | None = None, seconds: float = 60.0, **g
     return train(recipe(**given), folder, data=data(), checkpoint_seconds=seconds, stop=asked)
 
 
+def advance(state: TrainState, until: int) -> None:
+    """Take steps with a run alone."""
+    Engine([state]).advance(until)
+
+
 def timeless(run: Run) -> tuple[Row, ...]:
     """The rows of a run without what differs from one machine to the next."""
     return tuple(replace(row, seconds=0.0) for row in run.rows)
@@ -59,5 +65,6 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def assert_alike(one: Run, other: Run) -> None:
-    """Fail unless two runs have come to the same."""
-    assert replace(one, seconds=0.0, rows=timeless(one)) == replace(other, seconds=0.0, rows=timeless(other))
+    """Fail unless two runs have come to the same, in whatever time and environment."""
+    one, other = (replace(run, seconds=0.0, rows=timeless(run), environment={}) for run in (one, other))
+    assert one == other

@@ -1,4 +1,4 @@
-"""Work is recorded after a few calls, and done plainly where it cannot be."""
+"""Work is captured after a few calls, and runs plainly where it cannot be."""
 
 import gc
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ def pretended(graph: Any) -> Any:
         yield
 
 
-def test_what_cannot_be_recorded_is_done_plainly_and_said_once() -> None:
+def test_what_cannot_be_captured_runs_plainly_and_said_once() -> None:
     calls: list[int] = []
 
     @contextmanager
@@ -49,7 +49,7 @@ def test_what_cannot_be_recorded_is_done_plainly_and_said_once() -> None:
     with pretended(refuses):
         for _ in range(WARM_UPS):
             work()
-        with pytest.warns(UserWarning, match="done plainly, and takes longer: operation not permitted when stream"):
+        with pytest.warns(UserWarning, match="runs plainly, which takes longer: operation not permitted when stream"):
             work()
         work()  # warnings are errors
     assert len(calls) == WARM_UPS + 2
@@ -69,7 +69,7 @@ def test_a_lack_of_memory_is_not_hidden() -> None:
             work()
 
 
-def test_what_was_recorded_is_replayed() -> None:
+def test_what_was_captured_is_replayed() -> None:
     calls: list[int] = []
 
     @contextmanager
@@ -96,13 +96,13 @@ def test_a_device_goes_on_after_work_that_asks_it_for_a_number() -> None:
     work = Captured(adds, torch.cuda.Stream())
     for _ in range(WARM_UPS):
         work()
-    with pytest.warns(UserWarning, match="done plainly"):
+    with pytest.warns(UserWarning, match="runs plainly"):
         work()
     work()
     assert total.item() == WARM_UPS + 2
 
 
-def test_nothing_is_found_to_be_garbage_while_work_is_recorded() -> None:
+def test_nothing_is_found_to_be_garbage_while_work_is_captured() -> None:
     collects: list[bool] = []
 
     @contextmanager
@@ -118,7 +118,7 @@ def test_nothing_is_found_to_be_garbage_while_work_is_recorded() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_recordings_that_nobody_needs_do_not_spoil_others() -> None:
+def test_captures_that_nobody_needs_do_not_spoil_others() -> None:
     total = torch.zeros(1000, device="cuda")
     for _ in range(5):
         works: list[Any] = []  # which are a cycle, and garbage in the next round

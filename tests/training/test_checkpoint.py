@@ -125,9 +125,23 @@ def test_missing_tensors_are_recognised_and_a_checkpoint_without_json_is_none(fo
 @pytest.mark.parametrize("key", ["step", "format", "state"])
 def test_json_that_was_changed_is_recognised(folder: Path, key: str) -> None:
     told = json.loads(file(folder, 8, "json").read_text())
-    told[key] = {"step": 9, "format": 3, "state": {}}[key]
+    told[key] = {"step": 9, "format": 4, "state": {}}[key]
     file(folder, 8, "json").write_text(json.dumps(told, indent=1))
     assert_falls_back(folder)
+
+
+@pytest.mark.parametrize("version", [1, 2, 4])
+def test_a_checkpoint_of_another_format_is_refused_with_what_to_do(
+    version: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "FORMAT", version)
+        save(folder, 9, {"weight": torch.zeros(2)}, STATE)
+    must = f"the checkpoint of step 9 in {str(folder)!r} must be of format 3"
+    todo = "train it again in another folder, or use the version of concretely that wrote it"
+    sentence = f"{must}, got {version}, that of another version of concretely: {todo}"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        latest(folder)
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "3", '"text"', "{}", '{"digest": null}', "[" * 100_000, "9" * 5000])
@@ -145,13 +159,6 @@ def test_a_checkpoint_under_the_name_of_another_step_is_recognised(folder: Path)
 
 def test_tensors_of_another_checkpoint_are_recognised(folder: Path) -> None:
     copy(file(folder, 5, "safetensors"), file(folder, 8, "safetensors"))
-    assert_falls_back(folder)
-
-
-def test_a_format_of_the_future_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 3)
-    save(folder, 8, {}, STATE)
-    monkeypatch.undo()
     assert_falls_back(folder)
 
 

@@ -16,7 +16,7 @@ from concretely.training.run import restored
 from .child import work
 from .example import assert_alike, assert_same, tensors, trained
 
-pytestmark = pytest.mark.unchecked
+pytestmark = pytest.mark.slow
 
 KILLS = 20
 WISHES: dict[str, Any] = {"notation": "4H-4H-12V", "estimator": "nvil", "steps": 600, "validate": 25}

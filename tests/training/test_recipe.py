@@ -17,7 +17,7 @@ from concretely.training.recipe import (
     ESTIMATORS,
     LR_SCHEDULES,
     OPTIMIZERS,
-    PROTOCOLS,
+    PRESETS,
     read,
     resolve,
 )
@@ -134,7 +134,7 @@ def wished(draw: st.DrawFn) -> dict[str, Any]:
         "validate": st.integers(1 if patience else 0, 10**6),
         "validation_samples": st.integers(1, 10**6),
     }
-    if method.cools:
+    if method.has_temperature:
         wishes["temperature"] = TEMPERATURES
     if estimator == "concrete" and notation != "3V-4H-2V":
         wishes["prior_temperature"] = TEMPERATURES
@@ -315,7 +315,7 @@ def test_the_whole_are_also_the_points_that_are_held_out_else() -> None:
     assert len(whole.test) == len(held_out.test)
 
 
-@pytest.mark.parametrize("name", PROTOCOLS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_protocols_suit_any_model(name: str) -> None:
     for notation in ("200H-784V", "200H~200H~784V", "392V-240H:8-392V"):
         found = resolve(notation=notation, **read(Path(name)))

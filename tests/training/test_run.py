@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,14 @@ from safetensors.torch import load_file
 from concretely.evaluation.likelihood import evaluate
 from concretely.training import checkpoint
 from concretely.training import loop as running
-from concretely.training.chance import Purpose, generator_of
-from concretely.training.loop import DivergedError, Watch, train
+from concretely.training.engine import _Program
+from concretely.training.loop import Callbacks, DivergedError, train
 from concretely.training.recipe import ESTIMATORS
-from concretely.training.run import Run, begun, restored
-from concretely.training.trainer import Row, Trainer
+from concretely.training.rng import Purpose, generator_of
+from concretely.training.run import Run, load_recipe, restored
+from concretely.training.train_state import Row, TrainState
 
 from .example import assert_alike, assert_same, data, recipe, tensors, timeless, trained
-
-pytestmark = pytest.mark.unchecked  # for the sake of time
 
 RECIPES: dict[str, dict[str, Any]] = {
     **{estimator: {"estimator": estimator} for estimator in ESTIMATORS},
@@ -64,7 +62,7 @@ def test_a_finished_run_that_goes_on_does_nothing_more(tmp_path: Path) -> None:
     first = trained(tmp_path)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     steps: list[int] = []
-    again = train(recipe(), tmp_path, data=data(), watch=Watch(step=steps.append))
+    again = train(recipe(), tmp_path, data=data(), callbacks=Callbacks(step=steps.append))
     assert again == first
     assert not steps
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
@@ -83,7 +81,7 @@ def test_a_run_leaves_its_recipe_its_curve_its_parameters_and_two_checkpoints(tm
         "model.safetensors",
         "recipe.toml",
     ]
-    assert begun(folder) == run.recipe == recipe(validate=20)
+    assert load_recipe(folder) == run.recipe == recipe(validate=20)
     with (folder / "curve.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert list(table[0]) == [field.name for field in fields(Row)]
@@ -108,7 +106,7 @@ def test_a_run_that_has_taken_no_step_yet_starts_from_the_start(tmp_path: Path) 
 def test_what_is_watched_is_every_step_and_every_row(tmp_path: Path) -> None:
     steps: list[int] = []
     rows: list[Row] = []
-    run = train(recipe(validate=12), tmp_path, data=data(), watch=Watch(step=steps.append, row=rows.append))
+    run = train(recipe(validate=12), tmp_path, data=data(), callbacks=Callbacks(step=steps.append, row=rows.append))
     assert steps == list(range(1, 31))
     assert tuple(rows) == run.rows
     assert [(row.step, row.valid is not None) for row in rows] == [
@@ -121,19 +119,19 @@ def test_what_is_watched_is_every_step_and_every_row(tmp_path: Path) -> None:
 
 
 def scores(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[int]:
-    """Have looks at the validation set find these; the steps after which it was looked at."""
-    looks: list[int] = []
+    """Have validations find these values; the steps after which there was one."""
+    steps: list[int] = []
 
-    def validated(trainer: Trainer) -> float:
-        looks.append(trainer.step)
-        return values[len(looks) - 1]
+    def validate(state: TrainState) -> float:
+        steps.append(state.step)
+        return values[len(steps) - 1]
 
-    monkeypatch.setattr(Trainer, "validated", validated)
-    return looks
+    monkeypatch.setattr(TrainState, "validate", validate)
+    return steps
 
 
 @pytest.mark.parametrize(
-    ("values", "patience", "looked", "best"),
+    ("values", "patience", "validations", "best"),
     [
         ([5.0, 4.0, 4.0, 4.5, 3.0], 3, 5, 5),
         ([5.0, 4.0, 4.0, 4.5, 3.0], 2, 4, 2),
@@ -142,13 +140,13 @@ def scores(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[int]:
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 4, 5, 1),
     ],
 )
-def test_patience_is_so_many_looks_without_a_better_one(
-    values: list[float], patience: int, looked: int, best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_patience_is_so_many_validations_without_a_better_one(
+    values: list[float], patience: int, validations: int, best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = scores(monkeypatch, [*values, 9.0])
-    run = trained(tmp_path, validate=5, patience=patience, steps=5 * max(len(values), looked))
-    assert looks == [5 * look for look in range(1, looked + 1)]
-    assert (run.step, run.best, run.finished) == (5 * looked, (5 * best, values[best - 1]), True)
+    steps = scores(monkeypatch, [*values, 9.0])
+    run = trained(tmp_path, validate=5, patience=patience, steps=5 * max(len(values), validations))
+    assert steps == [5 * k for k in range(1, validations + 1)]
+    assert (run.step, run.best, run.finished) == (5 * validations, (5 * best, values[best - 1]), True)
 
 
 def test_the_best_parameters_are_kept_and_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +164,14 @@ def test_the_best_parameters_are_kept_and_restored(tmp_path: Path, monkeypatch: 
     assert any(not last[name].equal(best[name]) for name in best)
 
 
-def test_a_look_is_the_likelihood_of_the_validation_set(tmp_path: Path) -> None:
+def test_a_validation_is_the_likelihood_of_the_validation_set(tmp_path: Path) -> None:
     run = trained(tmp_path, validate=30, validation_samples=7)
     _, model, _ = restored(tmp_path)
     generator = generator_of(3, Purpose.VALIDATION)
     assert run.best == (30, evaluate(model, data().valid[:], samples=7, generator=generator).nll)
 
 
-def test_without_looks_the_last_parameters_are_restored(tmp_path: Path) -> None:
+def test_without_validations_the_last_parameters_are_restored(tmp_path: Path) -> None:
     trained(tmp_path, stop=13)
     run, model, _ = restored(tmp_path)
     assert (run.step, run.finished, run.best) == (13, False, None)
@@ -196,7 +194,7 @@ def test_a_finished_run_goes_on_for_more_steps_as_if_it_had_been_of_that_length(
     straight = trained(tmp_path / "long", **RECIPES[name], steps=34)
     assert (run.step, run.finished) == (34, True)
     assert_same(tensors(tmp_path / "short"), tensors(tmp_path / "long"))
-    assert begun(tmp_path / "short").steps == 34
+    assert load_recipe(tmp_path / "short").steps == 34
     if first == 20:
         assert_alike(run, straight)
 
@@ -270,7 +268,7 @@ def test_a_recipe_that_was_changed_by_hand_is_refused(tmp_path: Path) -> None:
     trained(tmp_path, stop=3)
     path = tmp_path / "recipe.toml"
     path.write_text(path.read_text().replace("batch = 16", "batch = 17"))
-    for act in (lambda: train(begun(tmp_path), tmp_path, data=data()), lambda: restored(tmp_path)):
+    for act in (lambda: train(load_recipe(tmp_path), tmp_path, data=data()), lambda: restored(tmp_path)):
         with pytest.raises(
             ValueError,
             match=f"^{kept('batch')}$",
@@ -282,7 +280,7 @@ def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "none"):
         sentence = f"run must be the folder of a run, got {str(folder)!r}, which has no recipe.toml"
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-            begun(folder)
+            load_recipe(folder)
 
 
 @pytest.mark.parametrize(
@@ -331,8 +329,8 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before_and_a_word(tm
     assert restored(tmp_path / "damaged")[2] == ("the checkpoint of step 21 is damaged",)
     notes: list[str] = []
     steps: list[int] = []
-    watch = Watch(step=steps.append, note=notes.append)
-    run = train(recipe(), tmp_path / "damaged", data=data(), watch=watch)
+    callbacks = Callbacks(step=steps.append, note=notes.append)
+    run = train(recipe(), tmp_path / "damaged", data=data(), callbacks=callbacks)
     assert notes == ["the checkpoint of step 21 is damaged; going on from step 13"]
     assert steps == list(range(14, 31))
     assert_alike(run, straight)
@@ -341,15 +339,15 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before_and_a_word(tm
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, step: int, name: str, value: float = math.nan) -> None:
     """Have a parameter become something that it must not be, right before a step."""
-    take: Callable[[Trainer, int], None] = Trainer._take
+    take = _Program.take_step
 
-    def poisonous(trainer: Trainer, index: int) -> None:
+    def poisonous(program: _Program, index: int, *, gap: bool) -> None:
         if index == step:
             with torch.no_grad():
-                trainer.model.get_parameter(name).view(-1)[0] = value
-        take(trainer, index)
+                program._runs[0].model.get_parameter(name).view(-1)[0] = value
+        take(program, index, gap=gap)
 
-    monkeypatch.setattr(Trainer, "_take", poisonous)
+    monkeypatch.setattr(_Program, "take_step", poisonous)
 
 
 @pytest.mark.parametrize(
@@ -387,7 +385,7 @@ def test_parameters_that_are_not_finite_are_never_saved_though_every_gradient_is
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_parameters_that_are_not_finite_are_not_looked_at(
+def test_parameters_that_are_not_finite_are_not_validated(
     seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned(monkeypatch, 4, "q.layers.1.network.0.weight", math.inf)
@@ -426,7 +424,7 @@ def test_bad_luck_is_not_divergence(tmp_path: Path) -> None:
     assert trained(tmp_path, lr=1.0).finished
 
 
-def test_a_run_is_stopped_while_it_looks_only_after_the_next_step(tmp_path: Path) -> None:
+def test_a_run_is_stopped_while_it_validates_only_after_the_next_step(tmp_path: Path) -> None:
     run = trained(tmp_path, stop=20, validate=20)
     assert (run.step, run.best is not None, timeless(run)[-1].step) == (20, True, 20)
     assert isinstance(run, Run)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from concretely.training.recipe import overruled, read, resolve
+from concretely.training.recipe import overridden, read, resolve
 
 SECTIONS = """
 lr = 1e-3
@@ -50,7 +50,7 @@ def test_a_file_may_say_what_is_so_for_some_models_alone(
     wished: dict[str, Any], expected: tuple[float, int, str], tmp_path: Path
 ) -> None:
     (tmp_path / "some.toml").write_text(SECTIONS)
-    found = resolve(**overruled(read(tmp_path / "some.toml"), wished))
+    found = resolve(**overridden(read(tmp_path / "some.toml"), wished))
     assert (found.lr, found.batch, found.optimizer) == expected
     (tmp_path / "again.toml").write_text(found.toml())
     assert resolve(**read(tmp_path / "again.toml")) == found

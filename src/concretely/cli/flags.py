@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ..training.member import DataKey, data_key
-from ..training.recipe import ESTIMATORS, Recipe, overruled, read, resolve
+from ..training.recipe import ESTIMATORS, Recipe, overridden, read, resolve
 from .terminal import interruptible, refuse, refusing
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def with_recipe(verb: Verb) -> Verb:
         file: Path | None = arguments.pop("recipe")
         with refusing():
             given = read(file) if file is not None else {}
-            given = overruled(given, {name: value for name, value in wished.items() if value is not None})
+            given = overridden(given, {name: value for name, value in wished.items() if value is not None})
         verb(given=given, **arguments)
 
     flagged.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -117,9 +117,11 @@ def _train(
     together = f"{len(waiting)} members of {recipe.notation} as one program"
     err.print(waiting[0].folder.name if len(waiting) == 1 else together, markup=False)
     quiet = recipe.steps < BRIEF and not err.is_terminal
-    shown = nullcontext(loop.Watch(note=_noting(err))) if quiet else screen(recipe, err, None, bar=alone)
-    with refusing(), shown as watch:
-        found = loop.train_together(waiting, data=data, device=on, checkpoint_seconds=seconds, watch=watch, stop=stop)
+    shown = nullcontext(loop.Callbacks(note=_noting(err))) if quiet else screen(recipe, err, None, bar=alone)
+    with refusing(), shown as callbacks:
+        found = loop.train_together(
+            waiting, data=data, device=on, checkpoint_seconds=seconds, callbacks=callbacks, stop=stop
+        )
     for member, run in zip(waiting, found, strict=True):
         if isinstance(run, loop.DivergedError):
             if len(waiting) == 1:
@@ -237,13 +239,13 @@ def require_different(members: Sequence[Member]) -> None:
 
 def require_fitting(member: Member) -> None:
     """Refuse to go on with a run in a folder that is of another recipe."""
-    from ..training.run import begun
+    from ..training.run import load_recipe
 
     recipe, folder = member
     if not (folder / FILE).exists():
         return
     with refusing():
-        was = begun(folder)
+        was = load_recipe(folder)
     grows = recipe.lr_schedule == "constant"  # or else it falls towards the last step
     if was != (replace(recipe, steps=was.steps) if grows else recipe):
         changed = [name for name, value in recipe.settings.items() if was.settings.get(name) != value]
@@ -260,11 +262,11 @@ def require_no_longer(member: Member) -> None:
         )
 
 
-def rehearse(recipe: Recipe, data: "Dataset", *, on: "torch.device") -> None:
+def dry_run(recipe: Recipe, data: "Dataset", *, on: "torch.device") -> None:
     """Have what a step would refuse be refused before any is taken; it is the same for all members."""
-    from ..training.trainer import Trainer
+    from ..training.train_state import TrainState
 
-    Trainer(recipe, data, device=on).rehearsed()
+    TrainState(recipe, data, device=on).dry_run()
 
 
 def interrupted() -> NoReturn:

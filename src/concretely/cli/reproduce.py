@@ -13,7 +13,7 @@ from ..file import draft
 from ..recipe import PARTS, RUNS, Cell, Experiment, experiment, names
 from ..spelling import nearest
 from ..training.member import OF_DATA, Member, data_key
-from ..training.recipe import Recipe, overruled, read
+from ..training.recipe import Recipe, overridden, read
 from ..training.section import WHEN, sections
 from . import figure
 from .candidate import Candidates, best, candidates_for, choices_made
@@ -195,11 +195,11 @@ def _changes(recipe: Path | None, given: Mapping[str, str | int | None]) -> list
     """What is to be changed in the recipes of all cells; of several changes, each is tried."""
     with refusing():
         changes = {} if recipe is None else read(recipe)
-    for part in (changes, *(section.said for section in sections(changes.get(WHEN, {})))):
+    for part in (changes, *(section.settings for section in sections(changes.get(WHEN, {})))):
         for key in (key for key in TOLD if key in part):
             refuse(f"recipe must leave {key} to the cells, got {part[key]!r} in {str(recipe)!r}")
     with refusing():
-        return choices(overruled(changes, {key: value for key, value in given.items() if value is not None}))
+        return choices(overridden(changes, {key: value for key, value in given.items() if value is not None}))
 
 
 def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:

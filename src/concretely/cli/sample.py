@@ -43,7 +43,7 @@ def sample(
     require(seed is None or 0 <= seed < 2**63, "seed", "be from 0 to 2^63 - 1", seed)
     on = device(device_name)
 
-    from ..training.chance import Purpose, generator_of
+    from ..training.rng import Purpose, generator_of
 
     past, model, data = restore(run, on=on, place=place)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=on)
@@ -63,7 +63,7 @@ def _drawn(
 ) -> "Figure":
     """Samples of a model or, if it needs a context, completions of data points spread over the test set."""
     from ..report import image
-    from ..training.trainer import inputs_of
+    from ..training.train_state import inputs_of
 
     if recipe.architecture.context is None:
         return image.samples(model, rows=rows, columns=columns or 12, generator=generator)

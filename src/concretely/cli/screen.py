@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..training.loop import Watch
+from ..training.loop import Callbacks
 from ..training.recipe import Recipe
-from ..training.trainer import Row
+from ..training.train_state import Row
 
 LINES = 10
 """How many lines a run writes where there is no terminal."""
@@ -21,7 +21,7 @@ SMOOTHED = 20
 
 
 @contextmanager
-def screen(recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True) -> Iterator[Watch]:
+def screen(recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True) -> Iterator[Callbacks]:
     """Show a run, and write event files of TensorBoard into a folder if there is one.
 
     There is room for one bar, and only on a terminal.
@@ -46,7 +46,7 @@ def described(recipe: Recipe, rows: Sequence[Row]) -> str:
 
 
 @contextmanager
-def _bar(recipe: Recipe, console: Console) -> Iterator[Watch]:
+def _bar(recipe: Recipe, console: Console) -> Iterator[Callbacks]:
     rows: list[Row] = []
     columns = (BarColumn(24), MofNCompleteColumn(), _Rate(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
@@ -60,11 +60,11 @@ def _bar(recipe: Recipe, console: Console) -> Iterator[Watch]:
             rows.append(new)
             progress.update(task, completed=new.step, description=described(recipe, rows))
 
-        yield Watch(step, row, lambda sentence: console.print(sentence, markup=False))
+        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
 
 
 @contextmanager
-def _lines(recipe: Recipe, console: Console) -> Iterator[Watch]:
+def _lines(recipe: Recipe, console: Console) -> Iterator[Callbacks]:
     rows: list[Row] = []
     told = 0
 
@@ -78,11 +78,11 @@ def _lines(recipe: Recipe, console: Console) -> Iterator[Watch]:
                 f"step {new.step:,} of {recipe.steps:,}  {rate:.0f}/s  {described(recipe, rows)}", markup=False
             )
 
-    yield Watch(row=row, note=lambda sentence: console.print(sentence, markup=False))
+    yield Callbacks(row=row, note=lambda sentence: console.print(sentence, markup=False))
 
 
 @contextmanager
-def _events(folder: Path) -> Iterator[Watch]:
+def _events(folder: Path) -> Iterator[Callbacks]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -99,15 +99,15 @@ def _events(folder: Path) -> Iterator[Watch]:
                 if value is not None:
                     writer.add_scalar(name, value, new.step)
 
-        yield Watch(row=row)
+        yield Callbacks(row=row)
 
 
-def _both(first: Watch, second: Watch) -> Watch:
+def _both(first: Callbacks, second: Callbacks) -> Callbacks:
     def row(new: Row) -> None:
         first.row(new)
         second.row(new)
 
-    return Watch(first.step, row, first.note)
+    return Callbacks(first.step, row, first.note)
 
 
 class _Rate(ProgressColumn):

@@ -86,13 +86,13 @@ class _Subject(NamedTuple):
 
 def _untrained(recipes: dict[str, Recipe], *, on: "torch.device") -> _Subject:
     """A model as training would find it."""
-    from ..training.trainer import built
+    from ..training.train_state import build_model
 
     recipe = next(iter(recipes.values()))
     with refusing():
         data = loaded(recipe)
     title = f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x")
-    return _Subject(recipes, built(recipe, data).to(on), data, step=0, title=title)
+    return _Subject(recipes, build_model(recipe, data).to(on), data, step=0, title=title)
 
 
 def _trained(
@@ -111,7 +111,7 @@ def _trained(
 
 def _recipes(names: list[str], wished: dict[str, Any]) -> dict[str, Recipe]:
     """What each estimator is to do, by its name, with the temperatures that it has a use for."""
-    cooling = [name for name in names if ESTIMATORS.get(name, Method()).cools]
+    cooling = [name for name in names if ESTIMATORS.get(name, Method()).has_temperature]
     with refusing():
         recipes = {}
         for name in names:
@@ -127,9 +127,9 @@ def _recipes(names: list[str], wished: dict[str, Any]) -> dict[str, Recipe]:
 def _studied(subject: _Subject, *, points: int, repeats: int) -> "GradientStudy":
     """What a study finds on the batch of the next step."""
     from ..evaluation import gradient_study
-    from ..training.chance import Order, Purpose, generator_of
     from ..training.method import estimator_of
-    from ..training.trainer import inputs_of
+    from ..training.rng import Order, Purpose, generator_of
+    from ..training.train_state import inputs_of
 
     recipes, model, data, step, _ = subject
     recipe, on = next(iter(recipes.values())), next(model.parameters()).device

@@ -9,14 +9,14 @@ import typer
 
 from ..file import draft
 from ..training.member import DIFFERENT, OF_DATA, Member
-from ..training.recipe import said_of
+from ..training.recipe import section_settings
 from .flags import loaded, resolved, with_recipe
 from .list import brief, choices, differing, named, title
 from .member import (
     DIVERGED,
     Wish,
+    dry_run,
     interrupted,
-    rehearse,
     require_different,
     require_fitting,
     require_no_longer,
@@ -62,7 +62,7 @@ def sweep(
     """
     require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
     with refusing():
-        said = said_of(given if notation is None else {**given, "notation": notation})
+        said = section_settings(given if notation is None else {**given, "notation": notation})
         wished = choices({**{key: values for key, values in GRID.items() if key not in said}, **given})
     recipes = [resolved(notation, choice) for choice in wished]
     for name in OF_DATA:
@@ -78,7 +78,7 @@ def sweep(
         require_no_longer(member)
     with refusing():
         data = loaded(recipes[0])
-        rehearse(recipes[0], data, on=on)
+        dry_run(recipes[0], data, on=on)
     prepare(folder)
     console(err=True).print(f"{len(members)} members in {folder}\n{data.source}", markup=False, style="dim")
     try:

@@ -1,4 +1,4 @@
-"""`concretely train`: train a model of the paper, watch it, stop it, go on with it."""
+"""`concretely train`: train a model of the paper, callbacks it, stop it, go on with it."""
 
 import shlex
 from dataclasses import replace
@@ -14,8 +14,8 @@ from .flags import loaded, loaded_once, resolved, with_recipe
 from .list import choices, differing, named, title
 from .member import (
     Wish,
+    dry_run,
     interrupted,
-    rehearse,
     require_different,
     require_fitting,
     require_no_longer,
@@ -118,7 +118,7 @@ def _train_together(
         return every[data_key(recipe)]
 
     with refusing():
-        rehearse(recipes[0], data(recipes[0]), on=on)
+        dry_run(recipes[0], data(recipes[0]), on=on)
     prepare(folder)
     sources = "\n".join(each.source for each in every.values())
     console(err=True).print(f"{len(members)} members in {folder}\n{sources}", markup=False, style="dim")
@@ -153,20 +153,26 @@ def _fit(
     What has written events before goes on to do so.
     """
     from ..training.loop import DivergedError, train
-    from ..training.trainer import Trainer
+    from ..training.train_state import TrainState
     from .screen import screen
 
     with refusing():
-        Trainer(recipe, data, device=on).rehearsed()  # what a step would refuse is refused before a folder is made
+        TrainState(recipe, data, device=on).dry_run()  # what a step would refuse is refused before a folder is made
     prepare(folder)
     err = console(err=True)
     err.print(f"{recipe.toml()}# {data.source}", markup=False, style="dim")
     events = folder / "tensorboard"
     written = events if tensorboard or events.is_dir() else None
-    with refusing(), screen(recipe, err, written) as watch, stopping() as stop:
+    with refusing(), screen(recipe, err, written) as callbacks, stopping() as stop:
         try:
             return train(
-                recipe, folder, data=data, device=on, checkpoint_seconds=checkpoint_seconds, watch=watch, stop=stop
+                recipe,
+                folder,
+                data=data,
+                device=on,
+                checkpoint_seconds=checkpoint_seconds,
+                callbacks=callbacks,
+                stop=stop,
             )
         except DivergedError as error:
             err.print(str(error), markup=False)
@@ -206,14 +212,14 @@ def _require_unused(folder: Path) -> None:
 
 def _continued(resume: Path, notation: str | None, given: dict[str, Any], out: Path | None) -> Recipe:
     """The recipe of a run that goes on."""
-    from ..training.run import begun, runs_in
+    from ..training.run import load_recipe, runs_in
 
     others = [*given, *(["notation"] if notation else []), *(["out"] if out else [])]
     if others := [name for name in others if name not in ("steps", "data")]:
         refuse(f"a run that goes on keeps its recipe but for steps and where data are, got {', '.join(others)}")
     with refusing():
         try:
-            recipe = begun(resume)
+            recipe = load_recipe(resume)
         except ValueError as error:
             together = not (resume / FILE).exists() and runs_in(resume)
             refuse(f"{error}{', or go on with all by the command that began them' if together else ''}")

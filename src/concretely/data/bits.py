@@ -75,9 +75,7 @@ class Bits:
         # torch would take bytes and booleans for a mask, whose result has a shape that depends on the data
         if isinstance(index, Tensor) and index.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"index must be of int64 or int32, got {index.dtype}")
-        rows = self.packed[index]
-        places = 7 - torch.arange(8, dtype=torch.uint8, device=rows.device)  # made there: no talk with the host
-        return ((rows.unsqueeze(-1) >> places) & 1).flatten(-2)[..., : self.width]
+        return unpack(self.packed[index], self.width)
 
     def spread(self, points: int) -> UInt8[Tensor, "points width"]:
         """So many points at equal distances, since data may be sorted."""
@@ -91,6 +89,16 @@ class Bits:
             count += self[start : start + CHUNK].sum(0)
         # divided exactly and rounded once
         return (count.double() / len(self)).float()
+
+
+def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
+    """Unpack bytes, whose highest bit comes first, into bits.
+
+    >>> unpack(torch.tensor([160], dtype=torch.uint8), 3)
+    tensor([1, 0, 1], dtype=torch.uint8)
+    """
+    places = 7 - torch.arange(8, dtype=torch.uint8, device=packed.device)  # made there: no talk with the host
+    return ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :width]
 
 
 def columns(width: int) -> int:

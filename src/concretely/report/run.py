@@ -14,10 +14,10 @@ from ..evaluation.likelihood import Likelihood, evaluate, standard_error
 from ..file import alone, draft
 from ..model import Model
 from ..model.layer import RARE
-from ..training.chance import Purpose, generator_of
 from ..training.recipe import Recipe
+from ..training.rng import Purpose, generator_of
 from ..training.run import Run
-from ..training.trainer import inputs_of
+from ..training.train_state import inputs_of
 from . import image, record
 from .page import curved, page, shown
 
@@ -91,7 +91,7 @@ def leave_record(
     """
     made = circumstances(str(next(model.parameters()).device))
     new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()} | dict(others)
-    if made != run.made:  # scored elsewhere than trained
+    if made != run.environment:  # scored elsewhere than trained
         new = {name: {**score, "made": made} for name, score in new.items()}
     new |= {f"{part}_factorised_nll": factorised(run.recipe, data, part=part) for part in found}
     with alone(folder / f".{record.FILE}.lock"):  # else one of two processes might lose what the other has found
@@ -136,7 +136,9 @@ def _record(path: Path, run: Run, new: dict[str, dict[str, Any]]) -> dict[str, A
             path.replace(path.with_name(f"{path.name}.damaged"))
     old = before["metrics"] if before.get("step") == run.chosen else {}
     metrics = ordered(record.merged(old, new))
-    written = record.record(settings_of(run.recipe), metrics, seed=run.recipe.seed, seconds=run.seconds, made=run.made)
+    written = record.record(
+        settings_of(run.recipe), metrics, seed=run.recipe.seed, seconds=run.seconds, made=run.environment
+    )
     return {**written, "data": run.digest, "step": run.chosen, "members": run.members, "finished": run.finished}
 
 

@@ -13,10 +13,10 @@ from ..evaluation.likelihood import standard_error
 from ..evaluation.progress import counting
 from ..model import Model
 from ..program import eval_mode
-from ..training.chance import Purpose, generator_of
-from ..training.method import cooled
+from ..training.method import estimator_at_step
 from ..training.recipe import Recipe
-from ..training.trainer import inputs_of
+from ..training.rng import Purpose, generator_of
+from ..training.train_state import inputs_of
 from .figure import DARK, INK, PALE, STRONG, written
 
 CHUNK = 4_096
@@ -55,7 +55,7 @@ def relaxed(
     """
     if not recipe.method.relaxes:
         raise ValueError(f"a relaxed graph must be trained by an estimator that relaxes, got {recipe.estimator!r}")
-    estimator = cooled(recipe, step)
+    estimator = estimator_at_step(recipe, step)
     device = next(model.parameters()).device
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     bits, bounds = data.split(part), []

@@ -1,4 +1,4 @@
-"""Work of a GPU, recorded once and replayed: launching it then costs next to nothing."""
+"""Captures work of a GPU as a CUDA graph and replays it, which costs next to nothing to launch."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -9,15 +9,15 @@ from warnings import warn
 import torch
 
 WARM_UPS = 3
-"""So often the work is done plainly before it is recorded, with all that is compiled or looked up on first use."""
+"""The number of plain calls before the capture, in which kernels are compiled and libraries initialised."""
 
-_RECORDING = Lock()
+_CAPTURING = Lock()
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let nobody else record, nor old recordings be found to be garbage: to give back their memory spoils a new one."""
-    with _RECORDING:
+    """Take a lock and disable garbage collection: freeing another graph's memory pool spoils a capture."""
+    with _CAPTURING:
         collects = gc.isenabled()
         gc.collect()
         gc.disable()
@@ -29,19 +29,20 @@ def _undisturbed() -> Iterator[None]:
 
 
 class Captured:
-    """A function without arguments, replayed from the fourth call on where it has a stream of a GPU, and else plain.
+    """A function without arguments that is captured at the fourth call and replayed from then on.
 
-    It must always do the same work on the same memory. What asks the device for a number cannot be recorded, and stays
-    plain.
+    Without a stream of a GPU all calls are plain. The function must always do the same work on the same memory. A
+    function that waits for a number from the device cannot be captured and stays plain.
     """
 
     def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
         self._function, self._stream, self._calls = function, stream, 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._fails = False
+        self.is_possible = True
+        """Whether the work could be captured, as far as is known."""
 
     def __call__(self) -> None:
-        """Do the work, or have the device begin to do it."""
+        """Do the work, or launch it."""
         if self._graph is not None:
             self._graph.replay()
         elif self._stream is None:
@@ -49,14 +50,14 @@ class Captured:
         elif self._calls < WARM_UPS:
             self._calls += 1
             self._plainly(self._stream)
-        elif not self._fails:
-            self._graph = self._recorded(self._stream)
+        elif self.is_possible:
+            self._graph = self._capture(self._stream)
             self()
         else:
             self._plainly(self._stream)
 
-    def _recorded(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
-        """The work as a graph, if it can be recorded; one program is at a time, while others may go on."""
+    def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+        """The work as a graph, or None if it cannot be captured; other threads may launch work meanwhile."""
         graph = torch.cuda.CUDAGraph()
         try:
             with _undisturbed(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -64,14 +65,17 @@ class Captured:
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as reason:
-            self._fails = True
+            self.is_possible = False
             why = (str(reason).splitlines() or ["unknown"])[0]
-            warn(f"work that cannot be recorded is done plainly, and takes longer: {why}", stacklevel=4)
+            warn(
+                f"this work cannot be captured as a CUDA graph and runs plainly, which takes longer: {why}",
+                stacklevel=4,
+            )
             return None
         return graph
 
     def _plainly(self, stream: torch.cuda.Stream) -> None:
-        """Do the work on the stream that it will be recorded on, as torch advises."""
+        """Do the work on the stream that it will be captured on, as torch advises."""
         current = torch.cuda.current_stream(stream.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):

@@ -1,7 +1,8 @@
-"""Checkpoints: tensors as safetensors, everything else as JSON, written whole, and never believed unchecked.
+"""Checkpoints: tensors as safetensors, everything else as JSON, written atomically and verified when read.
 
-Reading one executes nothing. A checkpoint counts once its JSON is there, which is written last and holds the digest of
-the tensors and its own; of a run the last two are kept, so that a damaged one costs the steps since the one before.
+Reading a checkpoint executes no code. The JSON is written last, and holds its own digest and that of the tensors: a
+checkpoint without it does not count. The last two of a run are kept, so that a damaged one costs only the steps since
+the one before.
 """
 
 import hashlib
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from ..file import draft
 
-FORMAT = 2
+FORMAT = 3
+"""The version of the format; 2 is that of concretely 0.1."""
 KEPT = 2
 
 
@@ -30,18 +32,18 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     state: dict[str, Any]
     damaged: tuple[str, ...] = ()
-    """A sentence about each later checkpoint that could not be read."""
+    """A sentence about each later checkpoint that is damaged."""
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-    """Write a checkpoint and drop all but the last two; the path of its tensors."""
+    """Write a checkpoint, delete all but the last two, and return the path of the tensors."""
     path = _tensors(folder, step)
     written = serialized({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     with draft(path) as place:
         place.write_bytes(written)
     content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
     with draft(path.with_suffix(".json")) as place:
-        place.write_bytes(_told({**content, "digest": _digest_of(content)}))
+        place.write_bytes(_json({**content, "digest": _digest_of(content)}))
     # a later one is damaged, or the run would have gone on from there
     kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]
     for kind in (".json", ".safetensors"):  # in this order, so that none is half there
@@ -51,12 +53,15 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The last checkpoint that is whole, or None where there never was one."""
+    """The last checkpoint that is not damaged, or None if there is none at all.
+
+    A checkpoint of another format is refused.
+    """
     damaged = []
     for step in _steps(folder, ".json")[::-1]:
         try:
             tensors, state = _read(_tensors(folder, step), step)
-        except ValueError as error:
+        except _DamagedError as error:
             damaged.append(str(error))
         else:
             return Checkpoint(step, tensors, state, tuple(damaged))
@@ -65,21 +70,30 @@ def latest(folder: Path) -> Checkpoint | None:
     return None
 
 
+class _DamagedError(ValueError):
+    """A checkpoint that is not as it was written."""
+
+
 def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What a checkpoint holds, refused in a sentence if any of it has changed since it was written."""
+    """The content of a checkpoint, refused if any of it has changed since it was written."""
     try:
         text = path.with_suffix(".json").read_bytes()
         content = json.loads(text)
-        known = isinstance(content, dict) and _told(content) == text
+        known = isinstance(content, dict) and _json(content) == text
         known = known and content.pop("digest", None) == _digest_of(content)
-        if not known or content["format"] != FORMAT or content["step"] != step:
+        if not known or content["step"] != step:
             raise ValueError
-        written = path.read_bytes()
-        if _digest(written) != content["tensors"]:
+        version, tensors = content["format"], path.read_bytes()
+        if _digest(tensors) != content["tensors"]:
             raise ValueError
-        return load(written), content["state"]
+        loaded = load(tensors)
     except (OSError, ValueError, KeyError, SafetensorError, RecursionError):
-        raise ValueError(f"the checkpoint of step {step:,} is damaged") from None
+        raise _DamagedError(f"the checkpoint of step {step:,} is damaged") from None
+    if version != FORMAT:
+        must = f"the checkpoint of step {step:,} in {str(path.parent)!r} must be of format {FORMAT}"
+        todo = "train it again in another folder, or use the version of concretely that wrote it"
+        raise ValueError(f"{must}, got {version}, that of another version of concretely: {todo}")
+    return loaded, content["state"]
 
 
 def _steps(folder: Path, kind: str) -> list[int]:
@@ -92,7 +106,7 @@ def _tensors(folder: Path, step: int) -> Path:
     return folder / f"checkpoint-{step:09}.safetensors"
 
 
-def _told(content: Mapping[str, Any]) -> bytes:
+def _json(content: Mapping[str, Any]) -> bytes:
     return json.dumps(content, indent=1).encode()
 
 

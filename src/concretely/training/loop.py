@@ -1,6 +1,6 @@
-"""Runs that are trained, watched, stopped and resumed: one, or many of one architecture as one program.
+"""The training loop: it trains, checkpoints, stops and resumes one run, or many of one architecture together.
 
-Whatever ends a run, at most the steps since its last checkpoint are done again, and they end in the same parameters.
+Whatever ends a run, at most the steps since its last checkpoint are repeated. On a CPU they end in the same bits.
 """
 
 import math
@@ -18,25 +18,25 @@ from ..circumstance import circumstances
 from ..data import Dataset
 from ..file import claimed
 from . import checkpoint
-from .ensemble import Ensemble
+from .engine import Engine
 from .member import Member
 from .recipe import FILE, Recipe
-from .run import Run, finish, keep, require_same, resumed, write
-from .trainer import WATCHED, Row, Trainer
+from .run import Run, export, require_same, resume, save_checkpoint, write
+from .train_state import GAP_INTERVAL, Row, TrainState
 
 ROWS = 500
-"""The most rows that a curve has, or some more if it has grown."""
+"""The largest number of rows of a curve; a run that was given more steps later may have some more."""
 HOPELESS = 10
-"""A bound so many times as far below zero as before training is no bad luck."""
+"""Training has diverged when the bound is this many times as far below zero as before training."""
 
 
 class DivergedError(ArithmeticError):
-    """Training that has become useless; its sentence says where, and where to go back to."""
+    """Training has diverged; the message says at which step and layer, and from which checkpoint to resume."""
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Who wants to know how runs are doing; of several, rows are averages over those that go on."""
+class Callbacks:
+    """Functions that are called during training; for several runs, a row is the average over those still training."""
 
     step: Callable[[int], None] = lambda step: None
     row: Callable[[Row], None] = lambda row: None
@@ -50,20 +50,20 @@ def train(
     data: Dataset,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
-    watch: Watch = Watch(),  # noqa: B008 (frozen)
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Train a model in a folder, from the last checkpoint there or from the start.
 
-    A checkpoint is written every so many seconds, when there is reason to stop, and at the end. After each step `stop`
-    is asked whether there is.
+    A checkpoint is written every `checkpoint_seconds`, at the end, and when `stop`, which is called after each step,
+    returns true; training then ends.
     """
     (found,) = train_together(
         [Member(recipe, folder)],
         data=lambda recipe: data,
         device=device,
         checkpoint_seconds=checkpoint_seconds,
-        watch=watch,
+        callbacks=callbacks,
         stop=stop,
     )
     if isinstance(found, DivergedError):
@@ -77,188 +77,179 @@ def train_together(
     data: Callable[[Recipe], Dataset],
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
-    watch: Watch = Watch(),  # noqa: B008 (frozen)
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Run | DivergedError]:
-    """Train runs of one architecture as one program, each in its folder; what each has come to.
+    """Train runs of one architecture together, each in its folder, and return each run or the error that ended it.
 
-    Each ends as it would alone, up to rounding, which may now and then tip a discrete draw. One that diverges does not
-    disturb the others.
+    On a CPU each ends in the same bits as it would alone. On a GPU it does so up to rounding, which may now and then
+    change a discrete draw. A run that diverges does not disturb the others.
     """
     own = [data(member.recipe) for member in members]
     moved = {id(each): each.to(device) for each in own}  # once, however many share them
-    trainers = [
-        Trainer(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
+    states = [
+        TrainState(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
     ]
-    starts = [trainer.rehearsed() for trainer in trainers]
-    made = circumstances(str(trainers[0].device))
+    starts = [state.dry_run() for state in states]
+    environment = circumstances(str(states[0].device))
     with ExitStack() as stack:
-        courses = []
-        for member, each, trainer, start in zip(members, own, trainers, starts, strict=True):
+        tasks = []
+        for member, each, state, start in zip(members, own, states, starts, strict=True):
             member.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(claimed(member.folder))
-            courses.append(_begun(member, each, trainer, start, watch, made))
-        behind = [course for course in courses if course.goes_on]
-        while behind:  # those that were resumed from an earlier step catch up with the others
-            first = min(course.place for course in behind)
-            group = [course for course in behind if course.place == first]
-            later = [course.trainer.step for course in behind if course.trainer.step > first[0]]
+            tasks.append(_start(member, each, state, start, callbacks, environment))
+        active = [task for task in tasks if task.is_active]
+        while active:  # runs that were resumed from an earlier step catch up with the others
+            first = min(task.place for task in active)
+            group = [task for task in active if task.place == first]
+            later = [task.state.step for task in active if task.state.step > first[0]]
             until, several = min(later, default=None), len(members) > 1
-            if not _train(group, checkpoint_seconds, watch, stop, until=until, several=several):
+            if not _train(group, checkpoint_seconds, callbacks, stop, until=until, several=several):
                 break
-            behind = [course for course in behind if course.goes_on]
-    return [course.failure or course.run for course in courses]
+            active = [task for task in active if task.is_active]
+    return [task.failure or task.run for task in tasks]
 
 
 @dataclass
-class _Course:
+class _Task:
     """A run that is being trained."""
 
     folder: Path
-    trainer: Trainer
+    state: TrainState
     run: Run
     failure: DivergedError | None = None
 
     @property
     def place(self) -> tuple[int, int]:
-        """The step that it has come to, and that of its last row."""
-        return self.trainer.step, self.trainer.since
+        """The current step, and the step of the last row."""
+        return self.state.step, self.state.since
 
     @property
-    def goes_on(self) -> bool:
+    def is_active(self) -> bool:
         return self.failure is None and not self.run.finished
 
 
-def _begun(
-    member: Member, data: Dataset, trainer: Trainer, start: float, watch: Watch, made: dict[str, Any]
-) -> _Course:
-    """A run at its last checkpoint, or at the start."""
-    found = resumed(trainer, member.folder)
-    run, damaged = found or (Run(member.recipe, made, data.digest, start, step=0, seconds=0.0), ())
+def _start(
+    member: Member, data: Dataset, state: TrainState, start: float, callbacks: Callbacks, environment: dict[str, Any]
+) -> _Task:
+    """A run at its last checkpoint, or before the first step."""
+    found = resume(state, member.folder)
+    run, damaged = found or (Run(member.recipe, environment, data.digest, start, step=0, seconds=0.0), ())
     for sentence in damaged:
-        watch.note(f"{sentence}; going on from step {run.step:,}")
+        callbacks.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, data)
     write(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
     if run.finished:
-        finish(run, trainer, member.folder)  # again, should anything of it have been lost
-    return _Course(member.folder, trainer, run if run.finished else replace(run, made=made))
+        export(run, state, member.folder)  # again, in case a file was lost
+    return _Task(member.folder, state, run if run.finished else replace(run, environment=environment))
 
 
 def _train(
-    courses: list[_Course],
+    tasks: list[_Task],
     checkpoint_seconds: float,
-    watch: Watch,
+    callbacks: Callbacks,
     stop: Callable[[], bool],
     *,
     until: int | None,
     several: bool,
 ) -> bool:
-    """Take steps up to one or to the end, and look up where there is something to write down; whether it got there."""
-    recipe, saved, stopped = courses[0].trainer.recipe, time.monotonic(), False
-    active = [course for course in courses if course.goes_on]
-    for course in active:
-        course.run = replace(course.run, members=len(active))
-    program: Trainer | Ensemble | None = None
+    """Take steps up to one or to the end, with rows, validations and checkpoints; whether it got there."""
+    recipe, saved, stopped = tasks[0].state.recipe, time.monotonic(), False
+    active = [task for task in tasks if task.is_active]
+    for task in active:
+        task.run = replace(task.run, members=len(active))
+    engine = Engine([task.state for task in active])
 
     def pause() -> bool:
         nonlocal stopped
-        watch.step(active[0].trainer.step)
+        callbacks.step(active[0].state.step)
         stopped = stop()
         return stopped or time.monotonic() - saved > checkpoint_seconds
 
-    while active and not stopped and active[0].trainer.step != until:
-        # until most have come to an end, those that have cost less than a new program
-        if program is None or len(active) <= program.size // 2:
-            program = _program([course.trainer for course in active])
-        ends, started = _ends(recipe, program.step), time.perf_counter()
-        program.advance(min(ends if until is None else [*ends, until]), pause=pause)
-        if isinstance(program, Ensemble):
-            for course in active:
-                course.trainer.seconds += (time.perf_counter() - started) / len(active)
-        due, at_end = stopped or time.monotonic() - saved > checkpoint_seconds, program.step in ends
-        for course in active:
-            _look(course, at_end=at_end, due=due)
+    while active and not stopped and active[0].state.step != until:
+        engine = engine.without_ended([task.state for task in active])
+        ends, started = _ends(recipe, engine.step), time.perf_counter()
+        engine.advance(min(ends if until is None else [*ends, until]), pause=pause)
+        for task in active:
+            task.state.seconds += (time.perf_counter() - started) / len(active)
+        due, at_end = stopped or time.monotonic() - saved > checkpoint_seconds, engine.step in ends
+        for task in active:
+            _update(task, at_end=at_end, due=due)
         saved = time.monotonic() if due else saved
-        for course in active:
-            if course.failure is not None and several:
-                watch.note(f"{course.folder.name}: {course.failure}")
-        rows = [course.run.rows[-1] for course in active if course.failure is None and at_end]
+        for task in active:
+            if task.failure is not None and several:
+                callbacks.note(f"{task.folder.name}: {task.failure}")
+        rows = [task.run.rows[-1] for task in active if task.failure is None and at_end]
         if rows:
-            watch.row(_average(rows))
-        active = [course for course in active if course.goes_on]
-    for course in courses:
-        if course.failure is None and not course.run.finished:
-            finish(course.run, course.trainer, course.folder)
+            callbacks.row(_average(rows))
+        active = [task for task in active if task.is_active]
+    for task in tasks:
+        if task.failure is None and not task.run.finished:
+            export(task.run, task.state, task.folder)
     return not stopped
 
 
-def _program(trainers: list[Trainer]) -> Trainer | Ensemble:
-    """What takes the steps of trainers; on a CPU, one alone is fastest by itself."""
-    lone = len(trainers) == 1 and trainers[0].device.type == "cpu"
-    return trainers[0] if lone else Ensemble(trainers)
-
-
-def _look(course: _Course, *, at_end: bool, due: bool) -> None:
-    """See how a run is doing, and write it down where the time has come."""
-    trainer, folder = course.trainer, course.folder
+def _update(task: _Task, *, at_end: bool, due: bool) -> None:
+    """Check a run after some steps; add a row at the end of one, and write a checkpoint where it is due."""
+    state, folder = task.state, task.folder
     try:
-        _require_sound(trainer, folder)
-        _require_hope(trainer, course.run, folder)
+        _require_finite_gradients(state, folder)
+        _require_no_divergence(state, task.run, folder)
         if at_end:
-            _require_finite(trainer, folder)
-            course.run = _with_row(trainer, course.run)
-        course.run = replace(course.run, step=trainer.step, seconds=trainer.seconds)
-        if course.run.finished or due:
-            _require_finite(trainer, folder)
-            keep(course.run, trainer, folder)
+            _require_finite_parameters(state, folder)
+            task.run = _with_row(state, task.run)
+        task.run = replace(task.run, step=state.step, seconds=state.seconds)
+        if task.run.finished or due:
+            _require_finite_parameters(state, folder)
+            save_checkpoint(task.run, state, folder)
     except DivergedError as error:
-        course.failure = error
+        task.failure = error
         return
-    if course.run.finished:
-        finish(course.run, trainer, folder)
+    if task.run.finished:
+        export(task.run, state, folder)
 
 
-def _with_row(trainer: Trainer, run: Run) -> Run:
-    """The run with one more row, and with a look at the validation set where the recipe wants one."""
-    recipe, best, stale = trainer.recipe, run.best, run.stale
+def _with_row(state: TrainState, run: Run) -> Run:
+    """The run with one more row, and with a validation where the recipe asks for one."""
+    recipe, best, stale = state.recipe, run.best, run.stale
     # a run that was stopped after a row may be asked to end right there
-    again = bool(run.rows) and run.rows[-1].step == trainer.step
-    rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, trainer.row())
-    if recipe.validate and trainer.step % recipe.validate == 0:
-        nll = trainer.validated()
+    again = bool(run.rows) and run.rows[-1].step == state.step
+    rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, state.row())
+    if recipe.validate and state.step % recipe.validate == 0:
+        nll = state.validate()
         row = replace(row, valid=nll)
         if best is None or nll < best[1]:
-            best, stale = (trainer.step, nll), 0
-            trainer.keep()
+            best, stale = (state.step, nll), 0
+            state.keep_best()
         else:
             stale += 1
-    finished = trainer.step >= recipe.steps or 0 < recipe.patience <= stale
+    finished = state.step >= recipe.steps or 0 < recipe.patience <= stale
     return replace(run, rows=(*rows, row), best=best, stale=stale, finished=finished)
 
 
-def _require_sound(trainer: Trainer, folder: Path) -> None:
-    fault = trainer.fault()
-    if fault is not None:
-        step, layer = fault
+def _require_finite_gradients(state: TrainState, folder: Path) -> None:
+    found = state.first_nonfinite()
+    if found is not None:
+        step, layer = found
         raise DivergedError(
             f"the gradient of step {step + 1:,} is not finite, first in layer {layer}; {_way_back(folder)}"
         )
 
 
-def _require_finite(trainer: Trainer, folder: Path) -> None:
-    layer = trainer.spoiled()
+def _require_finite_parameters(state: TrainState, folder: Path) -> None:
+    layer = state.first_nonfinite_parameter()
     if layer is not None:
         raise DivergedError(
-            f"the parameters after step {trainer.step:,} are not finite, first in layer {layer}; {_way_back(folder)}"
+            f"the parameters after step {state.step:,} are not finite, first in layer {layer}; {_way_back(folder)}"
         )
 
 
-def _require_hope(trainer: Trainer, run: Run, folder: Path) -> None:
-    bound = trainer.bound()
+def _require_no_divergence(state: TrainState, run: Run, folder: Path) -> None:
+    bound = state.bound()
     if not bound >= -HOPELESS * max(abs(run.start), 1.0):
-        layer = trainer.culprit(trainer.step - 1)
+        layer = state.first_nonfinite_layer(state.step - 1)
         raise DivergedError(
-            f"training has diverged by step {trainer.step:,}: its bound is {bound:,.4g}, and was {run.start:,.4g} "
+            f"training has diverged by step {state.step:,}: its bound is {bound:,.4g}, and was {run.start:,.4g} "
             f"at first; the largest gradient is that of layer {layer}; {_way_back(folder)}"
         )
 
@@ -273,25 +264,25 @@ def _way_back(folder: Path) -> str:
 
 
 def _ends(recipe: Recipe, step: int) -> list[int]:
-    """The next steps after which there is something to write down."""
+    """The next steps after which there is a row or a validation."""
     every = [_interval(recipe), *([recipe.validate] if recipe.validate else [])]
     return [recipe.steps, *((step // each + 1) * each for each in every)]
 
 
 def _interval(recipe: Recipe) -> int:
     """The number of steps of a row."""
-    return WATCHED * math.ceil(recipe.steps / ROWS / WATCHED)
+    return GAP_INTERVAL * math.ceil(recipe.steps / ROWS / GAP_INTERVAL)
 
 
 def _average(rows: Sequence[Row]) -> Row:
-    """One row for those of several runs; their seconds add up."""
+    """The average of the rows of several runs; their seconds are added."""
     if len(rows) == 1:
         return rows[0]
-    looks = [row.valid for row in rows if row.valid is not None]
+    validations = [row.valid for row in rows if row.valid is not None]
     return replace(
         rows[0],
         seconds=math.fsum(row.seconds for row in rows),
         bound=fmean(row.bound for row in rows),
         discrete=fmean(row.discrete for row in rows),
-        valid=fmean(looks) if looks else None,
+        valid=fmean(validations) if validations else None,
     )

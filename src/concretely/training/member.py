@@ -1,6 +1,6 @@
-"""Members, runs that can be trained as one program: what each is, and in what they may differ.
+"""Members: runs that can be trained together, and the keys in which their recipes may differ.
 
-No torch is needed to tell.
+This module does not import torch.
 """
 
 from dataclasses import fields
@@ -10,27 +10,27 @@ from typing import NamedTuple
 from .recipe import Recipe
 
 OF_DATA = ("data", "binarize", "train_on")
-"""The keys of a recipe that say what it is trained on."""
+"""The keys of a recipe that choose the data."""
 DIFFERENT = (*OF_DATA, "lr", "weight_decay", "temperature", "prior_temperature", "seed")
-"""The keys of a recipe in which members may differ."""
+"""The keys in which the recipes of members may differ."""
 
 DataKey = tuple[str | int, ...]
 
 
 class Member(NamedTuple):
-    """A run of several."""
+    """One of the runs that are trained together."""
 
     recipe: Recipe
     folder: Path
 
 
 def alike(one: Recipe, other: Recipe) -> bool:
-    """Whether two recipes can be those of members of one program."""
+    """Whether runs of two recipes can be trained together."""
     return all(
         getattr(one, field.name) == getattr(other, field.name) for field in fields(one) if field.name not in DIFFERENT
     )
 
 
 def data_key(recipe: Recipe) -> DataKey:
-    """What is the same for recipes that share their data."""
+    """A key that recipes with the same data have in common."""
     return recipe.width, *(getattr(recipe, name) for name in OF_DATA)

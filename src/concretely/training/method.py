@@ -19,11 +19,11 @@ from ..estimator import (
 )
 from ..model import Model
 from ..schedule import Annealing
-from .chance import Purpose, generator_of
 from .recipe import Recipe, Temperature
+from .rng import Purpose, generator_of
 
-Warmth = float | Tensor
-"""A temperature as an estimator takes it."""
+Temperatures = tuple[float | Tensor, float | Tensor]
+"""The temperatures at which latents are drawn and scored."""
 
 PLAIN: dict[str, Callable[[], Estimator]] = {
     "straight-through": StraightThrough,
@@ -32,13 +32,13 @@ PLAIN: dict[str, Callable[[], Estimator]] = {
     "vimco": VIMCO,
     "exact": Exact,
 }
-"""Those that need nothing to be made."""
+"""The estimators that are built without arguments."""
 
 
 def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Estimator:
-    """The estimator of a recipe before the first step; some look at the model and at inputs of it."""
-    if recipe.method.cools:
-        return cooled(recipe, step=0)
+    """The estimator of a recipe before the first step; NVIL is built from the model and some inputs."""
+    if recipe.method.has_temperature:
+        return estimator_at_step(recipe, step=0)
     if recipe.estimator != "nvil":
         return PLAIN[recipe.estimator]()
     with torch.random.fork_rng():
@@ -48,7 +48,7 @@ def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Es
 
 
 def _initialise(estimator: NVIL, generator: torch.Generator) -> None:
-    """Draw the weights of the baselines as torch does, but not from its global generator, which threads share."""
+    """Draw the weights of the baselines as torch does, but not from the global generator, which threads share."""
     for module in estimator.modules():
         if isinstance(module, nn.Linear):
             edge = module.in_features**-0.5
@@ -57,14 +57,14 @@ def _initialise(estimator: NVIL, generator: torch.Generator) -> None:
                 parameter.data.copy_(drawn)
 
 
-def cooled(recipe: Recipe, step: int) -> Estimator:
-    """The estimator of a recipe at the temperatures of a step, for those that have any."""
+def estimator_at_step(recipe: Recipe, step: int) -> Estimator:
+    """The estimator of a recipe at the temperatures of a step, for estimators that have temperatures."""
     temperature = at_step(recipe.temperature, step)
     assert temperature is not None
-    return tempered(recipe.estimator, temperature, at_step(recipe.prior_temperature, step))
+    return at_temperature(recipe.estimator, temperature, at_step(recipe.prior_temperature, step))
 
 
-def tempered(estimator: str, temperature: Warmth, prior_temperature: Warmth | None) -> Estimator:
+def at_temperature(estimator: str, temperature: float | Tensor, prior_temperature: float | Tensor | None) -> Estimator:
     """An estimator at some temperatures."""
     match estimator:
         case "concrete":
@@ -77,11 +77,6 @@ def tempered(estimator: str, temperature: Warmth, prior_temperature: Warmth | No
             return StraightThroughGumbelSoftmax(temperature)
 
 
-def anneals(recipe: Recipe) -> bool:
-    """Whether a temperature falls."""
-    return isinstance(recipe.temperature, Annealing) or isinstance(recipe.prior_temperature, Annealing)
-
-
 def at_step(temperature: Temperature | None, step: int) -> float | None:
-    """A temperature at a step, if there is one."""
+    """The value of a temperature at a step, if there is one."""
     return temperature(step) if isinstance(temperature, Annealing) else temperature

@@ -1,34 +1,207 @@
-"""Optimisers of one run, where torch has none that can be kept from taking a step."""
+"""The optimisers: one step of Adam or Muon for the parameters of many members.
 
-from typing import Any
+The first axis of every tensor counts members. A learning rate of zero stops a member: its parameters and moments stay
+as they are, whatever its gradient is. On a GPU the steps are those of the kernels `adam` and `muon`; elsewhere they are
+the definitions in this file.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import groupby
+from math import inf, isfinite
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float, Float64, Int64
+from torch import Tensor, nn
+from torch.optim.adam import adam
 
-from ..kernel.adam import Pace, State
-from ..kernel.muon import muon_
+from ..kernel.operator import is_launchable
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+MOMENTUM, ROUNDS, SMALL, LENGTH = 0.95, 5, 1e-7, 0.2
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""The polynomial of Muon: a few rounds of it take singular values between 0 and 1 to about 1."""
+FEW = 2**21
+"""Up to this many elements, kernel launches take longer than the matrix products."""
 
 
-class Muon(torch.optim.Adam):
-    """Muon for the first group, which has matrices alone, and Adam for the others."""
+class ParameterState(NamedTuple):
+    """A parameter and the moments of its gradient."""
 
-    found_inf: torch.Tensor
-    """One if no step may be taken, and else zero."""
+    parameter: Float[Tensor, "members ..."]
+    first: Float[Tensor, "members ..."]
+    second: Float[Tensor, "members ..."]
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Take a step."""
-        group = self.param_groups[0]
-        states, gradients = [], []
-        for matrix in group["params"]:
-            if not self.state[matrix]:
-                names = ("exp_avg", "exp_avg_sq")
-                self.state[matrix] = {"step": torch.zeros(()), **{name: torch.zeros_like(matrix) for name in names}}
-            kept = self.state[matrix]
-            kept["step"] += 1
-            parts = (matrix, kept["exp_avg"], kept["exp_avg_sq"])
-            states.append(State(*(each.unsqueeze(0) for each in parts)))
-            gradients.append(matrix.grad.unsqueeze(0))
-            matrix.grad = None  # Adam leaves alone what has none
-        one = self.found_inf.new_ones(1, dtype=torch.float64)
-        muon_(states, gradients, Pace(group["lr"] * (1 - self.found_inf) * one, group["weight_decay"] * one, one, one))
-        return super().step(closure)
+
+class StepSizes(NamedTuple):
+    """How far every member moves in a step."""
+
+    rate: Float64[Tensor, " members"]
+    """The learning rate; zero for a member that must not move."""
+    decay: Float64[Tensor, " members"]
+    """The L2 penalty: this factor times a weight is added to its gradient."""
+    mean: Float64[Tensor, " members"]
+    """The bias correction that Adam multiplies the first moment by."""
+    spread: Float64[Tensor, " members"]
+    """The bias correction that Adam multiplies the second moment by."""
+    step: Int64[Tensor, " members"]
+    """The number of steps before this one."""
+
+
+class StepLog(NamedTuple):
+    """What the steps of every member leave behind for the host to read."""
+
+    sums: Float64[Tensor, "members 4"]
+    """Since the last row: the sum of objectives and their number, the sum of gaps and their number."""
+    first_nonfinite: Int64[Tensor, " members"]
+    """The first step whose loss or gradient was not finite; -1 if there is none."""
+
+
+def kernels(name: str, tensor: Tensor) -> Any | None:
+    """The module of kernels with a name, or None if they cannot be launched where a tensor is."""
+    return import_module(f"concretely.kernel.{name}") if is_launchable(tensor) else None
+
+
+def corrections(steps: int) -> tuple[float, float]:
+    """The bias corrections of Adam after so many steps."""
+    return 1 / (1 - BETA1**steps), 1 / (1 - BETA2**steps)
+
+
+def guard_(
+    log: StepLog, tensors: Sequence[Float[Tensor, "members ..."]], loss: Float[Tensor, " members"], sizes: StepSizes
+) -> StepSizes:
+    """Log a step, and stop every member whose loss or whose tensors are not finite, for this step and all later ones.
+
+    The objective is minus the loss. The returned step sizes have a learning rate of zero for members that are stopped.
+    """
+    kernel = kernels("adam", loss)
+    if kernel is not None:
+        rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
+        return sizes._replace(rate=rate)
+    log.sums[:, :2] += torch.stack([-loss, torch.ones_like(loss)], -1)
+    for member, step in enumerate(sizes.step.tolist()):
+        # the largest entry is finite if and only if all are
+        largest = nn.utils.get_total_norm([each[member] for each in (loss, *tensors)], inf)
+        if log.first_nonfinite[member] < 0 and not isfinite(largest.item()):
+            log.first_nonfinite[member] = step
+    return sizes._replace(rate=torch.where(log.first_nonfinite < 0, sizes.rate, 0.0))
+
+
+def adam_(
+    states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, *, decays: Sequence[bool]
+) -> None:
+    """Take a step of Adam [kingma2015adam]; `decays` says which of the parameters have an L2 penalty."""
+    kernel = kernels("adam", states[0].parameter)
+    if kernel is not None:
+        parameters, firsts, seconds = (list(part) for part in zip(*states, strict=True))
+        slopes, constants = list(gradients), (BETA1, BETA2, EPSILON)
+        kernel.adam_(parameters, firsts, seconds, slopes, list(decays), *sizes[:4], *constants)
+        return
+    rates, factors, steps = (part.tolist() for part in (sizes.rate, sizes.decay, sizes.step))
+    for member in (member for member, rate in enumerate(rates) if rate != 0):
+        for penalty in sorted({factors[member] * decay for decay in decays}):
+            chosen = [k for k, decay in enumerate(decays) if factors[member] * decay == penalty]
+            parameters, firsts, seconds = (
+                [part[member] for part in parts] for parts in zip(*(states[k] for k in chosen), strict=True)
+            )
+            adam(
+                parameters,
+                [gradients[k][member].contiguous() for k in chosen],
+                firsts,
+                seconds,
+                [],
+                list(torch.full((len(chosen),), float(steps[member])).unbind()),
+                fused=True,
+                amsgrad=False,
+                beta1=BETA1,
+                beta2=BETA2,
+                lr=rates[member],
+                weight_decay=penalty,
+                eps=EPSILON,
+                maximize=False,
+            )
+
+
+def muon_(
+    states: Sequence[ParameterState], gradients: Sequence[Float[Tensor, "members _ _"]], sizes: StepSizes
+) -> None:
+    """Take a step of Muon for matrices, all of which have an L2 penalty; second moments are left alone.
+
+    The step goes along the momentum with all singular values made about one [jordan2024muon]. It is as long as that of
+    Adam at the same learning rate is on average [liu2025muon].
+    """
+    shapes = [sorted(state.parameter.shape[1:]) for state in states]
+    members, longest = len(sizes.rate), max(columns for _, columns in shapes)
+    # matrices of one shape, up to transposition, are multiplied together; where launches cost more than products, so
+    # are those with the same number of rows, padded with columns of zeros, which change nothing
+    pads = (
+        kernels("muon", states[0].parameter) is not None and members * sum(rows * longest for rows, _ in shapes) <= FEW
+    )
+    keys = [(rows, 0 if pads else columns) for rows, columns in shapes]
+    order = sorted(range(len(states)), key=lambda k: keys[k])
+    groups = [list(group) for _, group in groupby(order, key=lambda k: keys[k])]
+    stacks = []
+    for group in groups:
+        rows, columns = shapes[group[0]][0], {shapes[k][1] for k in group}
+        make = states[0].parameter.new_empty if len(columns) == 1 else states[0].parameter.new_zeros
+        stacks.append(make((len(group) * members, rows, max(columns))))
+    chosen, slopes = [states[k] for k in order], [gradients[k] for k in order]
+    widths = [shapes[k][1] for k in order]
+    _momentum_(chosen, slopes, sizes, _split(groups, stacks, widths))
+    _move_(chosen, sizes, _split(groups, [orthogonal(stack) for stack in stacks], widths))
+
+
+def orthogonal(matrix: Float[Tensor, "members rows columns"]) -> Float[Tensor, "members rows columns"]:
+    """A matrix with the same singular vectors, and singular values between 0.7 and 1.2 but for the smallest."""
+    if matrix.shape[-2] > matrix.shape[-1]:
+        return orthogonal(matrix.mT).mT
+    found: Tensor = matrix / (torch.linalg.matrix_norm(matrix, keepdim=True) + SMALL)
+    for _ in range(ROUNDS):
+        found = torch.bmm(polynomial(torch.bmm(found, found.mT)), found)
+    return found
+
+
+def polynomial(gram: Float[Tensor, "members rows rows"]) -> Float[Tensor, "members rows rows"]:
+    """The factor that a round of Muon multiplies a matrix by, from the products of its rows with each other."""
+    kernel = kernels("muon", gram) if gram.dtype == torch.float32 else None
+    if kernel is not None:
+        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        found: Tensor = kernel.polynomial(gram, COEFFICIENTS, precision)
+        return found
+    (a, b, c), identity = COEFFICIENTS, torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+    return torch.baddbmm(a * identity + b * gram, gram, gram, alpha=c)
+
+
+def _momentum_(states: list[ParameterState], gradients: list[Tensor], sizes: StepSizes, out: list[Tensor]) -> None:
+    """Add gradients to the momenta; write to `out` what these will be after the same gradients once more."""
+    kernel = kernels("muon", out[0]) if out[0].dtype == torch.float32 else None
+    if kernel is not None:
+        parameters, firsts, _ = (list(part) for part in zip(*states, strict=True))
+        kernel.momentum_(parameters, gradients, firsts, out, sizes.rate, sizes.decay, momentum=MOMENTUM)
+        return
+    moves, decay = (sizes.rate != 0).view(-1, 1, 1), sizes.decay.view(-1, 1, 1)
+    for state, gradient, place in zip(states, gradients, out, strict=True):
+        total = torch.addcmul(torch.where(moves, gradient, 0), decay.to(gradient.dtype), state.parameter)
+        state.first.copy_(torch.where(moves, torch.add(total, state.first, alpha=MOMENTUM), state.first))
+        ahead = torch.where(moves, torch.add(total, state.first, alpha=MOMENTUM), 0)
+        place.copy_(ahead if ahead.shape == place.shape else ahead.mT)
+
+
+def _move_(states: list[ParameterState], sizes: StepSizes, steps: list[Tensor]) -> None:
+    """Move matrices along their steps, which may be transposed."""
+    lengths = [LENGTH * max(state.parameter.shape[1:]) ** 0.5 for state in states]
+    kernel = kernels("muon", steps[0]) if steps[0].dtype == torch.float32 else None
+    if kernel is not None:
+        kernel.move_([state.parameter for state in states], steps, lengths, sizes.rate)
+        return
+    for state, step, length in zip(states, steps, lengths, strict=True):
+        step = step if step.shape == state.parameter.shape else step.mT
+        state.parameter.addcmul_(sizes.rate.to(step.dtype).view(-1, 1, 1), step, value=-length)
+
+
+def _split(groups: Sequence[Sequence[int]], stacks: Sequence[Tensor], widths: Sequence[int]) -> list[Tensor]:
+    """The part of each matrix in the stacks, without the padding."""
+    pairs = zip(groups, stacks, strict=True)
+    parts = [part for group, stack in pairs for part in stack.chunk(len(group))]
+    return [part[..., :width] for part, width in zip(parts, widths, strict=True)]

@@ -1,11 +1,11 @@
 """The recipe of a run: everything that its result depends on, as one frozen value.
 
-A recipe is read from flags and from a TOML file with the same names. What neither says is as in the paper
-[maddison2017concrete, appendix D.5], whose temperatures depend on the arity and whose learning rates on the layers. So
-may what a file says: under `[when.density]` or `[when.prediction]`, `[when.linear]` or `[when.nonlinear]`, the graph
-that is trained, `[when.relaxed]` or `[when.discrete]`, the name of an estimator, such as `[when.nvil]`, and a number of
-samples, such as `[when.m5]`, stands what is so for those, and each of them overrules what is before it here. What is so
-only for both of two stands under both, `[when.nvil.linear]`, and overrules what is so for one.
+Precedence: defaults < file < `[when.*]` sections (more kinds win) < flags. Flags and TOML files use the same names. The
+defaults are those of the paper [maddison2017concrete, appendix D.5]: temperatures depend on the arity, learning rates
+on the layers. The sections of a file apply to some runs only: to a task, `[when.density]` or `[when.prediction]`; to
+layers, `[when.linear]` or `[when.nonlinear]`; to the graph that is trained, `[when.relaxed]` or `[when.discrete]`; to
+an estimator, such as `[when.nvil]`; to a number of samples, such as `[when.m5]`. Of two sections with as many kinds,
+the one whose kind comes later in this list wins. `[when.nvil.linear]` applies where both kinds do.
 """
 
 import json
@@ -25,31 +25,31 @@ from . import section
 from .section import WHEN
 
 FILE = "recipe.toml"
-"""The name under which a run keeps its recipe."""
+"""The name of the recipe file in the folder of a run."""
 
-PROTOCOLS = {path.stem: path for path in sorted((Path(__file__).parent / "protocol").glob("*.toml"))}
-"""Recipes that come with the library, by their names; they say nothing of the model or the data."""
+PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "preset").glob("*.toml"))}
+"""The recipes that come with the library, by name; they set neither the model nor the data."""
 
 Temperature = float | Annealing
 
 
 class Method(NamedTuple):
-    """What a recipe must know of an estimator."""
+    """The properties of an estimator that a recipe depends on."""
 
-    cools: bool = False
+    has_temperature: bool = False
     """Whether it has a temperature."""
     relaxes: bool = False
-    """Whether it runs the relaxed graph, whose bound is another than that of the discrete one."""
+    """Whether it trains the relaxed graph, whose bound differs from that of the discrete graph."""
     samples: int = 1
-    """How many samples it needs at least."""
+    """The smallest number of samples."""
 
 
 ESTIMATORS = {
-    "concrete": Method(cools=True, relaxes=True),
-    "logistic-normal": Method(cools=True, relaxes=True),
-    "gumbel-softmax": Method(cools=True, relaxes=True),
+    "concrete": Method(has_temperature=True, relaxes=True),
+    "logistic-normal": Method(has_temperature=True, relaxes=True),
+    "gumbel-softmax": Method(has_temperature=True, relaxes=True),
     "straight-through": Method(),
-    "straight-through-gumbel-softmax": Method(cools=True),
+    "straight-through-gumbel-softmax": Method(has_temperature=True),
     "score": Method(),
     "rloo": Method(samples=2),
     "nvil": Method(),
@@ -57,7 +57,7 @@ ESTIMATORS = {
     "exact": Method(),
 }
 KINDS = (("density", "prediction"), ("linear", "nonlinear"), ("relaxed", "discrete"), tuple(ESTIMATORS))
-"""For what a file may have a section, one of each being so; numbers of samples are others."""
+"""The kinds that sections of a file may name, besides numbers of samples; a run is of one kind of each group."""
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
@@ -82,31 +82,32 @@ class Recipe:
     data: str
     """The name of a data set, or the path of one."""
     binarize: str
-    """How grey values of a file become bits: one draw of each, or whether it exceeds one half."""
+    """How grey values of a file become bits: one random draw of each, or a threshold at one half."""
     train_on: str
-    """Whether points that are held out for validation are left out, or the whole is trained on as none are needed."""
+    """Whether to train on the training points alone, or on the whole, validation points included."""
     estimator: str
     samples: int
     """The number m of samples in the bound."""
     temperature: Temperature | None
-    """That of what draws the latents, or how it falls."""
+    """The temperature at which latents are drawn, or its schedule."""
     prior_temperature: Temperature | None
-    """That at which p scores them."""
+    """The temperature at which p scores the latents, or its schedule."""
     steps: int
     batch: int
     optimizer: str
-    """Adam, or Muon for the weights of the model and Adam for all else."""
+    """Adam, or Muon for the weights of the model and Adam for all other parameters."""
     lr: float
     lr_schedule: str
-    """Whether the learning rate stays, or falls to zero along a line or half a wave of the cosine."""
+    """Whether the learning rate is constant, or falls to zero linearly or along a cosine."""
     weight_decay: float
-    """The factor of half the squared weights, which are added to the loss over the number of training points."""
+    """The L2 penalty: this factor times half the squared weights, over the number of training points, is added to the
+    loss."""
     seed: int
     validate: int
-    """How many steps lie between two looks at the validation set; with any, the best parameters are kept."""
+    """The number of steps between two validations, 0 for none; with validations, the best parameters are kept."""
     validation_samples: int
     patience: int
-    """After how many looks without a better one training stops; 0 is never."""
+    """Training stops after this many validations without a better one; 0 is never."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -115,7 +116,10 @@ class Recipe:
         _require(
             self.samples >= least, "samples", f"be at least {least} for estimator {self.estimator!r}", self.samples
         )
-        for name, there in (("temperature", self.method.cools), ("prior_temperature", self._has_prior_temperature)):
+        for name, there in (
+            ("temperature", self.method.has_temperature),
+            ("prior_temperature", self._has_prior_temperature),
+        ):
             _require_temperature(name, getattr(self, name), there=there, recipe=self)
         _require(
             self.validate == 0 or self.train_on == "train", "validate", "be 0 to train on the whole", self.validate
@@ -129,49 +133,49 @@ class Recipe:
 
     @property
     def method(self) -> Method:
-        """What must be known of the estimator."""
+        """The properties of the estimator."""
         return ESTIMATORS[self.estimator]
 
     @property
     def width(self) -> int:
-        """The number of bits of a data point: those of the context, if there is one, and those that are modelled."""
+        """The number of bits of a data point, those of the context included."""
         architecture = self.architecture
         return architecture.observed.units + (architecture.context.units if architecture.context else 0)
 
     @property
     def title(self) -> str:
-        """A name for the run, made of what is most often changed."""
+        """A name for the run, from the settings that are changed most often."""
         data = Path(self.data).stem
         return f"{self.notation}-{data}-{self.estimator}-m{self.samples}-seed{self.seed}".replace(":", "x")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The recipe as plain values under their names, without those that it has no use for."""
+        """The settings that are not None, as plain values by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _plain(value) for name, value in values.items() if value is not None}
 
     def toml(self) -> str:
-        """The recipe as the text of a file that gives it again."""
-        # the strings and numbers of JSON are those of TOML, save for one character that TOML would have escaped
+        """The recipe as the text of a TOML file."""
+        # strings and numbers of JSON are valid TOML, except for one character that TOML wants escaped
         lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
         return "".join(lines).replace("\x7f", r"\u007f")
 
     @property
     def _has_prior_temperature(self) -> bool:
-        return self.estimator in _PRIOR_COOLS and self.architecture.context is None
+        return self.estimator in _HAVE_PRIOR_TEMPERATURE and self.architecture.context is None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a TOML file says, or one that comes with the library, to be resolved together with other wishes.
+    """Read the settings of a TOML file, or of a recipe that comes with the library by its name.
 
     >>> read(Path("paper"))
     {'steps': 10000000, 'batch': 64, 'lr_schedule': 'constant'}
     """
     try:
-        given = tomllib.loads(PROTOCOLS.get(str(path), path).read_text(encoding="utf-8"))
+        given = tomllib.loads(PRESETS.get(str(path), path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        known = " or ".join(PROTOCOLS)
+        known = " or ".join(PRESETS)
         raise ValueError(f"recipe must be {known}, or a file that can be read, got {str(path)!r}: {why}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
@@ -187,10 +191,10 @@ def read(path: Path) -> dict[str, Any]:
     return given
 
 
-def overruled(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file says, and wishes that go before it wherever it says something else.
+def overridden(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file, also those of its sections, overridden by others.
 
-    >>> overruled({"lr": 1e-3, "when": {"linear": {"lr": 1e-2, "batch": 8}}}, {"lr": "0.1"})
+    >>> overridden({"lr": 1e-3, "when": {"linear": {"lr": 1e-2, "batch": 8}}}, {"lr": "0.1"})
     {'lr': '0.1', 'when': {'linear': {'batch': 8}}}
     """
     found = {**given, **wished}
@@ -199,24 +203,24 @@ def overruled(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def said_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the sections of a file say of the model that is given with them.
+def section_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the sections of a file that apply to the model given with them.
 
-    >>> said_of({"notation": "4H~6V", "when": {"linear": {"lr": 1e-2}, "nonlinear": {"batch": 8}}})
+    >>> section_settings({"notation": "4H~6V", "when": {"linear": {"lr": 1e-2}, "nonlinear": {"batch": 8}}})
     {'batch': 8}
     """
     sections, deciding = _sections(given), ("notation", "estimator", "samples")
     wished = {name: _read(name, given[name]) for name in deciding if given.get(name) is not None}
     if "notation" not in wished:
         raise ValueError("notation must be given, such as 200H~784V, got none")
-    return section.said(sections, _kinds(parse(wished["notation"]), wished))
+    return section.settings_for(sections, _kinds(parse(wished["notation"]), wished))
 
 
 def resolve(**given: Any) -> Recipe:
-    """A recipe with all that is given, and the paper's values for the rest.
+    """Build a recipe from settings, with the paper's values for all that are not given.
 
-    Values may be text, as in flags: `lr="3e-4"`, `temperature="2/3"`, or `temperature="1:1/2:10000"` for one that falls
-    from 1 to 1/2 within 10,000 steps. `arity` becomes part of the notation.
+    Values may be text, as in flags: `lr="3e-4"`, `temperature="2/3"`, or `temperature="1:1/2:10000"` for a temperature
+    that falls from 1 to 1/2 within 10,000 steps. `arity` becomes part of the notation.
 
     >>> resolve(notation="240H~784V", data="mnist", arity=8).notation
     '240H:8~784V'
@@ -226,14 +230,14 @@ def resolve(**given: Any) -> Recipe:
     """
     _require_known(given)
     plain = {name: value for name, value in given.items() if value is not None and name != WHEN}
-    wished = {name: _read(name, value) for name, value in (plain | said_of(given)).items()}
+    wished = {name: _read(name, value) for name, value in (plain | section_settings(given)).items()}
     architecture = parse(wished["notation"], arity=wished.pop("arity", None))
     wished["notation"] = str(architecture)
     return Recipe(**{**_defaults(architecture, wished), **wished})
 
 
 def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a model, its estimator and its samples are, for which a file may say something of its own."""
+    """The kinds of a model, its estimator and its number of samples."""
     task = "density" if architecture.context is None else "prediction"
     layers = "nonlinear" if architecture.nonlinear else "linear"
     estimator = wished.get("estimator", "concrete")
@@ -242,30 +246,30 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of some models, estimators and numbers of samples alone."""
+    """The sections of a file, refused if they are invalid."""
     return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_keys())
 
 
 def _is_several(value: Any) -> bool:
-    """Whether a value may be text for several runs: with commas, or a range."""
+    """Whether a value is text for several runs: a list with commas, or a range."""
     return isinstance(value, str) and ("," in value or ".." in value)
 
 
 def _require_value(name: str, value: Any) -> None:
-    """Refuse what no recipe could have."""
+    """Refuse a setting that no recipe can have."""
     _require_known({name: value})
     _require_possible(name, _read(name, value))
 
 
 def _samples(estimator: str) -> int:
-    """How many samples an estimator takes unless one says otherwise."""
+    """The default number of samples of an estimator."""
     return 5 if ESTIMATORS.get(estimator, Method()).samples > 1 else 1
 
 
 def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's values and, where it has none, what suits a first look."""
+    """The paper's values and, where it has none, values for a first try."""
     arities = {layer.arity for layer in architecture.latent}
-    # of other arities the paper says that 2/3 was best across those it tried
+    # for other arities: the paper found 2/3 to be the best across those it tried
     temperature, prior = TEMPERATURES.get(max(arities), TEMPERATURES[2]) if len(arities) == 1 else TEMPERATURES[2]
     estimator = wished.get("estimator", "concrete")
     method = ESTIMATORS.get(estimator, Method())
@@ -277,8 +281,8 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
         "train_on": "train",
         "estimator": estimator,
         "samples": _samples(estimator),
-        "temperature": temperature if method.cools else None,
-        "prior_temperature": prior if estimator in _PRIOR_COOLS and not predicts else None,
+        "temperature": temperature if method.has_temperature else None,
+        "prior_temperature": prior if estimator in _HAVE_PRIOR_TEMPERATURE and not predicts else None,
         "steps": steps,
         "batch": 64,
         "optimizer": "adam",
@@ -292,8 +296,8 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
     }
 
 
-_PRIOR_COOLS = ("concrete", "logistic-normal")
-"""The estimators that score latents under p at a temperature of its own."""
+_HAVE_PRIOR_TEMPERATURE = ("concrete", "logistic-normal")
+"""The estimators that score latents under p at a prior temperature."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "optimizer": OPTIMIZERS,
@@ -305,14 +309,14 @@ _MOST = {
     **dict.fromkeys(("samples", "batch", "validation_samples"), 10**6),
     **dict.fromkeys(("steps", "validate", "patience"), 10**12),
 }
-"""Far beyond what can be done, and near enough to be refused before it is tried."""
+"""Limits far beyond what is possible, so that absurd values are refused before any work."""
 _TEXTS = {"notation", "data", *_CHOICES}
 _FRACTIONS = {"lr", "weight_decay"}
 _TEMPERATURES = {"temperature", "prior_temperature"}
 
 
 def _read(name: str, value: Any) -> Any:
-    """A value of the type that its key has, from text or from a value of TOML or Python."""
+    """A value converted to the type of its key, from text or from a value of TOML or Python."""
     if name in _TEXTS:
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")
@@ -332,7 +336,7 @@ def _read(name: str, value: Any) -> Any:
         return float(found)
     if found != found // 1:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
-    # through the text where there is one, as large seeds are no floats
+    # from the text where there is one: a large seed does not fit into a float
     return int(value) if isinstance(value, str) and value.strip().removeprefix("+").isdecimal() else int(found)
 
 
@@ -344,7 +348,7 @@ def _annealing(name: str, text: str) -> Annealing:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON and TOML know."""
+    """A value that JSON and TOML can represent."""
     return ":".join(f"{part!r}" for part in asdict(value).values()) if isinstance(value, Annealing) else value
 
 
@@ -355,12 +359,12 @@ def _require_known(given: Mapping[str, Any]) -> None:
 
 
 def _keys() -> list[str]:
-    """What a file or flags may say."""
+    """The keys of files and flags."""
     return [*(field.name for field in fields(Recipe)), "arity", WHEN]
 
 
 def _require_possible(name: str, value: Any) -> None:
-    """Refuse what no recipe can have, whatever else it says."""
+    """Refuse a value that no recipe can have, whatever its other settings are."""
     if name in ("samples", "steps", "batch", "validation_samples"):
         _require(value >= 1, name, "be at least 1", value)
     if name in ("weight_decay", "seed", "validate", "patience"):
@@ -383,12 +387,12 @@ def _require(holds: bool, name: str, must: str, found: Any) -> None:
 
 
 def _require_temperature(name: str, temperature: Temperature | None, *, there: bool, recipe: Recipe) -> None:
-    """Refuse a temperature that is missing or would be ignored."""
+    """Refuse a temperature that is missing, or that would be ignored."""
     if temperature is None:
         _require(not there, name, f"be given for estimator {recipe.estimator!r}", None)
         return
     if not there:
         why = f"estimator {recipe.estimator!r} has none"
-        if recipe.estimator in _PRIOR_COOLS:
+        if recipe.estimator in _HAVE_PRIOR_TEMPERATURE:
             why = f"{recipe.notation} has no prior over its latents"
         raise ValueError(f"{name} must be left out, as {why}, got {_plain(temperature)!r}")

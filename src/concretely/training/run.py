@@ -1,6 +1,6 @@
-"""A run on the disk: what it has come to, and what its folder holds.
+"""A run on disk.
 
-That is the recipe, the last two checkpoints and, once it is finished, the parameters and the curve.
+Its folder holds the recipe, the last two checkpoints, the curve and, once the run is finished, the parameters.
 """
 
 import csv
@@ -19,49 +19,49 @@ from ..file import draft
 from ..model import Model
 from . import checkpoint
 from .recipe import FILE, Recipe, read, resolve
-from .trainer import Row, Trainer, built
+from .train_state import Row, TrainState, build_model
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
 SOME = 8
-"""How many runs are named at most, where one is to be chosen."""
+"""The largest number of runs that an error lists."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has come to."""
+    """The progress of a run."""
 
     recipe: Recipe
-    made: Mapping[str, Any]
-    """The circumstances of the last steps: commit, versions, device."""
+    environment: Mapping[str, Any]
+    """The commit, versions and device of the last steps."""
     digest: str
-    """That of the data, which a run keeps."""
+    """The digest of the data, which must not change during a run."""
     start: float
     """The bound before training, on the first batch."""
     step: int
     seconds: float
     rows: tuple[Row, ...] = ()
     best: tuple[int, float] | None = None
-    """The step with the best look at the validation set, and the negative log-likelihood found there."""
+    """The step with the best validation, and its negative log-likelihood."""
     stale: int = 0
-    """How many looks have passed since."""
+    """The number of validations since the best."""
     finished: bool = False
     members: int = 1
-    """How many were trained as one program, of whose seconds these are a share."""
+    """The number of runs that were trained together; each has an equal share of the seconds."""
 
     @property
     def chosen(self) -> int:
-        """The step after which its model was taken: that of the best look at the validation set, or the last."""
+        """The step that the exported model is of: that of the best validation, or the last."""
         return self.step if self.best is None else self.best[0]
 
 
 def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False) -> Dataset:
-    """The data of a recipe, which may now be in another place."""
+    """Load the data of a recipe; `place` is where they are now, if they were moved."""
     name = recipe.data if place is None else place
     data = load(name, width=recipe.width, binarize=recipe.binarize, progress=progress)
     return data.whole if recipe.train_on == "whole" else data
 
 
-def begun(folder: Path) -> Recipe:
+def load_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder."""
     path = folder / FILE
     if not path.is_file():
@@ -73,19 +73,19 @@ def begun(folder: Path) -> Recipe:
 
 
 def runs_in(folder: Path) -> list[str]:
-    """The names of the folders within one that are those of runs."""
+    """The names of the runs inside a folder."""
     return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
 
 
 def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, Model, tuple[str, ...]]:
-    """What a run has come to, its model, and a sentence about each checkpoint that is damaged.
+    """A run, its model in evaluation mode, and a sentence about each damaged checkpoint.
 
-    The model is the best on the validation set, if that was looked at, else the last one.
+    The model is that of the best validation, if there was one, else the last one.
     """
-    recipe, last = begun(folder), checkpoint.latest(folder)
+    recipe, last = load_recipe(folder), checkpoint.latest(folder)
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
-    run, model = _run(recipe, last), built(recipe)
+    run, model = _run(recipe, last), build_model(recipe)
     kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
     names = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
     model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in names.items()})
@@ -93,16 +93,16 @@ def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, 
 
 
 def require_same(run: Run, data: Dataset) -> None:
-    """Refuse data that are not those of a run."""
+    """Refuse data other than those that a run was trained on."""
     if data.digest != run.digest:
         must = "data must be those that the run was trained on"
         raise ValueError(f"{must}, got others in {data.name!r}: bring them back, or begin a new run")
 
 
 def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
-    """A run as a checkpoint tells it."""
-    told = dict(last.state)
-    was = resolve(**told.pop("recipe"))
+    """The run of a checkpoint."""
+    state = dict(last.state)
+    was = resolve(**state.pop("recipe"))
     others = [field.name for field in fields(recipe) if field.name != "steps"]
     if changed := [name for name in others if getattr(was, name) != getattr(recipe, name)]:
         found = f"other values of {', '.join(changed)}"
@@ -111,37 +111,34 @@ def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
         raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")
     if last.step > recipe.steps:
         raise ValueError(f"steps must be at least {last.step:,}, which the run has taken, got {recipe.steps:,}")
-    rows = tuple(Row(**row) for row in told.pop("rows"))
-    best = None if told["best"] is None else tuple(told["best"])
-    finished = told.pop("finished") and (last.step >= recipe.steps or was.steps == recipe.steps)
-    return Run(recipe, step=last.step, rows=rows, finished=finished, **{**told, "best": best})
+    rows = tuple(Row(**row) for row in state.pop("rows"))
+    best = None if state["best"] is None else tuple(state["best"])
+    finished = state.pop("finished") and (last.step >= recipe.steps or was.steps == recipe.steps)
+    return Run(recipe, step=last.step, rows=rows, finished=finished, **{**state, "best": best})
 
 
-def resumed(trainer: Trainer, folder: Path) -> tuple[Run, tuple[str, ...]] | None:
-    """The run of a folder up to its last checkpoint, if it has one, and a sentence about each that is damaged.
-
-    The trainer goes there.
-    """
+def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]] | None:
+    """Load the last checkpoint of a folder, if it has one; the run, and a sentence about each damaged checkpoint."""
     last = checkpoint.latest(folder)
     if last is None:
         return None
-    run = _run(trainer.recipe, last)
-    trainer.load(run.step, run.seconds, last.tensors)
+    run = _run(train_state.recipe, last)
+    train_state.load(run.step, run.seconds, last.tensors)
     return run, last.damaged
 
 
-def keep(run: Run, trainer: Trainer, folder: Path) -> None:
+def save_checkpoint(run: Run, train_state: TrainState, folder: Path) -> None:
     """Write a checkpoint."""
     state = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in ("recipe", "step")}
-    told = {**state, "recipe": run.recipe.settings, "rows": [asdict(row) for row in run.rows]}
-    checkpoint.save(folder, run.step, trainer.tensors(), told)
+    state |= {"recipe": run.recipe.settings, "rows": [asdict(row) for row in run.rows]}
+    checkpoint.save(folder, run.step, train_state.tensors(), state)
 
 
-def finish(run: Run, trainer: Trainer, folder: Path) -> None:
-    """Write what others will read: the curve and, once it is finished, the parameters."""
+def export(run: Run, train_state: TrainState, folder: Path) -> None:
+    """Write the curve and, if the run is finished, the parameters."""
     write(folder / CURVE, _csv(run.rows))
     if run.finished:
-        parameters: dict[str, Tensor] = trainer.best or trainer.model.state_dict()
+        parameters: dict[str, Tensor] = train_state.best or train_state.model.state_dict()
         with draft(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))
 
@@ -155,6 +152,6 @@ def _csv(rows: tuple[Row, ...]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text whole or not at all."""
+    """Write a text file atomically."""
     with draft(path) as place:
         place.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Sections of a recipe's file: what is so for some models alone, such as `[when.linear]` or `[when.nvil.m5]`."""
+"""Sections of a recipe file: settings for some models alone, such as `[when.linear]` or `[when.nvil.m5]`."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 from ..spelling import nearest
 
 WHEN = "when"
-"""Under what a file has its sections."""
+"""The table of a file that holds its sections."""
 DECIDING = ("notation", "arity", "estimator", "samples", WHEN)
-"""What decides which sections hold, and so is in none of them."""
+"""The keys that decide which sections apply, and so must not be set in one."""
 
 
 class Section(NamedTuple):
-    """What is so for all that is of some kinds."""
+    """Settings for every model that is of all the given kinds."""
 
     kinds: tuple[str, ...]
-    said: dict[str, Any]
+    settings: dict[str, Any]
 
 
 def sections(within: Mapping[str, Any], kinds: tuple[str, ...] = ()) -> Iterator[Section]:
-    """All sections, and those within them.
+    """All sections, also those nested in others.
 
     >>> [section.kinds for section in sections({"nvil": {"lr": 2.0, "m5": {"lr": 3.0}}})]
     [('nvil',), ('nvil', 'm5')]
@@ -31,21 +31,21 @@ def sections(within: Mapping[str, Any], kinds: tuple[str, ...] = ()) -> Iterator
         yield from sections(inner, (*kinds, kind))
 
 
-def said(within: Mapping[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
-    """What sections say of something that is of all these kinds.
+def settings_for(within: Mapping[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
+    """The settings for a model that is of all these kinds.
 
-    A section of more kinds overrules one of fewer, and of as many, that of a later kind one of an earlier.
+    A section of more kinds overrides one of fewer. Of two with as many kinds, that of the later kind wins.
 
-    >>> said({"linear": {"m5": {"lr": 2.0}}, "m5": {"lr": 1.0, "batch": 8}}, ("linear", "m5"))
+    >>> settings_for({"linear": {"m5": {"lr": 2.0}}, "m5": {"lr": 1.0, "batch": 8}}, ("linear", "m5"))
     {'lr': 2.0, 'batch': 8}
     """
-    holding = [section for section in sections(within) if set(section.kinds) <= set(kinds)]
-    holding.sort(key=lambda section: (len(section.kinds), sorted(map(kinds.index, section.kinds))))
-    return {name: value for section in holding for name, value in section.said.items()}
+    applying = [section for section in sections(within) if set(section.kinds) <= set(kinds)]
+    applying.sort(key=lambda section: (len(section.kinds), sorted(map(kinds.index, section.kinds))))
+    return {name: value for section in applying for name, value in section.settings.items()}
 
 
 def without(within: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """What sections say of anything but these."""
+    """The sections without the settings of some names."""
     kept = {name: value for name, value in within.items() if name not in names}
     return {name: without(value, names) if isinstance(value, dict) else value for name, value in kept.items()}
 
@@ -58,7 +58,7 @@ def require(
     keys: Collection[str],
     outer: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Sections that may hold and say nothing that fails a check; no model is of two kinds of a group."""
+    """Return sections if all of them are valid, and refuse them otherwise; no model is of two kinds of one group."""
     place = ".".join((WHEN, *outer))
     if not isinstance(within, dict) or (not outer and not all(isinstance(each, dict) for each in within.values())):
         raise ValueError(f"{place} must be sections such as [{WHEN}.linear], got {within!r}")
@@ -82,7 +82,7 @@ def require(
 
 
 def _group(kind: str, groups: Sequence[Collection[str]]) -> int | None:
-    """The group that a kind is of; the last are numbers of samples."""
+    """The group of a kind; numbers of samples are the last group."""
     if re.fullmatch("m[1-9][0-9]*", kind):
         return len(groups)
     return next((index for index, kinds in enumerate(groups) if kind in kinds), None)

@@ -1,17 +1,15 @@
-"""Adam in one pass, for many tensors in one launch."""
+"""Adam in one pass, for many tensors in one launch, and the guard against gradients that are not finite."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .naive import BETA1, BETA2, EPSILON, Book, Pace
-
 BLOCK = 1024
 
 
 @triton.jit
-def _sound(tensors, sizes, out, BLOCK: tl.constexpr):
+def _finite(tensors, sizes, out, BLOCK: tl.constexpr):
     member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     place, finite = block, True
     for t in tl.static_range(len(sizes)):
@@ -25,36 +23,38 @@ def _sound(tensors, sizes, out, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _allowed(sound, loss, step, rate, sums, faults, out, blocks, BLOCK: tl.constexpr):
+def _guard(finite, loss, step, rate, sums, first_nonfinite, out, blocks, BLOCK: tl.constexpr):
     member = tl.program_id(0)
-    found = tl.load(loss + member)
-    tl.store(sums + 4 * member, tl.load(sums + 4 * member) - found.to(tl.float64))
+    value = tl.load(loss + member)
+    tl.store(sums + 4 * member, tl.load(sums + 4 * member) - value.to(tl.float64))
     tl.store(sums + 4 * member + 1, tl.load(sums + 4 * member + 1) + 1)
-    faulty = tl.where(tl.abs(found) < float("inf"), 0, 1)
+    wrong = tl.where(tl.abs(value) < float("inf"), 0, 1)
     for start in range(0, blocks, BLOCK):
         block = start + tl.arange(0, BLOCK)
-        fine = tl.load(sound + member * blocks + block, mask=block < blocks, other=1)
-        faulty += tl.sum((fine == 0).to(tl.int32))
-    fault = tl.load(faults + member)
-    fault = tl.where((fault < 0) & (faulty > 0), tl.load(step + member), fault)
-    tl.store(faults + member, fault)
-    tl.store(out + member, tl.where(fault < 0, tl.load(rate + member), 0.0))
+        fine = tl.load(finite + member * blocks + block, mask=block < blocks, other=1)
+        wrong += tl.sum((fine == 0).to(tl.int32))
+    first = tl.load(first_nonfinite + member)
+    first = tl.where((first < 0) & (wrong > 0), tl.load(step + member), first)
+    tl.store(first_nonfinite + member, first)
+    tl.store(out + member, tl.where(first < 0, tl.load(rate + member), 0.0))
 
 
-def allowed_(book: Book, tensors: list[Tensor], loss: Tensor, step: Tensor, pace: Pace) -> Pace:
-    """Enter a step, and say how far members may move."""
+def guard_(
+    sums: Tensor, first_nonfinite: Tensor, tensors: list[Tensor], loss: Tensor, step: Tensor, rate: Tensor
+) -> Tensor:
+    """Log a step; the learning rates, zero for members that have met what is not finite."""
     sizes = [each[0].numel() for each in tensors]
     blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(loss)
-    sound = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
-    _sound[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), sound, BLOCK=BLOCK)
-    rate = torch.empty_like(pace.rate)
-    _allowed[members,](sound, loss.contiguous(), step, pace.rate, book.sums, book.faults, rate, blocks, BLOCK=BLOCK)
-    return pace._replace(rate=rate)
+    finite = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
+    _finite[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), finite, BLOCK=BLOCK)
+    allowed = torch.empty_like(rate)
+    _guard[members,](finite, loss.contiguous(), step, rate, sums, first_nonfinite, allowed, blocks, BLOCK=BLOCK)
+    return allowed
 
 
 @triton.jit
-def _of(pace, member):
-    return tl.load(pace + member).to(tl.float32)
+def _of(numbers, member):
+    return tl.load(numbers + member).to(tl.float32)
 
 
 @triton.jit
@@ -97,14 +97,14 @@ def _adam(
 
 
 def adam_(
-    parameters: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], seconds: list[Tensor],
-    pace: Pace, decays: list[bool],
+    parameters: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], gradients: list[Tensor], decays: list[bool],
+    rate: Tensor, decay: Tensor, mean: Tensor, spread: Tensor, beta1: float, beta2: float, epsilon: float,
 ) -> None:  # fmt: skip
-    """Move all parameters; whether a parameter decays is said for each."""
+    """Take a step of Adam; `decays` says which of the parameters have an L2 penalty."""
     sizes = [each[0].numel() for each in parameters]
     grid = (sum(triton.cdiv(size, BLOCK) for size in sizes), len(parameters[0]))
     _adam[grid](
         tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(seconds),
-        tuple(sizes), tuple(float(each) for each in decays), *pace,
-        BETA1=BETA1, BETA2=BETA2, EPSILON=EPSILON, BLOCK=BLOCK,
+        tuple(sizes), tuple(float(each) for each in decays), rate, decay, mean, spread,
+        BETA1=beta1, BETA2=beta2, EPSILON=epsilon, BLOCK=BLOCK,
     )  # fmt: skip

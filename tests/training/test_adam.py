@@ -1,4 +1,4 @@
-"""Adam is torch's own on either path, for every member at its own pace, and members stop where they are at fault."""
+"""Adam is torch's own on either path, each member has its own step size, and the guard stops members one by one."""
 
 import math
 
@@ -6,36 +6,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.kernel import adam as operation
-from concretely.kernel.adam import Book, Pace, State, adam_, allowed_, corrections
-from tests.kernel import DEVICE, PATHS, assert_precise, kernel, taken
+from concretely.training.optimizer import ParameterState, StepLog, StepSizes, adam_, corrections, guard_
+from tests.kernel import DEVICE, PATHS, assert_precise, kernel
+
+from .path import taken
 
 SHAPES = [(7,), (5, 9), (1,), (1_100,), (3, 2, 4)]
 MEMBERS = pytest.mark.parametrize("members", [1, 3])
 DECAY = 0.1
 
 
-def pace_of(members: int, steps: int) -> Pace:
+def sizes_of(members: int, step: int) -> StepSizes:
     """Rates and decays that differ between members."""
     rate = torch.linspace(3e-3, 1e-3, members, dtype=torch.float64)
     decay = torch.linspace(DECAY, 0, members, dtype=torch.float64)
-    mean, spread = (torch.full_like(rate, each) for each in corrections(steps))
-    return Pace(*(each.to(DEVICE) for each in (rate, decay, mean, spread)))
+    mean, spread = (torch.full_like(rate, each) for each in corrections(step + 1))
+    return StepSizes(*(each.to(DEVICE) for each in (rate, decay, mean, spread, torch.full((members,), step))))
 
 
-def state_of(parameter: Tensor) -> State:
+def state_of(parameter: Tensor) -> ParameterState:
     """A parameter that has not moved yet."""
-    return State(parameter.clone(), torch.zeros_like(parameter), torch.zeros_like(parameter))
+    return ParameterState(parameter.clone(), torch.zeros_like(parameter), torch.zeros_like(parameter))
 
 
 def true_adam(parameter: Tensor, gradients: list[Tensor], *, decays: bool) -> Tensor:
     """Where every member gets by torch's optimiser in float64."""
     ends = []
-    pace = pace_of(len(parameter), 1)
+    sizes = sizes_of(len(parameter), 0)
     for k, start in enumerate(parameter.double()):
         leaf = start.clone().requires_grad_()
-        decay = pace.decay[k].item() if decays else 0
-        optimiser = torch.optim.Adam([leaf], lr=pace.rate[k].item(), weight_decay=decay)
+        decay = sizes.decay[k].item() if decays else 0
+        optimiser = torch.optim.Adam([leaf], lr=sizes.rate[k].item(), weight_decay=decay)
         for gradient in gradients:
             leaf.grad = gradient[k].double()
             optimiser.step()
@@ -52,9 +53,9 @@ def moved(members: int, path: str) -> list[tuple[Tensor, Tensor]]:
     slopes[3][1] = torch.ones((), device=DEVICE).expand_as(starts[1])
     decays = [len(shape) > 1 for shape in SHAPES]
     states = [state_of(start) for start in starts]
-    with taken(operation, path):
+    with taken(path):
         for k, each in enumerate(slopes):
-            adam_(states, each, pace_of(members, k + 1), decays=decays)
+            adam_(states, each, sizes_of(members, k), decays=decays)
     ends = [
         true_adam(start, list(each), decays=decay)
         for start, each, decay in zip(starts, zip(*slopes, strict=True), decays, strict=True)
@@ -81,16 +82,16 @@ def test_kernel_is_its_definition(members: int) -> None:
 
 @PATHS
 def test_a_member_at_rest_does_not_move_whatever_its_gradient(path: str) -> None:
-    states = [State(*torch.rand(3, 3, *shape, device=DEVICE)) for shape in ((2,), (5, 7))]
-    before = [State(*(tensor.clone() for tensor in state)) for state in states]
+    states = [ParameterState(*torch.rand(3, 3, *shape, device=DEVICE)) for shape in ((2,), (5, 7))]
+    before = [ParameterState(*(tensor.clone() for tensor in state)) for state in states]
     slopes = [torch.randn_like(state.parameter) for state in states]
     for slope in slopes:
         slope[1] = math.nan
     slopes[1][1] = math.inf
-    pace = pace_of(3, 5)
-    pace = pace._replace(rate=pace.rate * torch.tensor([1.0, 0.0, 1.0], device=DEVICE))
-    with taken(operation, path):
-        adam_(states, slopes, pace, decays=[True, False])
+    sizes = sizes_of(3, 4)
+    sizes = sizes._replace(rate=sizes.rate * torch.tensor([1.0, 0.0, 1.0], device=DEVICE))
+    with taken(path):
+        adam_(states, slopes, sizes, decays=[True, False])
     for state, old in zip(states, before, strict=True):
         for tensor, was in zip(state, old, strict=True):
             assert torch.equal(tensor[1], was[1])
@@ -98,14 +99,10 @@ def test_a_member_at_rest_does_not_move_whatever_its_gradient(path: str) -> None
             assert (tensor[::2] != was[::2]).all()
 
 
-def book_of(members: int) -> Book:
-    """A book of four steps, none at fault."""
+def log_of(members: int) -> StepLog:
+    """The log of four steps, all finite."""
     sums = torch.tensor([-3.0, 4.0, 5.0, 6.0], dtype=torch.float64).repeat(members, 1)
-    return Book(sums.to(DEVICE), torch.full((members,), -1, device=DEVICE))
-
-
-def steps(members: int, step: int) -> Tensor:
-    return torch.full((members,), step, device=DEVICE)
+    return StepLog(sums.to(DEVICE), torch.full((members,), -1, device=DEVICE))
 
 
 def tensors_of(members: int) -> list[Tensor]:
@@ -117,18 +114,18 @@ def tensors_of(members: int) -> list[Tensor]:
 
 @PATHS
 @MEMBERS
-def test_minus_losses_are_entered_and_sound_members_go_on(members: int, path: str) -> None:
-    book, pace, loss = book_of(members), pace_of(members, 1), torch.randn(members, device=DEVICE)
-    with taken(operation, path):
-        found = allowed_(book, tensors_of(members), loss, steps(members, 4), pace)
-        for one, other in zip(found, pace, strict=True):
+def test_minus_losses_are_logged_and_finite_members_go_on(members: int, path: str) -> None:
+    log, sizes, loss = log_of(members), sizes_of(members, 4), torch.randn(members, device=DEVICE)
+    with taken(path):
+        found = guard_(log, tensors_of(members), loss, sizes)
+        for one, other in zip(found, sizes, strict=True):
             assert torch.equal(one, other)
-        allowed_(book, tensors_of(members), loss[:1].expand_as(loss), steps(members, 5), pace)
-    expected = book_of(members).sums
+        guard_(log, tensors_of(members), loss[:1].expand_as(loss), sizes_of(members, 5))
+    expected = log_of(members).sums
     expected[:, 0] -= loss.double() + loss[0].double()
     expected[:, 1] += 2
-    torch.testing.assert_close(book.sums, expected)
-    assert (book.faults == -1).all()
+    torch.testing.assert_close(log.sums, expected)
+    assert (log.first_nonfinite == -1).all()
 
 
 PLACES = [(0, 0), (1, 0), (1, 1_023), (1, 1_024), (1, 2_099), (2, 0), (2, 1_023), (3, 1)]
@@ -139,60 +136,60 @@ PLACES = [(0, 0), (1, 0), (1, 1_023), (1, 1_024), (1, 2_099), (2, 0), (2, 1_023)
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_what_is_not_finite_is_found_wherever_it_is(place: tuple[int, int], path: str) -> None:
     which, entry = place
-    pace = pace_of(3, 1)
-    with taken(operation, path):
+    sizes = sizes_of(3, 7)
+    with taken(path):
         for value in (math.nan, math.inf, -math.inf):
-            book, tensors = book_of(3), [each.contiguous() for each in tensors_of(3)]
+            log, tensors = log_of(3), [each.contiguous() for each in tensors_of(3)]
             tensors[which].view(3, -1)[1, entry] = value
-            found = allowed_(book, tensors, torch.zeros(3, device=DEVICE), steps(3, 7), pace)
-            assert book.faults.tolist() == [-1, 7, -1]
-            assert found.rate.tolist() == [pace.rate[0].item(), 0, pace.rate[2].item()]
+            found = guard_(log, tensors, torch.zeros(3, device=DEVICE), sizes)
+            assert log.first_nonfinite.tolist() == [-1, 7, -1]
+            assert found.rate.tolist() == [sizes.rate[0].item(), 0, sizes.rate[2].item()]
 
 
 @PATHS
-def test_the_first_fault_is_kept_and_the_other_members_go_on(path: str) -> None:
-    book, pace, loss = book_of(3), pace_of(3, 1), torch.tensor([1.0, 3.0, 2.0], device=DEVICE)
+def test_the_first_step_that_is_not_finite_is_kept_and_the_other_members_go_on(path: str) -> None:
+    log, sizes, loss = log_of(3), sizes_of(3, 0), torch.tensor([1.0, 3.0, 2.0], device=DEVICE)
     rates = []
-    with taken(operation, path):
+    with taken(path):
         for step, faulty in enumerate(([], [1], [], [0, 1], [])):
             tensors = [torch.zeros(3, 5, device=DEVICE), torch.zeros(3, 2, 3, device=DEVICE)]
             tensors[step % 2][faulty] = math.nan
-            rates.append(allowed_(book, tensors, loss, steps(3, step), pace).rate.tolist())
-    assert book.faults.tolist() == [3, 1, -1]
-    one, two, three = pace.rate.tolist()
+            rates.append(guard_(log, tensors, loss, sizes_of(3, step)).rate.tolist())
+    assert log.first_nonfinite.tolist() == [3, 1, -1]
+    one, two, three = sizes.rate.tolist()
     assert rates == [[one, two, three], [one, 0, three], [one, 0, three], [0, 0, three], [0, 0, three]]
-    assert book.sums[:, :2].tolist() == [[-8, 9], [-18, 9], [-13, 9]]
-    assert torch.equal(book.sums[:, 2:], book_of(3).sums[:, 2:])
+    assert log.sums[:, :2].tolist() == [[-8, 9], [-18, 9], [-13, 9]]
+    assert torch.equal(log.sums[:, 2:], log_of(3).sums[:, 2:])
 
 
 @PATHS
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_is_a_fault(value: float, path: str) -> None:
-    book, loss = book_of(3), torch.tensor([1.0, value, 2.0], device=DEVICE)
-    with taken(operation, path):
-        found = allowed_(book, [torch.zeros(3, 5, device=DEVICE)], loss, steps(3, 7), pace_of(3, 1))
-    assert book.faults.tolist() == [-1, 7, -1]
+def test_a_loss_that_is_not_finite_stops_its_member(value: float, path: str) -> None:
+    log, loss = log_of(3), torch.tensor([1.0, value, 2.0], device=DEVICE)
+    with taken(path):
+        found = guard_(log, [torch.zeros(3, 5, device=DEVICE)], loss, sizes_of(3, 7))
+    assert log.first_nonfinite.tolist() == [-1, 7, -1]
     assert (found.rate != 0).tolist() == [True, False, True]
-    assert book.sums[::2, 0].tolist() == [-4, -5]
+    assert log.sums[::2, 0].tolist() == [-4, -5]
 
 
 @PATHS
-def test_the_given_pace_is_left_as_it_is(path: str) -> None:
-    pace, before = pace_of(2, 1), pace_of(2, 1)
-    with taken(operation, path):
+def test_the_given_step_sizes_are_left_as_they_are(path: str) -> None:
+    sizes, before = sizes_of(2, 0), sizes_of(2, 0)
+    with taken(path):
         slopes = [torch.full((2, 3), math.nan, device=DEVICE)]
-        allowed_(book_of(2), slopes, torch.zeros(2, device=DEVICE), steps(2, 0), pace)
-    for one, other in zip(pace, before, strict=True):
+        guard_(log_of(2), slopes, torch.zeros(2, device=DEVICE), sizes)
+    for one, other in zip(sizes, before, strict=True):
         assert torch.equal(one, other)
 
 
 @PATHS
-def test_an_allowed_step_of_a_faulty_member_moves_nothing(path: str) -> None:
+def test_a_step_of_a_member_that_is_stopped_moves_nothing(path: str) -> None:
     start = torch.randn(2, 5, device=DEVICE)
     state, slope = state_of(start), torch.randn(2, 5, device=DEVICE)
     slope[0, 3] = math.inf
-    with taken(operation, path):
-        pace = allowed_(book_of(2), [slope], torch.zeros(2, device=DEVICE), steps(2, 0), pace_of(2, 1))
-        adam_([state], [slope], pace, decays=[True])
+    with taken(path):
+        sizes = guard_(log_of(2), [slope], torch.zeros(2, device=DEVICE), sizes_of(2, 0))
+        adam_([state], [slope], sizes, decays=[True])
     assert torch.equal(state.parameter[0], start[0])
     assert (state.parameter[1] != start[1]).all()

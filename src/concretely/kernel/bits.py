@@ -1,33 +1,28 @@
-"""Bits gathered and unpacked in one pass."""
+"""Gathers and unpacks batches of bits in one pass."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import rows
-
 BLOCK = 1024
 
 
 @triton.jit
-def _unpack(packed, index, out, batch, width, columns, stride, BLOCK: tl.constexpr):
+def _unpack(packed, index, out, batch, width, columns, BLOCK: tl.constexpr):
     member, point = tl.program_id(1).to(tl.int64), tl.program_id(0)
     row = tl.load(index + member * batch + point)
     for start in range(0, width, BLOCK):
         bit = start + tl.arange(0, BLOCK)
-        byte = tl.load(packed + member * stride + row * columns + bit // 8, mask=bit < width, other=0)
+        byte = tl.load(packed + row * columns + bit // 8, mask=bit < width, other=0)
         found = (byte.to(tl.int32) >> (7 - bit % 8)) & 1
         tl.store(out + (member * batch + point) * width + bit, found.to(tl.float32), mask=bit < width)
 
 
 def unpack(packed: Tensor, index: Tensor, width: int) -> Tensor:
-    """The bits of some points of every member."""
+    """The bits of the indexed points of every member as float32."""
     members, batch = index.shape
     out = torch.empty((members, batch, width), dtype=torch.float32, device=packed.device)
-    packed = rows(packed)
     block = min(BLOCK, triton.next_power_of_2(width))
-    _unpack[batch, members](
-        packed, index.contiguous(), out, batch, width, packed.shape[2], packed.stride(0), BLOCK=block
-    )
+    _unpack[batch, members](packed, index.contiguous(), out, batch, width, packed.shape[1], BLOCK=block)
     return out

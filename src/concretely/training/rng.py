@@ -1,4 +1,4 @@
-"""What is random in a run, each a function of the seed and the step, so that any step can be done again."""
+"""The random numbers of a run: all are functions of the seed and the step, so that any step can be repeated."""
 
 from enum import IntEnum, auto
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Purpose(IntEnum):
-    """What randomness is for; every purpose has its own."""
+    """What random numbers are used for; every purpose has its own stream."""
 
     INITIAL = auto()
     """The parameters that training starts from."""
@@ -17,34 +17,34 @@ class Purpose(IntEnum):
     """The order of the data in an epoch."""
     NOISE = auto()
     """The draws of the latents at a step."""
-    WATCH = auto()
-    """The draws that show how the discrete graph is doing, beside those that train."""
+    GAP = auto()
+    """The draws of the discrete graph at a step, which measure its gap to the relaxed one."""
     VALIDATION = auto()
-    """The draws by which the validation set is scored, the same at every look."""
+    """The draws that score the validation set, the same each time."""
     PICTURE = auto()
-    """The draws that are shown."""
+    """The draws that a report shows."""
     EVALUATION = auto()
-    """The draws by which a trained model is scored."""
+    """The draws that score a trained model."""
 
 
 def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
-    """The seed of a step or an epoch, unrelated to that of any other.
+    """The seed of a step or an epoch, independent of that of any other.
 
     >>> seed_of(0, Purpose.NOISE, 1) == seed_of(0, Purpose.NOISE, 1) != seed_of(0, Purpose.ORDER, 1)
     True
     """
-    # as a key, since seeds of more than one word would run into what follows them
+    # as a spawn key: in the entropy, a seed of more than one word would run into what follows it
     sequence = np.random.SeedSequence(seed, spawn_key=(purpose, index))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own for a purpose."""
+    """A generator for a purpose."""
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
 
 
 DRAWS = 1_024
-"""The most draws of a step that have keys of their own."""
+"""The largest number of draws of a step."""
 
 
 def keys_of(seed: int, purpose: Purpose, step: int, *, device: torch.device | str = "cpu") -> Int64[Tensor, "draws 2"]:
@@ -54,9 +54,9 @@ def keys_of(seed: int, purpose: Purpose, step: int, *, device: torch.device | st
 
 
 class Order:
-    """The data points of every step: epoch after epoch, each in a shuffled order of its own.
+    """The data points of every step: epoch after epoch, each shuffled anew.
 
-    A batch at the end of an epoch is filled up from the next, so that all are of one size.
+    A batch at the end of an epoch is filled up from the next epoch, so that all batches have one size.
 
     >>> order = Order(points=5, batch=4, seed=0)
     >>> sorted(torch.cat([order.indices(step) for step in range(5)]).tolist())
@@ -76,7 +76,7 @@ class Order:
         return self.span(step, 1)[0]
 
     def span(self, step: int, steps: int) -> Int64[Tensor, "steps batch"]:
-        """The data points of a step and of those after it."""
+        """The data points of a number of steps, beginning with a given one."""
         parts, first, missing = [], step * self.batch, steps * self.batch
         while missing:
             epoch, start = divmod(first, self.points)

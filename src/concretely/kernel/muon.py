@@ -1,26 +1,24 @@
-"""What a step of Muon does to each element, for many matrices in one launch, and to products of rows."""
+"""A step of Muon: momenta and moves of many matrices in one launch each, and the polynomial of products of rows."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..adam import Pace, State
-from ..affine.triton import tile
-from .naive import COEFFICIENTS, MOMENTUM, length
+from .affine.triton import tile
 
 BLOCK = 1024
 
 
 @triton.jit
 def _turned(at, columns: tl.constexpr, stride: tl.constexpr, LIES: tl.constexpr):
-    """Where an element of a matrix is in the one that lies, whose rows are so far apart."""
+    """The place of an element in the matrix turned so that it has no more rows than columns."""
     i, j = at // columns, at % columns
     return i * stride + j if LIES else j * stride + i
 
 
 @triton.jit
-def _hasten(
+def _momentum(
     parameters, gradients, firsts, outs, rate, decay,
     rows: tl.constexpr, columns: tl.constexpr, spans: tl.constexpr, strides: tl.constexpr, MOMENTUM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -42,16 +40,18 @@ def _hasten(
         block -= blocks
 
 
-def hasten_(states: list[State], gradients: list[Tensor], pace: Pace, out: list[Tensor]) -> None:
-    """Add gradients to momenta, and find where these will be after another of each."""
-    shapes = [state.parameter.shape for state in states]
+def momentum_(
+    parameters: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], out: list[Tensor],
+    rate: Tensor, decay: Tensor, *, momentum: float,
+) -> None:  # fmt: skip
+    """Add gradients to the momenta; write to `out` what these will be after the same gradients once more."""
+    shapes = [parameter.shape for parameter in parameters]
     blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
-    _hasten[blocks, len(pace.rate)](
-        tuple(state.parameter for state in states), tuple(each.contiguous() for each in gradients),
-        tuple(state.first for state in states), tuple(out), pace.rate, pace.decay,
+    _momentum[blocks, len(rate)](
+        tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(out), rate, decay,
         rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes),
         spans=tuple(each.stride(0) for each in out), strides=tuple(each.stride(1) for each in out),
-        MOMENTUM=MOMENTUM, BLOCK=BLOCK,
+        MOMENTUM=momentum, BLOCK=BLOCK,
     )  # fmt: skip
 
 
@@ -75,13 +75,12 @@ def _move(
         block -= blocks
 
 
-def move_(states: list[State], pace: Pace, steps: list[Tensor]) -> None:
-    """Move matrices, which may stand where their steps lie."""
-    shapes = [state.parameter.shape for state in states]
+def move_(parameters: list[Tensor], steps: list[Tensor], lengths: list[float], rate: Tensor) -> None:
+    """Move matrices along their steps, which may be transposed."""
+    shapes = [parameter.shape for parameter in parameters]
     blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
-    _move[blocks, len(pace.rate)](
-        tuple(state.parameter for state in states), tuple(steps),
-        tuple(length(state.parameter) for state in states), pace.rate,
+    _move[blocks, len(rate)](
+        tuple(parameters), tuple(steps), tuple(lengths), rate,
         rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes),
         spans=tuple(each.stride(0) for each in steps), strides=tuple(each.stride(1) for each in steps), BLOCK=BLOCK,
     )  # fmt: skip
@@ -110,13 +109,13 @@ def _polynomial(
     tl.store(out + place, tl.where(i[:, None] == j[None, :], found + A, found), mask=mask)
 
 
-def polynomial(gram: Tensor, product: str) -> Tensor:
-    """What a matrix is multiplied by in a round, of the products of its rows."""
+def polynomial(gram: Tensor, coefficients: tuple[float, float, float], precision: str) -> Tensor:
+    """The factor that a round of Muon multiplies a matrix by, from the products of its rows with each other."""
     count, size, _ = gram.shape
     gram, out = gram.contiguous(), torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
-    (a, b, c), own = COEFFICIENTS, tile(size, size, size, count)
+    (a, b, c), own = coefficients, tile(size, size, size, count)
     _polynomial[triton.cdiv(size, own.high) * triton.cdiv(size, own.wide), count](
         gram, out, size, A=a, B=b, C=c,
-        PRODUCT=product, HIGH=own.high, WIDE=own.wide, DEEP=own.deep, num_warps=own.warps, num_stages=own.stages,
+        PRODUCT=precision, HIGH=own.high, WIDE=own.wide, DEEP=own.deep, num_warps=own.warps, num_stages=own.stages,
     )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from concretely.training.chance import Order, Purpose, generator_of, seed_of
+from concretely.training.rng import Order, Purpose, generator_of, seed_of
 
 
 @given(points=st.integers(1, 30), batch=st.integers(1, 80), seed=st.integers(0, 2**63 - 1), start=st.integers(0, 10**9))

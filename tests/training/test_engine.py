@@ -1,6 +1,7 @@
-"""A member of an ensemble is the same run alone, whatever becomes of the others."""
+"""A member is the same run alone, whatever becomes of the others: in the same bits on a CPU, else up to rounding."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,15 @@ import torch
 from concretely.data import Bits, Dataset
 from concretely.kernel import affine
 from concretely.model import layer
-from concretely.training.ensemble import Ensemble
-from concretely.training.loop import DivergedError, Watch, train, train_together
+from concretely.training.engine import Engine
+from concretely.training.loop import Callbacks, DivergedError, train, train_together
 from concretely.training.member import DIFFERENT, OF_DATA, Member, alike, data_key
-from concretely.training.recipe import ESTIMATORS, Recipe
+from concretely.training.recipe import ESTIMATORS, OPTIMIZERS, Recipe
 from concretely.training.run import Run, restored
-from concretely.training.trainer import Row, Trainer
+from concretely.training.train_state import Row, TrainState
 
-from ..cases import DEVICES
-from .example import data, recipe, tensors
+from ..cases import DEVICES, grid
+from .example import assert_alike, assert_same, data, recipe, tensors
 
 NOTATIONS = ["4H~12V", "4H-4H-12V", "4V-4H-8V", "4H:4-12V"]
 WISHES: list[dict[str, Any]] = [
@@ -40,8 +41,14 @@ def other_data() -> Dataset:
     return Dataset("spots", *(Bits.pack(part) for part in points.split([60, 20, 10])), source="made up.")
 
 
-def assert_close(found: Trainer, expected: Trainer) -> None:
-    """Fail unless two trainers have come to the same, up to the last digits."""
+def assert_equal(found: TrainState, expected: TrainState) -> None:
+    """Fail unless two runs have come to the same bits."""
+    assert_same(found.tensors(), expected.tensors())
+    assert found._metrics == expected._metrics
+
+
+def assert_close(found: TrainState, expected: TrainState) -> None:
+    """Fail unless two runs have come to the same, up to the last digits."""
     one, other = found.tensors(), expected.tensors()
     assert one.keys() == other.keys()
     for name, tensor in one.items():
@@ -52,56 +59,84 @@ def assert_close(found: Trainer, expected: Trainer) -> None:
     assert found.bound() == pytest.approx(expected.bound(), rel=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("notation", NOTATIONS)
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_member_is_the_run_alone(estimator: str, notation: str, device: str) -> None:
+def wished(estimator: str, notation: str, **given: Any) -> list[Recipe]:
+    """Recipes that differ in all that members may differ in."""
     wishes = [dict(wish) for wish in WISHES]
     if estimator == "concrete":
         wishes[1]["temperature"], wishes[2]["temperature"] = 0.5, "1:1/2:10"
-    recipes = [recipe(notation=notation, estimator=estimator, **wish) for wish in wishes]
-    alone, together = ([Trainer(each, data(), device=device) for each in recipes] for _ in range(2))
-    for trainer in alone:
-        trainer.advance(25)
-    ensemble = Ensemble(together)
-    ensemble.advance(11)
-    ensemble.advance(25)
-    assert ensemble.step == 25
-    for found, expected in zip(together, alone, strict=True):
+    return [recipe(notation=notation, estimator=estimator, **given, **wish) for wish in wishes]
+
+
+def runs(recipes: list[Recipe], device: str = "cpu") -> list[TrainState]:
+    return [TrainState(each, data(), device=device) for each in recipes]
+
+
+def trained_alone(recipes: list[Recipe], device: str = "cpu") -> list[TrainState]:
+    """Runs of 25 steps, each by itself and as a plain program."""
+    alone = runs(recipes, device)
+    for state in alone:
+        Engine([state], stacked=False).advance(25)
+    return alone
+
+
+@grid(estimator=list(ESTIMATORS), notation=NOTATIONS, optimizer=OPTIMIZERS)
+def test_a_member_ends_in_the_bits_of_the_run_alone(estimator: str, notation: str, optimizer: str) -> None:
+    recipes = wished(estimator, notation, optimizer=optimizer)
+    together = runs(recipes)
+    engine = Engine(together)
+    engine.advance(11)
+    engine.advance(25)
+    assert engine.step == 25
+    for found, expected in zip(together, trained_alone(recipes), strict=True):
+        assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@grid(estimator=list(ESTIMATORS), notation=NOTATIONS)
+def test_a_member_of_one_program_is_the_run_alone(estimator: str, notation: str, device: str) -> None:
+    recipes = wished(estimator, notation)
+    together = runs(recipes, device)
+    engine = Engine(together, stacked=True)
+    engine.advance(11)
+    engine.advance(25)
+    assert engine.step == 25
+    for found, expected in zip(together, trained_alone(recipes, device), strict=True):
         assert_close(found, expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("notation", NOTATIONS)
-def test_a_member_is_the_run_alone_with_any_optimizer(notation: str, device: str) -> None:
+def test_a_member_of_one_program_is_the_run_alone_with_any_optimizer(notation: str, device: str) -> None:
     recipes = [recipe(notation=notation, optimizer="muon", **wish) for wish in WISHES]
-    alone, together = ([Trainer(each, data(), device=device) for each in recipes] for _ in range(2))
-    for trainer in alone:
-        trainer.advance(25)
-    Ensemble(together).advance(25)
-    for found, expected in zip(together, alone, strict=True):
+    together = runs(recipes, device)
+    Engine(together, stacked=True).advance(25)
+    for found, expected in zip(together, trained_alone(recipes, device), strict=True):
         assert_close(found, expected)
 
 
-def test_members_may_have_data_of_their_own() -> None:
+@pytest.mark.parametrize("stacked", [False, True])
+def test_members_may_have_data_of_their_own(stacked: bool) -> None:
     recipes, sets = [recipe(seed=1), recipe(seed=1), recipe(seed=2)], [data(), other_data(), data()]
-    alone, together = ([Trainer(each, points) for each, points in zip(recipes, sets, strict=True)] for _ in range(2))
-    for trainer in alone:
-        trainer.advance(20)
-    Ensemble(together).advance(20)
+    alone, together = ([TrainState(each, own) for each, own in zip(recipes, sets, strict=True)] for _ in range(2))
+    for state in alone:
+        Engine([state]).advance(20)
+    Engine(together, stacked=stacked).advance(20)
     for found, expected in zip(together, alone, strict=True):
-        assert_close(found, expected)
+        (assert_close if stacked else assert_equal)(found, expected)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("notation", NOTATIONS)
-def test_gradients_left_as_factors_take_the_same_steps(notation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_left_as_factors_take_the_same_steps(
+    notation: str, stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     always = SimpleNamespace(suits=lambda x, weight: True, affine=affine.affine, FEW=affine.FEW)
     monkeypatch.setattr(layer, "affine", always)
     recipes = [recipe(notation=notation, **wish) for wish in WISHES]
-    plain, factored = ([Trainer(each, data()) for each in recipes] for _ in range(2))
-    Ensemble(plain).advance(20)
+    plain, factored = (runs(recipes) for _ in range(2))
+    Engine(plain, stacked=stacked).advance(20)
     monkeypatch.setattr(affine, "FEW", 0)
-    Ensemble(factored).advance(20)
+    Engine(factored, stacked=stacked).advance(20)
     for found, expected in zip(factored, plain, strict=True):
         assert_close(found, expected)
 
@@ -110,30 +145,32 @@ def test_a_member_that_diverges_does_not_disturb_the_others(tmp_path: Path) -> N
     recipes = [recipe(seed=1), recipe(seed=2, lr=1e30), recipe(seed=3)]
     notes = list[str]()
     members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
-    first, second, third = train_together(members, data=points, watch=Watch(note=notes.append))
+    first, second, third = train_together(members, data=points, callbacks=Callbacks(note=notes.append))
     assert isinstance(second, DivergedError)
     assert "try a smaller lr" in str(second)
     assert notes == [f"2: {second}"]
-    for found, wished in ((first, recipes[0]), (third, recipes[2])):
+    for found, own in ((first, recipes[0]), (third, recipes[2])):
         assert isinstance(found, Run)
-        expected = train(wished, tmp_path / f"alone-{wished.seed}", data=data())
+        expected = train(own, tmp_path / f"alone-{own.seed}", data=data())
         assert (found.finished, found.step, found.members, expected.members) == (True, 30, 3, 1)
-        assert [row.bound for row in found.rows] == pytest.approx([row.bound for row in expected.rows], rel=1e-5)
-        assert restored(tmp_path / str(wished.seed))[0] == found
+        assert_alike(replace(found, members=1), expected)
+        assert_same(tensors(tmp_path / str(own.seed)), tensors(tmp_path / f"alone-{own.seed}"))
+        assert restored(tmp_path / str(own.seed))[0] == found
     assert not (tmp_path / "2" / "model.safetensors").exists()
 
 
-def test_a_gradient_that_is_not_finite_stops_its_member_alone() -> None:
-    trainers = [Trainer(recipe(seed=seed), data()) for seed in (1, 2)]
-    ensemble = Ensemble(trainers)
-    ensemble.advance(3)
-    before = {name: tensor.clone() for name, tensor in trainers[0].model.state_dict().items()}
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_gradient_that_is_not_finite_stops_its_member_alone(stacked: bool) -> None:
+    first, second = states = runs([recipe(seed=seed) for seed in (1, 2)])
+    engine = Engine(states, stacked=stacked)
+    engine.advance(3)
+    before = {name: tensor.clone() for name, tensor in first.model.state_dict().items()}
     with torch.no_grad():
-        trainers[0].model.p.visible.network[0].bias[0] = torch.nan
-    ensemble.advance(6)
-    assert trainers[0].fault() == (3, "p.visible.network.0")
-    assert trainers[1].fault() is None
-    for name, tensor in trainers[0].model.state_dict().items():
+        first.model.p.visible.network[0].bias[0] = torch.nan
+    engine.advance(6)
+    assert first.first_nonfinite() == (3, "p.visible.network.0")
+    assert second.first_nonfinite() is None
+    for name, tensor in first.model.state_dict().items():
         if name != "p.visible.network.0.bias":
             assert tensor.equal(before[name]), name
 
@@ -147,6 +184,7 @@ def test_members_end_one_by_one_and_each_as_it_would_alone(tmp_path: Path) -> No
     for one, other in zip(found, alone, strict=True):
         assert isinstance(one, Run)
         assert (one.step, one.chosen, one.finished) == (other.step, other.chosen, True)
+        assert_same(tensors(tmp_path / str(one.recipe.seed)), tensors(tmp_path / f"alone-{one.recipe.seed}"))
         assert (tmp_path / str(one.recipe.seed) / "model.safetensors").exists()
 
 
@@ -163,24 +201,47 @@ def test_a_program_that_is_stopped_goes_on_to_the_same_end(tmp_path: Path) -> No
     train_together(members("halves"), data=points)
     for each in recipes:
         one, other = (tensors(tmp_path / folder / str(each.seed)) for folder in ("whole", "halves"))
-        for name in one:
-            assert one[name].equal(other[name]), name
+        assert_same(one, other)
 
 
-def test_runs_at_different_steps_are_resumed_apart(tmp_path: Path) -> None:
-    recipes = [recipe(seed=seed) for seed in range(3)]
-    members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
-    taken = list[int]()
-    train_together(members[:1], data=points, stop=lambda: bool(taken.append(0)) or len(taken) == 7)
-    found = train_together(members, data=points)
+@pytest.mark.parametrize(
+    ("stop", "estimator", "optimizer"),
+    [
+        (7, "concrete", "adam"),
+        (13, "nvil", "adam"),
+        (10, "vimco", "adam"),
+        (13, "concrete", "muon"),
+        (7, "nvil", "muon"),
+    ],
+)
+def test_a_run_that_fell_behind_catches_up_to_the_bits_of_an_uninterrupted_list(
+    stop: int, estimator: str, optimizer: str, tmp_path: Path
+) -> None:
+    recipes = [recipe(seed=seed, estimator=estimator, optimizer=optimizer, validate=5) for seed in range(3)]
+
+    def members(folder: str) -> list[Member]:
+        return [Member(each, tmp_path / folder / str(each.seed)) for each in recipes]
+
+    whole = train_together(members("whole"), data=points)
+    for few, steps in ((members("parts")[:1], stop), (members("parts")[1:2], 2 * stop)):
+        taken = list[int]()
+        train_together(
+            few, data=points, stop=lambda taken=taken, steps=steps: bool(taken.append(0)) or len(taken) == steps
+        )
+    found = train_together(members("parts"), data=points)
     assert [run.step for run in found if isinstance(run, Run)] == [30, 30, 30]
+    for member, one, other in zip(recipes, found, whole, strict=True):
+        assert isinstance(one, Run)
+        assert isinstance(other, Run)
+        assert_alike(replace(one, members=3), other)
+        assert_same(tensors(tmp_path / "parts" / str(member.seed)), tensors(tmp_path / "whole" / str(member.seed)))
 
 
 def test_rows_of_several_are_averages(tmp_path: Path) -> None:
     rows = list[Row]()
     recipes = [recipe(seed=seed, validate=10) for seed in range(3)]
     members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
-    found = train_together(members, data=points, watch=Watch(row=rows.append))
+    found = train_together(members, data=points, callbacks=Callbacks(row=rows.append))
     for index, row in enumerate(rows):
         of_all = [run.rows[index] for run in found if isinstance(run, Run)]
         assert row.bound == pytest.approx(sum(each.bound for each in of_all) / 3)
@@ -198,9 +259,9 @@ def test_only_what_makes_one_program_is_alike() -> None:
     for name, value in zip(OF_DATA, ("omniglot", "threshold", "whole"), strict=True):
         assert alike(recipe(), recipe(**{name: value}))
         assert data_key(recipe()) != data_key(recipe(**{name: value}))
-    one, other = Trainer(recipe(), data()), Trainer(recipe(samples=2), data())
-    with pytest.raises(ValueError, match="members of an ensemble must have one architecture"):
-        Ensemble([one, other])
+    one, other = TrainState(recipe(), data()), TrainState(recipe(samples=2), data())
+    with pytest.raises(ValueError, match="members of an engine must have one architecture"):
+        Engine([one, other])
 
 
 def test_a_run_that_is_left_alone_is_not_disturbed_by_what_it_was_together_with(tmp_path: Path) -> None:
@@ -210,25 +271,23 @@ def test_a_run_that_is_left_alone_is_not_disturbed_by_what_it_was_together_with(
     assert isinstance(gone, DivergedError)
     expected = train(recipes[0], tmp_path / "alone", data=data())
     one, other = (tensors(tmp_path / name) for name in ("1", "alone"))
-    for name in one:
-        torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-3)
-    assert [row.bound for row in left.rows] == pytest.approx([row.bound for row in expected.rows], rel=1e-4)
+    assert_same(one, other)
+    assert_alike(replace(left, members=1), expected)
 
 
-def test_the_discrete_graph_is_looked_at_when_the_first_member_has_ended(tmp_path: Path) -> None:
+def test_the_gap_is_measured_when_the_first_member_has_ended(tmp_path: Path) -> None:
     wishes: dict[str, Any] = {"steps": 60, "validate": 5, "patience": 1, "lr": 0.05}
     recipes = [recipe(seed=seed, **wishes) for seed in range(5)]
     found = train_together([Member(each, tmp_path / str(each.seed)) for each in recipes], data=points)
     for run in found:
         assert isinstance(run, Run)
         alone = train(run.recipe, tmp_path / f"alone-{run.recipe.seed}", data=data())
-        assert [row.discrete for row in run.rows] == pytest.approx([row.discrete for row in alone.rows], rel=1e-4)
+        assert_alike(replace(run, members=1), alone)
 
 
 def test_baselines_follow_from_the_seed_in_any_thread() -> None:
     wished = recipe(estimator="nvil")
-    expected = Trainer(wished, data()).tensors()
+    expected = TrainState(wished, data()).tensors()
     with ThreadPoolExecutor(4) as pool:
-        for trainer in pool.map(lambda _: Trainer(wished, data()), range(8)):
-            for name, tensor in trainer.tensors().items():
-                assert tensor.equal(expected[name]), name
+        for state in pool.map(lambda _: TrainState(wished, data()), range(8)):
+            assert_same(state.tensors(), expected)

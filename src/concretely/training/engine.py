@@ -1,0 +1,177 @@
+"""The step engine: it takes the training steps of one or many runs of one architecture.
+
+Runs may differ in seed, learning rate, weight decay, temperatures and data. Everything that a step changes lies in
+tensors whose first axis counts members, and a single run is one member. On a GPU all members take their steps as one
+program, vmapped, captured as a CUDA graph and replayed. On a CPU every member is a program of its own, so that a member
+of many ends in the same bits as the same run alone.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from ..estimator import Score
+from ..kernel.affine import Ledger, ledger
+from ..kernel.operator import launching
+from ..noise import Keys
+from .capture import Captured
+from .member import alike
+from .optimizer import StepSizes, adam_, guard_, muon_
+from .rng import Purpose
+from .step_table import StepTable
+from .train_state import GAP_INTERVAL, MemberLoss, TrainState, joined
+
+Tensors = dict[str, Tensor]
+
+
+class Engine:
+    """Takes the steps of runs that have all come to the same step.
+
+    The models of the runs are views of the state that steps change: whatever is done to a model between two calls of
+    `advance` is seen by the next step. `stacked` says whether members are one program, by default on a GPU alone.
+    """
+
+    def __init__(self, runs: Sequence[TrainState], *, stacked: bool | None = None) -> None:
+        first = runs[0]
+        for other in runs[1:]:
+            if not alike(first.recipe, other.recipe) or (other.step, other.since) != (first.step, first.since):
+                raise ValueError("members of an engine must have one architecture, estimator and step, got others")
+        self.runs, self.device = tuple(runs), first.device
+        self.stacked = self.device.type != "cpu" if stacked is None else stacked
+        groups = [self.runs] if self.stacked else [(run,) for run in self.runs]
+        self._programs = [_Program(group, vmapped=self.stacked) for group in groups]
+        self._measures_gap = first.recipe.method.relaxes
+
+    @property
+    def step(self) -> int:
+        """The number of steps that were taken."""
+        return self.runs[0].step
+
+    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
+        """Take steps until a step is reached, or until `pause`, which is called after each, returns true."""
+        since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
+        for run in self.runs:
+            run.loss.train()
+        with launching(self.device):
+            while self.step < until:
+                gap = self._measures_gap and (self.step - since) % GAP_INTERVAL == 0
+                for program in self._programs:
+                    program.take_step(self.step, gap=gap)
+                for run in self.runs:
+                    run.step += 1
+                if pause():
+                    break
+            for program in self._programs:
+                program.set_metrics()
+
+    @property
+    def is_captured(self) -> bool | None:
+        """Whether all steps so far could be captured as CUDA graphs; None if that was not tried."""
+        works = [work for program in self._programs for work in (program._take, program._take_with_gap)]
+        tried = [work.is_possible for work in works if isinstance(work, Captured)]
+        return all(tried) if tried else None
+
+    def without_ended(self, active: Sequence[TrainState]) -> "Engine":
+        """An engine for the runs that are still active, which may be this one.
+
+        A stacked program is kept until half of its members have ended: up to there, to step those that have ended
+        costs less than to capture a new program.
+        """
+        fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
+        return self if fits else Engine(active, stacked=self.stacked)
+
+
+class _Program:
+    """Members that take their steps together."""
+
+    def __init__(self, runs: Sequence[TrainState], *, vmapped: bool) -> None:
+        first = runs[0]
+        self._runs, self._recipe, self._vmapped = runs, first.recipe, vmapped
+        self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Score(), first.recipe)
+        self._state = first.state if len(runs) == 1 else joined(runs)
+        self._decays = {name: _decays(name) for name in self._state.parameters}
+        own = dict(first.loss.named_parameters())
+        self._leaves = {
+            name: state.parameter.requires_grad_() if vmapped else own[name]
+            for name, state in self._state.parameters.items()
+        }
+        self._table = StepTable(runs, draws=first.draws)
+        self._ones = torch.ones(len(runs), device=first.device)
+        self._take: Callable[[], None] = self._step
+        self._take_with_gap: Callable[[], None] = lambda: self._step(gap=True)
+        if vmapped and first.device.type == "cuda":
+            stream = torch.cuda.Stream(first.device)
+            self._take, self._take_with_gap = (Captured(take, stream) for take in (self._take, self._take_with_gap))
+
+    def take_step(self, step: int, *, gap: bool) -> None:
+        """Take a step; `gap` also measures how far the bound of the discrete graph is from what was maximised."""
+        self._table.prepare(step)
+        (self._take_with_gap if gap else self._take)()
+
+    def set_metrics(self) -> None:
+        """Copy the metrics of all members from the device, which waits for it."""
+        log = self._state.log
+        metrics = torch.cat([log.sums, log.first_nonfinite.unsqueeze(-1)], -1).tolist()
+        for run, own in zip(self._runs, metrics, strict=True):
+            run.set_metrics(own)
+
+    def _step(self, *, gap: bool = False) -> None:
+        """Take one step without a word to the host."""
+        self._table.read()
+        bits = self._table.batch()
+        with ledger() as factors:
+            loss = self._losses(self._loss, bits, Purpose.NOISE)
+            slopes = torch.autograd.grad([loss], list(self._leaves.values()), [self._ones], allow_unused=True)
+        gradients = {
+            name: slope if self._vmapped else slope.unsqueeze(0)
+            for name, slope in zip(self._leaves, slopes, strict=True)
+            if slope is not None
+        }
+        with torch.no_grad():
+            log = self._state.log
+            if gap:
+                excess = self._losses(self._discrete_loss, bits, Purpose.GAP) - loss
+                log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
+            # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
+            watched = [gradient for name, gradient in gradients.items() if not self._decays[name]]
+            sizes = guard_(log, watched, loss.detach(), self._table.sizes)
+            self._update(gradients, factors, sizes)
+
+    def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+        """The loss of every member."""
+        keys, temperatures = self._table.keys(purpose), self._table.temperatures
+        if not self._vmapped:
+            found: Tensor = function(bits[0], Keys(keys[:, 0]), tuple(temperatures[:, 0].tolist()))
+            return found.unsqueeze(0)
+
+        def of_member(parameters: Tensors, buffers: Tensors, bits: Tensor, keys: Tensor, pair: Tensor) -> Tensor:
+            loss: Tensor = functional_call(function, (parameters, buffers), (bits, Keys(keys), tuple(pair)))
+            return loss
+
+        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1))(
+            self._leaves, self._state.buffers, bits, keys, temperatures
+        )
+        return stacked
+
+    def _update(self, gradients: dict[str, Tensor], factors: Ledger, sizes: StepSizes) -> None:
+        """Move all parameters by their gradients, some of which are still pairs of factors."""
+        states = self._state.parameters
+        deferred = {name: factors.get(leaf.data_ptr()) for name, leaf in self._leaves.items()} if factors else {}
+        if self._recipe.optimizer == "muon":
+            matrices = [name for name, decays in self._decays.items() if decays]
+            products = [
+                pair.product if (pair := deferred.pop(name, None)) else gradients.pop(name) for name in matrices
+            ]
+            muon_([states[name] for name in matrices], products, sizes)
+        for name, pair in deferred.items():
+            if pair is not None:  # one after the other, so that the product is read before it leaves the cache
+                adam_([states[name]], [pair.product], sizes, decays=[self._decays[name]])
+        decays = [self._decays[name] for name in gradients]
+        adam_([states[name] for name in gradients], list(gradients.values()), sizes, decays=decays)
+
+
+def _decays(name: str) -> bool:
+    """Whether a parameter has an L2 penalty: the weights of the model do, and nothing of the estimator."""
+    return name.startswith("model.") and name.endswith("weight")

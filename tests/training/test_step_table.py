@@ -1,0 +1,55 @@
+"""Lines of a table are read one after the other, on either path, and hold what their steps need."""
+
+import pytest
+import torch
+
+from concretely.training.rng import Purpose, keys_of
+from concretely.training.step_table import StepTable, lr_factor
+from concretely.training.train_state import TrainState
+from tests.kernel import DEVICE, PATHS
+
+from .example import data, recipe
+from .path import taken
+
+
+@pytest.mark.parametrize("width", [1, 33, 5000])
+def test_lines_are_read_one_after_the_other(width: int) -> None:
+    table = torch.randint(-(2**63), 2**63 - 1, (5, width)).to(DEVICE)
+    own = StepTable([TrainState(recipe(), data(), device=DEVICE)], draws=1)
+    own._table, own._line = table, torch.empty((1, width), dtype=torch.int64, device=DEVICE)
+    own._cursor = torch.tensor([1], device=DEVICE)
+    for expected in (1, 2, 3):
+        own.read()
+        assert torch.equal(own._line[0], table[expected])
+        assert own._cursor.item() == expected + 1
+
+
+@PATHS
+@pytest.mark.parametrize("start", [0, 250])
+def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: int, path: str) -> None:
+    wished = [
+        recipe(seed=1, temperature="2:1/2:200", lr_schedule="cosine", steps=400),
+        recipe(seed=2, lr=0.1, steps=400),
+    ]
+    wished[1] = recipe(seed=2, lr=0.1, weight_decay=3.0, lr_schedule="cosine", steps=400)
+    runs = [TrainState(each, data(), device=DEVICE) for each in wished]
+    for run in runs:
+        run.step = start
+    table = StepTable(runs, draws=3)
+    with taken(path):
+        for step in range(start, start + 300):
+            table.prepare(step)
+            table.read()
+            if step % 37:
+                continue
+            batch = table.batch()
+            for member, run in enumerate(runs):
+                assert torch.equal(batch[member], run.data.train[run.order.indices(step)].float())
+                for purpose in (Purpose.NOISE, Purpose.GAP):
+                    keys = keys_of(run.recipe.seed, purpose, step, device=DEVICE)[:3]
+                    assert torch.equal(table.keys(purpose)[:, member], keys)
+                assert table.sizes.rate[member].item() == run.recipe.lr * lr_factor(run.recipe, step)
+                assert table.sizes.decay[member].item() == run.recipe.weight_decay / len(run.data.train)
+                assert table.sizes.step[member].item() == step
+            assert table.temperatures[0, 0].item() == pytest.approx(max(2 * 0.25 ** (step / 200), 0.5))
+            assert table.temperatures[:, 1].tolist() == [2 / 3, 1 / 2]
