@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
 ORDER = [
     "spelling",
     "file",
-    "circumstance",
+    "environment",
     "notation",
     "schedule",
     "kernel",

@@ -1,16 +1,16 @@
-"""Names and numbers as people write them: what a misspelt name may have meant, fractions."""
+"""Suggestions for misspelt names, and numbers written as fractions."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a sentence that refuses a name: the nearest known one, or all of them if none is near.
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the closest known name, or all of them if none is close.
 
-    >>> nearest("vimcoo", ["nvil", "vimco"])
+    >>> did_you_mean("vimcoo", ["nvil", "vimco"])
     "; did you mean 'vimco'?"
-    >>> nearest("x", ["h1", "h2"])
+    >>> did_you_mean("x", ["h1", "h2"])
     "; known are 'h1', 'h2'"
     """
     names = sorted(names)
@@ -21,7 +21,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def number(text: str) -> float:
-    """The number that a text stands for, which may be a fraction; NaN if it stands for none.
+    """Parse a number, which may be a fraction; NaN if the text is not a number.
 
     >>> number("2/3"), number("1e-4"), number("cold")
     (0.6666666666666666, 0.0001, nan)

@@ -224,7 +224,7 @@ def test_a_record_keeps_where_a_run_was_trained_wherever_it_is_scored(
     call("evaluate", str(run), "--samples", "2")
     before = json.loads((run / "record.json").read_text())
     elsewhere = {"commit": None, "versions": {}, "device": {"cpu": "another", "cores": 1}}
-    monkeypatch.setattr(report, "circumstances", lambda on: elsewhere)
+    monkeypatch.setattr(report, "describe_environment", lambda on: elsewhere)
     call("evaluate", str(run), "--samples", "3")
     after = json.loads((run / "record.json").read_text())
     assert {key: after[key] for key in elsewhere} == {key: before[key] for key in elsewhere}

@@ -176,8 +176,8 @@ def test_what_is_missing_is_left_out(missing: str) -> None:
     whole, found = Reader(page(RECORD, curved(ROWS), pictures())), Reader(page(record, curve, images))
     assert len(found.text) < len(whole.text)
     sections = {"metrics": "Results", "rows": "Training", "pictures": "What the model has learned", "recipe": "Recipe"}
-    headings = {name for name in [*sections.values(), "Circumstances"] if name in found.words}
-    assert headings == {*sections.values(), "Circumstances"} - {sections.get(missing)}
+    headings = {name for name in [*sections.values(), "Environment"] if name in found.words}
+    assert headings == {*sections.values(), "Environment"} - {sections.get(missing)}
     assert "None" not in found.text
 
 

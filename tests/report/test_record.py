@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import record as benchmark
-from concretely import circumstance
+from concretely import environment
 from concretely.report import record
 
 NLL = {"value": 98.7654321, "standard_error": 0.5, "samples": 1000}
@@ -19,7 +19,7 @@ RECIPE = {"notation": "200H~784V", "temperature": 2 / 3, "data": "chiffres écri
 
 def example(**changes: Any) -> dict[str, Any]:
     return {
-        **record.record(RECIPE, {"test_nll": NLL}, seed=3, seconds=1.5, made=circumstance.circumstances()),
+        **record.record(RECIPE, {"test_nll": NLL}, seed=3, seconds=1.5, made=environment.describe_environment()),
         **changes,
     }
 
@@ -79,14 +79,14 @@ def test_a_damaged_record_is_refused_in_a_sentence(text: str, sentence: str, tmp
         record.read(path)
 
 
-def test_a_benchmark_leaves_the_same_circumstances(tmp_path: Path) -> None:
+def test_a_benchmark_records_the_same_environment(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     benchmark.write(path, {"benchmark": "none"}, seed=1, results=[1.5])
     found = json.loads(path.read_text())
     assert list(found) == ["recipe", "commit", "versions", "device", "seed", "results"]
-    circumstances = {key: found[key] for key in ("commit", "device")}
-    assert circumstances == {key: circumstance.circumstances()[key] for key in circumstances}
-    assert circumstance.versions().items() <= found["versions"].items()
+    made = {key: found[key] for key in ("commit", "device")}
+    assert made == {key: environment.describe_environment()[key] for key in made}
+    assert environment.versions().items() <= found["versions"].items()
 
 
 def test_records_are_read_without_torch_and_matplotlib() -> None:

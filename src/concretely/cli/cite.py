@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from .terminal import refuse
 
 EXAMPLE = "Example: concretely cite mnih2016variational"
@@ -30,7 +30,7 @@ def cite(
     known = entries()
     for key in keys or ():
         if key not in known:
-            refuse(f"unknown key {key!r}{nearest(key, known)}")
+            refuse(f"unknown key {key!r}{did_you_mean(key, known)}")
     wanted = dict.fromkeys(keys or (known if listed else ("concretely", "maddison2017concrete")))
     if listed:
         width = max(map(len, wanted))

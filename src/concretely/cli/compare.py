@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from .restore import LEFT
 from .terminal import refuse, refusing, show
 
@@ -26,7 +26,7 @@ def compare(
 ) -> None:
     """Print the negative log-likelihoods of runs in nats, and that of independent pixels to measure them by."""
     if split not in SPLITS:
-        refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
+        refuse(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
     show(compared([_read(run, split) for run in runs], split))
 
 

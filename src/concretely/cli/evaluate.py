@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from .restore import LEFT, Folder, Place, restore
 from .terminal import Device, Products, console, device, interruptible, refuse, refusing, require, stopping
 
@@ -60,7 +60,7 @@ def evaluate(
     from ..report.run import leave, scored
 
     if split not in SPLITS:
-        refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
+        refuse(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
     past, model, data = restore(run, on=on, place=place)
     recipe, others = past.recipe, dict[str, dict[str, Any]]()
     if relaxed and not recipe.method.relaxes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import typer
 
-from ..file import draft
+from ..file import atomic_write
 from ..training.member import Member, alike
 from ..training.recipe import FILE, Recipe
 from .terminal import console, refuse, refusing, stopping
@@ -124,7 +124,7 @@ def _train(
         if isinstance(run, loop.DivergedError):
             if len(waiting) == 1:
                 err.print(str(run), markup=False)
-            with draft(member.folder / DIVERGED) as place:
+            with atomic_write(member.folder / DIVERGED) as place:
                 place.write_text(f"{run}\n", encoding="utf-8")
     return all(isinstance(run, loop.DivergedError) or run.finished for run in found)
 

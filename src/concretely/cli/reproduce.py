@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..file import draft
+from ..file import atomic_write
 from ..recipe import PARTS, RUNS, Cell, Experiment, experiment, names
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from ..training.member import OF_DATA, Member, data_key
 from ..training.recipe import Recipe, overruled, read
 from ..training.section import WHEN, sections
@@ -205,13 +205,13 @@ def _changes(recipe: Path | None, given: Mapping[str, str | int | None]) -> list
 def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:
     """The part of an experiment that was asked for."""
     if name not in names():
-        refuse(f"unknown table or figure {name!r}{nearest(name, [*names(), *FIGURES])}")
+        refuse(f"unknown table or figure {name!r}{did_you_mean(name, [*names(), *FIGURES])}")
     asked = {flag: {entry.strip() for entry in text.split(",")} for flag, text in wished.items() if text is not None}
     whole = experiment(name)
     for flag, entries in asked.items():
         every = {answer for cell in whole.cells for answer in _answers(cell, flag)}
         for entry in sorted(entries - every):
-            refuse(f"unknown {'row' if flag == 'rows' else flag} {entry!r} in {name}{nearest(entry, every)}")
+            refuse(f"unknown {'row' if flag == 'rows' else flag} {entry!r} in {name}{did_you_mean(entry, every)}")
     with refusing():
         found = experiment(
             name, lambda cell: all(entries & _answers(cell, flag) for flag, entries in asked.items()), **changes
@@ -382,7 +382,7 @@ def _report(runs: Path, records: Path) -> None:
             there = f"got none of a cell in {str(runs)!r} and no records in {str(records)!r}"
             refuse(f"out must hold finished runs, {there}: train some by concretely reproduce NAME")
         for name, text in (("README.md", report(found)), ("index.html", page(found))):
-            with draft(records.parent / name) as place:
+            with atomic_write(records.parent / name) as place:
                 place.write_text(text, encoding="utf-8")
             typer.echo(records.parent / name)
     typer.echo(f"{found.known} of {found.total} cells")

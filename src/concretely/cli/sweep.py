@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..file import draft
+from ..file import atomic_write
 from ..training.member import DIFFERENT, OF_DATA, Member
 from ..training.recipe import said_of
 from .flags import loaded, resolved, with_recipe
@@ -134,7 +134,7 @@ def _write(folder: Path, ranked: Sequence[tuple[Member, Mapping[str, Any] | None
     if not found:
         path.unlink(missing_ok=True)
         return None
-    with draft(path) as place:
+    with atomic_write(path) as place:
         place.write_text(member.recipe.toml(), encoding="utf-8")
     return path
 

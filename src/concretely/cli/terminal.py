@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ..spelling import nearest, number
+from ..spelling import did_you_mean, number
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def prepare(out: Path) -> None:
 def require_known_products(products: str | None) -> None:
     """Refuse a precision that there is none of."""
     if products is not None and products not in PRODUCTS:
-        refuse(f"unknown products {products!r}{nearest(products, PRODUCTS)}")
+        refuse(f"unknown products {products!r}{did_you_mean(products, PRODUCTS)}")
 
 
 def device(name: str | None, products: str | None = None) -> "torch.device":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from ..training.recipe import Recipe, resolve
 
 FOLDER = Path(__file__).parent
@@ -90,7 +90,7 @@ def experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **chang
     ValueError: unknown experiment 'tabel-3'; did you mean 'table-3'?
     """
     if name not in names():
-        raise ValueError(f"unknown experiment {name!r}{nearest(name, names())}")
+        raise ValueError(f"unknown experiment {name!r}{did_you_mean(name, names())}")
     content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     cells = tuple(cell for row in content["row"] for cell in _cells(row, content, only, changes))
     return Experiment(name, content["title"], content["place"], content["score_samples"], content.get("figure"), cells)

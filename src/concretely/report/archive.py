@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..file import alone
+from ..file import file_lock
 from ..recipe import PARTS, Experiment, title_of
 from ..training.member import OF_DATA
 from ..training.recipe import resolve
@@ -43,7 +43,9 @@ def collected(experiment: Experiment, runs: Path, records: Path) -> tuple[int, l
     if not paths:
         return new, refused
     records.mkdir(parents=True, exist_ok=True)
-    with alone(records / f".{experiment.name}.lock"):  # else one of two processes might lose what the other has found
+    with file_lock(
+        records / f".{experiment.name}.lock"
+    ):  # else one of two processes might lose what the other has found
         known = kept(experiment, records)
         for path in paths:
             try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..distribution import BinaryConcrete, Concrete, Logistic
 from ..distribution.temperature import Temperature
-from ..file import draft
+from ..file import atomic_write
 
 SHADES = "Blues_r"
 """From dark to white in one hue, so that the order survives colour blindness and grey print."""
@@ -73,7 +73,7 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write a figure as PNG and as SVG under a path without suffix, both whole and the same bytes every time."""
     files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    with draft(files[0]) as png, draft(files[1]) as svg:
+    with atomic_write(files[0]) as png, atomic_write(files[1]) as svg:
         png.write_bytes(rendered(figure))
         svg.write_bytes(rendered(figure, "svg"))
     return files

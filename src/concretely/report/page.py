@@ -88,7 +88,7 @@ def page(
         recipe=recipe,
         toml="".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()),
         command=command,
-        circumstances=dict(_circumstances(record)),
+        environment=dict(_environment(record)),
     )
 
 
@@ -117,8 +117,8 @@ def _story(rows: Sequence[Row]) -> str:
     return f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
 
 
-def _circumstances(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a record says of the circumstances, in words."""
+def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a record says of the environment, in words."""
     if "commit" in record:
         found = record["commit"]
         yield "commit", (found["hash"] + ", with changes" * found["dirty"]) if found else "not in a repository"

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its recipe, its numbers and their circumstances, and nothing of whose machine it was."""
+"""What a run leaves behind: its recipe, its numbers and their environment, and nothing of whose machine it was."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..file import draft
+from ..file import atomic_write
 
 FILE = "record.json"
 """The name under which a run keeps its record."""
@@ -27,10 +27,10 @@ def record(
     seconds: float,
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a run that was made in some circumstances; a metric has a value, its standard error, and more.
+    """The record of a run that was made in some environment; a metric has a value, its standard error, and more.
 
-    >>> from concretely.circumstance import circumstances
-    >>> nll, made = {"value": 21.3, "standard_error": 0.2}, circumstances()
+    >>> from concretely.environment import describe_environment
+    >>> nll, made = {"value": 21.3, "standard_error": 0.2}, describe_environment()
     >>> tuple(record({"data": "digits"}, {"test_nll": nll}, seed=0, seconds=2.5, made=made)) == PARTS
     True
     """
@@ -41,7 +41,7 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record as JSON, which has no word for what is not finite: that becomes null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(finite(record), indent=2, ensure_ascii=False)
-    with draft(path) as place:
+    with atomic_write(path) as place:
         place.write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ..circumstance import circumstances
 from ..data.dataset import Dataset
+from ..environment import describe_environment
 from ..evaluation.likelihood import Likelihood, evaluate, standard_error
-from ..file import alone, draft
+from ..file import atomic_write, file_lock
 from ..model import Model
 from ..model.layer import RARE
 from ..training.chance import Purpose, generator_of
@@ -89,12 +89,12 @@ def leave_record(
 
     Those already in the record stay, unless they are of another step, or of the same part and not known better.
     """
-    made = circumstances(str(next(model.parameters()).device))
+    made = describe_environment(str(next(model.parameters()).device))
     new = {f"{part}_nll": metric(likelihood) for part, likelihood in found.items()} | dict(others)
     if made != run.made:  # scored elsewhere than trained
         new = {name: {**score, "made": made} for name, score in new.items()}
     new |= {f"{part}_factorised_nll": factorised(run.recipe, data, part=part) for part in found}
-    with alone(folder / f".{record.FILE}.lock"):  # else one of two processes might lose what the other has found
+    with file_lock(folder / f".{record.FILE}.lock"):  # else one of two processes might lose what the other has found
         written = _record(folder / record.FILE, run, new)
         record.write(folder / record.FILE, written)
     return written
@@ -114,9 +114,9 @@ def leave(
     images = {name: shown(*picture) for name, picture in pictures(run.recipe, model, data).items()}
     curve = curved([asdict(row) for row in run.rows])
     for name, picture in {**images, "curve": curve}.items():
-        with draft(folder / f"{name}.png") as place:
+        with atomic_write(folder / f"{name}.png") as place:
             place.write_bytes(picture.content)
-    with draft(folder / PAGE) as place:
+    with atomic_write(folder / PAGE) as place:
         place.write_text(page(written, curve if run.rows else None, list(images.values())), encoding="utf-8")
     return [folder / record.FILE, *(folder / f"{name}.png" for name in (*images, "curve")), folder / PAGE]
 

@@ -16,7 +16,7 @@ from safetensors.torch import load
 from safetensors.torch import save as serialized
 from torch import Tensor
 
-from ..file import draft
+from ..file import atomic_write
 
 FORMAT = 2
 KEPT = 2
@@ -37,10 +37,10 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     """Write a checkpoint and drop all but the last two; the path of its tensors."""
     path = _tensors(folder, step)
     written = serialized({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    with draft(path) as place:
+    with atomic_write(path) as place:
         place.write_bytes(written)
     content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
-    with draft(path.with_suffix(".json")) as place:
+    with atomic_write(path.with_suffix(".json")) as place:
         place.write_bytes(_told({**content, "digest": _digest_of(content)}))
     # a later one is damaged, or the run would have gone on from there
     kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]

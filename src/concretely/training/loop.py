@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..circumstance import circumstances
 from ..data import Dataset
-from ..file import claimed
+from ..environment import describe_environment
+from ..file import exclusive_dir
 from . import checkpoint
 from .ensemble import Ensemble
 from .member import Member
@@ -91,12 +91,12 @@ def train_together(
         Trainer(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
     ]
     starts = [trainer.rehearsed() for trainer in trainers]
-    made = circumstances(str(trainers[0].device))
+    made = describe_environment(str(trainers[0].device))
     with ExitStack() as stack:
         courses = []
         for member, each, trainer, start in zip(members, own, trainers, starts, strict=True):
             member.folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(claimed(member.folder))
+            stack.enter_context(exclusive_dir(member.folder))
             courses.append(_begun(member, each, trainer, start, watch, made))
         behind = [course for course in courses if course.goes_on]
         while behind:  # those that were resumed from an earlier step catch up with the others

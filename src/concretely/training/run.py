@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data import Dataset, load
-from ..file import draft
+from ..file import atomic_write
 from ..model import Model
 from . import checkpoint
 from .recipe import FILE, Recipe, read, resolve
@@ -32,7 +32,7 @@ class Run:
 
     recipe: Recipe
     made: Mapping[str, Any]
-    """The circumstances of the last steps: commit, versions, device."""
+    """The environment of the last steps: commit, versions, device."""
     digest: str
     """That of the data, which a run keeps."""
     start: float
@@ -142,7 +142,7 @@ def finish(run: Run, trainer: Trainer, folder: Path) -> None:
     write(folder / CURVE, _csv(run.rows))
     if run.finished:
         parameters: dict[str, Tensor] = trainer.best or trainer.model.state_dict()
-        with draft(folder / PARAMETERS) as place:
+        with atomic_write(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))
 
 
@@ -156,5 +156,5 @@ def _csv(rows: tuple[Row, ...]) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write a text whole or not at all."""
-    with draft(path) as place:
+    with atomic_write(path) as place:
         place.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Circumstances tell where numbers come from, and nothing of whose machine it was."""
+"""The environment of a run says where numbers come from, and nothing about the user or the host."""
 
 import getpass
 import json
@@ -14,30 +14,30 @@ from typing import Any
 import pytest
 import torch
 
-from concretely import circumstance
+from concretely import environment
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_versions_are_of_python_and_of_what_is_installed() -> None:
-    found = circumstance.versions()
-    assert list(found) == ["python", *circumstance.PACKAGES]
+    found = environment.versions()
+    assert list(found) == ["python", *environment.PACKAGES]
     assert found["python"] == platform.python_version()
     assert found["torch"] == torch.__version__
-    assert "nowhere" not in circumstance.versions(["nowhere"])
+    assert "nowhere" not in environment.versions(["nowhere"])
 
 
 def test_a_device_is_a_processor_and_beside_it_a_graphics_card_if_one_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = circumstance.device("cpu")
+    plain = environment.device("cpu")
     assert set(plain) == {"cpu", "cores"}
     assert plain["cores"] == os.cpu_count()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"card {name}")
     products = torch.get_float32_matmul_precision()
-    assert circumstance.device("cuda:1") == {**plain, "gpu": "card cuda:1", "float32_products": products}
+    assert environment.device("cuda:1") == {**plain, "gpu": "card cuda:1", "float32_products": products}
 
 
-def test_circumstances_do_not_tell_whose_machine_it_was() -> None:
-    text = json.dumps(circumstance.circumstances())
+def test_nothing_identifies_the_user_or_the_host() -> None:
+    text = json.dumps(environment.describe_environment())
     assert str(Path.home()) not in text
     assert str(ROOT) not in text
     for name in {socket.gethostname(), getpass.getuser()}:
@@ -49,8 +49,8 @@ def test_circumstances_do_not_tell_whose_machine_it_was() -> None:
 def test_a_variable_names_the_commit_of_a_tree_without_history(
     told: str, dirty: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(circumstance.COMMIT, told)
-    assert circumstance.commit() == {"hash": "abc", "dirty": dirty}
+    monkeypatch.setenv(environment.COMMIT, told)
+    assert environment.commit() == {"hash": "abc", "dirty": dirty}
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -62,14 +62,14 @@ def git(folder: Path, *arguments: str) -> None:
 def test_the_commit_is_that_of_the_package_and_not_of_a_repository_it_is_installed_in(tmp_path: Path) -> None:
     package = tmp_path / "lib" / "concretely"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "circumstance.py"):
+    for name in ("__init__.py", "environment.py"):
         shutil.copy(ROOT / "src" / "concretely" / name, package / name)
 
     def commit() -> Any:
-        program = "import json; from concretely import circumstance; print(json.dumps(circumstance.commit()))"
-        environment = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        program = "import json; from concretely import environment; print(json.dumps(environment.commit()))"
+        variables = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-c", program]
-        return json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
+        return json.loads(subprocess.run(command, env=variables, check=True, capture_output=True).stdout)
 
     assert commit() is None
     git(tmp_path, "init")

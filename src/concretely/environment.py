@@ -1,4 +1,4 @@
-"""The circumstances that numbers depend on, and nothing of whose machine it was."""
+"""What numbers depend on besides the recipe: commit, versions and device. Nothing here identifies a user or a host."""
 
 import os
 import platform
@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("concretely", "torch", "numpy")
-"""Those whose versions may change the numbers of a run."""
+"""Packages whose versions can change the numbers of a run."""
 
 COMMIT = "CONCRETELY_COMMIT"
-"""The variable that names the commit of a tree that came without its history, a + behind it if there were changes."""
+"""Environment variable with the commit of a source tree without git history; a trailing + marks uncommitted changes."""
 
 
-def circumstances(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """The commit, the versions and the device behind numbers."""
+def describe_environment(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Return the commit, the package versions and the device, as they are stored in a record."""
     return {"commit": commit(), "versions": versions(packages), "device": device(on)}
 
 
 def commit() -> dict[str, Any] | None:
-    """The commit of this package and whether its tree had changes, or None if neither git nor a variable knows it."""
-    told = os.environ.get(COMMIT)
-    if told:
-        return {"hash": told.removesuffix("+"), "dirty": told.endswith("+")}
+    """Return the commit of this package and whether its tree has changes, or None if it is unknown."""
+    named = os.environ.get(COMMIT)
+    if named:
+        return {"hash": named.removesuffix("+"), "dirty": named.endswith("+")}
     try:
-        _git("ls-files", "--error-unmatch", "__init__.py")  # else it is installed inside somebody else's repository
+        _git("ls-files", "--error-unmatch", "__init__.py")  # fails if installed inside some other repository
         return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The versions of Python and of those packages that are installed."""
+    """Return the versions of Python and of those of the packages that are installed."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -45,13 +45,13 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def device(on: str = "cpu") -> dict[str, Any]:
-    """The model of the processor, the number of its cores and, on a device such as cuda:0, the model of that."""
+    """Return the model and the number of cores of the CPU and, for a device such as cuda:0, the model of the GPU."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     found = {"cpu": model[1] if model else platform.processor() or platform.machine(), "cores": os.cpu_count()}
     if on.startswith("cuda"):
-        import torch  # here, so that records are read without it
+        import torch  # not at the top, so that records can be read without torch
 
         found["gpu"] = torch.cuda.get_device_name(on)
         found["float32_products"] = torch.get_float32_matmul_precision()
