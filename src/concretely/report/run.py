@@ -35,7 +35,7 @@ def scored(
     *,
     part: str,
     samples: int,
-    thorough: int | None = None,
+    full_points: int | None = None,
     chunk: int | None = None,
     progress: bool = False,
 ) -> Likelihood:
@@ -44,7 +44,7 @@ def scored(
     inputs = inputs_of(recipe, data.split(part)[:].to(device))
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     return evaluate(
-        model, *inputs, samples=samples, thorough=thorough, chunk=chunk, generator=generator, progress=progress
+        model, *inputs, samples=samples, full_points=full_points, chunk=chunk, generator=generator, progress=progress
     )
 
 
@@ -55,7 +55,7 @@ def metric(found: Likelihood) -> dict[str, Any]:
         "standard_error": found.standard_error,
         "samples": found.samples,
         "points": len(found.log_likelihood),
-        "thorough": found.thorough,
+        "thorough": found.full_points,
         "effective_sample_size": found.effective_sample_size.mean().item(),
         "seconds": found.seconds,
     }

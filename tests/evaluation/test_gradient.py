@@ -19,8 +19,8 @@ from torch.testing import assert_close
 
 import concretely as c
 from concretely.evaluation.finding import Finding, GradientStudy
+from concretely.evaluation.gradient import gradient_study
 from concretely.evaluation.reference import Aim, Reference
-from concretely.evaluation.study import gradient_study
 from concretely.evaluation.tally import Measure, p_value, squared_expectation
 from tests.budget import assert_likely, assert_mean, assert_uniform
 
@@ -482,9 +482,9 @@ def test_a_study_is_printed_as_a_table() -> None:
         "\n"
         "gradient: of the bound of 5 samples, exact, of length 5\n"
         "gradient: of the average, from 1000 estimates by RLOO, of length 4 with an error of 3\n"
-        "bias: of the mean estimate, in lengths of the gradient; ≤ x if none was found, and none above x is likely\n"
-        "noise: the standard deviation of one estimate, in lengths of the gradient\n"
-        "ms: the time of one estimate; times noise², that of as many as have a noise of 1 if averaged"
+        "bias: of the mean estimate, relative to the gradient; ≤ x where none is significant, x being its limit\n"
+        "noise: the standard deviation of one estimate, relative to the gradient\n"
+        "ms: the time of one estimate; ms × noise² is the time to average the noise down to 1"
     )
 
 
@@ -499,17 +499,17 @@ def test_a_study_is_printed_as_a_table() -> None:
         *[
             (
                 {"parameters": none},
-                "parameters must hold at least one tensor, got none: a program that is no module has none of its own",
+                "parameters must hold at least one tensor, got none: pass those of a program that is not a module",
             )
             for none in (None, [])
         ],
         (
             {"parameters": [torch.zeros(1)]},
-            "parameters must be tensors that require a gradient, got another at place 0",
+            "parameters must be tensors that require a gradient, got another at index 0",
         ),
         (
             {"parameters": [torch.zeros(1, requires_grad=True)]},
-            "parameters must enter the target, got none that does",
+            "parameters must be used by the target, got none that is",
         ),
         (
             {"reference": c.RLOO(), "objective": c.bound, "samples": 2},
@@ -531,7 +531,7 @@ def test_a_target_that_nothing_moves_has_no_gradient_to_study() -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("b", c.Bernoulli(torch.zeros(2))).sum(-1)
 
-    with pytest.raises(ValueError, match=r"^parameters must enter the target, got none that does$"):
+    with pytest.raises(ValueError, match=r"^parameters must be used by the target, got none that is$"):
         gradient_study(program, estimators={"score": c.Score()}, parameters=[torch.zeros(1, requires_grad=True)])
 
 
@@ -540,7 +540,7 @@ def test_a_target_that_nothing_moves_has_no_gradient_to_study() -> None:
     ("options", "error"),
     [
         ({"estimators": [c.Score()]}, "estimators must be a map from names to estimators, got [Score()]"),
-        ({"parameters": [3]}, "parameters must be tensors that require a gradient, got another at place 0"),
+        ({"parameters": [3]}, "parameters must be tensors that require a gradient, got another at index 0"),
         ({"repeats": 2.5}, "repeats must be a whole number of at least 2, got 2.5"),
         ({"repeats": True}, "repeats must be a whole number of at least 2, got True"),
         ({"samples": 1.0}, "samples must be a positive whole number, got 1.0"),

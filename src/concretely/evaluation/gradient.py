@@ -1,4 +1,4 @@
-"""Which gradient estimator to use: the bias, the variance and the time of each on the problem at hand."""
+"""Compare gradient estimators on a problem: the bias, the variance and the time of each."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from .tally import p_value, squared_expectation
 from .trial import Problem, Trial
 
 GROUPS = 16
-"""The most groups in which gradients are averaged; with more, there are too many ways to flip them."""
+"""The most groups in which gradients are averaged; the exact sign-flip test takes 2 to that power flips."""
 
 
 def gradient_study(
@@ -34,17 +34,17 @@ def gradient_study(
     generator: Generator | None = None,
     progress: bool = False,
 ) -> GradientStudy:
-    """Find the bias, the variance and the time of gradient estimators by so many estimates of each.
+    """Measure the bias, the variance and the time of gradient estimators from `repeats` estimates of each.
 
-    An estimator may come with a number of samples of its own, as `(VIMCO(), 5)`. Counted are the gradients in
-    `parameters`, by default all of the target's; a program that is no module has none that could be found. Modules
-    of the target are in evaluation meanwhile, so that their running averages stand still, and estimators are left in
-    the state in which they were found, as are all gradients.
+    An estimator may have its own number of samples, as in `(VIMCO(), 5)`. Gradients are taken with respect to
+    `parameters`, by default all parameters of the target; a program that is not a module has none. Modules of the
+    target run in evaluation mode, so that running averages do not change. Buffers of the estimators are restored, and
+    no `.grad` is written.
 
-    Estimators are judged by the exact gradient of what they estimate or, unless that takes at most 2¹⁶ states of all
-    samples and data points, by the mean of `reference_repeats` unbiased estimates, ten times as many as `repeats`,
-    whose error is taken into account. `reference` is an unbiased estimator to take instead. `progress` shows a bar on
-    stderr, for the references first and then for the estimators.
+    The reference is the exact gradient of the estimated objective if that takes at most 2¹⁶ joint states of all samples
+    and data points. Otherwise it is the mean of `reference_repeats` unbiased estimates, by default ten times `repeats`,
+    and its error is taken into account. `reference` is an unbiased estimator to use instead. `progress` shows bars on
+    stderr.
 
     >>> import concretely as c
     >>> logits = torch.ones(3, requires_grad=True)
@@ -95,19 +95,19 @@ def gradient_study(
 
 
 def _trial(entry: Estimator | tuple[Estimator, int], objective: Objective, samples: int) -> Trial:
-    """An estimator with its own number of samples, or with that of all."""
+    """Return the trial of an estimator, with its own number of samples if it has one."""
     estimator, m = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, samples)
     return Trial(estimator, average if getattr(estimator, "averages", False) else objective, m)
 
 
 def _rounding(parameters: Sequence[Tensor]) -> float:
-    """The relative gap between two gradients that may be rounding alone."""
+    """Return the relative difference between two gradients that rounding alone can explain."""
     return 32 * max(torch.finfo(parameter.dtype).eps for parameter in parameters)
 
 
 @contextmanager
 def _undisturbed(target: Any, *estimators: Any) -> Iterator[None]:
-    """Hold the running averages of a target, and restore those of estimators."""
+    """Put the target into evaluation mode, and restore the buffers of the estimators afterwards."""
     modules = [estimator for estimator in estimators if isinstance(estimator, nn.Module)]
     kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     try:
@@ -119,18 +119,18 @@ def _undisturbed(target: Any, *estimators: Any) -> Iterator[None]:
 
 
 def _counted(target: Any, parameters: Iterable[Tensor] | None) -> list[Tensor]:
-    """What to take the gradient in."""
+    """Return the tensors with respect to which gradients are taken."""
     if parameters is None:
         own = target.parameters() if isinstance(target, nn.Module) else ()
         parameters = [parameter for parameter in own if parameter.requires_grad]
     counted = list(parameters)
     if not counted:
         raise ValueError(
-            "parameters must hold at least one tensor, got none: a program that is no module has none of its own"
+            "parameters must hold at least one tensor, got none: pass those of a program that is not a module"
         )
     for place, parameter in enumerate(counted):
         if not isinstance(parameter, Tensor) or not parameter.requires_grad:
-            raise ValueError(f"parameters must be tensors that require a gradient, got another at place {place}")
+            raise ValueError(f"parameters must be tensors that require a gradient, got another at index {place}")
     return counted
 
 
@@ -147,7 +147,7 @@ def _require_aims(reference: Estimator, aims: Mapping[str, Aim]) -> None:
 
 
 def _require_gradient(problem: Problem, trials: Iterable[Trial]) -> None:
-    """Try all once, so that what an estimator refuses is refused before any work, and no clock times a first call."""
+    """Run every trial once: bad input raises before any work is done, and the first call is not timed."""
     entering = [any(part is not None for part in problem.gradient(trial)) for trial in trials]
     if not any(entering):
-        raise ValueError("parameters must enter the target, got none that does")
+        raise ValueError("parameters must be used by the target, got none that is")
