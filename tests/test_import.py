@@ -30,7 +30,7 @@ ORDER = [
     "evaluation",
     "data",
     "training",
-    "recipe",
+    "experiment",
     "report",
     "cli",
 ]

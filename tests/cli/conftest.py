@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from concretely import recipe
 from concretely.data import load
+from concretely.experiment import paper
 from concretely.training import loop
 from concretely.training.loop import train
 from concretely.training.member import Member
@@ -38,7 +38,7 @@ def run(density: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small recipes in place of the paper's, and an empty folder to be in."""
-    monkeypatch.setattr(recipe, "FOLDER", copytree(Path(__file__).parent / "table", tmp_path / "recipe"))
+    monkeypatch.setattr(paper, "FOLDER", copytree(Path(__file__).parent / "table", tmp_path / "recipe"))
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from concretely import recipe
+from concretely.experiment import paper
 from concretely.report.record import read
 
 from .command import call
@@ -30,7 +30,7 @@ def test_a_temperature_that_is_made_by_the_commands_of_the_report_is_a_cell() ->
         folder = command[command.index("--out") + 1]
         call("evaluate", folder, "--split", "train", "--samples", "1")
         assert "its relaxed graph is not scored on test" in call("reproduce", "--report")[2]
-        for split in recipe.PARTS:
+        for split in paper.SPLITS:
             call("evaluate", folder, "--split", split, "--samples", "1", "--relaxed")
     code, stdout, stderr = call("reproduce", "--report")
     assert (code, stdout.splitlines()[-1], stderr) == (0, "2 of 7 cells", "")

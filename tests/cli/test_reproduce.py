@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from concretely import recipe
 from concretely.evaluation import likelihood
+from concretely.experiment import paper
 from concretely.report.record import read
 from concretely.training import loop, run
 from concretely.training.member import Member
@@ -295,7 +295,7 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
     call("reproduce", "tiny", "--rows", "nonlinear")
     folder, data = Path("out/reproduce/tiny") / trained[0], load("digits")
     begun, model, _ = run.restored(folder)
-    parts = {part: scored(begun.recipe, model, data, part=part, samples=20) for part in recipe.PARTS}
+    parts = {part: scored(begun.recipe, model, data, part=part, samples=20) for part in paper.SPLITS}
     leave(folder, begun, model, data=data, found=parts)
     early = read(folder / "record.json")
     call("reproduce", "tiny", "--rows", "nonlinear")
@@ -354,7 +354,7 @@ def test_without_a_name_all_are_listed(arguments: list[str]) -> None:
 
 
 def test_recipes_of_the_package_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "FOLDER", Path(recipe.__file__).parent)
+    monkeypatch.setattr(paper, "FOLDER", Path(paper.__file__).parent / "table")
     _, stdout, _ = call("reproduce")
     for name in ("table-1", "structured-prediction", "table-3", "temperature"):
         assert f" {name} " in stdout

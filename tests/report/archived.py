@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from concretely.recipe import Cell, experiment
+from concretely.experiment.paper import Cell, load_experiment
 from concretely.report.record import write
 from concretely.report.run import settings_of
 
-TITLES = [cell.title for cell in experiment("table-1").cells]
+TITLES = [cell.title for cell in load_experiment("table-1").cells]
 
 
 def made(cell: Cell, test: float | None, train: float = 100.0, **others: Any) -> dict[str, Any]:

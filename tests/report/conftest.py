@@ -1,9 +1,9 @@
 import pytest
 
-from concretely.recipe import Experiment, experiment
+from concretely.experiment.paper import Experiment, load_experiment
 
 
 @pytest.fixture
 def table() -> Experiment:
     """A table with another number of steps than the paper's."""
-    return experiment("table-1", steps=30_000)
+    return load_experiment("table-1", steps=30_000)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from concretely import recipe
 from concretely.cli.reproduce import POINTS
-from concretely.recipe import Experiment, experiment
+from concretely.experiment import paper
+from concretely.experiment.paper import Experiment, load_experiment
 from concretely.report.archive import FEW, collected, kept
 from concretely.report.record import write
 from concretely.report.run import settings_of
@@ -239,7 +239,7 @@ def test_an_estimator_that_validates_is_finished_where_its_record_says_so(table:
 
 
 def test_temperatures_are_taken_with_both_objectives(tmp_path: Path) -> None:
-    warm = experiment("temperature", steps=20)
+    warm = load_experiment("temperature", steps=20)
     leave(tmp_path / "runs", warm.cells[0], 60.0, samples=1)
     _, (sentence,) = collected(warm, tmp_path / "runs", tmp_path / "records")
     assert sentence.endswith("is left out: its relaxed graph is not scored on test")
@@ -252,7 +252,7 @@ def test_temperatures_are_taken_with_both_objectives(tmp_path: Path) -> None:
 
 
 def test_the_control_may_have_other_temperatures_of_its_prior(tmp_path: Path) -> None:
-    control = experiment("logistic-normal", steps=20)
+    control = load_experiment("logistic-normal", steps=20)
     settings = {**settings_of(control.cells[0].recipe), "prior_temperature": 0.7}
     leave(tmp_path / "runs", control.cells[0], 90.0, recipe=settings)
     assert collected(control, tmp_path / "runs", tmp_path / "records") == (1, [])
@@ -277,8 +277,8 @@ def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, m
         'title = "t"\nplace = "p"\nscore_samples = 2\n[columns]\npart = ["test"]\n[recipe]\nsteps = 6\nvalidate = 3\n'
         '[[row]]\nname = "r"\nnotation = "4H-64V"\nnll = [[1, 30.0]]\n'
     )
-    monkeypatch.setattr(recipe, "FOLDER", tmp_path / "recipe")
-    tiny, data = experiment("tiny"), load("digits")
+    monkeypatch.setattr(paper, "FOLDER", tmp_path / "recipe")
+    tiny, data = load_experiment("tiny"), load("digits")
     (cell,) = tiny.cells
     folder = tmp_path / "runs" / cell.title
     stops = iter([False, False, True])

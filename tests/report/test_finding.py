@@ -2,7 +2,7 @@
 
 import pytest
 
-from concretely.recipe import experiment
+from concretely.experiment.paper import load_experiment
 from concretely.report.finding import CLAIMS, Claim, Finding, Lookup, Score, findings, integrality
 from concretely.report.temperature import Point
 
@@ -10,7 +10,7 @@ Key = tuple[str, int, str, str, str]
 PAPER: dict[Key, Score] = {
     (cell.recipe.notation, cell.recipe.samples, cell.recipe.data, cell.heading, part): Score(nll, 0.25)
     for name in ("table-1", "table-3", "structured-prediction")
-    for cell in experiment(name).cells
+    for cell in load_experiment(name).cells
     for part, nll in cell.paper.items()
 }
 WARM = [Point(0.5, 58.0, 58.2), Point(1.0, 57.8, 58.0), Point(2.0, 57.0, 60.5), Point(4.0, 56.0, 70.0)]

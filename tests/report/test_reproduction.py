@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from concretely.recipe import Experiment, experiment, names
+from concretely.experiment.paper import Experiment, experiment_names, load_experiment
 from concretely.report.archive import collected, kept
 from concretely.report.record import write
 from concretely.report.reproduction import gathered, page, report
@@ -53,7 +53,7 @@ def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(
     leave(tmp_path / "runs", table.cells[1], 108.0)
     collected(table, tmp_path / "runs", tmp_path / "records")
     assert not re.findall(HEADING, report(gathered(tmp_path / "records")), re.MULTILINE)
-    slow = experiment("table-1", steps=steps).cells[0]
+    slow = load_experiment("table-1", steps=steps).cells[0]
     for runs, each, test, valid in (("slow", slow, 107.0, 108.0), ("fast", table.cells[0], 106.5, 109.0)):
         leave(tmp_path / runs, each, test, valid=valid)
         collected(table, tmp_path / runs, tmp_path / "records")
@@ -128,7 +128,7 @@ def test_findings_are_told_by_the_records(table: Experiment, tmp_path: Path) -> 
 
 
 def test_temperatures_have_both_objectives_and_a_figure(tmp_path: Path) -> None:
-    warm = experiment("temperature", steps=20)
+    warm = load_experiment("temperature", steps=20)
     for cell in warm.cells[:8]:
         t = cell.recipe.temperature
         assert isinstance(t, float)
@@ -172,7 +172,7 @@ def test_the_committed_report_is_what_the_committed_records_give() -> None:
     reasons = tomllib.loads((COMMITTED / "reasons.toml").read_text(encoding="utf-8"))
     found = gathered(COMMITTED / "records")
     assert set(reasons) == {each.title for each in found.deviations}
-    for each in map(experiment, names()):
+    for each in map(load_experiment, experiment_names()):
         for title, (best, _) in kept(each, COMMITTED / "records").items():
             for taken, steps in re.findall("after ([0-9,]+) of ([0-9,]+) steps", reasons.get(title, "")):
                 assert (taken, steps) == (f"{best['step']:,}", f"{best['recipe']['steps']:,}")

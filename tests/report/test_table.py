@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from concretely.recipe import Cell, experiment
+from concretely.experiment.paper import Cell, load_experiment
 from concretely.report.table import Line, table
 
 
@@ -28,7 +28,7 @@ def cells(name: str, **wished: Any) -> list[Cell]:
     def fits(cell: Cell) -> bool:
         return all(getattr(cell.recipe, key) == value for key, value in wished.items())
 
-    return [cell for cell in experiment(name).cells if fits(cell)]
+    return [cell for cell in load_experiment(name).cells if fits(cell)]
 
 
 def test_every_line_has_ours_and_its_error_the_papers_the_difference_and_the_cost() -> None:
@@ -64,7 +64,7 @@ def test_the_papers_numbers_are_shown_to_the_letter() -> None:
 
 
 def test_columns_are_what_cells_differ_in() -> None:
-    heads = {name: shown([Line(cell) for cell in experiment(name).cells])[1] for name in ("table-1", "table-3")}
+    heads = {name: shown([Line(cell) for cell in load_experiment(name).cells])[1] for name in ("table-1", "table-3")}
     assert heads["table-1"].startswith("model data estimator m test")
     assert heads["table-3"].startswith("model data m test")
-    assert shown([Line(cell) for cell in experiment("temperature").cells])[1] == "model λ steps seconds"
+    assert shown([Line(cell) for cell in load_experiment("temperature").cells])[1] == "model λ steps seconds"

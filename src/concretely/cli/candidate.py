@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..recipe import Experiment
+from ..experiment.paper import Experiment
 from ..training.member import Member
 from .list import differing, named
 from .member import DIVERGED, known, validation

@@ -69,7 +69,7 @@ def evaluate(
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
     score: dict[str, Any] = {"part": split, "chunk": chunk, "progress": True}
     with refusing(), interruptible("stopped; the run is as it was before"):
-        found = scored(recipe, model, data, samples=samples, thorough=thorough, **score)
+        found = scored(recipe, model, data, samples=samples, full_points=thorough, **score)
         if relaxed:
             others[f"{split}_relaxed"] = temperature.relaxed(
                 recipe, model, data, samples=recipe.samples, step=past.chosen, **score

@@ -190,7 +190,7 @@ def score(
             try:
                 with heeding(stop, model):
                     for part, wish in missing.items():
-                        found[part] = score(part=part, **wish._asdict())
+                        found[part] = score(part=part, samples=wish.samples, full_points=wish.thorough)
             finally:  # what was found before an interruption is kept
                 if found:
                     # what is only compared with others needs no pictures, which take longer than to score it

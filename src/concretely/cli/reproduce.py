@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..experiment.paper import RUNS, SPLITS, Cell, Experiment, experiment_names, load_experiment
 from ..file import atomic_write
-from ..recipe import PARTS, RUNS, Cell, Experiment, experiment, names
 from ..spelling import did_you_mean
 from ..training.member import OF_DATA, Member, data_key
 from ..training.recipe import Recipe, overruled, read
@@ -135,7 +135,7 @@ def reproduce(
         return
     if name is None or listing:
         for flag in (flag for flag, value in training.items() if value is not None and not listing):
-            refuse(f"name must be given with {flag.replace('_', '-')}, such as {names()[0]}, got none")
+            refuse(f"name must be given with {flag.replace('_', '-')}, such as {experiment_names()[0]}, got none")
         _require_left_out("--list", **training)
         _list()
         return
@@ -177,7 +177,7 @@ def _list() -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("name", "in the paper", "cells", "what"):
         table.add_column(header, justify="right" if header == "cells" else "left")
-    for each in map(experiment, names()):
+    for each in map(load_experiment, experiment_names()):
         table.add_row(each.name, each.place, str(len(each.cells)), each.title)
     for name, (place, draw) in FIGURES.items():
         table.add_row(name, place, "–", (draw.__doc__ or "").removeprefix("Draw ").rstrip(".").capitalize())
@@ -204,16 +204,16 @@ def _changes(recipe: Path | None, given: Mapping[str, str | int | None]) -> list
 
 def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:
     """The part of an experiment that was asked for."""
-    if name not in names():
-        refuse(f"unknown table or figure {name!r}{did_you_mean(name, [*names(), *FIGURES])}")
+    if name not in experiment_names():
+        refuse(f"unknown table or figure {name!r}{did_you_mean(name, [*experiment_names(), *FIGURES])}")
     asked = {flag: {entry.strip() for entry in text.split(",")} for flag, text in wished.items() if text is not None}
-    whole = experiment(name)
+    whole = load_experiment(name)
     for flag, entries in asked.items():
         every = {answer for cell in whole.cells for answer in _answers(cell, flag)}
         for entry in sorted(entries - every):
             refuse(f"unknown {'row' if flag == 'rows' else flag} {entry!r} in {name}{did_you_mean(entry, every)}")
     with refusing():
-        found = experiment(
+        found = load_experiment(
             name, lambda cell: all(entries & _answers(cell, flag) for flag, entries in asked.items()), **changes
         )
     if not found.cells:
@@ -318,8 +318,8 @@ def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, on: "torc
     from ..training.run import restored
 
     metrics, new = record["metrics"], dict[str, dict[str, Any]]()
-    wished = {part: metrics[f"{part}_nll"]["samples"] for part in PARTS}
-    missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != wished[part]]
+    wished = {part: metrics[f"{part}_nll"]["samples"] for part in SPLITS}
+    missing = [part for part in SPLITS if metrics.get(f"{part}_relaxed", {}).get("samples") != wished[part]]
     if missing:
         run, model, _ = restored(member.folder, device=on)
         with heeding(stop, model):
@@ -373,7 +373,7 @@ def _report(runs: Path, records: Path) -> None:
 
     err = console(err=True)
     with refusing():
-        for each in map(experiment, names()):
+        for each in map(load_experiment, experiment_names()):
             _, refused = collected(each, runs / each.name, records)
             for sentence in refused:
                 err.print(sentence, markup=False)

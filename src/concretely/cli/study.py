@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ..spelling import number
-from ..training.recipe import ESTIMATORS, Method, Recipe, resolve
+from ..training.recipe import ESTIMATORS, Recipe, resolve
 from .flags import loaded
 from .restore import restore
 from .terminal import Device, device, prepare, refuse, refusing, require, save
@@ -110,17 +110,17 @@ def _trained(
 
 
 def _recipes(names: list[str], wished: dict[str, Any]) -> dict[str, Recipe]:
-    """What each estimator is to do, by its name, with the temperatures that it has a use for."""
-    cooling = [name for name in names if ESTIMATORS.get(name, Method()).cools]
+    """Return the recipe of each estimator, with the temperatures that it has."""
+    temperatures, recipes = ("temperature", "prior_temperature"), {}
+    others = {key: value for key, value in wished.items() if key not in temperatures}
     with refusing():
-        recipes = {}
         for name in names:
-            useless = {"temperature": name not in cooling, "prior_temperature": name != "concrete"}
-            used = {key: value for key, value in wished.items() if not useless.get(key)}
-            recipes[name] = resolve(estimator=name, **used)
-    # that of a run is no wish, but text is
-    if isinstance(wished["temperature"], str) and not cooling:
-        refuse(f"temperature must be left out, as no estimator has one, got {wished['temperature']!r}")
+            default = resolve(estimator=name, **others)
+            own = {key: wished.get(key) for key in temperatures if getattr(default, key) is not None}
+            recipes[name] = resolve(estimator=name, **others, **own)
+    given = wished["temperature"]
+    if isinstance(given, str) and all(recipe.temperature is None for recipe in recipes.values()):
+        refuse(f"temperature must be left out, as no estimator has one, got {given!r}")
     return recipes
 
 

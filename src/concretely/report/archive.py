@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..experiment.paper import SPLITS, Experiment, cell_title
 from ..file import file_lock
-from ..recipe import PARTS, Experiment, title_of
 from ..training.member import OF_DATA
 from ..training.recipe import resolve
 from ..training.run import restored
@@ -124,7 +124,7 @@ def _validation(record: Record) -> tuple[tuple[int, int], float] | None:
 def _is_candidate(path: Path) -> bool:
     """Whether a run was only compared with others on the validation set, which one of them has won."""
     metrics = read(path)["metrics"]
-    return "valid_nll" in metrics and not any(f"{part}_nll" in metrics for part in PARTS)
+    return "valid_nll" in metrics and not any(f"{part}_nll" in metrics for part in SPLITS)
 
 
 def _belonging(path: Path, experiment: Experiment) -> tuple[str, Record]:
@@ -133,7 +133,7 @@ def _belonging(path: Path, experiment: Experiment) -> tuple[str, Record]:
     _require_whole(record, path)
     # the steps and the rest of the budget are ours to choose, and are not in a title
     recipe = resolve(**record["recipe"])
-    title = title_of(recipe)
+    title = cell_title(recipe)
     cell = next((cell for cell in experiment.cells if cell.title == title), None)
     if cell is None:
         raise ValueError(f"{experiment.name} has no cell {title}")
@@ -143,7 +143,7 @@ def _belonging(path: Path, experiment: Experiment) -> tuple[str, Record]:
         ours, wished = getattr(recipe, name), getattr(cell.recipe, name)
         if ours != wished:
             raise ValueError(f"{name} must be {wished!r}, got {ours!r}")
-    for part in cell.paper or PARTS:
+    for part in cell.paper or SPLITS:
         _require_scored(record, part, samples=experiment.score_samples)
         if experiment.figure == "temperature":
             _require_both(record, part, samples=experiment.score_samples)

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from ..recipe import PARTS, RUNS, Cell, Experiment, experiment, names, title_of
+from ..experiment.paper import RUNS, SPLITS, Cell, Experiment, cell_title, experiment_names, load_experiment
 from ..training.recipe import resolve
 from . import figure, graph
 from .archive import Kept, Record, kept
@@ -119,7 +119,7 @@ class Report(NamedTuple):
 
 def gathered(records: Path) -> Report:
     """What the records say of all experiments."""
-    archive = [(each, kept(each, records)) for each in map(experiment, names())]
+    archive = [(each, kept(each, records)) for each in map(load_experiment, experiment_names())]
     lines = [(each, [_line(cell, found) for cell in each.cells]) for each, found in archive]
     every = [line for _, found in lines for line in found]
     known = [line.record for line in every if line.record is not None]
@@ -203,7 +203,7 @@ def _summary(lines: Iterable[tuple[Experiment, Sequence[Line]]]) -> Grid:
     for each, found in lines:
         for estimator in dict.fromkeys(line.cell.heading for line in found):
             own = [line for line in found if line.cell.heading == estimator]
-            test, train = (_gaps(own, part) for part in PARTS)
+            test, train = (_gaps(own, part) for part in SPLITS)
             if test:
                 near = f"{sum(gap <= NEAR for gap in test)} of {len(test)}"
                 rows.append([each.name, estimator, near, *(signed(median(gaps)) for gaps in (test, train))])
@@ -279,7 +279,7 @@ def _command(each: Experiment, record: Record) -> str:
     recipe = resolve(**record["recipe"])
     products = PRODUCTS.get(record["device"].get("float32_products", ""))
     others = {"score_samples": each.score_samples} | ({"products": products} if products else {})
-    return command(recipe, RUNS / each.name / title_of(recipe), **others)
+    return command(recipe, RUNS / each.name / cell_title(recipe), **others)
 
 
 def _lookups(lines: Sequence[Line]) -> tuple[Lookup, Lookup]:

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
-from ..recipe import PARTS, Cell
+from ..experiment.paper import SPLITS, Cell
 from ..training.recipe import Recipe, resolve
 from .figure import written
 from .finding import Score, signed
@@ -94,12 +94,12 @@ def grid(lines: Sequence[Line]) -> Grid:
 
     What is the same for all cells has no column of its own. Where the paper tells no numbers, our objectives are shown.
 
-    >>> from ..recipe import experiment
-    >>> grid([Line(cell) for cell in experiment("table-1").cells]).head
+    >>> from ..experiment.paper import load_experiment
+    >>> grid([Line(cell) for cell in load_experiment("table-1").cells]).head
     ['model', 'data', 'estimator', 'm', 'test', 'paper', 'diff', 'train', 'paper', 'diff', 'steps', 'seconds']
     """
     keys = [key for key in ("data", "estimator", "samples", "temperature") if _differs(key, lines)]
-    parts = [part for part in PARTS if any(part in line.cell.paper for line in lines)]
+    parts = [part for part in SPLITS if any(part in line.cell.paper for line in lines)]
     others = [] if parts else [name for name in OBJECTIVES if any(line.score(name) for line in lines)]
     return Grid(
         [

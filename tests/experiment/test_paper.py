@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from concretely import recipe
+from concretely.experiment import paper
 from concretely.notation import parse
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "concrete_distribution.tex"
@@ -66,7 +66,7 @@ def head(name: str) -> list[tuple[str, ...]]:
 
 
 def content(name: str) -> dict[str, object]:
-    return tomllib.loads((recipe.FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((paper.FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def written(name: str) -> Lines:
@@ -82,11 +82,11 @@ def written(name: str) -> Lines:
 @PRINTED
 @pytest.mark.parametrize("name", TABULARS)
 def test_every_line_is_that_of_the_paper(name: str) -> None:
-    paper = printed(name)
-    for _, _, numbers in paper:
+    lines = printed(name)
+    for _, _, numbers in lines:
         numbers[:] = [102.7 if number == 1002.7 else number for number in numbers]  # a misprint
-    assert len(paper) == {"table-1": 12, "structured-prediction": 6, "table-3": 18}[name]
-    assert written(name) == paper
+    assert len(lines) == {"table-1": 12, "structured-prediction": 6, "table-3": 18}[name]
+    assert written(name) == lines
 
 
 @PRINTED
@@ -100,7 +100,7 @@ def test_the_head_is_that_of_the_paper(name: str) -> None:
 @PRINTED
 def test_what_the_text_says_of_higher_arity_is_in_the_recipe() -> None:
     found = re.findall(r"(\d)-ary achieved.*?(\d+\.\d)/(\d+\.\d)", PAPER.read_text(encoding="utf-8").split("SP}_1")[1])
-    cells = {cell.row: cell.paper for cell in recipe.experiment("structured-prediction").cells}
+    cells = {cell.row: cell.paper for cell in paper.load_experiment("structured-prediction").cells}
     assert len(found) == 2
     for arity, test, train in found:
         assert cells[f"{arity}-ary"] == {"test": float(test), "train": float(train)}
@@ -110,19 +110,19 @@ def test_what_the_text_says_of_higher_arity_is_in_the_recipe() -> None:
 def test_what_the_text_says_of_logistic_normals_is_in_the_recipe() -> None:
     (text,) = re.findall(r"logistic Normals is.*", PAPER.read_text(encoding="utf-8"))
     found = re.findall(r"best (\d)-ary model achieved\D*(\d+\.\d)/(\d+\.\d)", text)
-    cells = {cell.row: cell.paper for cell in recipe.experiment("logistic-normal").cells}
+    cells = {cell.row: cell.paper for cell in paper.load_experiment("logistic-normal").cells}
     assert {f"{arity}-ary": {"test": float(test), "train": float(train)} for arity, test, train in found} == cells
     assert len(cells) == 2
 
 
 def test_there_are_no_other_files() -> None:
-    assert recipe.names() == list(recipe.ORDER)
-    assert sorted(recipe.ORDER) == sorted(CELLS)
+    assert paper.experiment_names() == list(paper.ORDER)
+    assert sorted(paper.ORDER) == sorted(CELLS)
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_every_cell_is_one_of_its_own_with_a_recipe(name: str) -> None:
-    found = recipe.experiment(name)
+    found = paper.load_experiment(name)
     cells, numbers = CELLS[name]
     assert len(found.cells) == cells
     assert sum(len(cell.paper) for cell in found.cells) == numbers
@@ -132,7 +132,7 @@ def test_every_cell_is_one_of_its_own_with_a_recipe(name: str) -> None:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_recipes_are_those_of_the_appendix(name: str) -> None:
-    for cell in recipe.experiment(name).cells:
+    for cell in paper.load_experiment(name).cells:
         wished, latent = cell.recipe, parse(cell.recipe.notation).latent
         predicts = wished.notation.startswith("392V")
         assert (wished.steps, wished.batch, wished.lr_schedule) == (10_000_000, 64, "constant")
@@ -149,7 +149,8 @@ def test_recipes_are_those_of_the_appendix(name: str) -> None:
 def test_vimco_stands_for_nvil_at_one_sample() -> None:
     for name in ("table-1", "structured-prediction"):
         found = {
-            (cell.heading, cell.recipe.samples == 1, cell.recipe.estimator) for cell in recipe.experiment(name).cells
+            (cell.heading, cell.recipe.samples == 1, cell.recipe.estimator)
+            for cell in paper.load_experiment(name).cells
         }
         assert found == {
             ("concrete", True, "concrete"),
@@ -161,14 +162,16 @@ def test_vimco_stands_for_nvil_at_one_sample() -> None:
 
 def test_a_number_belongs_to_its_cell() -> None:
     (cell,) = (
-        cell for cell in recipe.experiment("table-1").cells if cell.title == "200H~200H~784V-omniglot-vimco-m50-seed0"
+        cell
+        for cell in paper.load_experiment("table-1").cells
+        if cell.title == "200H~200H~784V-omniglot-vimco-m50-seed0"
     )
     assert (cell.row, cell.paper) == ("nonlinear", {"test": 113.2, "train": 95.2})
 
 
 def test_names_of_rows_say_what_the_models_are() -> None:
     for name in ("table-1", "table-3", "structured-prediction"):
-        for cell in recipe.experiment(name).cells:
+        for cell in paper.load_experiment(name).cells:
             layers = parse(cell.recipe.notation)
             kinds = {
                 "linear" if not layers.nonlinear else "nonlinear",
@@ -179,27 +182,27 @@ def test_names_of_rows_say_what_the_models_are() -> None:
 
 
 def test_changes_reach_every_recipe_and_bad_ones_are_refused() -> None:
-    assert {cell.recipe.steps for cell in recipe.experiment("table-1", steps="1e3").cells} == {1000}
+    assert {cell.recipe.steps for cell in paper.load_experiment("table-1", steps="1e3").cells} == {1000}
     with pytest.raises(ValueError, match=r"^steps must be at least 1, got 0$"):
-        recipe.experiment("table-1", steps=0)
+        paper.load_experiment("table-1", steps=0)
 
 
 def test_changes_need_suit_only_the_cells_that_are_asked_for() -> None:
     with pytest.raises(ValueError, match=r"^validate must be 0 to train on the whole, got 10$"):
-        recipe.experiment("table-1", validate=10)
-    some = recipe.experiment("table-1", lambda cell: cell.recipe.train_on == "train", validate=10).cells
+        paper.load_experiment("table-1", validate=10)
+    some = paper.load_experiment("table-1", lambda cell: cell.recipe.train_on == "train", validate=10).cells
     assert {cell.recipe.validate for cell in some} == {10}
     assert [cell.title for cell in some] == [
-        cell.title for cell in recipe.experiment("table-1").cells if cell.recipe.train_on == "train"
+        cell.title for cell in paper.load_experiment("table-1").cells if cell.recipe.train_on == "train"
     ]
 
 
 @pytest.mark.parametrize(("steps", "validate"), [(10**7, 10_000), (10**6, 10_000), (30_000, 600), (49, 1)], ids=str)
 def test_few_steps_are_looked_at_more_often(steps: int, validate: int) -> None:
-    for cell in recipe.experiment("table-1", steps=steps).cells:
+    for cell in paper.load_experiment("table-1", steps=steps).cells:
         assert cell.recipe.validate == (0 if cell.heading == "concrete" else validate)
 
 
 def test_no_recipe_looks_less_often_at_few_steps() -> None:
-    for cell in recipe.experiment("table-1", steps=1_000, when={"nvil": {"validate": 100_000}}).cells:
+    for cell in paper.load_experiment("table-1", steps=1_000, when={"nvil": {"validate": 100_000}}).cells:
         assert cell.recipe.validate == (0 if cell.heading == "concrete" else 20)
