@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
+from concretely.experiment.record import format_value
 from concretely.file import atomic_write
-from concretely.report.record import measured
 
 from . import chart
 
@@ -168,7 +168,7 @@ def _recipes(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
     rows = [
         (
             result["name"],
-            measured(result["test"]["nll"], result["test"]["standard_error"]),
+            format_value(result["test"]["nll"], result["test"]["standard_error"]),
             _length(result),
         )
         for result in known
@@ -222,7 +222,7 @@ def _measured(row: Mapping[str, Any]) -> str:
     '91.97 ± 0.23'
     """
     error = row.get("standard_error")
-    return _spread(row["measured"]) if error is None else measured(row["measured"]["median"], error)
+    return _spread(row["measured"]) if error is None else format_value(row["measured"]["median"], error)
 
 
 def _spread(spread: Mapping[str, Any]) -> str:

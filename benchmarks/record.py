@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from concretely import environment
-from concretely.report import record
+from concretely.experiment import record
 
 from .timing import Spread, Timing
 
@@ -24,7 +24,7 @@ PACKAGES = (
 def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any, on: str = "cpu") -> None:
     """Write the record of a run on a device, with the environment of its numbers."""
     found = environment.describe_environment(on, packages=PACKAGES)
-    record.write(path, {"recipe": recipe, **found, "seed": seed, "results": results})
+    record.write_record(path, {"recipe": recipe, **found, "seed": seed, "results": results})
 
 
 def described(task: Any, timings: Sequence[Timing[Any]]) -> dict[str, Any]:

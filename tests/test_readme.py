@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from concretely.experiment.history import CellHistory, read_history
 from concretely.experiment.paper import Cell, experiment_names, load_experiment
-from concretely.report.archive import Kept, kept
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -292,7 +292,7 @@ def test_what_the_budget_of_the_paper_costs_is_that_of_the_record() -> None:
     ) in text
 
 
-def every_record() -> Iterator[tuple[Cell, Kept]]:
+def every_record() -> Iterator[tuple[Cell, CellHistory]]:
     for each in map(load_experiment, experiment_names()):
-        found = kept(each, ROOT / "reproduction" / "records")
+        found = read_history(each, ROOT / "reproduction" / "records")
         yield from ((cell, found[cell.title]) for cell in each.cells if cell.title in found)

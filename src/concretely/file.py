@@ -1,5 +1,6 @@
 """Atomic writes, and locks on files and directories."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -46,6 +47,17 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def writable_dir(folder: Path) -> None:
+    """Create a directory if needed, or raise an error that says why it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise ValueError(f"out must be a folder that can be written to, got {str(folder)!r}: {why}")
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""Suggestions for misspelt names, and numbers written as fractions."""
+"""Suggestions for misspelt names, and numbers as people write them."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from fractions import Fraction
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -31,3 +32,22 @@ def number(text: str) -> float:
         return float(above) / float(below if slash else 1)
     except (ValueError, ZeroDivisionError):
         return math.nan
+
+
+def format_number(value: float) -> str:
+    """Format a number, as a fraction where it is a simple one.
+
+    >>> format_number(0.5), format_number(0.37)
+    ('1/2', '0.37')
+    """
+    simple = Fraction(value).limit_denominator(12)
+    return str(simple) if simple.numerator <= 12 and math.isclose(simple, value) else f"{value:g}"
+
+
+def format_difference(value: float) -> str:
+    """Format a difference with its sign.
+
+    >>> format_difference(-1.234)
+    '−1.23'
+    """
+    return f"{value:+z.2f}".replace("-", "−")

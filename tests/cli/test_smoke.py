@@ -8,7 +8,7 @@ import torch
 
 from concretely.data import Bits, Dataset
 from concretely.experiment import paper
-from concretely.report.record import read
+from concretely.experiment.record import read_record
 from concretely.training import run
 
 from .command import call
@@ -25,7 +25,7 @@ def test_smoke_is_apart_and_says_so(trained: list[str]) -> None:
     assert stdout.splitlines()[-1] == "NLL in nats from 10 samples ± standard error"
     (record,) = Path().rglob("record.json")
     assert record.parts[:4] == ("out", "reproduce", "tiny", "smoke")
-    found = read(record)
+    found = read_record(record)
     assert (found["step"], found["metrics"]["train_nll"]["points"]) == (20, 128)
     call("reproduce", "tiny", "--rows", "nonlinear")
     assert len(trained) == 2

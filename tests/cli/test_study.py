@@ -122,7 +122,7 @@ def test_points_and_draws_follow_from_the_seed(studies: Studies) -> None:
         (["6H-64V", "--samples", "0", "--estimators", "score"], "samples must be at least 1, got 0"),
         (["6H-64V", "--repeats", "1"], "repeats must be at least 2, got 1"),
         (["6H-64V", "--points", "0"], "points must be at least 1, got 0"),
-        (["6H-64V", "--points", "1298"], "points must be at most 1,297, those for training, got 1298"),
+        (["6H-64V", "--points", "1298"], "points must be at most 1,297, the size of the training set, got 1298"),
         (["6H-64V", "--seed", "-1"], "seed must not be negative, got -1"),
         *(
             (["6H-64V", "--temperature", text], f"temperature must be a positive number, got {text!r}")

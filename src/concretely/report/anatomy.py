@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Size, Tensor
 
 from ..distribution import Bernoulli, BinaryConcrete, Concrete, Discrete, Hypercube, HypercubeConcrete
+from ..spelling import format_number
 from ..trace import Outcome, Trace
-from .figure import written
 
 DETAIL = 12
 """The most logits that a graph may have to be drawn with all of them."""
@@ -155,7 +155,7 @@ def _sampling(
     noise, hard, soft = _steps(mass)
     operations = [Operation(hard, discrete=True)] if discrete else []
     if not discrete or value.requires_grad:
-        text = "λ" if temperature is None or temperature.numel() > 1 else written(temperature.item())
+        text = "λ" if temperature is None or temperature.numel() > 1 else format_number(temperature.item())
         operations.append(Operation(soft.format(text), discrete=False, lends=discrete))
     return noise, tuple(operations)
 

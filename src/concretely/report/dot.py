@@ -4,7 +4,7 @@ from html import escape
 
 from ..trace import Trace
 from .anatomy import GROUND, Node, anatomy, extent, is_small
-from .figure import DARK, INK, PALE
+from .style import DARK, INK, PALE
 
 
 def dot(trace: Trace) -> str:

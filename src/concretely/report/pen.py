@@ -5,7 +5,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from .figure import DARK, INK
+from .style import DARK, INK
 
 Point = tuple[float, float]
 """In inches, to the right and up; of a size, its width and its height."""

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.path import Path
 
 from .anatomy import GROUND, Node, extent
-from .figure import INK, PALE
 from .pen import Point, arrow, box, circle, legible, text
+from .style import INK, PALE
 
 PITCH, RADIUS, PLUS, CELL, LEVEL = 1.0, 0.2, 0.11, 0.28, 0.6
 """Of a small node, in inches: from logit to logit, the radii of a leaf and of a sum, a state, from step to step."""

@@ -14,7 +14,7 @@ from matplotlib.patches import Circle
 from scipy.special import expit
 from scipy.stats import logistic
 
-from concretely.report import figure
+from concretely.report import relaxation, style
 
 ALPHA = [2.0, 0.5, 1.0]
 
@@ -29,7 +29,7 @@ def density_on_simplex(point: np.ndarray, temperature: float) -> np.ndarray:
 @cache
 def shading(temperature: float) -> PolyCollection:
     """The tiles of one drawn triangle."""
-    (axes,) = figure.simplex(ALPHA, [temperature]).axes
+    (axes,) = relaxation.simplex(ALPHA, [temperature]).axes
     (tiles,) = axes.collections
     return tiles
 
@@ -37,7 +37,7 @@ def shading(temperature: float) -> PolyCollection:
 def centres(tiles: PolyCollection) -> np.ndarray:
     """The points of the simplex in the middle of drawn tiles."""
     middle = np.stack([path.vertices[:3].mean(0) for path in tiles.get_paths()])
-    corners = np.vstack([np.array(figure.VERTICES).T, np.ones(3)])
+    corners = np.vstack([np.array(relaxation.VERTICES).T, np.ones(3)])
     return np.linalg.solve(corners, np.column_stack([middle, np.ones(len(middle))]).T).T
 
 
@@ -51,7 +51,7 @@ def areas(plot: Axes) -> dict[str, float]:
 
 
 def test_the_tiles_are_equal_and_cover_the_simplex() -> None:
-    tiles = figure.tiles(7)
+    tiles = relaxation.tiles(7)
     assert len(tiles) == 49
     assert tiles.min() == 0
     np.testing.assert_allclose(tiles.sum(-1), 1, rtol=1e-14)
@@ -72,24 +72,24 @@ def test_the_drawn_density_integrates_to_one(temperature: float) -> None:
 
 def test_at_low_temperature_the_mass_missing_from_the_tiles_is_what_lies_in_the_corners() -> None:
     # within a distance r of a vertex lies a mass of order r^λ, so that the error falls by 2^λ when the side doubles
-    coarse, fine = (density_on_simplex(figure.tiles(side).mean(1).numpy(), 0.5).mean() / 2 for side in (200, 400))
+    coarse, fine = (density_on_simplex(relaxation.tiles(side).mean(1).numpy(), 0.5).mean() / 2 for side in (200, 400))
     assert (2**0.5 * fine - coarse) / (2**0.5 - 1) == pytest.approx(1, abs=2e-3)
     assert shading(0.5).get_array().mean() / 2 == pytest.approx(coarse, rel=1e-10)
 
 
 def test_at_temperature_zero_the_areas_of_the_circles_are_the_masses() -> None:
-    (axes,) = figure.simplex(ALPHA, [0.0]).axes
+    (axes,) = relaxation.simplex(ALPHA, [0.0]).axes
     circles = [patch for patch in axes.patches if isinstance(patch, Circle)]
     area = np.array([circle.radius**2 for circle in circles])
     np.testing.assert_allclose(area / area.sum(), np.array(ALPHA) / sum(ALPHA), rtol=1e-12)
-    np.testing.assert_array_equal([circle.center for circle in circles], figure.VERTICES)
+    np.testing.assert_array_equal([circle.center for circle in circles], relaxation.VERTICES)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_triangle_is_equilateral_and_its_vertices_bear_their_names(temperature: float) -> None:
-    corners = np.array(figure.VERTICES)
+    corners = np.array(relaxation.VERTICES)
     np.testing.assert_allclose(np.linalg.norm(corners - np.roll(corners, 1, axis=0), axis=1), 1)
-    (axes,) = figure.simplex(ALPHA, [temperature]).axes
+    (axes,) = relaxation.simplex(ALPHA, [temperature]).axes
     assert axes.get_aspect() == 1
     for name, corner in zip(("(1, 0, 0)", "(0, 1, 0)", "(0, 0, 1)"), corners, strict=True):
         nearest = min(axes.texts, key=lambda text: np.linalg.norm(text.get_position() - corner))
@@ -105,28 +105,28 @@ def test_only_an_unbounded_density_is_clipped_and_only_on_a_twentieth(temperatur
 
 @pytest.mark.parametrize("alpha", [2.0, 0.1])
 def test_the_input_of_the_curve_is_logistic_and_splits_at_zero_as_the_masses_do(alpha: float) -> None:
-    (axes,) = figure.binary(alpha, [0.5]).axes
+    (axes,) = relaxation.binary(alpha, [0.5]).axes
     below = axes.child_axes[1]
     for shape in below.collections:
         x, y = shape.get_paths()[0].vertices.T
         np.testing.assert_allclose(y[y > 0], logistic.pdf(x[y > 0], loc=np.log(alpha)), rtol=1e-9)
     shapes = areas(below)
-    assert shapes[figure.STRONG] == pytest.approx(alpha / (1 + alpha), abs=5e-3)  # the tails reach beyond the page
-    assert shapes[figure.PALE] == pytest.approx(1 / (1 + alpha), abs=5e-3)
+    assert shapes[style.STRONG] == pytest.approx(alpha / (1 + alpha), abs=5e-3)  # the tails reach beyond the page
+    assert shapes[style.PALE] == pytest.approx(1 / (1 + alpha), abs=5e-3)
 
 
 @pytest.mark.parametrize("alpha", [2.0, 0.1])
 @pytest.mark.parametrize("temperature", [1.0, 1.5, 2.0])
 def test_the_output_of_the_curve_splits_at_a_half_as_the_masses_do(alpha: float, temperature: float) -> None:
-    (axes,) = figure.binary(alpha, [temperature]).axes
+    (axes,) = relaxation.binary(alpha, [temperature]).axes
     shapes = areas(axes.child_axes[2])
     # the first and last 1/400 of the interval are not drawn
-    assert shapes[figure.STRONG] == pytest.approx(alpha / (1 + alpha), abs=0.03)
+    assert shapes[style.STRONG] == pytest.approx(alpha / (1 + alpha), abs=0.03)
     assert sum(shapes.values()) == pytest.approx(1, abs=0.03)
 
 
 def test_at_temperature_zero_the_bars_are_the_masses() -> None:
-    (axes,) = figure.binary(2.0, [0.0]).axes
+    (axes,) = relaxation.binary(2.0, [0.0]).axes
     bars = axes.child_axes[2].patches
     assert [bar.get_width() for bar in bars] == pytest.approx([1 / 3, 2 / 3])
     assert [bar.get_y() + bar.get_height() / 2 for bar in bars] == pytest.approx([0, 1])
@@ -134,30 +134,32 @@ def test_at_temperature_zero_the_bars_are_the_masses() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
 def test_the_curve_is_the_sigmoid_or_the_unit_step(temperature: float) -> None:
-    (axes,) = figure.binary(2.0, [temperature]).axes
+    (axes,) = relaxation.binary(2.0, [temperature]).axes
     x, y = axes.child_axes[0].lines[0].get_data()
     np.testing.assert_allclose(y, expit(x / temperature) if temperature else x > 0, rtol=1e-9)
 
 
 def test_captions_are_written_as_in_the_paper() -> None:
     temperatures = [0.0, 0.5, 1.0, 2 / 3, 0.05, 2.5, 30.5]
-    captions = [axes.get_xlabel() for axes in figure.binary(1.0, temperatures).axes]
+    captions = [axes.get_xlabel() for axes in relaxation.binary(1.0, temperatures).axes]
     assert captions == [f"λ = {text}" for text in ("0", "1/2", "1", "2/3", "0.05", "5/2", "30.5")]
 
 
 def test_what_cannot_be_drawn_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"^alpha must be three positive numbers, got 2$"):
-        figure.simplex([1.0, 1.0], [0.0])
+        relaxation.simplex([1.0, 1.0], [0.0])
     with pytest.raises(ValueError, match=r"^temperatures must hold at least one number, got none$"):
-        figure.binary(1.0, [])
+        relaxation.binary(1.0, [])
 
 
-@pytest.mark.parametrize("draw", [lambda: figure.simplex(ALPHA, [0.0, 0.5]), lambda: figure.binary(2.0, [0.0, 2.0])])
+@pytest.mark.parametrize(
+    "draw", [lambda: relaxation.simplex(ALPHA, [0.0, 0.5]), lambda: relaxation.binary(2.0, [0.0, 2.0])]
+)
 def test_the_same_figure_is_saved_as_the_same_bytes(draw: Callable[[], Figure], tmp_path: Path) -> None:
     files = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        files.append(figure.save(draw(), tmp_path / name / "picture"))
+        files.append(style.save_figure(draw(), tmp_path / name / "picture"))
     assert [file.name for file in files[0]] == ["picture.png", "picture.svg"]
     for first, second in zip(*files, strict=True):
         assert first.read_bytes() == second.read_bytes()
@@ -179,7 +181,7 @@ def test_a_failed_save_leaves_the_older_files_and_nothing_else(tmp_path: Path, m
 
     monkeypatch.setattr(Path, "write_bytes", fail_on_svg)
     with pytest.raises(OSError, match="no space left"):
-        figure.save(figure.binary(2.0, [0.0]), tmp_path / "picture")
+        style.save_figure(relaxation.binary(2.0, [0.0]), tmp_path / "picture")
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
         "picture.png": "older",
         "picture.svg": "older",

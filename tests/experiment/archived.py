@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from concretely.experiment.paper import Cell, load_experiment
-from concretely.report.record import write
-from concretely.report.run import settings_of
+from concretely.experiment.record import recipe_settings, write_record
 
 TITLES = [cell.title for cell in load_experiment("table-1").cells]
 
@@ -20,7 +19,7 @@ def made(cell: Cell, test: float | None, train: float = 100.0, **others: Any) ->
         relaxed = {"value": others.pop("relaxed"), **scored}
         metrics |= {"test_relaxed": relaxed, "train_relaxed": relaxed}
     return {
-        "recipe": settings_of(cell.recipe),
+        "recipe": recipe_settings(cell.recipe),
         "commit": {"hash": "0123abc", "dirty": False},
         "versions": {"python": "3.11.7"},
         "device": {"cpu": "EPYC", "cores": 2, "gpu": "H200"},
@@ -34,4 +33,4 @@ def made(cell: Cell, test: float | None, train: float = 100.0, **others: Any) ->
 
 
 def leave(runs: Path, cell: Cell, test: float | None, **others: Any) -> None:
-    write(runs / cell.title / "record.json", made(cell, test, **others))
+    write_record(runs / cell.title / "record.json", made(cell, test, **others))

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from concretely import Trace, density, mode, parse, run
-from concretely.report import figure, graph
+from concretely.evaluation.illustration import network_traces, sampling_traces
+from concretely.report import diagram, style
 from concretely.report.anatomy import GROUND
 from concretely.report.dot import dot
 from concretely.report.portrait import CELL
@@ -65,13 +66,13 @@ def brightness(shapes: list) -> list[float]:
 
 def state(temperature: float) -> list[float]:
     """The example of the paper's figure."""
-    drawn = graph.sampling([2.0, 0.5, 1.0], [temperature])
+    drawn = diagram.side_by_side(sampling_traces([2.0, 0.5, 1.0], [temperature]))
     return brightness(patches(drawn, Circle if temperature else FancyBboxPatch)[-3:])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_the_figure_of_the_paper_has_every_logit_noise_and_sum(temperature: float) -> None:
-    drawn = graph.sampling([2.0, 0.5, 1.0], [temperature])
+    drawn = diagram.side_by_side(sampling_traces([2.0, 0.5, 1.0], [temperature]))
     (axes,) = drawn.axes
     texts = Counter(text.get_text() for text in axes.texts)
     assert all(texts[f"{letter}{k}"] == 1 for letter in ("log α", "G") for k in "₁₂₃")
@@ -80,7 +81,7 @@ def test_the_figure_of_the_paper_has_every_logit_noise_and_sum(temperature: floa
     assert texts[f"λ = {'1/2' if temperature else '0'}"] == 1
     circles, rectangles = patches(drawn, Circle), patches(drawn, FancyBboxPatch)
     assert (len(circles), len(rectangles)) == ((12, 1) if temperature else (9, 4))
-    assert sum(to_hex(circle.get_facecolor()) == figure.PALE for circle in circles) == 3
+    assert sum(to_hex(circle.get_facecolor()) == style.PALE for circle in circles) == 3
     assert len(arrows(drawn)) == 6 + 3 + 1
 
 
@@ -96,7 +97,7 @@ def test_the_example_has_the_same_noise_at_every_temperature() -> None:
 
 
 def test_a_single_alpha_is_a_binary_variable() -> None:
-    (axes,) = graph.sampling([2.0], [0.0, 0.5]).axes
+    (axes,) = diagram.side_by_side(sampling_traces([2.0], [0.0, 0.5])).axes
     texts = {text.get_text() for text in axes.texts}
     assert {"log α", "L", "step", "sigmoid( · / λ )"} <= texts
 
@@ -104,7 +105,7 @@ def test_a_single_alpha_is_a_binary_variable() -> None:
 @pytest.mark.parametrize("meaning", [mode.Discrete(), mode.Relaxed(0.5), mode.StraightThrough(0.5)])
 def test_a_small_graph_shows_states_as_squares_and_relaxed_ones_as_circles(meaning: mode.Mode) -> None:
     trace = run(diamond, meaning)
-    drawn = graph.picture(trace)
+    drawn = diagram.picture(trace)
     relaxed = isinstance(meaning, mode.Relaxed)
     kind, side = (Circle, "radius") if relaxed else (FancyBboxPatch, "_width")
     length = CELL / 2 if relaxed else CELL
@@ -114,7 +115,7 @@ def test_a_small_graph_shows_states_as_squares_and_relaxed_ones_as_circles(meani
 
 @pytest.mark.parametrize("law", [lambda: Normal(0.0, 1.0), MASSES["Bernoulli"]])
 def test_arrows_end_before_the_ground_of_what_was_observed(law: Callable[[], Distribution]) -> None:
-    drawn = graph.picture(variable(law, observed=torch.tensor(1.0)))
+    drawn = diagram.picture(variable(law, observed=torch.tensor(1.0)))
     (ground,) = (box for box in patches(drawn, FancyBboxPatch) if to_hex(box.get_facecolor()) == GROUND)
     (line,) = arrows(drawn)
     assert float(line[-1, 1]) <= ground.get_y() + 1e-9
@@ -122,7 +123,7 @@ def test_arrows_end_before_the_ground_of_what_was_observed(law: Callable[[], Dis
 
 def test_a_large_graph_shows_every_node_as_a_box_with_its_state_and_shape() -> None:
     trace = run(detour, mode.Discrete(), torch.randn(4, 8), samples=2)
-    drawn = graph.picture(trace)
+    drawn = diagram.picture(trace)
     (axes,) = drawn.axes
     assert set(nodes(drawn)) == set(trace)
     assert {"80", "7", "14", "3 × 2", "6"} <= {text.get_text() for text in axes.texts}
@@ -132,13 +133,13 @@ def test_a_large_graph_shows_every_node_as_a_box_with_its_state_and_shape() -> N
     assert shown["d"].tolist() == ((1 + trace.values["d"][0, 0]) / 2).flatten().tolist()
     assert shown["x"].tolist() == trace.values["x"][0].tolist()
     ground = {to_hex(box.get_facecolor()) for box in patches(drawn, FancyBboxPatch) if box.get_facecolor()[3]}
-    assert ground == {figure.PALE, GROUND}
+    assert ground == {style.PALE, GROUND}
 
 
 @pytest.mark.parametrize("trace", [TRACES["diamond"], TRACES["chain"], TRACES["detour"]])
 def test_arrows_between_nodes_join_parents_to_children_and_pass_no_node(trace: Callable[[], Trace]) -> None:
     ran = trace()
-    drawn = graph.picture(ran)
+    drawn = diagram.picture(ran)
     places = nodes(drawn)
     names = dict(zip(places, ran, strict=True))  # drawn in the order of the program
     found = set()
@@ -160,11 +161,11 @@ def test_arrows_between_nodes_join_parents_to_children_and_pass_no_node(trace: C
 @pytest.mark.parametrize(
     "draw",
     [
-        *(lambda trace=trace: graph.picture(trace()) for trace in TRACES.values()),
-        lambda: graph.sampling([2.0, 0.5, 1.0], [0.0, 0.5, 1.0]),
-        lambda: graph.sampling([1.0] * 6, [0.0, 0.5]),
-        lambda: graph.networks(parse("20H-20H:4~30V"), [0.0, 2 / 3]),
-        lambda: graph.networks(parse("12V-20H-30V"), [0.5]),
+        *(lambda trace=trace: diagram.picture(trace()) for trace in TRACES.values()),
+        lambda: diagram.side_by_side(sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5, 1.0])),
+        lambda: diagram.side_by_side(sampling_traces([1.0] * 6, [0.0, 0.5])),
+        lambda: diagram.side_by_side(network_traces(parse("20H-20H:4~30V"), [0.0, 2 / 3])),
+        lambda: diagram.side_by_side(network_traces(parse("12V-20H-30V"), [0.5])),
     ],
 )
 def test_nodes_and_texts_keep_apart_and_on_the_page(draw: Callable[[], Figure]) -> None:
@@ -181,7 +182,7 @@ def test_nodes_and_texts_keep_apart_and_on_the_page(draw: Callable[[], Figure]) 
 
 
 def test_both_networks_of_a_model_show_the_same_state_and_point_opposite_ways() -> None:
-    (axes,) = (drawn := graph.networks(parse("20H-10H~30V"), [0.5])).axes
+    (axes,) = (drawn := diagram.side_by_side(network_traces(parse("20H-10H~30V"), [0.5]))).axes
     (h2, h1, x), (x_q, h1_q, h2_q) = ([image.get_array() for image in axes.images[k : k + 3]] for k in (0, 3))
     for above, below in ((h2, h2_q), (h1, h1_q), (x, x_q)):
         assert (above == below).all()
@@ -192,7 +193,7 @@ def test_both_networks_of_a_model_show_the_same_state_and_point_opposite_ways() 
 
 
 def test_a_prediction_starts_from_its_context() -> None:
-    drawn = graph.networks(parse("12V-20H-30V"), [0.0])
+    drawn = diagram.side_by_side(network_traces(parse("12V-20H-30V"), [0.0]))
     left = {name: box[0] for name, box in nodes(drawn).items()}
     assert sorted(left, key=left.__getitem__) == ["context", "h1", "x"]
     assert len(arrows(drawn)) == 2
@@ -202,9 +203,9 @@ def test_drawing_changes_neither_the_trace_nor_the_global_randomness() -> None:
     model = density("20H-10H~30V").eval()
     _, q = model.trace(model.sample(3), mode=mode.Relaxed(0.5), samples=2)
     before, seed = {name: value.clone() for name, value in q.values.items()}, torch.get_rng_state()
-    graph.picture(q)
+    diagram.picture(q)
     dot(q)
-    graph.sampling([2.0, 1.0], [0.0, 1.0])
+    diagram.side_by_side(sampling_traces([2.0, 1.0], [0.0, 1.0]))
     assert torch.equal(seed, torch.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in q.values.items())
 
@@ -212,16 +213,16 @@ def test_drawing_changes_neither_the_trace_nor_the_global_randomness() -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: graph.sampling([2.0, 0.5, 1.0], [0.0, 0.5]),
-        lambda: graph.networks(parse("20H~30V"), [0.0, 0.5]),
-        lambda: graph.picture(run(detour, mode.Discrete(), torch.ones(2, 8))),
+        lambda: diagram.side_by_side(sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5])),
+        lambda: diagram.side_by_side(network_traces(parse("20H~30V"), [0.0, 0.5])),
+        lambda: diagram.picture(run(detour, mode.Discrete(), torch.ones(2, 8))),
     ],
 )
 def test_the_same_graph_is_saved_as_the_same_bytes(draw: Callable[[], Figure], tmp_path: Path) -> None:
     files = []
     for name in ("a", "b"):
         torch.manual_seed(1)
-        files.append(figure.save(draw(), tmp_path / name))
+        files.append(style.save_figure(draw(), tmp_path / name))
     for first, second in zip(*files, strict=True):
         assert first.read_bytes() == second.read_bytes()
     ElementTree.parse(files[0][1])
@@ -229,23 +230,23 @@ def test_the_same_graph_is_saved_as_the_same_bytes(draw: Callable[[], Figure], t
 
 def test_what_cannot_be_drawn_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"^alpha must be one to six positive numbers, got 7$"):
-        graph.sampling([1.0] * 7, [0.0])
+        diagram.side_by_side(sampling_traces([1.0] * 7, [0.0]))
     with pytest.raises(ValueError, match=r"^temperatures must hold at least one number, got none$"):
-        graph.sampling([1.0], [])
+        diagram.side_by_side(sampling_traces([1.0], []))
     with pytest.raises(ValueError, match=r"^a run must have a node to be drawn, got none$"):
-        graph.picture(run(lambda draw: None, mode.Discrete()))
+        diagram.picture(run(lambda draw: None, mode.Discrete()))
     empty = run(detour, mode.Discrete(), torch.zeros(0, 8))
     with pytest.raises(ValueError, match=r"^a node must have a value to be drawn, got shape \(0, 80\) at node 'a'$"):
-        graph.picture(empty)
+        diagram.picture(empty)
 
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
 def test_any_name_is_drawn(name: str, tmp_path: Path) -> None:
     trace = run(lambda draw: draw(name, MASSES["Bernoulli"]()), mode.Discrete())
-    _, svg = figure.save(graph.picture(trace), tmp_path / "picture")
+    _, svg = style.save_figure(diagram.picture(trace), tmp_path / "picture")
     ElementTree.parse(svg)
 
 
 @pytest.mark.parametrize("units", [1, 40])
 def test_a_run_that_has_diverged_is_drawn(units: int, tmp_path: Path) -> None:
-    figure.save(graph.picture(diverged(units)), tmp_path / "picture")
+    style.save_figure(diagram.picture(diverged(units)), tmp_path / "picture")

@@ -15,8 +15,8 @@ from concretely import bound
 from concretely.evaluation.finding import Finding, GradientStudy
 from concretely.evaluation.reference import Aim, Reference
 from concretely.evaluation.tally import Measure
-from concretely.report.figure import DARK, save
-from concretely.report.study import figure
+from concretely.report.dotplot import draw_study
+from concretely.report.style import DARK, save_figure
 
 
 def finding(
@@ -45,7 +45,7 @@ def whiskers(axes: Axes) -> list[list[float]]:
 
 
 def test_the_dots_are_bias_noise_and_time_in_lengths_of_the_reference() -> None:
-    biases, noises, times = figure(EXAMPLE).axes
+    biases, noises, times = draw_study(EXAMPLE).axes
     assert [float(dot.get_xdata()[0]) for dot in dots(biases)] == pytest.approx([math.sqrt(0.04) / 5, 1 / 5])
     assert [float(dot.get_xdata()[0]) for dot in dots(noises)] == pytest.approx([1.0, 0.5])
     assert [float(dot.get_xdata()[0]) for dot in dots(times)] == pytest.approx([0.002, 0.003 / 4])
@@ -54,14 +54,14 @@ def test_the_dots_are_bias_noise_and_time_in_lengths_of_the_reference() -> None:
 
 
 def test_the_whiskers_are_two_standard_errors() -> None:
-    biases, noises, times = figure(EXAMPLE).axes
+    biases, noises, times = draw_study(EXAMPLE).axes
     assert whiskers(biases)[1] == pytest.approx([math.sqrt(0.8) / 5, math.sqrt(1.2) / 5])
     assert whiskers(noises)[0] == pytest.approx([math.sqrt(23) / 5, math.sqrt(27) / 5])
     assert whiskers(times)[0] == pytest.approx([0.002 * 23 / 25, 0.002 * 27 / 25])
 
 
 def test_a_bias_is_open_and_its_absence_points_to_what_it_is_below() -> None:
-    biases, noises, times = figure(EXAMPLE).axes
+    biases, noises, times = draw_study(EXAMPLE).axes
     assert [dot.get_marker() for dot in dots(biases)] == ["<", "o"]
     for axes in (biases, noises, times):
         assert [dot.get_markerfacecolor() for dot in dots(axes)] == [DARK, "white"]
@@ -72,10 +72,10 @@ def test_what_a_logarithm_cannot_show_is_written_at_the_edge() -> None:
     still = finding((0.0, 0.1), length=0.0)
     broken = finding((math.nan, math.nan), (math.nan, math.nan), biased=True)
     study = GradientStudy({"exact": exact, "still": still, "broken": broken, "vimco": finding()})
-    for axes in figure(study).axes:
+    for axes in draw_study(study).axes:
         assert [text.get_text() for text in axes.texts] == ["0", "∞", "?"]
         assert len(dots(axes)) == 1
-    assert len(figure(GradientStudy({"exact": exact})).axes) == 3
+    assert len(draw_study(GradientStudy({"exact": exact})).axes) == 3
 
 
 @pytest.mark.parametrize("count", [2, 5, 12])
@@ -84,7 +84,7 @@ def test_names_and_ticks_are_on_the_page_and_apart(count: int) -> None:
         f"{'straight-through gumbel-softmax ' if row == 1 else '$estimator_'}{row}": finding(seconds=10.0**-row)
         for row in range(count)
     }
-    drawn = figure(GradientStudy(rows))
+    drawn = draw_study(GradientStudy(rows))
     canvas = FigureCanvasAgg(drawn)
     canvas.draw()
     renderer, page = canvas.get_renderer(), drawn.bbox
@@ -113,7 +113,7 @@ def test_names_and_ticks_are_on_the_page_and_apart(count: int) -> None:
 
 def test_the_same_study_is_saved_as_the_same_bytes(tmp_path: Path) -> None:
     def saved(name: str) -> list[bytes]:
-        drawn: Figure = figure(EXAMPLE)
-        return [file.read_bytes() for file in save(drawn, tmp_path / name)]
+        drawn: Figure = draw_study(EXAMPLE)
+        return [file.read_bytes() for file in save_figure(drawn, tmp_path / name)]
 
     assert saved("a") == saved("b")

@@ -1,17 +1,11 @@
-"""The paper's two pictures of the Concrete density, drawn from the library's own distributions."""
+"""Figures of Concrete densities: on the simplex of three categories, and for a binary variable."""
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
-from io import BytesIO
-from pathlib import Path
-from typing import Literal
 
-import matplotlib
 import torch
 from jaxtyping import Float
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Circle, Polygon
@@ -19,26 +13,18 @@ from torch import Tensor
 
 from ..distribution import BinaryConcrete, Concrete, Logistic
 from ..distribution.temperature import Temperature
-from ..file import atomic_write
-
-SHADES = "Blues_r"
-"""From dark to white in one hue, so that the order survives colour blindness and grey print."""
-
-DARK, STRONG, PALE, INK = "#08306b", "#2171b5", "#9ecae1", "#404040"
-"""Three of these blues, and the grey of lines and labels."""
-
-DPI = 200
-"""Dots to the inch of everything that is written."""
+from ..spelling import format_number
+from .style import DARK, INK, PALE, SHADES, STRONG
 
 VERTICES = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
-"""Where the vertices of the simplex lie on the page."""
+"""The vertices of the simplex on the page."""
 
 
 def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
-    """The density of three categories as the shading of a triangle, one for each temperature.
+    """Draw the density of three categories as the shading of a triangle, one for each temperature.
 
-    At temperature zero the area of a white circle is the mass of its vertex. Elsewhere brightness is proportional to
-    the density, on a scale of each panel's own. See [maddison2017concrete], figure 2.
+    At temperature zero the area of a white circle is the mass of its vertex. Otherwise brightness is proportional to
+    the density, with a separate scale for each panel. See [maddison2017concrete], figure 2.
 
     >>> len(simplex([2.0, 0.5, 1.0], [0.0, 1.0]).axes)
     2
@@ -54,10 +40,10 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
 
 
 def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
-    """The density of noisy log-odds, the curve they pass through and the density behind it, for each temperature.
+    """Draw the density of noisy log-odds, the sigmoid that maps them, and the density of its output.
 
-    What rounds to one is strong and what rounds to zero pale, before the curve and after it: the shares are the same
-    at every temperature. Each density has a scale of its own. See [maddison2017concrete], figure 3.
+    Values that round to one are dark and those that round to zero pale: their shares are the same at every temperature.
+    Each density has its own scale. See [maddison2017concrete], figure 3.
 
     >>> len(binary(2.0, [0.0, 1.0]).axes)
     2
@@ -70,26 +56,8 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure as PNG and as SVG under a path without suffix, both whole and the same bytes every time."""
-    files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    with atomic_write(files[0]) as png, atomic_write(files[1]) as svg:
-        png.write_bytes(rendered(figure))
-        svg.write_bytes(rendered(figure, "svg"))
-    return files
-
-
-def rendered(figure: Figure, kind: Literal["png", "svg"] = "png") -> bytes:
-    """A figure as PNG or SVG, the same bytes every time: a date, or identifiers without salt, would differ."""
-    file = BytesIO()
-    FigureCanvasAgg(figure)
-    with matplotlib.rc_context({"svg.hashsalt": "concretely"}):
-        figure.savefig(file, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-    return file.getvalue()
-
-
 def tiles(side: int) -> Float[Tensor, "tiles 3 3"]:
-    """The corners of equal triangles that tile the simplex, so many along a side.
+    """Return the corners of equal triangles that tile the simplex, `side` of them along a side.
 
     >>> tiles(200).shape
     torch.Size([40000, 3, 3])
@@ -101,40 +69,34 @@ def tiles(side: int) -> Float[Tensor, "tiles 3 3"]:
 
 
 def ceiling(density: Float[Tensor, "points"], temperature: Temperature, *, n: int) -> float:
-    """The density drawn at full scale: the peak or, if there is none, what a twentieth of the points exceeds."""
-    bounded = temperature >= n - 1  # below, it grows without limit towards the vertices
+    """Return the density at the top of the scale: the maximum or, if it is unbounded, the 95th percentile."""
+    bounded = temperature >= n - 1  # below, it is unbounded at the vertices
     height = float(density.max() if bounded else density.quantile(0.95))
-    return height or 1.0  # nothing to scale where all the mass lies between the points
+    return height or 1.0  # all mass may lie between the points
 
 
 def _lattice(total: int) -> Float[Tensor, "points 3"]:
-    """The triples of natural numbers with a given sum."""
+    """Return the triples of natural numbers with a given sum."""
     points = [(i, j, total - i - j) for i in range(total + 1) for j in range(total + 1 - i)]
     return torch.tensor(points, dtype=torch.float64).view(-1, 3)
 
 
 def _page(temperatures: Sequence[float], *, height: float) -> Figure:
-    """A figure of bare panels in rows of four, each with its temperature below."""
+    """Return a figure of empty panels in rows of four, each with its temperature below."""
     if not temperatures:
         raise ValueError("temperatures must hold at least one number, got none")
     columns = min(len(temperatures), 4)
     rows = math.ceil(len(temperatures) / columns)
-    # between rows some air, or a caption would look like the title of the panel under it
+    # space between rows, so that a caption does not look like a title of the panel below
     figure = Figure(figsize=(2.4 * columns, height * rows), layout=ConstrainedLayoutEngine(hspace=0.08))
     for place, temperature in enumerate(temperatures, start=1):
         axes = figure.add_subplot(rows, columns, place, frame_on=False, xticks=[], yticks=[])
-        axes.set_xlabel(f"λ = {written(temperature)}", fontsize=11)
+        axes.set_xlabel(f"λ = {format_number(temperature)}", fontsize=11)
     return figure
 
 
-def written(number: float) -> str:
-    """A number as one would write it, 1/2 and not 0.5."""
-    simple = Fraction(number).limit_denominator(12)
-    return str(simple) if simple.numerator <= 12 and math.isclose(simple, number) else f"{number:g}"
-
-
 def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
-    """A triangle that is dark where there is no mass."""
+    """Draw a triangle that is dark where there is no mass."""
     radii = [0.0, 0.0, 0.0]
     if relaxed.temperature == 0:
         radii = [0.17 * math.sqrt(mass) for mass in relaxed.discretize().probs.tolist()]
@@ -142,7 +104,7 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
         for vertex, radius in zip(VERTICES, radii, strict=True):
             axes.add_patch(Circle(vertex, radius, facecolor="white", edgecolor=DARK, linewidth=0.8))
     else:
-        tile = tiles(200)  # two dots wide on the page
+        tile = tiles(200)  # two dots wide
         density = relaxed.log_prob(tile.mean(1)).exp()
         x, y = (tile @ torch.tensor(VERTICES, dtype=torch.float64)).view(-1, 2).T.numpy()
         axes.tripcolor(
@@ -153,7 +115,7 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
             cmap=SHADES,
             vmin=0,
             vmax=ceiling(density, relaxed.temperature, n=3),
-            rasterized=True,  # as shapes the tiles would fill megabytes
+            rasterized=True,  # as vectors the tiles would take megabytes
         )
         axes.add_patch(Polygon(VERTICES, fill=False, edgecolor=DARK, linewidth=0.8))
     for (x, y), name in zip(VERTICES, ("(1, 0, 0)", "(0, 1, 0)", "(0, 0, 1)"), strict=True):
@@ -163,13 +125,13 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
 
 
 def _draw_binary(axes: Axes, relaxed: BinaryConcrete) -> None:
-    """The density of the input below the curve, that of the output to its right."""
+    """Draw the density of the input below the sigmoid, and that of the output to its right."""
     box = axes.inset_axes((0.1, 0.48, 0.62, 0.52))
     below = axes.inset_axes((0.1, 0.18, 0.62, 0.26), sharex=box)
     beside = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
 
     reach = 6 + abs(float(relaxed.logits))
-    half = reach * torch.linspace(1e-9, 1, 200, dtype=torch.float64)  # up to the step, from either side
+    half = reach * torch.linspace(1e-9, 1, 200, dtype=torch.float64)  # up to the step from either side
     noisy = torch.cat([-half.flip(0), half])
     law = Logistic(relaxed.logits, 1.0).log_prob(noisy).exp()
     for side, color in ((noisy < 0, PALE), (noisy > 0, STRONG)):

@@ -1,17 +1,28 @@
-"""What the paper found is so in the paper's own numbers, and is judged by ours."""
+"""The claims of the paper hold in its own numbers, and are judged by ours."""
 
 import pytest
 
+from concretely.experiment.claim import (
+    CLAIMS,
+    GAP,
+    Claim,
+    Lookup,
+    Verdict,
+    integrality,
+    judge_claims,
+    large_gap_start,
+    temperature_points,
+)
+from concretely.experiment.claim import TemperaturePoint as Point
 from concretely.experiment.paper import load_experiment
-from concretely.report.finding import CLAIMS, Claim, Finding, Lookup, Score, findings, integrality
-from concretely.report.temperature import Point
+from concretely.experiment.result import CellResult, Score
 
 Key = tuple[str, int, str, str, str]
 PAPER: dict[Key, Score] = {
-    (cell.recipe.notation, cell.recipe.samples, cell.recipe.data, cell.heading, part): Score(nll, 0.25)
+    (cell.recipe.notation, cell.recipe.samples, cell.recipe.data, cell.heading, split): Score(nll, 0.25)
     for name in ("table-1", "table-3", "structured-prediction")
     for cell in load_experiment(name).cells
-    for part, nll in cell.paper.items()
+    for split, nll in cell.paper.items()
 }
 WARM = [Point(0.5, 58.0, 58.2), Point(1.0, 57.8, 58.0), Point(2.0, 57.0, 60.5), Point(4.0, 56.0, 70.0)]
 
@@ -20,15 +31,15 @@ def lookup(scores: dict[Key, Score]) -> Lookup:
     return lambda *key: scores.get(key)
 
 
-def judged(name: str, scores: dict[Key, Score]) -> Finding:
-    """What some scores say of a claim."""
+def judged(name: str, scores: dict[Key, Score]) -> Verdict:
+    """Return the verdict of some scores on a claim."""
     (claim,) = (claim for claim in CLAIMS if claim.name == name)
-    return claim.judged(lookup(scores), lookup(PAPER))
+    return claim.judge(lookup(scores), lookup(PAPER))
 
 
 def without(**wished: object) -> dict[Key, Score]:
     """The paper's numbers but for those with all of some keys."""
-    names = ("notation", "samples", "data", "estimator", "part")
+    names = ("notation", "samples", "data", "estimator", "split")
     return {
         key: score
         for key, score in PAPER.items()
@@ -36,18 +47,20 @@ def without(**wished: object) -> dict[Key, Score]:
     }
 
 
-def test_all_that_the_paper_found_is_so_in_its_own_numbers_and_all_comparisons_are_of_its_cells() -> None:
-    found = findings(lookup(PAPER), lookup(PAPER), WARM, WARM, temperatures=4)
-    assert len(found) == 9
-    for each in found:
+def test_all_claims_hold_in_the_numbers_of_the_paper_and_all_comparisons_are_of_its_cells() -> None:
+    for each in [*(judged(claim.name, PAPER) for claim in CLAIMS), integrality(WARM, WARM, temperatures=4)]:
         assert each.held is True, each
         assert each.verdict == "held"
         assert "yet" not in each.found
 
 
 def test_nothing_is_known_without_cells() -> None:
-    for each in findings(lookup({}), lookup(PAPER), [], [], temperatures=12):
-        assert (each.held, each.verdict) == (None, "not known yet")
+    cells = [CellResult(cell) for name in ("table-1", "table-3") for cell in load_experiment(name).cells]
+    warm = [CellResult(cell) for cell in load_experiment("temperature").cells]
+    found = judge_claims(cells, warm)
+    assert len(found) == 9
+    for each in found:
+        assert (each.held, each.verdict) == (None, "unknown yet")
         assert each.found.startswith(("None of ", "0 of 12 temperatures"))
 
 
@@ -56,9 +69,9 @@ def test_a_finding_has_the_mean_the_number_that_agree_and_both_ends() -> None:
     scores |= {
         ("392V-240H-240H-392V", m, "mnist", "concrete", "test"): Score(ours, 0.4) for m, ours in ((1, 57), (5, 61))
     }
-    assert judged("Structured prediction", scores) == Finding(
+    assert judged("Structured prediction", scores) == Verdict(
         "Structured prediction",
-        "In structured prediction with m = 1 and m = 5, Concrete finds a lower test NLL than VIMCO.",
+        "In structured prediction with m = 1 and m = 5, Concrete reaches a lower test NLL than VIMCO.",
         True,
         "+1.00 nats on average, above 0 in 1 of 2 and by more than 2 standard errors in 1, "
         "from −1.00 ± 0.50 (`392V-240H-240H-392V`, m = 5, mnist) "
@@ -76,7 +89,7 @@ def test_a_finding_has_the_mean_the_number_that_agree_and_both_ends() -> None:
         ("Linear models", "vimco"),
         ("Non-linear models", "concrete"),
         ("Structured prediction", "concrete"),
-        ("Structured prediction by many samples", "vimco"),
+        ("Structured prediction with many samples", "vimco"),
     ],
 )
 def test_an_estimator_that_is_behind_is_not_said_to_be_ahead(name: str, estimator: str) -> None:
@@ -96,7 +109,7 @@ def test_what_holds_by_less_than_two_standard_errors_holds_weakly() -> None:
     claim = Claim("", "", lambda ours: iter([("one", ours("", 1, "", "", "")), ("two", Score(3.0, 1.0))]))
     for value, verdict in ((1.5, "held"), (0.5, "held weakly"), (-3.5, "not held weakly"), (-9.0, "not held")):
         scores = {("", 1, "", "", ""): Score(value, 1.0)}
-        assert claim.judged(lookup(scores), lookup({})).verdict == verdict
+        assert claim.judge(lookup(scores), lookup({})).verdict == verdict
 
 
 def test_samples_are_judged_by_all_models_of_mnist() -> None:
@@ -114,27 +127,25 @@ def test_arity_and_samples_are_judged_by_the_sign_of_the_mean() -> None:
     for name in ("Arity in density estimation", "Arity in structured prediction", "More samples", "Overfitting"):
         assert judged(name, PAPER).held is True
         assert judged(name, swapped).held is False
-    assert judged("Overfitting", without(part="train")).held is None
+    assert judged("Overfitting", without(split="train")).held is None
 
 
 def test_the_gap_is_where_only_the_discrete_graph_loses() -> None:
     found = integrality(WARM[::-1], temperatures=4)
     assert (found.held, found.found) == (
         True,
-        "On the training points the discrete graph is best at λ = 1 with 58.00 (relaxed 57.80). It is worse by more "
-        "than 1 nat at λ = 2: 60.50 (relaxed 57.00); 4: 70.00 (relaxed 56.00). "
-        "The interior, where the gap stays above 2 nats, begins at about λ = 1.5.",
+        "On the training set the discrete graph is best at λ = 1 with 58.00 (relaxed 57.80). It is worse by more "
+        "than 1 nat at λ = 2 with 60.50 (relaxed 57.00); λ = 4 with 70.00 (relaxed 56.00). "
+        "From about λ = 1.5 on, the gap stays above 2 nats.",
     )
     told = integrality(WARM, [Point(0.5, 60.0, 61.0), Point(1.0, 62.5, 64.0), Point(2.0, 62.0, 70.0)], temperatures=4)
     assert told.found.endswith(
-        " On the test points it is not so: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00), and of "
-        "those where it is worse the relaxed one is worst at 1: 64.00 (relaxed 62.50)."
+        " On the test set the claim does not hold: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00); "
+        "where it is worse, the relaxed graph is worst at λ = 1 with 64.00 (relaxed 62.50)."
     )
-    assert (
-        " On the test points it is so, too: the discrete graph is best" in integrality(WARM, WARM, temperatures=4).found
-    )
+    assert " On the test set the claim holds too: the discrete" in integrality(WARM, WARM, temperatures=4).found
     flat = integrality(WARM, [Point(0.5, 60.0, 61.0), Point(1.0, 60.0, 61.5)], temperatures=4)
-    assert flat.found.endswith(" it is not so: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00).")
+    assert flat.found.endswith(" does not hold: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00).")
     both = [point._replace(relaxed=point.discrete - 0.2) for point in WARM]
     assert integrality(both, temperatures=4).held is False
     between = [*WARM[:3], WARM[3]._replace(relaxed=59.0)]
@@ -142,3 +153,20 @@ def test_the_gap_is_where_only_the_discrete_graph_loses() -> None:
     cold = [point._replace(temperature=1 / point.temperature) for point in WARM]
     assert integrality(cold, temperatures=4).held is False
     assert integrality(WARM, temperatures=12).held is None
+
+
+def test_the_gap_is_large_from_where_it_exceeds_the_limit_for_good() -> None:
+    low, mid, high = Point(1.0, 50.0, 50.0), Point(2.0, 50.0, 50.0 + 2 * GAP), Point(4.0, 50.0, 50.0 + 3 * GAP)
+    assert large_gap_start([low, mid, high]) == 1.5
+    assert large_gap_start([mid, high]) == 2.0
+    assert large_gap_start([low]) is None
+    assert large_gap_start([mid, low._replace(temperature=3.0), high]) == pytest.approx(3 + 1 / 3)
+
+
+def test_a_record_is_a_point_only_with_both_objectives() -> None:
+    cell, recipe = load_experiment("temperature").cells[0], {"temperature": 0.5}
+    metrics = {"train_nll": {"value": 3.0}, "train_relaxed": {"value": 2.0}}
+    assert temperature_points([CellResult(cell, {"recipe": recipe, "metrics": metrics})], "train") == [(0.5, 2.0, 3.0)]
+    for missing in ({"train_nll": {"value": 3.0}}, {**metrics, "train_relaxed": {"value": None}}):
+        assert temperature_points([CellResult(cell, {"recipe": recipe, "metrics": missing})], "train") == []
+    assert temperature_points([CellResult(cell)], "train") == []

@@ -1,4 +1,4 @@
-"""What a study of gradient estimators found, as a figure."""
+"""A figure of a study of gradient estimators."""
 
 import math
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from matplotlib.ticker import NullFormatter
 
 from ..evaluation.finding import Finding, GradientStudy
 from ..evaluation.tally import Measure
-from .figure import DARK, INK, PALE
+from .style import DARK, INK, PALE
 
 
-def figure(study: GradientStudy) -> Figure:
-    """A study as rows of dots: bias, noise of one estimate, and the time that it takes to average the noise away.
+def draw_study(study: GradientStudy) -> Figure:
+    """Draw a row of dots for every estimator: bias, noise of one estimate, and time to average the noise away.
 
-    Bias and noise are in lengths of the reference, so that estimators of different objectives can be compared. All
-    three are better the further to the left. Whiskers are two standard errors long.
+    Bias and noise are relative to the reference gradient, so that estimators of different objectives can be compared.
+    Further to the left is better. Whiskers are two standard errors long.
     """
     findings = study.findings.values()
     drawn = Figure(figsize=(10, 1.3 + 0.3 * len(findings)), layout=ConstrainedLayoutEngine(wspace=0.06))
@@ -36,7 +36,7 @@ def figure(study: GradientStudy) -> Figure:
 
 
 class _Dot(NamedTuple):
-    """A dot, its whiskers and its looks."""
+    """A dot, its whiskers and its marker."""
 
     value: float
     low: float
@@ -46,7 +46,7 @@ class _Dot(NamedTuple):
 
 
 def _bias(finding: Finding) -> _Dot:
-    """The bias or, where none was found, what it is below."""
+    """Return the bias or, if it is not significant, its limit."""
     if not finding.is_biased:
         limit = finding.bias_limit
         return _Dot(limit, limit, limit, "<", DARK)
@@ -54,25 +54,25 @@ def _bias(finding: Finding) -> _Dot:
 
 
 def _noise(finding: Finding) -> _Dot:
-    """The standard deviation of one estimate."""
+    """Return the standard deviation of one estimate."""
     return _Dot(*_whiskers(finding, finding.variance), "o", "white" if finding.is_biased else DARK)
 
 
 def _time(finding: Finding) -> _Dot:
-    """The time to average until the noise is as small as the gradient."""
+    """Return the time to average until the noise is as small as the gradient."""
     noise = _noise(finding)
     value, low, high = (finding.seconds * number**2 for number in noise[:3])
     return noise._replace(value=value, low=low, high=high)
 
 
 def _whiskers(finding: Finding, squared: Measure) -> tuple[float, float, float]:
-    """A root, and the roots two standard errors below and above, in lengths of the reference."""
+    """Return a root and the roots two standard errors below and above, relative to the reference."""
     value, error = squared
     return finding.relative(value), finding.relative(value - 2 * error), finding.relative(value + 2 * error)
 
 
 def _draw(axes: Axes, dots: Sequence[_Dot]) -> None:
-    """A dot on a line of its own for each estimator, along a logarithmic axis of whole decades."""
+    """Draw one dot on its own line for each estimator, along a logarithmic axis of whole decades."""
     axes.set_xscale("log")
     shown = [dot.value for dot in dots if 0 < dot.value < math.inf] or [1.0]
     low, high = math.floor(math.log10(min(shown)) - 0.1), math.ceil(math.log10(max(shown)) + 0.1)
