@@ -6,7 +6,7 @@ from concretely.experiment.claim import (
     CLAIMS,
     GAP,
     Claim,
-    Lookup,
+    Key,
     Verdict,
     integrality,
     judge_claims,
@@ -17,7 +17,6 @@ from concretely.experiment.claim import TemperaturePoint as Point
 from concretely.experiment.paper import load_experiment
 from concretely.experiment.result import CellResult, Score
 
-Key = tuple[str, int, str, str, str]
 PAPER: dict[Key, Score] = {
     (cell.recipe.notation, cell.recipe.samples, cell.recipe.data, cell.heading, split): Score(nll, 0.25)
     for name in ("table-1", "table-3", "structured-prediction")
@@ -27,14 +26,10 @@ PAPER: dict[Key, Score] = {
 WARM = [Point(0.5, 58.0, 58.2), Point(1.0, 57.8, 58.0), Point(2.0, 57.0, 60.5), Point(4.0, 56.0, 70.0)]
 
 
-def lookup(scores: dict[Key, Score]) -> Lookup:
-    return lambda *key: scores.get(key)
-
-
 def judged(name: str, scores: dict[Key, Score]) -> Verdict:
     """Return the verdict of some scores on a claim."""
     (claim,) = (claim for claim in CLAIMS if claim.name == name)
-    return claim.judge(lookup(scores), lookup(PAPER))
+    return claim.judge(scores, PAPER)
 
 
 def without(**wished: object) -> dict[Key, Score]:
@@ -106,10 +101,11 @@ def test_what_is_known_of_fewer_than_half_is_not_judged() -> None:
 
 
 def test_what_holds_by_less_than_two_standard_errors_holds_weakly() -> None:
-    claim = Claim("", "", lambda ours: iter([("one", ours("", 1, "", "", "")), ("two", Score(3.0, 1.0))]))
+    one, two, zero = (("", m, "", "", "") for m in (1, 2, 0))
+    claim = Claim("", "", lambda: iter([("one", (one, zero)), ("two", (two, zero))]))
     for value, verdict in ((1.5, "held"), (0.5, "held weakly"), (-3.5, "not held weakly"), (-9.0, "not held")):
-        scores = {("", 1, "", "", ""): Score(value, 1.0)}
-        assert claim.judge(lookup(scores), lookup({})).verdict == verdict
+        scores = {one: Score(value, 1.0), two: Score(3.0, 1.0), zero: Score(0.0, 0.0)}
+        assert claim.judge(scores, {}).verdict == verdict
 
 
 def test_samples_are_judged_by_all_models_of_mnist() -> None:
@@ -164,9 +160,10 @@ def test_the_gap_is_large_from_where_it_exceeds_the_limit_for_good() -> None:
 
 
 def test_a_record_is_a_point_only_with_both_objectives() -> None:
-    cell, recipe = load_experiment("temperature").cells[0], {"temperature": 0.5}
-    metrics = {"train_nll": {"value": 3.0}, "train_relaxed": {"value": 2.0}}
+    cell = load_experiment("temperature").cells[0]
+    recipe = {**cell.recipe.settings, "temperature": 0.5}
+    metrics = {f"train_{name}": {"value": value, "standard_error": 0.1} for name, value in (("nll", 3), ("relaxed", 2))}
     assert temperature_points([CellResult(cell, {"recipe": recipe, "metrics": metrics})], "train") == [(0.5, 2.0, 3.0)]
-    for missing in ({"train_nll": {"value": 3.0}}, {**metrics, "train_relaxed": {"value": None}}):
+    for missing in ({"train_nll": metrics["train_nll"]}, {**metrics, "train_relaxed": {"value": None}}):
         assert temperature_points([CellResult(cell, {"recipe": recipe, "metrics": missing})], "train") == []
     assert temperature_points([CellResult(cell)], "train") == []

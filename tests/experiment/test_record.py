@@ -18,12 +18,8 @@ RECIPE = {"notation": "200H~784V", "temperature": 2 / 3, "data": "chiffres écri
 
 
 def example(**changes: Any) -> dict[str, Any]:
-    return {
-        **record.make_record(
-            RECIPE, {"test_nll": NLL}, seed=3, seconds=1.5, environment=environment.describe_environment()
-        ),
-        **changes,
-    }
+    made = {"recipe": RECIPE, **environment.describe_environment(), "seed": 3}
+    return {**made, "metrics": {"test_nll": NLL}, "seconds": 1.5, **changes}
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:

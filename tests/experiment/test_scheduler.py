@@ -11,7 +11,7 @@ import pytest
 
 from concretely.cli.terminal import stop_requested
 from concretely.data import Dataset, load
-from concretely.experiment.scheduler import Stop, train_members
+from concretely.experiment.scheduler import Monitor, train_members
 from concretely.training.member import Member
 from concretely.training.recipe import Recipe, resolve
 from concretely.training.run import restored
@@ -24,10 +24,10 @@ def digits(recipe: Recipe) -> Dataset:
 
 
 def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_path: Path) -> None:
-    def then(group: Sequence[Member], stop: Stop) -> None:
+    def then(group: Sequence[Member], monitor: Monitor) -> None:
         if group[0].recipe.notation == "5H-64V":
             raise ZeroDivisionError
-        while not stop():
+        while not monitor.stop():
             sleep(0.01)
         raise KeyboardInterrupt
 
@@ -39,17 +39,17 @@ def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_pa
 def test_a_signal_that_comes_to_the_thread_of_a_program_is_heard(tmp_path: Path) -> None:
     heard = []
 
-    def then(group: Sequence[Member], stop: Stop) -> None:
+    def then(group: Sequence[Member], monitor: Monitor) -> None:
         if group[0].recipe.notation == "5H-64V":
             signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         end = monotonic() + 10
-        while not stop() and monotonic() < end:
+        while not monitor.stop() and monotonic() < end:
             sleep(0.01)
-        heard.append(stop())
+        heard.append(monitor.stop())
 
     members = [Member(resolve(notation=f"{units}H-64V", steps=2), tmp_path / str(units)) for units in (4, 5)]
     with stop_requested() as stop:
-        assert not train_members(members, digits, programs=2, stop=stop, then=then)
+        assert not train_members(members, digits, programs=2, monitor=Monitor(stop), then=then)
     assert heard == [True, True]
 
 

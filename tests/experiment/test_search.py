@@ -4,18 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from concretely import experiment
-from concretely.experiment import Monitor, plan_experiment, reproduce, sweep, train_list
-from concretely.experiment.search import sweep_recipes
+from concretely.experiment.plan import plan_experiment, reproduce
+from concretely.experiment.scheduler import Monitor
+from concretely.experiment.search import sweep, sweep_recipes, train_list
 from concretely.training.recipe import resolve
 
 pytestmark = pytest.mark.unchecked
-
-
-def test_every_public_name_can_be_imported() -> None:
-    assert all(getattr(experiment, name) is not None for name in experiment.__all__)
-    with pytest.raises(AttributeError, match="has no attribute 'swep'"):
-        experiment.swep  # noqa: B018
 
 
 def test_a_sweep_reports_to_its_callbacks_and_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -33,7 +27,7 @@ def test_a_sweep_reports_to_its_callbacks_and_prints_nothing(tmp_path: Path, cap
 def test_a_stopped_list_goes_on(tmp_path: Path) -> None:
     recipes = [resolve(notation="4H-64V", steps=3, seed=seed) for seed in range(2)]
     with pytest.raises(KeyboardInterrupt):
-        train_list(recipes, tmp_path, samples=1, stop=lambda: True)
+        train_list(recipes, tmp_path, samples=1, monitor=Monitor(lambda: True))
     scored = list[Path]()
     found = train_list(recipes, tmp_path, samples=1, monitor=Monitor(scored=lambda folder, *_: scored.append(folder)))
     assert scored == [member.folder for member, _ in found]
@@ -43,7 +37,7 @@ def test_a_stopped_list_goes_on(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("tables")
 def test_a_table_is_reproduced_with_what_there_is_if_it_is_stopped() -> None:
     plan = plan_experiment("tiny", only={"rows": ["linear"], "samples": ["1"]}, changes={"steps": 2})
-    stopped = reproduce(plan, stop=lambda: True)
+    stopped = reproduce(plan, monitor=Monitor(lambda: True))
     assert (stopped.complete, [result.record for result in stopped.results]) == (False, [None, None])
     found = reproduce(plan)
     assert found.complete

@@ -181,7 +181,7 @@ def test_the_committed_report_is_what_the_committed_records_give() -> None:
     assert len(Reader(written).all("img")) == len(Reader(made).all("img")) >= 3
     reasons = tomllib.loads((COMMITTED / "reasons.toml").read_text(encoding="utf-8"))
     found = review_records(COMMITTED / "records")
-    assert set(reasons) == {each.result.cell.title for each in found.deviations}
+    assert set(reasons) == {result.cell.title for result, _ in found.deviations}
     for each in map(load_experiment, experiment_names()):
         for title, (best, _) in read_history(each, COMMITTED / "records").items():
             for taken, steps in re.findall("after ([0-9,]+) of ([0-9,]+) steps", reasons.get(title, "")):

@@ -7,7 +7,7 @@ import typer
 
 from ..spelling import did_you_mean
 from .option import EXAMPLE_RUN, DataPath, Device, FullPoints, Precision, RunFolder, restore_run, select_device
-from .terminal import fail, interruptible, remark, report_errors, require_positive, stop_requested
+from .terminal import fail, interruptible, remark, report_errors, require_positive, stop_requested, write_run_report
 
 EXAMPLE = f"Example: concretely evaluate {EXAMPLE_RUN} --samples 1000"
 
@@ -45,9 +45,7 @@ def evaluate(
 
     from ..data.dataset import SPLITS
     from ..experiment import scoring
-    from ..experiment.picture import report_pictures
     from ..experiment.record import finite_or_none, format_value
-    from ..report.page import write_report
 
     if split not in SPLITS:
         fail(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
@@ -76,5 +74,5 @@ def evaluate(
             typer.echo(f"{other['title']} {value} (m = {recipe.samples})")
     with report_errors(), stop_requested():  # a signal now must not leave half a report
         record = scoring.add_scores(run, past, model, data=data, found={split: found}, others=others)
-        page = write_report(run, past, record, report_pictures(recipe, model, data))
+        page = write_run_report(run, past, model, data, record)
     remark(f"added to {page}")

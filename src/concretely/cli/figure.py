@@ -1,7 +1,6 @@
 """`concretely figure`: the paper's figures of Concrete densities and of stochastic graphs."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Annotated
@@ -105,7 +104,7 @@ def _architecture(notation: str) -> "Architecture":
 
 def _alphas(text: str, must: str, least: int, most: int) -> list[float]:
     found = numbers(text)
-    if not least <= len(found) <= most or not _positive(found):
+    if not least <= len(found) <= most or not all(0 < number < math.inf for number in found):
         fail(f"alpha must be {must}, got {text!r}")
     return found
 
@@ -118,7 +117,3 @@ def _temperatures(text: str, out: Path) -> list[float]:
     with report_errors():
         writable_dir(out)
     return temperatures
-
-
-def _positive(numbers: Sequence[float]) -> bool:
-    return all(0 < number < math.inf for number in numbers)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -48,33 +48,27 @@ FullPoints = Annotated[
 ]
 
 
-class _Flag(NamedTuple):
-    """The help of a flag, and its default in words."""
-
-    help: str
-    default: str
-
-
 _RECIPE_FLAGS = {
-    "data": _Flag("Data set: digits, mnist, omniglot, or a .npz file with train, test and maybe valid.", "digits"),
-    "binarize": _Flag("How to turn grey values of a file into bits: bernoulli or threshold.", "bernoulli"),
-    "train_on": _Flag("Training points: train, or whole to include the validation set.", "train"),
-    "estimator": _Flag(f"Gradient estimator: {', '.join(ESTIMATORS)}.", "concrete"),
-    "samples": _Flag("Number of samples m in the bound.", "1, or 5 if the estimator needs several"),
-    "temperature": _Flag("Temperature such as 2/3, or 1:1/2:10000 to anneal from 1 to 1/2.", "the paper's"),
-    "prior_temperature": _Flag("Temperature of the prior.", "the paper's"),
-    "arity": _Flag("Number of states of units without a suffix in the notation.", "2"),
-    "steps": _Flag("Number of training steps; the paper takes 10,000,000.", "20000"),
-    "batch": _Flag("Batch size.", "64"),
-    "lr": _Flag("Learning rate.", "the paper's"),
-    "optimizer": _Flag("Optimizer: adam, or muon for large batches and fewer steps.", "adam"),
-    "lr_schedule": _Flag("Learning rate schedule: constant, linear or cosine.", "constant"),
-    "weight_decay": _Flag("Factor of half the squared weights, divided by the number of data points.", "the paper's"),
-    "seed": _Flag("Random seed.", "0"),
-    "validate": _Flag("Steps between validations; the best model is kept.", "never"),
-    "validation_samples": _Flag("Samples for each data point in a validation.", "10"),
-    "patience": _Flag("Stop after this many validations without improvement.", "never"),
+    "data": ("Data set: digits, mnist, omniglot, or a .npz file with train, test and maybe valid.", "digits"),
+    "binarize": ("How to turn grey values of a file into bits: bernoulli or threshold.", "bernoulli"),
+    "train_on": ("Training points: train, or whole to include the validation set.", "train"),
+    "estimator": (f"Gradient estimator: {', '.join(ESTIMATORS)}.", "concrete"),
+    "samples": ("Number of samples m in the bound.", "1, or 5 if the estimator needs several"),
+    "temperature": ("Temperature such as 2/3, or 1:1/2:10000 to anneal from 1 to 1/2.", "the paper's"),
+    "prior_temperature": ("Temperature of the prior.", "the paper's"),
+    "arity": ("Number of states of units without a suffix in the notation.", "2"),
+    "steps": ("Number of training steps; the paper takes 10,000,000.", "20000"),
+    "batch": ("Batch size.", "64"),
+    "lr": ("Learning rate.", "the paper's"),
+    "optimizer": ("Optimizer: adam, or muon for large batches and fewer steps.", "adam"),
+    "lr_schedule": ("Learning rate schedule: constant, linear or cosine.", "constant"),
+    "weight_decay": ("Factor of half the squared weights, divided by the number of data points.", "the paper's"),
+    "seed": ("Random seed.", "0"),
+    "validate": ("Steps between validations; the best model is kept.", "never"),
+    "validation_samples": ("Samples for each data point in a validation.", "10"),
+    "patience": ("Stop after this many validations without improvement.", "never"),
 }
+"""The help of every key of a recipe, and its default in words."""
 
 Verb = Callable[..., None]
 

@@ -151,7 +151,7 @@ def _reproduce(plan: "Plan", **how: Any) -> None:
     from ..report.table import cell_table
 
     with report_errors(), stop_requested() as stop:
-        found = reproduce(plan, stop=stop, monitor=monitor(), **how)
+        found = reproduce(plan, monitor=monitor(stop), **how)
     experiment = plan.experiment
     title = f"{experiment.title} ({experiment.place})"
     if plan.smoke:

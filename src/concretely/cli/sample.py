@@ -36,9 +36,13 @@ def sample(
     from ..experiment.picture import sample_picture
     from ..file import writable_dir
     from ..report.image import draw_picture
+    from ..training.chance import Purpose, generator_of
 
     past, model, data = restore_run(run, device=device, data=data_path)
+    if past.recipe.architecture.context is not None:
+        require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
+    generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)
+    picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
     with report_errors():
-        picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, seed=seed)
         writable_dir(out)
     save(draw_picture(picture), out / run.resolve().name)

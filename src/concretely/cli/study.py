@@ -49,20 +49,26 @@ def study(
         require(0 < number(temperature) < math.inf, "temperature", "be a positive number", temperature)
     device = select_device(device_name)
 
-    from ..experiment.estimator_study import estimator_recipes, study_estimators, trained_subject, untrained_subject
+    from ..experiment.estimator_study import estimator_recipes, study_estimators
     from ..file import writable_dir
     from ..report.dotplot import draw_study
+    from ..training.trainer import built
 
     given: dict[str, Any] = {"samples": samples, "temperature": temperature, "seed": seed}
+    folder, step = Path(notation_or_run), 0
     with report_errors():
-        if os.sep in notation_or_run or Path(notation_or_run).exists():
-            folder = Path(notation_or_run)
-            run = restore_run(folder, device=device, data=data)
-            subject = trained_subject(names, *run, title=folder.resolve().name, **given)
+        if os.sep in notation_or_run or folder.exists():
+            run, model, found = restore_run(folder, device=device, data=data)
+            recipes, step, title = estimator_recipes(names, run, **given), run.step, folder.resolve().name
         else:
             recipes = estimator_recipes(names, notation=notation_or_run, data=data, **given)
-            subject = untrained_subject(recipes, load_data(next(iter(recipes.values()))), device=device)
-        found = study_estimators(subject, points=points, repeats=repeats, progress=True)
+            recipe = recipes[names[0]]
+            found = load_data(recipe)
+            model, title = (
+                built(recipe, found).to(device),
+                f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x"),
+            )
+        result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
         writable_dir(out)
-    typer.echo(f"{found}\n")
-    save(draw_study(found), out / subject.title)
+    typer.echo(f"{result}\n")
+    save(draw_study(result), out / title)

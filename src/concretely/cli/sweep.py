@@ -36,7 +36,7 @@ def sweep(
         recipes = sweep_recipes(**given)
         folder = out or Path("out/sweep") / grid_title(recipes)
         device = select_device(device_name, precision)
-        found = sweep(recipes, folder, samples=score_samples, device=device, stop=stop, monitor=monitor())
+        found = sweep(recipes, folder, samples=score_samples, device=device, monitor=monitor(stop))
     show(sweep_table(found.ranked, title=grid_title(recipes), samples=score_samples))
     if found.best is None:
         fail("no member can be selected, as all have diverged: try a smaller lr", 1)

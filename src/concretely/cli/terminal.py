@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -20,8 +20,11 @@ from ..training.recipe import Recipe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..experiment import Monitor
+    from ..data import Dataset
+    from ..experiment.scheduler import Monitor
+    from ..model import Model
     from ..training.loop import Watch
+    from ..training.run import Run
     from ..training.trainer import Row
 
 TOO_LARGE = "allocate|out of memory|overflow"
@@ -133,20 +136,25 @@ def show(table: Table) -> None:
     out.print(table)
 
 
-def monitor() -> "Monitor":
+def monitor(stop: Callable[[], bool]) -> "Monitor":
     """Return callbacks for an experiment that print to stderr and write reports."""
-    from ..experiment.picture import report_pictures
     from ..experiment.scheduler import Monitor
-    from ..report.page import write_report
 
     return Monitor(
+        stop,
         training=_program_progress,
         note=remark,
-        scored=lambda folder, run, model, data, record: write_report(
-            folder, run, record, report_pictures(run.recipe, model, data)
-        ),
+        scored=write_run_report,
         progress=console(err=True).is_terminal,
     )
+
+
+def write_run_report(folder: Path, run: "Run", model: "Model", data: "Dataset", record: Mapping[str, Any]) -> Path:
+    """Draw pictures from a model, and write the report of its run."""
+    from ..experiment.picture import report_pictures
+    from ..report.page import write_report
+
+    return write_report(folder, run, record, report_pictures(run.recipe, model, data))
 
 
 def _program_progress(members: Sequence[Member], alone: bool) -> AbstractContextManager["Watch"]:

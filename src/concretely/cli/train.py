@@ -23,6 +23,7 @@ from .terminal import (
     show_path,
     stop_requested,
     training_progress,
+    write_run_report,
 )
 
 if TYPE_CHECKING:
@@ -54,36 +55,32 @@ def train(
     """
     require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
     require_positive(score_samples=score_samples)
-    how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "samples": score_samples}
     if resume is not None:
-        recipe = _resumed(resume, given, out)
-        how |= {"device": select_device(device_name, precision), "tensorboard": tensorboard}
-        _train_one(recipe, resume, load_data(recipe, given.get("data"), resumed=True), **how)
-        return
-    with report_errors():
-        recipes = [resolve(**choice) for choice in expand_grid(given)]
-    folder = out or Path("out/train") / (recipes[0].title if len(recipes) == 1 else grid_title(recipes))
-    if (folder / FILE).exists():
-        fail(f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out")
-    if len(recipes) > 1:
-        if tensorboard:
-            fail("tensorboard must be left out for a list: each member has a curve.csv")
-        _train_list(recipes, folder, device=select_device(device_name, precision), **how)
+        recipes, folder = [_resumed(resume, given, out)], resume
     else:
-        how |= {"device": select_device(device_name, precision), "tensorboard": tensorboard}
-        _train_one(recipes[0], folder, load_data(recipes[0]), **how)
+        with report_errors():
+            recipes = [resolve(**choice) for choice in expand_grid(given)]
+        folder = out or Path("out/train") / (recipes[0].title if len(recipes) == 1 else grid_title(recipes))
+        if (folder / FILE).exists():
+            fail(f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out")
+    if tensorboard and len(recipes) > 1:
+        fail("tensorboard must be left out for a list: each member has a curve.csv")
+    how: dict[str, Any] = {"device": select_device(device_name, precision), "checkpoint_seconds": checkpoint_seconds}
+    if len(recipes) > 1:
+        _train_list(recipes, folder, samples=score_samples, **how)
+        return
+    data = load_data(recipes[0], given.get("data") if resume else None, resumed=resume is not None)
+    _train_one(recipes[0], folder, data=data, tensorboard=tensorboard, **how)
+    _score(folder, data, device=how["device"], samples=score_samples)
 
 
-def _train_list(
-    recipes: list[Recipe], folder: Path, *, device: "torch.device", checkpoint_seconds: float, samples: int
-) -> None:
+def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
     """Train several models as one program, and print their scores."""
     from ..experiment.search import train_list
     from ..report.table import likelihood_table
 
-    how: dict[str, Any] = {"samples": samples, "device": device, "checkpoint_seconds": checkpoint_seconds}
     with report_errors(), interruptible(), stop_requested() as stop:
-        found = train_list(recipes, folder, **how, stop=stop, monitor=monitor())
+        found = train_list(recipes, folder, **how, monitor=monitor(stop))
     records = {member.folder.name: record for member, record in found if record is not None}
     if records:
         show(likelihood_table(list(records.values()), "test", list(records)))
@@ -95,28 +92,18 @@ def _train_list(
         raise typer.Exit(1)
 
 
-def _train_one(
-    recipe: Recipe,
-    folder: Path,
-    data: "Dataset",
-    *,
-    device: "torch.device",
-    checkpoint_seconds: float,
-    samples: int,
-    tensorboard: bool,
-) -> None:
-    """Train a model until it is finished or interrupted, then score it and write its report."""
+def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -> None:
+    """Train a model until it is finished; exit if it diverges or is interrupted."""
     from ..experiment.state import check_step
     from ..file import writable_dir
     from ..training.loop import DivergedError, train
 
     with report_errors():
-        check_step(recipe, data, device=device)
+        check_step(recipe, how["data"], device=how["device"])
         writable_dir(folder)
-    remark(f"{recipe.toml()}# {data.source}", style="dim")
+    remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"
     events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events
-    how: dict[str, Any] = {"data": data, "device": device, "checkpoint_seconds": checkpoint_seconds}
     with (
         report_errors(),
         training_progress(recipe, console(err=True), events_folder) as watch,
@@ -132,14 +119,11 @@ def _train_one(
             fail(f"{str(folder)!r} cannot be written to: {why}; free some space, then resume with: {resume}")
     if not run.finished:
         fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
-    _score(folder, data, device=device, samples=samples)
 
 
 def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: int) -> None:
     """Score the trained model in a folder, and write its report."""
-    from ..experiment.picture import report_pictures
     from ..experiment.scoring import add_scores, score_split
-    from ..report.page import write_report
     from ..training.run import restored
 
     with report_errors():
@@ -152,7 +136,7 @@ def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: in
         console().print(f"test {found}", markup=False)
         with stop_requested():  # a signal now must not leave half a report
             record = add_scores(folder, run, model, data=data, found={"test": found})
-            page = write_report(folder, run, record, report_pictures(run.recipe, model, data))
+            page = write_run_report(folder, run, model, data, record)
     show_path(page)
 
 

@@ -115,7 +115,7 @@ def evaluate(
     points = len(data[0])
     full_points = points if full_points is None else full_points
     for name, number in (("samples", samples), ("full_points", full_points), ("chunk", chunk)):
-        _require_positive(name, number)
+        require_positive(name, number)
     pairs = min(points * samples, points * FEW + full_points * samples)
     shown = counting("log-likelihood", pairs, shown=progress)
     with shown as advance, at_rest(model), torch.no_grad(), launching(data[0].device):
@@ -244,7 +244,8 @@ def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
         yield first, tuple(tensor[first : first + points] for tensor in data)
 
 
-def _require_positive(name: str, number: int) -> None:
+def require_positive(name: str, number: int) -> None:
+    """Raise an error unless a number is a positive integer."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{name} must be a positive whole number, got {number!r}")
 

@@ -13,6 +13,7 @@ from ..mode import Discrete
 from ..model import Model
 from ..program import at_rest
 from ..trace import Trace
+from .likelihood import require_positive
 
 
 def sample_pixels(model: Model, samples: int, *, generator: Generator | None = None) -> Float[Tensor, "samples width"]:
@@ -22,7 +23,7 @@ def sample_pixels(model: Model, samples: int, *, generator: Generator | None = N
     >>> sample_pixels(c.density("2H-9V"), 6).shape
     torch.Size([6, 9])
     """
-    _require_positive(samples)
+    require_positive("samples", samples)
     with at_rest(model), torch.no_grad():
         return _probabilities(run(model.p, Discrete(), samples=samples, generator=generator))
 
@@ -43,14 +44,9 @@ def complete_pixels(
     model: Model, context: Shaped[Tensor, "points given"], *, samples: int, generator: Generator | None = None
 ) -> Float[Tensor, "samples points width"]:
     """Return the probabilities of the other pixels given a context, for several draws of the latents."""
-    _require_positive(samples)
+    require_positive("samples", samples)
     with at_rest(model), torch.no_grad():
         return _probabilities(run(model.p, Discrete(), context, samples=samples, generator=generator))
-
-
-def _require_positive(samples: int) -> None:
-    if samples < 1:
-        raise ValueError(f"samples must be a positive whole number, got {samples}")
 
 
 def _probabilities(trace: Trace) -> Tensor:

@@ -1,8 +1,9 @@
 """Claims of the paper, and whether our numbers support them."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise, product
 from statistics import fmean
 from typing import NamedTuple
 
@@ -24,11 +25,10 @@ SURE = 2.0
 """The number of standard errors below which a result is weak."""
 
 
-Lookup = Callable[[str, int, str, str, str], Score | None]
-"""Returns the NLL of a notation, m, data set, estimator (of the table's head) and split, if it is known."""
-
-Comparison = tuple[str, Score | None]
-"""Which cells are compared, and by how many nats the claim is true, if the cells are known."""
+Key = tuple[str, int, str, str, str]
+"""Notation, m, data set, estimator (as in the head of the table) and split of an NLL."""
+Comparisons = Iterator[tuple[str, tuple[Key, ...]]]
+"""A label and two or four NLLs: a − b, or (a − b) − (c − d), which is positive if the claim is true."""
 
 
 class Verdict(NamedTuple):
@@ -71,18 +71,17 @@ class Claim(NamedTuple):
 
     name: str
     text: str
-    compare: Callable[[Lookup], Iterator[Comparison]]
+    compare: Callable[[], Comparisons]
 
-    def judge(self, ours: Lookup, paper: Lookup) -> Verdict:
+    def judge(self, ours: Mapping[Key, Score], paper: Mapping[Key, Score]) -> Verdict:
         """Return the verdict: held if the mean of the comparisons is positive; unknown if fewer than half are known."""
-        every = list(self.compare(ours))
-        known = [(score, label) for label, score in every if score is not None]
+        every = list(self.compare())
+        known = [(score, label) for label, keys in every if (score := _compared(ours, keys)) is not None]
         missing = len(every) - len(known)
         if not known:
             return Verdict(self.name, self.text, None, f"None of {len(every)} comparisons can be made yet.")
-        scores = [score for score, _ in known]
-        theirs = dict(self.compare(paper))
-        same = [score for _, label in known if (score := theirs[label]) is not None]
+        scores, labels = [score for score, _ in known], {label for _, label in known}
+        same = [score for label, keys in every if label in labels and (score := _compared(paper, keys)) is not None]
         (low, where_low), (high, where_high) = min(known), max(known)
         sure = sum(score.value > SURE * score.error for score in scores)
         found = f"{_summary(scores)} and by more than {SURE:g} standard errors in {sure}, "
@@ -96,22 +95,25 @@ class Claim(NamedTuple):
 
 def judge_claims(results: Sequence[CellResult], warm: Sequence[CellResult]) -> list[Verdict]:
     """Return the verdicts on all claims, from the results of all cells and those of the temperature figure."""
-    ours, paper = _lookups(results)
+    ours, paper = dict[Key, Score](), dict[Key, Score]()
+    for result in results:
+        recipe = result.cell.recipe
+        for split, value in result.cell.paper.items():
+            key = recipe.notation, recipe.samples, recipe.data, result.cell.heading, split
+            paper[key] = Score(value, 0.0)
+            if (score := result.score(f"{split}_nll")) is not None:
+                ours[key] = score
     points, held_out = (temperature_points(warm, split) for split in ("train", "test"))
     return [*(claim.judge(ours, paper) for claim in CLAIMS), integrality(points, held_out, temperatures=len(warm))]
 
 
 def temperature_points(results: Sequence[CellResult], split: str) -> list[TemperaturePoint]:
     """Return the objectives on a split for all temperatures where both are known."""
-    found = []
-    for result in results:
-        relaxed, discrete = (
-            ((result.record or {}).get("metrics", {}).get(f"{split}_{name}") or {}).get("value")
-            for name in ("relaxed", "nll")
-        )
-        if result.record is not None and relaxed is not None and discrete is not None:
-            found.append(TemperaturePoint(result.record["recipe"]["temperature"], relaxed, discrete))
-    return found
+    return [
+        TemperaturePoint(result.recipe.settings["temperature"], relaxed.value, discrete.value)
+        for result in results
+        if (relaxed := result.score(f"{split}_relaxed")) and (discrete := result.score(f"{split}_nll"))
+    ]
 
 
 def large_gap_start(points: Sequence[TemperaturePoint]) -> float | None:
@@ -132,95 +134,77 @@ def large_gap_start(points: Sequence[TemperaturePoint]) -> float | None:
     return below.temperature + share * (above.temperature - below.temperature)
 
 
-def linear(lookup: Lookup) -> Iterator[Comparison]:
-    """Compare VIMCO with Concrete on linear models."""
-    return _estimators(lookup, LINEAR, SAMPLES, DATA, ahead="vimco", behind="concrete")
+def _estimators(
+    ahead: str, behind: str, notations: Sequence[str], samples: Sequence[int] = SAMPLES, data: Sequence[str] = DATA
+) -> Comparisons:
+    """Compare two estimators."""
+    for notation, m, name in product(notations, samples, data):
+        label = f"`{notation}`, m = {m}, {name}"
+        yield label, ((notation, m, name, behind, "test"), (notation, m, name, ahead, "test"))
 
 
-def nonlinear(lookup: Lookup) -> Iterator[Comparison]:
-    """Compare Concrete with VIMCO on non-linear models."""
-    return _estimators(lookup, NONLINEAR, SAMPLES, DATA, ahead="concrete", behind="vimco")
+def _arities(
+    notations: Sequence[str], samples: Sequence[int], data: Sequence[str], *, binary_ahead: bool
+) -> Comparisons:
+    """Compare binary units with units of 4 and 8 states."""
+    for notation, arity, m, name in product(notations, (4, 8), samples, data):
+        several = str(parse(notation, arity=arity))
+        binary, more = ((each, m, name, "concrete", "test") for each in (notation, several))
+        yield f"`{several}`, m = {m}, {name}", (more, binary) if binary_ahead else (binary, more)
 
 
-def prediction(lookup: Lookup) -> Iterator[Comparison]:
-    """Compare Concrete with VIMCO in structured prediction with few samples."""
-    return _estimators(lookup, PREDICTION, (1, 5), ("mnist",), ahead="concrete", behind="vimco")
-
-
-def prediction_by_many(lookup: Lookup) -> Iterator[Comparison]:
-    """Compare VIMCO with Concrete in structured prediction with many samples."""
-    return _estimators(lookup, PREDICTION, (50,), ("mnist",), ahead="vimco", behind="concrete")
-
-
-def arity_in_prediction(lookup: Lookup) -> Iterator[Comparison]:
-    """Compare n-ary with binary units in structured prediction."""
-    for label, binary, several in _arities(lookup, PREDICTION[1:], (1,), ("mnist",)):
-        yield label, _minus(binary, several)
-
-
-def arity_in_density(lookup: Lookup) -> Iterator[Comparison]:
-    """Compare binary with n-ary units in density estimation."""
-    for label, binary, several in _arities(lookup, ARITIES, SAMPLES, DATA):
-        yield label, _minus(several, binary)
-
-
-def more_samples(lookup: Lookup) -> Iterator[Comparison]:
+def _more_samples() -> Comparisons:
     """Compare a larger m with a smaller one."""
-    models = [(notation, estimator) for notation in (*LINEAR, *NONLINEAR, *PREDICTION) for estimator in ESTIMATORS]
+    models = [*product((*LINEAR, *NONLINEAR, *PREDICTION), ESTIMATORS)]
     models += [(str(parse(notation, arity=arity)), "concrete") for notation in ARITIES for arity in (2, 4, 8)]
-    for notation, estimator in models:
-        for few, many in pairwise(SAMPLES):
-            scores = (lookup(notation, m, "mnist", estimator, "test") for m in (few, many))
-            yield f"`{notation}` by {estimator}, m = {many} after {few}", _minus(*scores)
+    for (notation, estimator), (few, many) in product(models, [*pairwise(SAMPLES)]):
+        keys = tuple((notation, m, "mnist", estimator, "test") for m in (few, many))
+        yield f"`{notation}` by {estimator}, m = {many} after {few}", keys
 
 
-def overfitting(lookup: Lookup) -> Iterator[Comparison]:
+def _overfitting() -> Comparisons:
     """Compare the gap between test and training NLL for a large and a small m, where data are few."""
-
-    def gap(notation: str, m: int, estimator: str) -> Score | None:
-        return _minus(*(lookup(notation, m, "omniglot", estimator, part) for part in ("test", "train")))
-
-    for notation in (*LINEAR, *NONLINEAR):
-        for estimator in ESTIMATORS:
-            yield f"`{notation}` by {estimator}", _minus(gap(notation, 50, estimator), gap(notation, 1, estimator))
+    for notation, estimator in product((*LINEAR, *NONLINEAR), ESTIMATORS):
+        keys = tuple((notation, m, "omniglot", estimator, split) for m in (50, 1) for split in ("test", "train"))
+        yield f"`{notation}` by {estimator}", keys
 
 
 CLAIMS = (
     Claim(
         "Linear models",
         "In density estimation with linear models, VIMCO reaches a lower test NLL than Concrete.",
-        linear,
+        partial(_estimators, "vimco", "concrete", LINEAR),
     ),
     Claim(
         "Non-linear models",
         "In density estimation with non-linear models, Concrete reaches a lower test NLL than VIMCO.",
-        nonlinear,
+        partial(_estimators, "concrete", "vimco", NONLINEAR),
     ),
     Claim(
         "Structured prediction",
         "In structured prediction with m = 1 and m = 5, Concrete reaches a lower test NLL than VIMCO.",
-        prediction,
+        partial(_estimators, "concrete", "vimco", PREDICTION, (1, 5), ("mnist",)),
     ),
     Claim(
         "Structured prediction with many samples",
         "In structured prediction with m = 50, VIMCO reaches a lower test NLL than Concrete.",
-        prediction_by_many,
+        partial(_estimators, "vimco", "concrete", PREDICTION, (50,), ("mnist",)),
     ),
     Claim(
         "Arity in structured prediction",
         "In structured prediction, units with 4 and 8 states reach a lower test NLL than binary ones.",
-        arity_in_prediction,
+        partial(_arities, PREDICTION[1:], (1,), ("mnist",), binary_ahead=False),
     ),
     Claim(
         "Arity in density estimation",
         "In density estimation, units with 4 and 8 states do not reach a lower test NLL than binary ones.",
-        arity_in_density,
+        partial(_arities, ARITIES, SAMPLES, DATA, binary_ahead=True),
     ),
-    Claim("More samples", "On MNIST, a larger m reaches a lower test NLL.", more_samples),
+    Claim("More samples", "On MNIST, a larger m reaches a lower test NLL.", _more_samples),
     Claim(
         "Overfitting",
         "On Omniglot a larger m overfits: from m = 1 to m = 50 the test NLL rises relative to the training NLL.",
-        overfitting,
+        _overfitting,
     ),
 )
 
@@ -265,28 +249,13 @@ def _lost(points: Sequence[TemperaturePoint]) -> tuple[TemperaturePoint, list[Te
     return best, lost, bool(lost) and all(point.relaxed <= best.relaxed + WORSE for point in lost)
 
 
-def _estimators(
-    lookup: Lookup, notations: Sequence[str], samples: Sequence[int], data: Sequence[str], *, ahead: str, behind: str
-) -> Iterator[Comparison]:
-    """Yield the difference between two estimators for all cells."""
-    for notation in notations:
-        for m in samples:
-            for name in data:
-                scores = (lookup(notation, m, name, estimator, "test") for estimator in (behind, ahead))
-                yield f"`{notation}`, m = {m}, {name}", _minus(*scores)
-
-
-def _arities(
-    lookup: Lookup, notations: Sequence[str], samples: Sequence[int], data: Sequence[str]
-) -> Iterator[tuple[str, Score | None, Score | None]]:
-    """Yield the scores of binary units and of units with more states."""
-    for notation in notations:
-        for arity in (4, 8):
-            several = str(parse(notation, arity=arity))
-            for m in samples:
-                for name in data:
-                    binary, more = (lookup(each, m, name, "concrete", "test") for each in (notation, several))
-                    yield f"`{several}`, m = {m}, {name}", binary, more
+def _compared(scores: Mapping[Key, Score], keys: Sequence[Key]) -> Score | None:
+    """Subtract scores as if they were independent; on the same data the error is smaller than this."""
+    found = [scores[key] for key in keys if key in scores]
+    if len(found) < len(keys):
+        return None
+    value = sum(sign * score.value for sign, score in zip((1, -1, -1, 1), found, strict=False))
+    return Score(value, math.hypot(*(score.error for score in found)))
 
 
 def _summary(scores: Sequence[Score]) -> str:
@@ -296,30 +265,9 @@ def _summary(scores: Sequence[Score]) -> str:
     return f"{format_difference(fmean(values))} nats on average, {positive}"
 
 
-def _minus(one: Score | None, other: Score | None) -> Score | None:
-    """Subtract independent scores; on the same data the error is smaller than this."""
-    if one is None or other is None:
-        return None
-    return Score(one.value - other.value, math.hypot(one.error, other.error))
-
-
 def _both(point: TemperaturePoint) -> str:
     return f"λ = {format_number(point.temperature)} with {point.discrete:.2f} (relaxed {point.relaxed:.2f})"
 
 
 def _difference(score: Score) -> str:
     return f"{format_difference(score.value)} ± {score.error:.2f}"
-
-
-def _lookups(results: Sequence[CellResult]) -> tuple[Lookup, Lookup]:
-    """Return functions that look up our scores and the paper's."""
-    ours, paper = dict[tuple[str, int, str, str, str], Score](), dict[tuple[str, int, str, str, str], Score]()
-    for result in results:
-        recipe = result.cell.recipe
-        for split, value in result.cell.paper.items():
-            key = recipe.notation, recipe.samples, recipe.data, result.cell.heading, split
-            paper[key] = Score(value, 0.0)
-            score = result.score(f"{split}_nll")
-            if score is not None:
-                ours[key] = score
-    return lambda *key: ours.get(key), lambda *key: paper.get(key)

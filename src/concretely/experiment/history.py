@@ -68,13 +68,13 @@ def collect_records(experiment: Experiment, runs: Path, records: Path) -> tuple[
         if new:
             titles = [cell.title for cell in experiment.cells]
             cells = {title: known[title]._asdict() for title in sorted(known, key=titles.index)}
-            write_record(_file(experiment, records), {"experiment": experiment.name, "cells": cells})
+            write_record(records / f"{experiment.name}.json", {"experiment": experiment.name, "cells": cells})
     return new, left_out
 
 
 def read_history(experiment: Experiment, records: Path) -> dict[str, CellHistory]:
     """Read and check the history of an experiment: the cells that have records, by title."""
-    path = _file(experiment, records)
+    path = records / f"{experiment.name}.json"
     if not path.exists():
         return {}
     try:
@@ -91,10 +91,6 @@ def read_history(experiment: Experiment, records: Path) -> dict[str, CellHistory
         if not history or best != _best(history):
             raise ValueError(f"records must have the best of a cell's history, got another for {title} in {path}")
     return found
-
-
-def _file(experiment: Experiment, records: Path) -> Path:
-    return records / f"{experiment.name}.json"
 
 
 def _added(record: Record, history: list[Record]) -> list[Record]:

@@ -27,37 +27,23 @@ class Picture:
 
 
 def sample_picture(
-    recipe: Recipe, model: Model, data: Dataset, *, rows: int = 8, columns: int | None = None, seed: int | None = None
+    recipe: Recipe, model: Model, data: Dataset, *, rows: int, columns: int | None = None, generator: torch.Generator
 ) -> Picture:
     """Return samples or, for a model with a context, completions of data points spread over the test set."""
-    generator = _generator(recipe, model, seed)
     if recipe.architecture.context is None:
         columns = 12 if columns is None else columns
         return Picture(sample_pixels(model, rows * columns, generator=generator).unflatten(0, (rows, columns)))
-    if rows > len(data.test):
-        raise ValueError(f"rows must be at most {len(data.test)}, the size of the test set, got {rows}")
-    return _completions(recipe, model, data, rows, 8 if columns is None else columns, generator)
+    context, x = inputs_of(recipe, data.test.spread(rows).to(generator.device))
+    made = complete_pixels(model, context, samples=8 if columns is None else columns, generator=generator)
+    return Picture(made.transpose(0, 1), x, context)
 
 
 def report_pictures(recipe: Recipe, model: Model, data: Dataset) -> dict[str, Picture]:
     """Return the pictures of a report by name: samples and reconstructions, or completions."""
-    generator = _generator(recipe, model, None)
+    generator = generator_of(recipe.seed, Purpose.PICTURE, device=next(model.parameters()).device)
     if recipe.architecture.context is not None:
-        return {"completions": _completions(recipe, model, data, POINTS, 8, generator)}
-    samples = sample_pixels(model, 96, generator=generator).unflatten(0, (8, 12))
+        return {"completions": sample_picture(recipe, model, data, rows=POINTS, generator=generator)}
+    samples = sample_picture(recipe, model, data, rows=8, generator=generator)
     (x,) = inputs_of(recipe, data.test.spread(POINTS).to(generator.device))
     reconstructed = reconstruct_pixels(model, x, generator=generator)
-    return {"samples": Picture(samples), "reconstructions": Picture(reconstructed.unsqueeze(0), x)}
-
-
-def _completions(
-    recipe: Recipe, model: Model, data: Dataset, rows: int, columns: int, generator: torch.Generator
-) -> Picture:
-    context, x = inputs_of(recipe, data.test.spread(rows).to(generator.device))
-    made = complete_pixels(model, context, samples=columns, generator=generator)
-    return Picture(made.transpose(0, 1), x, context)
-
-
-def _generator(recipe: Recipe, model: Model, seed: int | None) -> torch.Generator:
-    device = next(model.parameters()).device
-    return generator_of(recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)
+    return {"samples": samples, "reconstructions": Picture(reconstructed.unsqueeze(0), x)}

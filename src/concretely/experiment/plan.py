@@ -1,6 +1,7 @@
 """Reproduce a table or figure of the paper: plan which runs fill its cells, then train and score what is missing."""
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,12 +19,12 @@ from ..training.recipe import Recipe, overruled, read
 from ..training.run import restored
 from ..training.section import WHEN, sections
 from . import scoring
-from .grid import expand_grid
+from .grid import differing_keys, expand_grid, recipe_names
 from .paper import RUNS, SPLITS, Cell, Experiment, load_experiment
+from .record import validation_nll
 from .result import CellResult
-from .scheduler import Monitor, Stop, score_member, train_members
+from .scheduler import Monitor, score_member, train_members
 from .scoring import Precision, abort_on_stop, add_scores
-from .selection import Candidates, best_candidate, describe_selections, list_candidates
 from .state import DataOf, current_record, has_diverged, is_settled, load_data, require_trainable
 
 GPU_PROGRAMS = 4
@@ -32,16 +33,19 @@ SMOKE_STEPS, SMOKE_SAMPLES, SMOKE_POINTS = 20, 10, 128
 """The budget of a smoke test."""
 VALIDATION_SAMPLES = 1_000
 """The most samples for comparing candidates on the validation set."""
+NAME_KEYS = ("lr", "weight_decay")
+"""The keys of a recipe in the folder names of candidates."""
 CELL_KEYS = (*OF_DATA, "notation", "arity", "estimator", "samples", "temperature", "prior_temperature", "seed")
 """The keys of a recipe that define a cell, which changes must not touch."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment or some of its cells, the members that may fill each cell, and the folder of their runs."""
+    """An experiment or some of its cells, the candidates for each cell, and the folder of their runs."""
 
     experiment: Experiment
-    candidates: Candidates
+    candidates: Mapping[str, Sequence[Member]]
+    """Members by the title of their cell, of which the best on the validation set fills it."""
     folder: Path
     smoke: bool = False
 
@@ -96,7 +100,7 @@ def plan_experiment(
         chosen, folder = replace(chosen, score_samples=min(SMOKE_SAMPLES, chosen.score_samples)), folder / "smoke"
     if score_samples is not None:
         chosen = replace(chosen, score_samples=score_samples)
-    return Plan(chosen, list_candidates(variants, folder), folder, smoke)
+    return Plan(chosen, _candidates(variants, folder), folder, smoke)
 
 
 def reproduce(
@@ -105,14 +109,13 @@ def reproduce(
     device: torch.device | str = "cpu",
     programs: int | None = None,
     full_points: int | None = None,
-    stop: Stop = lambda: False,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> Reproduction:
     """Train and score the members of a plan that are missing, and return the result of every cell.
 
     Of several candidates for a cell the best on the validation set is scored. `programs` is the number of programs that
     share the device, by default 4 on a GPU and 1 elsewhere. `full_points` is the number of training points that get all
-    samples. If `stop` returns true, or on KeyboardInterrupt, the result is not complete; calling again goes on.
+    samples. If the monitor stops it, the result is not complete; calling again goes on.
     """
     device = torch.device(device)
     require_trainable(plan.members, longer=True)
@@ -123,25 +126,23 @@ def reproduce(
     valid = {"valid": Precision(min(samples, VALIDATION_SAMPLES))}
     others = {"test": Precision(samples), "train": Precision(samples, full_points)}
 
-    def then(group: Sequence[Member], stop: Stop) -> None:
+    def then(group: Sequence[Member], monitor: Monitor) -> None:
         for members in plan.candidates.values():
             here = [member for member in members if member in group]
             for member in here if len(here) > 1 else ():
-                score_member(member, data(member.recipe), valid, device=device, stop=stop, monitor=monitor)
+                score_member(member, data(member.recipe), valid, device=device, monitor=monitor)
             if here:
-                best = best_candidate(here)
+                best = _best(here)
                 points, wanted = data(best.recipe), (valid if best.recipe.train_on == "train" else {}) | others
-                record = score_member(best, points, wanted, device=device, stop=stop, monitor=monitor)
+                record = score_member(best, points, wanted, device=device, monitor=monitor)
                 if record is not None and plan.experiment.figure == "temperature":
-                    _score_relaxed(best, record, points, device=device, stop=stop)
+                    _score_relaxed(best, record, points, device=device, stop=monitor.stop)
 
     programs = programs or (GPU_PROGRAMS if device.type == "cuda" else 1)
     complete = False
     with suppress(KeyboardInterrupt):
-        complete = train_members(
-            plan.members, data, device=device, programs=programs, stop=stop, monitor=monitor, then=then
-        )
-    selections = list(describe_selections(plan.candidates)) if complete else []
+        complete = train_members(plan.members, data, device=device, programs=programs, monitor=monitor, then=then)
+    selections = list(_selections(plan)) if complete else []
     return Reproduction(cell_results(plan), complete, selections)
 
 
@@ -153,7 +154,7 @@ def cell_results(plan: Plan) -> list[CellResult]:
         if all(has_diverged(member) for member in members):
             results.append(CellResult(cell, diverged=True))
         else:
-            best = best_candidate(members)
+            best = _best(members)
             results.append(CellResult(cell, current_record(best) if is_settled(best) else None))
     return results
 
@@ -165,6 +166,40 @@ def _variants(recipe: Path | None, changes: Mapping[str, Any]) -> list[dict[str,
         if key := next((key for key in CELL_KEYS if key in part), None):
             raise ValueError(f"recipe must leave {key} to the cells, got {part[key]!r} in {str(recipe)!r}")
     return expand_grid(overruled(given, changes))
+
+
+def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[Member]]:
+    """Return the members for every cell, one for each different recipe of its variants."""
+    found = dict[str, list[Member]]()
+    for cells in zip(*(variant.cells for variant in variants), strict=True):
+        title, recipes = cells[0].title, list(dict.fromkeys(cell.recipe for cell in cells))
+        names = [title]
+        if len(recipes) > 1:
+            if recipes[0].train_on != "train":
+                key = differing_keys(recipes)[0]
+                why = "as it has no validation set to select on: choose other cells by data, rows or estimator"
+                raise ValueError(f"{key} must have one value for {title}, {why}")
+            # the same keys for every grid, so that grids share runs
+            names = [f"{title},{name}" for name in recipe_names(recipes, NAME_KEYS)]
+        found[title] = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
+    return found
+
+
+def _best(members: Sequence[Member]) -> Member:
+    """Return the member with the lowest validation NLL; members without one come last."""
+    return min(members, key=_validation_nll)
+
+
+def _selections(plan: Plan) -> Iterator[str]:
+    """Yield a sentence about every cell that had several candidates, unless all of them diverged."""
+    for title, members in plan.candidates.items():
+        best = _best(members)
+        if len(members) > 1 and _validation_nll(best) < math.inf:
+            yield f"{best.folder.name} is the best of {len(members)} for {title} on the validation set"
+
+
+def _validation_nll(member: Member) -> float:
+    return math.inf if has_diverged(member) else validation_nll(current_record(member))
 
 
 def _require_known(name: str, only: Mapping[str, Collection[str]]) -> None:
@@ -202,7 +237,7 @@ def _smaller(data: DataOf) -> DataOf:
 
 
 def _score_relaxed(
-    member: Member, record: Mapping[str, Any], data: Dataset, *, device: torch.device, stop: Stop
+    member: Member, record: Mapping[str, Any], data: Dataset, *, device: torch.device, stop: Callable[[], bool]
 ) -> None:
     """Add the objective of the relaxed graph to a record, with as many samples as the NLL has."""
     metrics, new = record["metrics"], dict[str, dict[str, Any]]()

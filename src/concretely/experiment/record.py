@@ -23,25 +23,6 @@ COUNTS = ("samples", "points", "thorough")
 """The integers of a metric."""
 
 
-def make_record(
-    recipe: Mapping[str, Any],
-    metrics: Mapping[str, Mapping[str, Any]],
-    *,
-    seed: int,
-    seconds: float,
-    environment: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Return the record of a run. A metric has a value, its standard error, and further keys.
-
-    >>> from concretely.environment import describe_environment
-    >>> nll = {"value": 21.3, "standard_error": 0.2}
-    >>> made = make_record({}, {"test_nll": nll}, seed=0, seconds=2.5, environment=describe_environment())
-    >>> tuple(made) == KEYS
-    True
-    """
-    return {"recipe": recipe, **environment, "seed": seed, "metrics": metrics, "seconds": seconds}
-
-
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write a record as JSON; numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -44,20 +44,14 @@ class GroupSummary(NamedTuple):
     train: float
 
 
-class Deviation(NamedTuple):
-    """A cell that is worse than in the paper."""
-
-    result: CellResult
-    reason: str
-
-
 class Review(NamedTuple):
     """What the records say about all experiments."""
 
     experiments: list[tuple[Experiment, list[CellResult]]]
     standing: Standing
     summary: list[GroupSummary]
-    deviations: list[Deviation]
+    deviations: list[tuple[CellResult, str]]
+    """Cells that are worse than in the paper, and why."""
     verdicts: list[Verdict]
     paper_budget: list[CellResult]
     """Cells that were trained once with as many steps as in the paper: all records, the selected one last."""
@@ -144,9 +138,9 @@ def _has_budget_of(cell: Cell, record: Record) -> bool:
     return recipe.steps >= cell.recipe.steps and recipe.batch == cell.recipe.batch
 
 
-def _deviations(results: Sequence[CellResult], reasons: Mapping[str, str]) -> list[Deviation]:
+def _deviations(results: Sequence[CellResult], reasons: Mapping[str, str]) -> list[tuple[CellResult, str]]:
     return [
-        Deviation(result, reasons.get(result.cell.title, "unknown yet"))
+        (result, reasons.get(result.cell.title, "unknown yet"))
         for result in results
         if (difference := result.difference("test")) is not None and difference > NEAR
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -26,14 +26,13 @@ LARGEST_PROGRAM = 64
 POLL_SECONDS = 0.2
 """How often the main thread wakes up while others work, so that Python can handle signals."""
 
-Stop = Callable[[], bool]
-"""Returns whether to stop: asked after every step, and before every layer of a model that is being scored."""
-
 
 @dataclass(frozen=True)
 class Monitor:
     """Callbacks of an experiment. Where several programs share a device, they are called from their threads."""
 
+    stop: Callable[[], bool] = lambda: False
+    """Returns whether to stop. It is asked after every step, and before every layer of a model that is scored."""
     training: Callable[[Sequence[Member], bool], AbstractContextManager[loop.Watch]] = lambda members, alone: (
         nullcontext(loop.Watch())
     )
@@ -53,27 +52,24 @@ def train_members(
     device: torch.device | str = "cpu",
     programs: int = 1,
     checkpoint_seconds: float = 60.0,
-    stop: Stop = lambda: False,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
-    then: Callable[[Sequence[Member], Stop], None] = lambda group, stop: None,
+    then: Callable[[Sequence[Member], Monitor], None] = lambda group, monitor: None,
 ) -> bool:
     """Train the members that are not finished; return whether all of them are settled now.
 
     Members of one architecture train as one program, and `programs` of them share the device. `then` is called with
-    the members of a program once it has ended. If it raises KeyboardInterrupt, or anything else fails, all programs
-    save a checkpoint and stop.
+    the members of a program once it has ended, and with a monitor that also stops if another program fails. If it
+    raises KeyboardInterrupt, or anything else fails, all programs save a checkpoint and stop.
     """
     groups, failed, device = _programs(members), Event(), torch.device(device)
-    programs = min(programs, len(groups))
-
-    def stopped() -> bool:
-        return stop() or failed.is_set()
+    programs, stop = min(programs, len(groups)), monitor.stop
+    monitor = replace(monitor, stop=lambda: stop() or failed.is_set())
 
     def work(group: Sequence[Member]) -> bool:
         try:
             with _stream(device):
                 waiting = [member for member in group if not is_settled(member)]
-                if stopped():
+                if monitor.stop():
                     return False
                 if waiting:
                     with monitor.training(waiting, programs == 1) as watch:
@@ -83,18 +79,18 @@ def train_members(
                             device=device,
                             checkpoint_seconds=checkpoint_seconds,
                             watch=watch,
-                            stop=stopped,
+                            stop=monitor.stop,
                         )
                     if not _is_complete(waiting, found, monitor):
                         return False
-                then(group, stopped)
+                then(group, monitor)
         except KeyboardInterrupt:
             failed.set()
             return False
         except BaseException:
             failed.set()  # so that the other programs save and stop
             raise
-        return not stopped()
+        return not monitor.stop()
 
     if programs <= 1:
         return all(work(group) for group in groups)
@@ -112,7 +108,6 @@ def score_member(
     wanted: Mapping[str, Precision],
     *,
     device: torch.device | str = "cpu",
-    stop: Stop = lambda: False,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> dict[str, Any] | None:
     """Score a trained member on splits of the data where its record is not precise enough; return the record.
@@ -134,7 +129,7 @@ def score_member(
     run, model, _ = restored(member.folder, device=device)
     found = {}
     try:
-        with abort_on_stop(stop, model):
+        with abort_on_stop(monitor.stop, model):
             for split, precision in missing.items():
                 options = {**precision._asdict(), "progress": monitor.progress}
                 found[split] = scoring.score_split(run.recipe, model, data, split=split, **options)

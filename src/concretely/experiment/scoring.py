@@ -7,11 +7,12 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..data import Dataset
 from ..environment import describe_environment
 from ..estimator import estimate
-from ..evaluation.likelihood import Likelihood, evaluate, standard_error
+from ..evaluation.likelihood import PAIRS_ON_CPU, Likelihood, evaluate, standard_error
 from ..evaluation.progress import counting
 from ..file import file_lock
 from ..model import Model
@@ -22,10 +23,7 @@ from ..training.method import cooled
 from ..training.recipe import Recipe
 from ..training.run import Run
 from ..training.trainer import inputs_of
-from .record import FILE, make_record, merge_metrics, read_record, recipe_settings, write_record
-
-CHUNK = 4_096
-"""The number of pairs of a sample and a data point that the relaxed graph runs at once."""
+from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 
 Metrics = Mapping[str, dict[str, Any]]
 """Metrics by name."""
@@ -39,24 +37,12 @@ class Precision(NamedTuple):
     """The number of data points that get all samples; by default all."""
 
 
-def score_split(
-    recipe: Recipe,
-    model: Model,
-    data: Dataset,
-    *,
-    split: str,
-    samples: int,
-    full_points: int | None = None,
-    chunk: int | None = None,
-    progress: bool = False,
-) -> Likelihood:
-    """Estimate the likelihood of a split of the data. All draws follow from the seed of the recipe."""
+def score_split(recipe: Recipe, model: Model, data: Dataset, *, split: str, samples: int, **options: Any) -> Likelihood:
+    """Estimate the likelihood of a split with `evaluate` and its options; draws follow from the seed of the recipe."""
     device = next(model.parameters()).device
     inputs = inputs_of(recipe, data.split(split)[:].to(device))
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
-    return evaluate(
-        model, *inputs, samples=samples, full_points=full_points, chunk=chunk, generator=generator, progress=progress
-    )
+    return evaluate(model, *inputs, samples=samples, generator=generator, **options)
 
 
 def relaxed_objective(
@@ -80,22 +66,16 @@ def relaxed_objective(
     device = next(model.parameters()).device
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     bits, bounds = data.split(split), []
-    points = max(1, (chunk or CHUNK) // samples)
+    points = max(1, (chunk or PAIRS_ON_CPU) // samples)
     with at_rest(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
         for first in range(0, len(bits), points):
             inputs = inputs_of(recipe, bits[first : first + points].to(device))
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
             bounds.append(found.bound.double().cpu())
             advance(len(bounds[-1]))
-    objective = -torch.cat(bounds)
-    return {
-        "value": objective.mean().item(),
-        "standard_error": standard_error(objective),
-        "samples": samples,
-        "points": len(objective),
-        "title": f"{split} objective of the relaxed graph",
-        "meaning": "The objective of training; the NLL is that of the discrete graph. Lower is better.",
-    }
+    title = f"{split} objective of the relaxed graph"
+    meaning = "The objective of training; the NLL is that of the discrete graph. Lower is better."
+    return _metric(-torch.cat(bounds), samples=samples, title=title, meaning=meaning)
 
 
 def independent_pixels(recipe: Recipe, data: Dataset, *, split: str) -> dict[str, Any]:
@@ -104,13 +84,8 @@ def independent_pixels(recipe: Recipe, data: Dataset, *, split: str) -> dict[str
     rate = data.train.rate[-observed:].double().clamp(RARE, 1 - RARE)
     x = data.split(split)[:][:, -observed:].double()
     nll = -(x @ rate.logit() + (-rate).log1p().sum())
-    return {
-        "value": nll.mean().item(),
-        "standard_error": standard_error(nll),
-        "points": len(nll),
-        "title": f"{split} NLL of independent pixels",
-        "meaning": "The NLL of a baseline without latents: each pixel has its frequency in the training data.",
-    }
+    meaning = "The NLL of a baseline without latents: each pixel has its frequency in the training data."
+    return _metric(nll, title=f"{split} NLL of independent pixels", meaning=meaning)
 
 
 def likelihood_metric(found: Likelihood) -> dict[str, Any]:
@@ -150,6 +125,11 @@ def add_scores(
     return record
 
 
+def _metric(values: Tensor, **others: Any) -> dict[str, Any]:
+    mean, error = values.mean().item(), standard_error(values)
+    return {"value": mean, "standard_error": error, "points": len(values), **others}
+
+
 @contextmanager
 def abort_on_stop(stop: Callable[[], bool], model: Model) -> Iterator[None]:
     """Raise KeyboardInterrupt before the next layer of a model runs, once `stop` returns true.
@@ -178,11 +158,6 @@ def _updated(path: Path, run: Run, new: Metrics) -> dict[str, Any]:
         except ValueError:  # keep the damaged file for inspection
             path.replace(path.with_name(f"{path.name}.damaged"))
     old = before["metrics"] if before.get("step") == run.chosen else {}
-    record = make_record(
-        recipe_settings(run.recipe),
-        merge_metrics(old, new),
-        seed=run.recipe.seed,
-        seconds=run.seconds,
-        environment=run.made,
-    )
-    return {**record, "data": run.digest, "step": run.chosen, "members": run.members, "finished": run.finished}
+    record = {"recipe": recipe_settings(run.recipe), **run.made, "seed": run.recipe.seed}
+    record |= {"metrics": merge_metrics(old, new), "seconds": run.seconds, "data": run.digest, "step": run.chosen}
+    return {**record, "members": run.members, "finished": run.finished}

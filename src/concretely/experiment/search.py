@@ -13,7 +13,7 @@ from ..training.member import DIFFERENT, OF_DATA, Member
 from ..training.recipe import FILE, Recipe, resolve, said_of
 from .grid import differing_keys, expand_grid, recipe_names
 from .record import validation_nll, write_record
-from .scheduler import Monitor, Stop, score_member, train_members
+from .scheduler import Monitor, score_member, train_members
 from .scoring import Precision
 from .state import DIVERGED, check_step, load_data, require_trainable
 
@@ -53,12 +53,11 @@ def train_list(
     samples: int = 100,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
-    stop: Stop = lambda: False,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> list[ScoredMember]:
     """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
 
-    Calling it again goes on where it stopped. Raises KeyboardInterrupt if `stop` returns true before the end.
+    Calling it again goes on where it stopped. Raises KeyboardInterrupt if the monitor stops it.
 
     >>> from tempfile import mkdtemp
     >>> recipes = [resolve(notation="2H-64V", steps=2, seed=seed) for seed in range(2)]
@@ -68,7 +67,7 @@ def train_list(
     if (folder / FILE).exists():
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or DIFFERENT
-    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "stop": stop, "monitor": monitor}
+    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
     return _train(recipes, folder, keys=keys, split="test", samples=samples, **how)
 
 
@@ -90,12 +89,11 @@ def sweep(
     samples: int = 100,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
-    stop: Stop = lambda: False,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> Sweep:
     """Train recipes, rank them by the likelihood of the validation set, and write `sweep.json` and `best.toml`.
 
-    Calling it again goes on where it stopped. Raises KeyboardInterrupt if `stop` returns true before the end.
+    Calling it again goes on where it stopped. Raises KeyboardInterrupt if the monitor stops it.
 
     >>> from tempfile import mkdtemp
     >>> recipes = sweep_recipes(notation="2H-64V", steps=2, lr="1e-3,1e-2", weight_decay=0)
@@ -109,7 +107,7 @@ def sweep(
             raise ValueError(f"{name} must have one value, as one member is selected, got {','.join(values)!r}")
     if recipes[0].train_on != "train":
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
-    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "stop": stop, "monitor": monitor}
+    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
     found = _train(recipes, folder, keys=NAME_KEYS, split="valid", samples=samples, **how)
     result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
     best = result.best

@@ -35,15 +35,6 @@ MEANINGS = {
 """The meaning of a metric, by the last word of its name."""
 
 
-class Metric(NamedTuple):
-    """A metric as it is shown."""
-
-    name: str
-    value: Any
-    text: str
-    meaning: str
-
-
 class Image(NamedTuple):
     """A rendered figure, with its size in CSS pixels."""
 
@@ -115,7 +106,7 @@ def _title(recipe: Mapping[str, Any]) -> str:
     return " ".join(f"{word}{recipe[key]}" for word, key in words if key in recipe) or "A run"
 
 
-def _metric(name: str, metric: Mapping[str, Any]) -> Metric:
+def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     words = name.split("_")
     meaning = [metric.get("meaning", MEANINGS.get(words[-1], ""))]
     if "samples" in metric:
@@ -124,7 +115,7 @@ def _metric(name: str, metric: Mapping[str, Any]) -> Metric:
         meaning.append(f"Estimated from {samples}.")
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     text = format_value(metric.get("value"), metric.get("standard_error"))
-    return Metric(title, metric.get("value"), text, " ".join(filter(None, meaning)))
+    return {"name": title, "value": metric.get("value"), "text": text, "meaning": " ".join(filter(None, meaning))}
 
 
 def _curve_caption(rows: Sequence[Row]) -> str:

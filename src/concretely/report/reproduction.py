@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -13,7 +13,7 @@ from ..experiment.claim import TemperaturePoint
 from ..experiment.paper import RUNS, Experiment, cell_title
 from ..experiment.record import is_corrected
 from ..experiment.result import CellResult
-from ..experiment.review import NEAR, Deviation, Review, Standing
+from ..experiment.review import NEAR, Review, Standing
 from ..spelling import format_difference, format_number
 from ..trace import Trace
 from ..training.recipe import resolve
@@ -65,22 +65,6 @@ NOTES = {
 """Explanations for the sections of the report."""
 
 
-class Section(NamedTuple):
-    """An experiment as it is shown."""
-
-    title: str
-    place: str
-    cells: str
-    """How many of them are known, in words."""
-    score_samples: int
-    corrections: str
-    """A sentence about training points that had fewer samples, if there are any."""
-    devices: str
-    grid: Grid
-    commands: list[tuple[int, str]]
-    """The command for each row, by its number."""
-
-
 def markdown_report(review: Review) -> str:
     """Return the review in Markdown."""
     environment = Environment(
@@ -109,7 +93,7 @@ def _render(environment: Environment, name: str, review: Review, **others: Any) 
         sections=[_section(each, found) for each, found in review.experiments if any(line.record for line in found)],
         standing=_standing(review.standing),
         summary=_summary(review),
-        deviations=[_deviation(each) for each in review.deviations],
+        deviations=[_deviation(*each) for each in review.deviations],
         findings=review.verdicts,
         paper_budget=_budgets(review.paper_budget),
         budgets=_budgets(review.budgets),
@@ -127,16 +111,12 @@ def _render(environment: Environment, name: str, review: Review, **others: Any) 
 
 
 def _standing(standing: Standing) -> str:
+    cells, near, better, repeated, near_at_first = standing
     text = (
-        f"Of the {standing.cells} cells that can be compared, {standing.near} are within {NEAR:g} nat of the paper's "
+        f"Of the {cells} cells that can be compared, {near} are within {NEAR:g} nat of the paper's test NLL or better"
     )
-    text += (
-        f"test NLL or better, {standing.better} of them better by more than that."
-        if standing.better
-        else ("test NLL or better.")
-    )
-    before = f" Before {standing.repeated} of them were trained again, {standing.near_at_first} were."
-    return text + (before if standing.repeated else "")
+    text += f", {better} of them better by more than that." if better else "."
+    return text + (f" Before {repeated} of them were trained again, {near_at_first} were." if repeated else "")
 
 
 def _summary(review: Review) -> Grid:
@@ -166,26 +146,24 @@ def _budget(result: CellResult) -> list[str]:
     return [*about, *how, format_score(result, "valid_nll"), test, difference, *format_cost(result)]
 
 
-def _section(each: Experiment, results: Sequence[CellResult]) -> Section:
-    records = [result.record for result in results if result.record is not None]
+def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
+    """Return the template's variables for an experiment."""
+    known = {row: result.record for row, result in enumerate(results, start=1) if result.record is not None}
     devices = {
         device.get("gpu") or device.get("cpu") or "an unnamed device"
-        for record in records
+        for record in known.values()
         if (device := record["device"])
     }
-    commands = [
-        (row, _command(each, result.record)) for row, result in enumerate(results, start=1) if result.record is not None
-    ]
-    return Section(
-        each.title,
-        each.place,
-        f"{len(records)} of {len(results)} cells",
-        each.score_samples,
-        _corrections(records),
-        " and ".join(sorted(devices)),
-        cell_grid(results),
-        commands,
-    )
+    return {
+        "title": each.title,
+        "place": each.place,
+        "cells": f"{len(known)} of {len(results)} cells",
+        "score_samples": each.score_samples,
+        "corrections": _corrections(list(known.values())),
+        "devices": " and ".join(sorted(devices)),
+        "grid": cell_grid(results),
+        "commands": [(row, _command(each, record)) for row, record in known.items()],
+    }
 
 
 def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
@@ -207,11 +185,11 @@ def _command(each: Experiment, record: Mapping[str, Any]) -> str:
     return train_command(recipe, RUNS / each.name / cell_title(recipe), **others)
 
 
-def _deviation(deviation: Deviation) -> dict[str, str]:
-    recipe = deviation.result.recipe
+def _deviation(result: CellResult, reason: str) -> dict[str, str]:
+    recipe = result.recipe
     cell = f"`{recipe.notation}`, {recipe.data}, {recipe.estimator}, m = {recipe.samples}"
-    ours, paper, difference = format_comparison(deviation.result, "test")
-    return {"cell": cell, "ours": ours, "paper": paper, "difference": difference, "reason": deviation.reason}
+    ours, paper, difference = format_comparison(result, "test")
+    return {"cell": cell, "ours": ours, "paper": paper, "difference": difference, "reason": reason}
 
 
 def _figures(
