@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
 ORDER = [
     "spelling",
     "file",
-    "circumstance",
+    "environment",
     "notation",
     "schedule",
     "kernel",
@@ -30,7 +30,7 @@ ORDER = [
     "evaluation",
     "data",
     "training",
-    "recipe",
+    "experiment",
     "report",
     "cli",
 ]

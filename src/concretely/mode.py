@@ -24,7 +24,7 @@ from .functional.draw import Drawn, sum_axes
 from .functional.peek import bool_or_none, is_hidden
 from .functional.temperature import Temperature
 from .noise import Source
-from .spelling import nearest
+from .spelling import did_you_mean
 from .trace import Trace
 
 __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "StraightThrough"]
@@ -287,7 +287,7 @@ class Replay(Mode):
         values = self.trace.values if isinstance(self.trace, Trace) else self.trace
         if name not in values:
             raise ValueError(
-                f"a replayed run must have every node of the graph, got no {name!r}{nearest(name, values)}"
+                f"a replayed run must have every node of the graph, got no {name!r}{did_you_mean(name, values)}"
             )
         value, node = values[name], self.trace[name].node if isinstance(self.trace, Trace) else None
         score = partial(self.score, name, distribution, value, node=node)

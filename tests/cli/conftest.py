@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from concretely import recipe
 from concretely.data import load
 from concretely.report import image
 from concretely.training import loop
 from concretely.training.loop import train
 from concretely.training.member import Member
 from concretely.training.recipe import resolve
+
+from ..experiment.conftest import tables as tables
 
 STEPS = 30
 BLANK = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg/>"}
@@ -37,14 +38,6 @@ def prediction(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(density: Path, tmp_path: Path) -> Path:
     """A run of a density model, to be changed."""
     return copytree(density, tmp_path / "run")
-
-
-@pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small recipes in place of the paper's, and an empty folder to be in."""
-    monkeypatch.setattr(recipe, "FOLDER", copytree(Path(__file__).parent / "table", tmp_path / "recipe"))
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
 
 
 @pytest.fixture

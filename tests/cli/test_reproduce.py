@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from concretely import recipe
 from concretely.evaluation import likelihood
-from concretely.report.record import read
+from concretely.experiment import paper, scoring
+from concretely.experiment.record import read_record
 from concretely.training import loop, run
 from concretely.training.member import Member
 
@@ -38,7 +38,7 @@ def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[
     folder = Path("out/reproduce/tiny")
     assert sorted(trained) == sorted(path.name for path in folder.iterdir())
     assert trained[1] == "6H-64V-digits-nvil-m1-seed0"
-    metrics = read(folder / trained[1] / "record.json")["metrics"]
+    metrics = read_record(folder / trained[1] / "record.json")["metrics"]
     test, train = metrics["test_nll"], metrics["train_nll"]
     assert (test["samples"], test["points"], train["points"]) == (20, 250, 1297)
     assert shown[1][4] == "±"
@@ -76,7 +76,7 @@ def test_more_samples_score_again_without_training(trained: list[str]) -> None:
     call(*one, "--score-samples", "30")
     call(*one)
     (record,) = Path().rglob("record.json")
-    assert read(record)["metrics"]["test_nll"]["samples"] == 30
+    assert read_record(record)["metrics"]["test_nll"]["samples"] == 30
     assert len(trained) == 1
 
 
@@ -84,15 +84,15 @@ def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], mo
     monkeypatch.setattr(likelihood, "FEW", 3)
     one = ("reproduce", "tiny", "--rows", "nonlinear")
     for flags, thorough in (
-        (["--thorough", "40"], 40),
-        (["--thorough", "30"], 40),  # that was enough
-        (["--thorough", "50"], 50),
+        (["--full-points", "40"], 40),
+        (["--full-points", "30"], 40),  # that was enough
+        (["--full-points", "50"], 50),
         ([], 1297),
-        (["--thorough", "50"], 1297),
+        (["--full-points", "50"], 1297),
     ):
         call(*one, *flags)
         (record,) = Path().rglob("record.json")
-        test, train = (read(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
+        test, train = (read_record(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
         assert (test["thorough"], train["thorough"], train["points"]) == (250, thorough, 1297)
     assert len(trained) == 1
 
@@ -145,7 +145,7 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["tiny", "--steps", "0"], "steps must be at least 1, got 0"),
         (["tiny", "--steps", "many"], "steps must be a number, got 'many'"),
         (["tiny", "--score-samples", "0"], "score-samples must be at least 1, got 0"),
-        (["tiny", "--thorough", "0"], "thorough must be at least 1, got 0"),
+        (["tiny", "--full-points", "0"], "full-points must be at least 1, got 0"),
         (["tiny", "--lr", "1e-3,,1e-2"], "lr must be a number, got ''"),
         (["tiny", "--lr", "-1"], "lr must be positive, got -1.0"),
         (["simplex", "--steps", "5"], "steps must be left out for simplex, which needs no training, got '5'"),
@@ -158,11 +158,11 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["--list", "--rows", "4-ary"], "rows must be left out for --list, which needs no training, got '4-ary'"),
         (["--rows", "4-ary"], "name must be given with rows, such as tiny, got none"),
         (["--dry-run"], "name must be given with dry-run, such as tiny, got none"),
-        (["tiny", "--dry-run", "--products", "tf23"], "unknown products 'tf23'; did you mean 'tf32'?"),
+        (["tiny", "--dry-run", "--precision", "tf23"], "unknown precision 'tf23'; did you mean 'tf32'?"),
         (
             ["--report"],
             "out must hold finished runs, got none of a cell in 'out/reproduce' and no records in "
-            "'reproduction/records': train some by concretely reproduce NAME",
+            "'reproduction/records': train some with concretely reproduce NAME",
         ),
         (
             ["tiny", "--recipe", "slow"],
@@ -196,7 +196,7 @@ def test_an_interrupted_table_shows_what_there_is_and_goes_on(
     monkeypatch.setattr(loop, "train_together", interrupted)
     code, stdout, stderr = call("reproduce", "tiny")
     assert code == 130
-    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     shown = lines(stdout)
     assert ["–" in line for line in shown] == [False, False, False, True, True]
     assert shown[4] == ["6H~64V", "concrete", "1", "–", "26.1", "–", "–", "25.9", "–", "–", "–"]
@@ -209,14 +209,12 @@ def test_an_interrupted_table_shows_what_there_is_and_goes_on(
 def test_an_interruption_while_scoring_keeps_what_was_trained(
     trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from concretely.report import run as report
-
     with monkeypatch.context() as patch:
 
         def scored(*arguments: Any, **others: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(report, "scored", scored)
+        patch.setattr(scoring, "score_split", scored)
         code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear")
         assert (code, lines(stdout)[0][3]) == (130, "–")
     code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear")
@@ -225,22 +223,20 @@ def test_an_interruption_while_scoring_keeps_what_was_trained(
 
 
 def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from concretely.report import run as report
+    score, parts = scoring.score_split, list[str]()
 
-    score, parts = report.scored, list[str]()
-
-    def interrupted(*inputs: Any, part: str, **others: Any) -> Any:
-        parts.append(part)
-        if part == "train":
+    def interrupted(*inputs: Any, split: str, **others: Any) -> Any:
+        parts.append(split)
+        if split == "train":
             os.kill(os.getpid(), signal.SIGINT)
-        return score(*inputs, part=part, **others)
+        return score(*inputs, split=split, **others)
 
-    monkeypatch.setattr(report, "scored", interrupted)
+    monkeypatch.setattr(scoring, "score_split", interrupted)
     one = ("reproduce", "tiny", "--rows", "nonlinear")
     assert call(*one)[0] == 130
-    metrics = read(Path("out/reproduce/tiny") / trained[0] / "record.json")["metrics"]
+    metrics = read_record(Path("out/reproduce/tiny") / trained[0] / "record.json")["metrics"]
     assert [name for name in metrics if name.count("_") == 1] == ["test_nll", "valid_nll"]
-    monkeypatch.setattr(report, "scored", score)
+    monkeypatch.setattr(scoring, "score_split", score)
     assert call(*one)[0] == 0
     assert parts == ["valid", "test", "train"]
 
@@ -248,32 +244,28 @@ def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monk
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["tiny", "--samples", "1", "--rows", "linear"], "scored"),
-        (["tiny", "--samples", "1", "--rows", "linear", "--programs", "2"], "scored"),
-        (["warm"], "relaxed"),
+        (["tiny", "--samples", "1", "--rows", "linear"], "score_split"),
+        (["tiny", "--samples", "1", "--rows", "linear", "--programs", "2"], "score_split"),
+        (["warm"], "relaxed_objective"),
     ],
 )
 def test_scoring_is_interrupted_in_the_middle(arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from concretely.report import run as report
-    from concretely.report import temperature
-
-    module: Any = {"scored": report, "relaxed": temperature}[name]
-    score, begun, ended = getattr(module, name), list[str](), list[str]()
+    score, load_recipe, ended = getattr(scoring, name), list[str](), list[str]()
     with monkeypatch.context() as patch:
 
         def interrupted(*inputs: Any, **others: Any) -> Any:
-            if not begun:
-                begun.append(name)
+            if not load_recipe:
+                load_recipe.append(name)
                 os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)  # until the main thread has heard of it
             found = score(*inputs, **others)
             ended.append(name)
             return found
 
-        patch.setattr(module, name, interrupted)
+        patch.setattr(scoring, name, interrupted)
         code, _, stderr = call("reproduce", *arguments)
-    assert (code, begun, ended) == (130, [name], [])
-    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    assert (code, load_recipe, ended) == (130, [name], [])
+    assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     code, stdout, _ = call("reproduce", *arguments)
     assert (code, any("–" in line[:4] for line in lines(stdout))) == (0, False)
 
@@ -282,7 +274,6 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
     trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from concretely.data import load
-    from concretely.report.run import leave, scored
 
     train = loop.train_together
 
@@ -294,12 +285,12 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
     monkeypatch.setattr(loop, "train_together", interrupted)
     call("reproduce", "tiny", "--rows", "nonlinear")
     folder, data = Path("out/reproduce/tiny") / trained[0], load("digits")
-    begun, model, _ = run.restored(folder)
-    parts = {part: scored(begun.recipe, model, data, part=part, samples=20) for part in recipe.PARTS}
-    leave(folder, begun, model, data=data, found=parts)
-    early = read(folder / "record.json")
+    load_recipe, model, _ = run.restored(folder)
+    parts = {part: scoring.score_split(load_recipe.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
+    scoring.add_scores(folder, load_recipe, model, data=data, found=parts)
+    early = read_record(folder / "record.json")
     call("reproduce", "tiny", "--rows", "nonlinear")
-    late = read(folder / "record.json")
+    late = read_record(folder / "record.json")
     assert (early["step"], late["step"]) == (1, 12)
     assert early["metrics"]["test_nll"]["value"] != late["metrics"]["test_nll"]["value"]
 
@@ -325,7 +316,7 @@ def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> N
     assert stdout.splitlines()[-2:] == [str(file) for file in files]
     assert all(file.exists() for file in files)
     for line, title in zip((half, two), trained, strict=True):
-        metrics = read(Path("out/reproduce/warm") / title / "record.json")["metrics"]
+        metrics = read_record(Path("out/reproduce/warm") / title / "record.json")["metrics"]
         names = ("test_nll", "test_relaxed", "train_nll", "train_relaxed")
         assert all(metrics[name]["samples"] == 1 for name in names)
         shown = [float(line[index]) for index in (2, 5, 8, 11)]
@@ -356,7 +347,7 @@ def test_without_a_name_all_are_listed(arguments: list[str]) -> None:
 
 
 def test_recipes_of_the_package_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "FOLDER", Path(recipe.__file__).parent)
+    monkeypatch.setattr(paper, "FOLDER", Path(paper.__file__).parent / "table")
     _, stdout, _ = call("reproduce")
     for name in ("table-1", "structured-prediction", "table-3", "temperature"):
         assert f" {name} " in stdout
@@ -370,7 +361,7 @@ def test_a_folder_of_another_recipe_is_left_alone(trained: list[str]) -> None:
     code, _, stderr = call("reproduce", "tiny")
     folder = Path("out/reproduce/tiny") / trained[0]
     assert (code, len(trained)) == (2, 1)
-    assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder by --out\n"
+    assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder\n"
     assert json.loads((folder / "record.json").read_text())["recipe"]["batch"] == 64
 
 

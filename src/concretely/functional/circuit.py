@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from ..noise import Source, uniform
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from . import logistic, normal
 from .cast import to_float64
 from .temperature import Temperature, log
@@ -214,7 +214,7 @@ def as_family(noise: str | Distribution | Family) -> Family:
     if not isinstance(noise, str):
         raise TypeError(f"noise must be a name, a distribution or a family, got {type(noise).__name__}")
     if noise not in known:
-        raise ValueError(f"unknown noise {noise!r}{nearest(noise, known)}")
+        raise ValueError(f"unknown noise {noise!r}{did_you_mean(noise, known)}")
     return known[noise]()
 
 
