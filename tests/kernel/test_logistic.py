@@ -15,6 +15,7 @@ from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, assert_precise, fast, gradients, kernel, key, launched, on, opcheck
 
 SQUASHES = pytest.mark.parametrize("squash", ["none", "unit", "corner"])
+FEW_SQUASHES = pytest.mark.parametrize("squash", ["none", pytest.param("unit", marks=pytest.mark.exhaustive), "corner"])
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -81,8 +82,8 @@ def test_draws_are_those_of_the_library_at_every_size_and_temperature(temperatur
 def test_log_densities_of_many_draws_are_precise(temperature: float) -> None:
     logits, keys, own = torch.zeros(1, 1, device=DEVICE), key(1), one_temperature(temperature)
     with launched("logistic"):
-        found = logistic.draw(logits, own, keys, 20_000, "none")[2]
-    truth = true_draw(logits, own, noise(keys, 20_000, 1), "none")[2]
+        found = logistic.draw(logits, own, keys, 8_000, "none")[2]
+    truth = true_draw(logits, own, noise(keys, 8_000, 1), "none")[2]
     assert ((found - truth).abs() <= 2 * EPS * (1 + truth.abs())).all()
 
 
@@ -151,8 +152,9 @@ def test_kernel_scores_as_its_definition(shape: tuple[int, int, int], dtype: tor
                 torch.autograd.grad(each, leaves, given, retain_graph=True)
                 for each, leaves in ((found, narrow), (defined, narrow), (truth, wide))
             )
-            for each in zip(*slopes, strict=True):
-                assert_precise(*each)
+            for each, sums in zip(zip(*slopes, strict=True), (False, True), strict=True):
+                # the definition adds samples in float64
+                assert_precise(*each, drift=EPS / 2 * each[-1].abs() if sums else 0.0)
 
 
 @kernel
@@ -211,11 +213,11 @@ def loss(logits: Tensor, prior: Tensor, temperature: Tensor, key: Tensor, squash
 
 
 @PATHS
-@SQUASHES
+@FEW_SQUASHES
 def test_a_batch_of_programs_is_a_loop_over_them(squash: str, path: str) -> None:
-    logits = torch.randn(4, 2, 6, device=DEVICE, requires_grad=True)
+    logits = torch.randn(2, 2, 6, device=DEVICE, requires_grad=True)
     prior = torch.randn(2, 6, device=DEVICE, requires_grad=True)
-    temperature, keys = temperatures(8).view(4, 2), key(8).view(4, 2, 2)
+    temperature, keys = temperatures(4).view(2, 2), key(4).view(2, 2, 2)
 
     def run(logits: Tensor, temperature: Tensor, key: Tensor) -> Tensor:
         return loss(logits, prior, temperature, key, squash)
@@ -291,25 +293,26 @@ def test_nodes_compile(path: str) -> None:
 
 
 @kernel
-@pytest.mark.parametrize("path", ["plain", "fast"])
-def test_nodes_are_operators(path: str) -> None:
-    logits, prior = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
-    node, by = torch.randn(2, 2, 5, 3, device=DEVICE)
-    with on(path, "logistic"):
-        for squash in ("none", "corner"):
-            opcheck(logistic.draw, (logits, temperatures(2), key(2), 5, squash, 1))
-        opcheck(logistic.score, (node.requires_grad_(), prior, temperatures(2), 1))
+@pytest.mark.parametrize("squash", ["corner", pytest.param("none", marks=pytest.mark.exhaustive)])
+def test_nodes_are_operators(squash: str) -> None:
+    logits = torch.randn(2, 3, device=DEVICE, requires_grad=True)
+    node = torch.randn(2, 2, 3, device=DEVICE, requires_grad=True)
+    with launched("logistic"):
+        opcheck(logistic.draw, (logits, temperatures(2), key(2), 2, squash, 1))
+        opcheck(logistic.score, (node, logits, temperatures(2), 1))
 
 
 @kernel
-def test_gradients_are_operators() -> None:
+@pytest.mark.parametrize("needs", [(True, True), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (
+    (True, False), (False, True),
+))], ids=str)  # fmt: skip
+def test_gradients_are_operators(needs: tuple[bool, bool]) -> None:
     logits, temperature = logits_of(2, 3), temperatures(2)
-    node, by = torch.randn(2, 2, 5, 3, device=DEVICE)
+    node, by = torch.randn(2, 2, 2, 3, device=DEVICE)
     with launched("logistic"):
-        drawn = (logits, temperature, key(2), 5, "unit", 1)
-        outputs, needs = list(logistic.draw(*drawn)), [True, *[False] * 5]
-        torch.library.opcheck(logistic.draw.backward, ([by, None, None], *drawn, outputs, needs))
+        drawn = (logits, temperature, key(2), 2, "unit", 1)
+        outputs = list(logistic.draw(*drawn))
+        torch.library.opcheck(logistic.draw.backward, ([by, None, None], *drawn, outputs, [True, *[False] * 5]))
         scored = (node, logits, temperature, 1)
-        for needs in ((True, True), (True, False), (False, True)):
-            arguments = ([by], *scored, [logistic.score(*scored)], [*needs, False, False])
-            torch.library.opcheck(logistic.score.backward, arguments)
+        arguments = ([by], *scored, [logistic.score(*scored)], [*needs, False, False])
+        torch.library.opcheck(logistic.score.backward, arguments)
