@@ -1,8 +1,9 @@
 """Kernels against their definitions: on a GPU where there is one, else in Triton's interpreter."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -11,13 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.kernel import affine
+import concretely.kernel
+from concretely.kernel import affine, operator
 from concretely.kernel.handwritten import Operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
+ROOM = Path(concretely.kernel.__file__).parent
+PENDING = {name: name for name in ("logistic", "exp_concrete", "bernoulli")} | {"discrete": "categorical"}
+"""Operations that are not in the registry yet, with what their kernels are called."""
 TINY = torch.finfo(torch.float32).tiny
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -44,7 +49,36 @@ def kernel(test: Callable[..., Any]) -> Callable[..., Any]:
 
 def fast(name: str) -> Any:
     """The kernels of an operation."""
-    return pytest.importorskip(f"concretely.kernel.{name}.triton")
+    return pytest.importorskip(f"concretely.kernel.{module_of(name)}")
+
+
+def module_of(name: str) -> str:
+    """The module with the kernels of an operation."""
+    if name in PENDING:
+        return f"triton_{PENDING[name]}"
+    return f"{name}.triton" if (ROOM / name).is_dir() else name
+
+
+@contextmanager
+def launched(name: str | None) -> Iterator[None]:
+    """Let the kernels of a module run wherever their tensors are, and none of any other; or none at all."""
+    if name is not None:
+        fast(name)
+
+    def is_launchable(tensor: Tensor) -> bool:  # a function, as the compiler traces it
+        return name is not None
+
+    def is_eligible(self: operator.Operator[..., Any], arguments: Sequence[Any]) -> bool:
+        return self.kernel == name and ELIGIBLE(self, arguments)
+
+    with (
+        mock.patch.object(operator, "is_launchable", is_launchable),
+        mock.patch.object(operator.Operator, "_is_eligible", is_eligible),
+    ):
+        yield
+
+
+ELIGIBLE = operator.Operator._is_eligible
 
 
 @contextmanager
@@ -73,7 +107,7 @@ def wished(precision: str) -> Any:
     return mock.patch("torch.get_float32_matmul_precision", return_value=precision)
 
 
-def opcheck(checked: Operator, arguments: tuple[Any, ...]) -> None:
+def opcheck(checked: Operator | operator.Operator[..., Any], arguments: tuple[Any, ...]) -> None:
     """Have torch look at an operator."""
     torch.library.opcheck(checked.registered, arguments)
 

@@ -15,9 +15,15 @@ import pytest
 import torch
 from torch import Tensor, empty
 
-import concretely.kernel
+from tests.kernel import PENDING, ROOM, module_of
 
-OPERATIONS = sorted(path.parent.name for path in Path(concretely.kernel.__file__).parent.glob("*/triton.py"))
+SHARED_PARTS = ["native", "row", "category", "tile", "operator", "handwritten", "__init__"]
+"""Modules of which kernels are made, and those without any."""
+OPERATIONS = sorted(
+    {path.parent.name for path in ROOM.glob("*/triton.py")}
+    | set(PENDING)
+    | {path.stem for path in ROOM.glob("*.py") if path.stem not in SHARED_PARTS and "triton_" not in path.stem}
+)
 SIZES = [(1, 1, 1), (3, 5, 7), (2, 50, 200)]
 """Members, samples and units: what is 1 is a constant to the compiler, and of what 16 divides it knows."""
 MANY = [48, 50, 200_000]
@@ -38,22 +44,10 @@ def lengths(units: int) -> list[int]:
     return sorted({1, max(units // 8, 1), units})
 
 
-def native(_: Any) -> None:
-    """What other kernels are made of."""
-
-
-def row(_: Any) -> None:
-    """The same."""
-
-
-def category(_: Any) -> None:
-    """The same."""
-
-
 def philox(kernels: Any) -> None:
     for count in (1, 200):
         for signed in (True, False):
-            kernels.fractions(key(2), count, signed)
+            kernels.fractions(key(2), count, torch.float32, signed)
 
 
 def logistic(kernels: Any) -> None:
@@ -250,7 +244,7 @@ def compile_all() -> None:
 
     def launch(kernel: Any, grid: Any) -> Any:
         def run(*arguments: Any, **constants: Any) -> None:
-            name = f"{kernel.fn.__module__.split('.')[-2]}.{kernel.fn.__name__}"
+            name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
             compiled.add(name)
             found.append(pool.submit(fault, kernel, name, arguments, constants))
 
@@ -259,10 +253,10 @@ def compile_all() -> None:
     found: list[Future[str | None]] = []
     with ThreadPoolExecutor(2) as pool, mock.patch.object(JITFunction, "__getitem__", launch):
         for operation in OPERATIONS:
-            kernels = import_module(f"concretely.kernel.{operation}.triton")
+            kernels = import_module(f"concretely.kernel.{module_of(operation)}")
             globals()[operation](kernels)
             launched = re.findall(r"^\s+(_\w+)\[.*\]\(", Path(kernels.__file__).read_text(), re.MULTILINE)
-            for name in {f"{operation}.{each}" for each in launched} - compiled:
+            for name in {f"{kernels.__name__}.{each}" for each in launched} - compiled:
                 print(f"{name} is launched, but was not compiled")
     for each in dict.fromkeys(future.result() for future in found):
         if each is not None:

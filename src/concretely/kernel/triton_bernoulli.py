@@ -5,12 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native.triton import both, exp, log1p, reciprocal, rough_log1p, sigmoid
-from ..operator import joined, parted, rows
-from ..philox.naive import quarter
-from ..philox.triton import words_beside
-from ..row import summed
-from ..row.triton import (
+from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
+from .operator import joined, parted, rows
+from .philox import quarter, words_beside
+from .row import (
     BLOCK,
     BUSY,
     corner,
@@ -26,6 +24,7 @@ from ..row.triton import (
     row_tiling,
     store_piece,
     store_rows,
+    summed,
     tiling,
 )
 

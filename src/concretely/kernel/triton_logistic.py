@@ -5,12 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native.triton import difference, exp, log, reciprocal, sigmoid, tanh_half, times
-from ..operator import joined, parted, rows
-from ..philox.naive import quarter
-from ..philox.triton import fraction, logistic, words_beside
-from ..row import summed
-from ..row.triton import (
+from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
+from .operator import joined, parted, rows
+from .philox import fraction, logistic, quarter, words_beside
+from .row import (
     BLOCK,
     BUSY,
     corner,
@@ -26,6 +24,7 @@ from ..row.triton import (
     row_tiling,
     store_piece,
     store_rows,
+    summed,
     tiling,
 )
 

@@ -5,8 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..category.tile import draw_tile, power, score_tile, unit_tile
-from ..category.triton import (
+from .category import (
     STEPS,
     in_quarter,
     load_four,
@@ -18,14 +17,13 @@ from ..category.triton import (
     store_sums,
     unit_of,
 )
-from ..exp_concrete.triton import exponential
-from ..native.triton import exp, log
-from ..operator import joined, parted, rows
-from ..philox.naive import quarter
-from ..philox.triton import words_beside
-from ..row import summed
-from ..row.triton import point_of
-from .naive import value_shape
+from .discrete.naive import value_shape
+from .native import exp, log
+from .operator import joined, parted, rows
+from .philox import quarter, words_beside
+from .row import point_of, summed
+from .tile import draw_tile, power, score_tile, unit_tile
+from .triton_exp_concrete import exponential
 
 
 @triton.jit
