@@ -89,7 +89,9 @@ def test_kernel_is_its_definition(shape: tuple[int, int, int], dtype: torch.dtyp
         value = found[0]
         assert torch.equal(value, defined[0])
         assert_precise(found[1], defined[1], law(logits.detach(), shape).log_prob(bit(value, squash)))
-        slopes = [torch.autograd.grad(each, logits, by)[0] for each in (found[1], bernoulli.score(value, logits, squash))]
+        slopes = [
+            torch.autograd.grad(each, logits, by)[0] for each in (found[1], bernoulli.score(value, logits, squash))
+        ]
         assert torch.equal(*slopes)
         narrow, wide = (prior.to(to).requires_grad_() for to in (None, torch.float64))
         truth = law(wide, shape).log_prob(bit(value, squash))

@@ -49,9 +49,7 @@ def test_the_kernel_is_its_definition(
         for each in log_mass, *(categorical.score(narrow, logits, squash) for narrow in (value, value.to(dtype))):
             assert_close(each, truth[1], rtol=1e-6, atol=1e-6)
             for slope in by, by[:, :, :1].expand_as(by):
-                found, true = (
-                    torch.autograd.grad(of, logits, slope, retain_graph=True)[0] for of in (each, truth[1])
-                )
+                found, true = (torch.autograd.grad(of, logits, slope, retain_graph=True)[0] for of in (each, truth[1]))
                 assert_close(found, true, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=2e-6)
 
 

@@ -19,8 +19,8 @@ from concretely.distribution import (
 )
 from concretely.functional import exp_concrete, exp_logistic_normal
 from concretely.functional.squash import squashed
-from concretely.kernel.category import tile
-from concretely.kernel.philox import naive as philox
+from concretely.kernel import tile
+from concretely.noise import fractions
 from tests.kernel import DEVICE, PATHS, gradients, kernel, launched, on, opcheck
 
 # members, samples, units, n: one of all, odd ones, more than a tile, sums in parts, and several thousand categories
@@ -52,8 +52,8 @@ def module(normal: bool) -> ModuleType:
 
 def noise(key: Tensor, samples: int, units: int, n: int, normal: bool = False) -> Tensor:
     """The noise of a draw in float64, from the same words."""
-    places = philox.quarter(samples * units)
-    tail = philox.fractions(key, 4 * places * n, torch.float32, normal)
+    places = -(-samples * units // 4)
+    tail = fractions(key, 4 * places * n, torch.float32, normal)
     gumbel = -(-(-(tail * (1 - 2.0**-24)).double()).log1p()).log()
     drawn = torch.special.ndtri(tail.double().abs()).copysign(tail) if normal else gumbel
     return drawn.view(len(key), -1, n)[:, : samples * units].reshape(len(key), samples, units, n)
@@ -88,9 +88,7 @@ def test_the_definition_is_the_distribution(members: int, samples: int, units: i
     drawn, own = noise(key, samples, units, n, normal), law(logits, temperature, normal)
     node, _, log_density = module(normal).draw.definition(logits, temperature, key, samples, "none")
     assert_close(node, own.push(drawn).float(), rtol=1e-5, atol=1e-5)
-    assert_close(
-        module(normal).score.definition(node, logits, temperature), own.log_prob(node.double()).float()
-    )
+    assert_close(module(normal).score.definition(node, logits, temperature), own.log_prob(node.double()).float())
     assert_close(log_density, own.log_prob_of_noise_(drawn).float(), rtol=1e-5, atol=1e-5)
 
 
@@ -279,7 +277,7 @@ def test_tiles_cover_all_rows() -> None:
         for length in 1, units:
             drawn = tile.draw_tile(members, samples * units, n, length)
             assert drawn.length in (1, length)
-            assert drawn.programs * (drawn.units if drawn.length == 1 else length) >= philox.quarter(samples * units)
+            assert drawn.programs * (drawn.units if drawn.length == 1 else length) >= -(-samples * units // 4)
             scored = tile.score_tile(members, samples, units, n, length)
             assert scored.samples * scored.steps * scored.grid[1] >= samples
             assert scored.length in (1, length)

@@ -9,10 +9,23 @@ from torch.func import vmap
 from concretely import BinaryConcrete, HypercubeConcrete, Logistic
 from concretely.functional import logistic
 from concretely.functional.edge import smallest
-from concretely.kernel.philox.naive import fractions
+from concretely.noise import fractions
 from tests.budget import assert_likely
 from tests.cases import LOGITS, TEMPERATURES
-from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, assert_precise, fast, gradients, kernel, key, launched, on, opcheck
+from tests.kernel import (
+    DEVICE,
+    DTYPES,
+    PATHS,
+    SIZES,
+    assert_precise,
+    fast,
+    gradients,
+    kernel,
+    key,
+    launched,
+    on,
+    opcheck,
+)
 
 SQUASHES = pytest.mark.parametrize("squash", ["none", "unit", "corner"])
 FEW_SQUASHES = pytest.mark.parametrize("squash", ["none", pytest.param("unit", marks=pytest.mark.exhaustive), "corner"])

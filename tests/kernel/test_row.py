@@ -51,7 +51,9 @@ CASES = {
 NAMES = pytest.mark.parametrize("name", CASES)
 # members, samples, rows and their length: quarters of whole rows or not, more than a block, several rows in a program
 SIZES = sizes((1, 1, 1, 3), (2, 2, 4, 33), (1, 4, 1, 200), (2, 1, 8, 7), (1, 3, 3, 70), (1, 1, 4, 300))
-FAST = pytest.mark.parametrize("path", [pytest.param("plain", marks=pytest.mark.exhaustive), pytest.param("fast", marks=MARKS)])
+FAST = pytest.mark.parametrize(
+    "path", [pytest.param("plain", marks=pytest.mark.exhaustive), pytest.param("fast", marks=MARKS)]
+)
 
 
 def given(case: Case, members: int, units: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:

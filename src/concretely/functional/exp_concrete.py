@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from ..kernel.category.tile import fits
 from ..kernel.operator import operator, row_sums
+from ..kernel.tile import fits
 from ..noise import gumbel as noise
 from .cast import to_float64
 from .invert import invert_noise

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Float64, Int64
 from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
-from ..kernel.category.tile import fits
 from ..kernel.operator import operator, row_sums
+from ..kernel.tile import fits
 from ..noise import normal as noise
 from . import normal
 from .invert import invert_noise
