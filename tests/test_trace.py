@@ -1,7 +1,7 @@
 """The log probability of a node is that of its units, summed: where kernels sum it, and where they do not."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
+from importlib import import_module
 from unittest import mock
 
 import pytest
@@ -12,15 +12,14 @@ from torch.testing import assert_close
 
 import concretely as c
 from concretely import mode
-from concretely.distribution import fused
+from concretely.functional import bernoulli, logistic
 from concretely.graph import run
-from concretely.kernel import bernoulli, discrete, exp_concrete, likelihood, logistic
 from concretely.noise import Keys
 from concretely.program import Draw
 from concretely.trace import Trace
-from tests.kernel import DEVICE, MARKS, fast, key
+from tests.kernel import DEVICE, MARKS, PATHS, key, on
 
-PATHS = pytest.mark.parametrize("path", ["plain", "operators", pytest.param("fast", marks=MARKS)])
+FAST = pytest.mark.parametrize("path", [pytest.param("fast", marks=MARKS)])
 MODES = {
     "discrete": mode.Discrete(),
     "density": mode.Relaxed(0.7),
@@ -30,19 +29,12 @@ MODES = {
 }
 PRIORS = MODES | {"density": mode.Relaxed(0.5), "normal": mode.Relaxed(0.5, noise="normal")}
 NAMES = pytest.mark.parametrize("name", MODES)
-UNITS = (3, 5)
+UNITS = (2, 3)
 
 
-@contextmanager
-def taken(path: str) -> Iterator[None]:
-    """Let variables be what they are, draw and score by operators, or by operators that take their fast path."""
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(fused, "is_fast", return_value=path != "plain"))
-        for operation in (bernoulli, discrete, exp_concrete, likelihood, logistic):
-            if path == "fast":
-                fast(operation.__name__.rpartition(".")[2])
-            stack.enter_context(mock.patch.object(operation, "is_fast", return_value=path == "fast"))
-        yield
+def taken(path: str) -> AbstractContextManager[None]:
+    """Draw and score by definitions, or by kernels."""
+    return on(path, "bernoulli", "categorical", "exp_concrete", "logistic")
 
 
 def program(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
@@ -59,15 +51,15 @@ def rest(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:
-    x = torch.randn(4, 15, device=DEVICE)
-    return x, torch.randn(15, device=DEVICE, requires_grad=True), torch.randn(15, 8, device=DEVICE, requires_grad=True)
+    x = torch.randn(2, 6, device=DEVICE)
+    return x, torch.randn(6, device=DEVICE, requires_grad=True), torch.randn(6, 4, device=DEVICE, requires_grad=True)
 
 
 def traces(name: str, given: tuple[Tensor, ...], keys: Tensor) -> tuple[Trace, Trace]:
     """A run, and its values scored in a run of another program."""
     x, bits, states = given
     units = rest if name == "normal" else program
-    q = run(units, MODES[name], x, bits, states, samples=3, generator=Keys(keys))
+    q = run(units, MODES[name], x, bits, states, samples=2, generator=Keys(keys))
     return q, run(units, mode.Replay(q, PRIORS[name]), x, 2 * bits, states.flip(0))
 
 
@@ -89,31 +81,31 @@ def test_the_log_probability_of_a_node_is_that_of_its_units(name: str, path: str
     assert_close(*found, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("path", ["operators", pytest.param("fast", marks=MARKS)])
+@FAST
 @pytest.mark.parametrize("name", ["discrete", "density"])
 def test_units_are_scored_only_where_they_are_asked_for(name: str, path: str) -> None:
-    lengths = []
+    law = logistic if name == "density" else bernoulli
+    module = import_module(f"concretely.kernel.{law.draw.kernel}")
+    draw, score = (mock.Mock(side_effect=getattr(module, each)) for each in ("draw", "score"))
 
-    def watched(operation: str, argument: int) -> mock.Mock:
-        real = getattr(logistic if name == "density" else bernoulli, operation)
-        return mock.Mock(side_effect=lambda *given: lengths.append(given[argument]) or real(*given))
+    def lengths() -> set[int]:
+        return {call.args[-1] for kernel in (draw, score) for call in kernel.call_args_list}
 
-    kernel, draw, score = (logistic, 5, 3) if name == "density" else (bernoulli, 4, 3)
-    with taken(path), mock.patch.multiple(kernel, draw=watched("draw", draw), score=watched("score", score)):
+    with taken(path), mock.patch.multiple(module, draw=draw, score=score):
         q, p = traces(name, inputs(), key(4))
         for trace in (q, p):
             for node in trace:
                 trace.log_prob(node)
-        assert set(lengths) == {15}
-        assert q.log_probs["first"].shape == (3, 4, *UNITS)
-        assert set(lengths) == {15, 1}
+        assert lengths() == {6}
+        assert q.log_probs["first"].shape == (2, 2, *UNITS)
+        assert lengths() == {6, 1}
 
 
-@pytest.mark.parametrize("path", ["operators", pytest.param("fast", marks=MARKS)])
+@PATHS
 @pytest.mark.parametrize("name", ["discrete", "density", "normal"])
 def test_a_batch_of_programs_is_a_loop_over_them(name: str, path: str) -> None:
     x, _, states = inputs()
-    several, keys = torch.randn(3, 15, device=DEVICE, requires_grad=True), key(12).view(3, 4, 2)
+    several, keys = torch.randn(2, 6, device=DEVICE, requires_grad=True), key(8).view(2, 4, 2)
 
     def loss(bits: Tensor, keys: Tensor) -> Tensor:
         q, p = traces(name, (x, bits, states), keys)

@@ -1,7 +1,8 @@
 """Kernels against their definitions: on a GPU where there is one, else in Triton's interpreter."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -10,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.kernel import affine
+import concretely.kernel
+from concretely.kernel import affine, operator
 from concretely.kernel.handwritten import Operator
 from tests import interpreter
 
@@ -18,6 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     interpreter.prepare()
 
+ROOM = Path(concretely.kernel.__file__).parent
 TINY = torch.finfo(torch.float32).tiny
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -44,7 +47,49 @@ def kernel(test: Callable[..., Any]) -> Callable[..., Any]:
 
 def fast(name: str) -> Any:
     """The kernels of an operation."""
-    return pytest.importorskip(f"concretely.kernel.{name}.triton")
+    return pytest.importorskip(f"concretely.kernel.{module_of(name)}")
+
+
+def module_of(name: str) -> str:
+    """The module with the kernels of an operation."""
+    return f"{name}.triton" if (ROOM / name).is_dir() else name
+
+
+ELIGIBLE = operator.Operator._is_eligible
+
+
+@contextmanager
+def launched(*names: str | None) -> Iterator[None]:
+    """Run the kernels of some modules wherever their tensors are, and none of any other; without names, none at all."""
+    for name in names:
+        if name is not None:
+            fast(name)
+
+    def is_launchable(tensor: Tensor) -> bool:  # a function, as the compiler traces it
+        return any(name is not None for name in names)
+
+    def is_eligible(self: operator.Operator, arguments: Sequence[Any]) -> bool:
+        return self.kernel in names and ELIGIBLE(self, arguments)
+
+    with (
+        mock.patch.object(operator, "is_launchable", is_launchable),
+        mock.patch.object(operator.Operator, "_is_eligible", is_eligible),
+    ):
+        yield
+
+
+def on(path: str, *names: str) -> AbstractContextManager[None]:
+    """Run the kernels of some modules on the fast path, and the definitions on the plain one."""
+    return launched(*names) if path == "fast" else launched()
+
+
+def gradients(
+    outputs: Sequence[Tensor], leaves: Sequence[Tensor], by: Sequence[Tensor | None], **options: Any
+) -> tuple[Tensor, ...]:
+    """The gradients of leaves, from those of some outputs."""
+    pairs = [pair for pair in zip(outputs, by, strict=True) if pair[1] is not None]
+    heads, slopes = zip(*pairs, strict=True)
+    return torch.autograd.grad(heads, leaves, slopes, **options)
 
 
 @contextmanager
@@ -73,7 +118,7 @@ def wished(precision: str) -> Any:
     return mock.patch("torch.get_float32_matmul_precision", return_value=precision)
 
 
-def opcheck(checked: Operator, arguments: tuple[Any, ...]) -> None:
+def opcheck(checked: Operator | operator.Operator, arguments: tuple[Any, ...]) -> None:
     """Have torch look at an operator."""
     torch.library.opcheck(checked.registered, arguments)
 

@@ -15,10 +15,14 @@ import pytest
 import torch
 from torch import Tensor, empty
 
-import concretely.kernel
+from tests.kernel import ROOM, module_of
 
-FOLDER = Path(concretely.kernel.__file__).parent
-OPERATIONS = [*sorted(path.parent.name for path in FOLDER.glob("*/triton.py")), "adam", "bits", "muon"]
+SHARED_PARTS = ["native", "row", "category", "tile", "operator", "handwritten", "__init__"]
+"""Modules of which kernels are made, and those without any."""
+OPERATIONS = sorted(
+    {path.parent.name for path in ROOM.glob("*/triton.py")}
+    | {path.stem for path in ROOM.glob("*.py") if path.stem not in SHARED_PARTS}
+)
 SIZES = [(1, 1, 1), (3, 5, 7), (2, 50, 200)]
 """Members, samples and units: what is 1 is a constant to the compiler, and of what 16 divides it knows."""
 MANY = [48, 50, 200_000]
@@ -39,22 +43,10 @@ def lengths(units: int) -> list[int]:
     return sorted({1, max(units // 8, 1), units})
 
 
-def native(_: Any) -> None:
-    """What other kernels are made of."""
-
-
-def row(_: Any) -> None:
-    """The same."""
-
-
-def category(_: Any) -> None:
-    """The same."""
-
-
 def philox(kernels: Any) -> None:
     for count in (1, 200):
         for signed in (True, False):
-            kernels.fractions(key(2), count, signed)
+            kernels.fractions(key(2), count, torch.float32, signed)
 
 
 def logistic(kernels: Any) -> None:
@@ -65,13 +57,13 @@ def logistic(kernels: Any) -> None:
             for length in lengths(units):
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
             for needs in NEEDS if squash != "none" else [(True, False)]:
-                by = (node if needed else None for needed in needs)
-                kernels.draw_backward(*by, node, temperature, squash, torch.float32)
+                by = (*(node if needed else None for needed in needs), None)
+                kernels.draw_backward(by, (True,), (logits, temperature, None, samples, squash, 1), (node,))
         for length in lengths(units):
             kernels.score(node, logits, temperature, length)
             for needs in NEEDS:
-                kernels.score_backward(node[..., ::length], node, logits, temperature, *needs, length)
-    kernels.score_backward(node, node, logits.to(HALF), temperature, True, True)
+                kernels.score_backward((node[..., ::length],), needs, (node, logits, temperature, length), ())
+    kernels.score_backward((node,), (True, True), (node, logits.to(HALF), temperature, 1), ())
     kernels.draw(empty(1, 2, dtype=HALF), empty(1, dtype=DOUBLE), key(1), 2**30, "unit")
     for samples in MANY:
         logits, temperature = empty(8, 12_800), empty(8, dtype=DOUBLE)
@@ -86,7 +78,7 @@ def bernoulli(kernels: Any) -> None:
             for length in lengths(units):
                 kernels.draw(logits, key(members), samples, squash, length)
                 kernels.score(value, logits, squash, length)
-                kernels.backward(value[..., ::length], value, logits, squash, length)
+                kernels.score_backward((value[..., ::length],), (False, True), (value, logits, squash, length), ())
     kernels.draw(empty(1, 2, dtype=HALF), key(1), 2**30, "bit")
     for samples in MANY:
         logits = empty(8, 12_800)
@@ -112,18 +104,23 @@ def exp_concrete(kernels: Any) -> None:
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
             for by in ((node, value), (node, None), (None, value)):
                 if by != (None, None):
-                    kernels.draw_backward(*by, node, temperature, squash, torch.float32)
+                    inputs = (logits, temperature, None, samples, squash, 1)
+                    kernels.draw_backward((*by, None), (True,), inputs, (node,))
         for length in lengths(units):
-            for normal in (False, True):
-                kernels.score(node, logits, temperature, length, normal)
+            by, inputs = (node[:, :, ::length, 0],), (node, logits, temperature, length)
+            for score, backward in (
+                (kernels.score, kernels.score_backward),
+                (kernels.score_gaussian, kernels.score_gaussian_backward),
+            ):
+                score(*inputs)
                 for needs in NEEDS:
-                    kernels.score_backward(node[:, :, ::length, 0], node, logits, temperature, *needs, length, normal)
-            kernels.draw(logits, temperature, key(members), samples, "none", length, True)
-    kernels.draw(logits, temperature, key(members), samples, "cube", units, True)
-    kernels.score_backward(node[..., 0], node, logits.to(HALF), temperature, True, True)
+                    backward(by, needs, inputs, ())
+            kernels.draw_gaussian(logits, temperature, key(members), samples, "none", length)
+    kernels.draw_gaussian(logits, temperature, key(members), samples, "cube", units)
+    kernels.score_backward((node[..., 0],), (True, True), (node, logits.to(HALF), temperature, 1), ())
 
 
-def discrete(kernels: Any) -> None:
+def categorical(kernels: Any) -> None:
     for (members, samples, units), n in zip(SIZES, (1, 5, 8), strict=True):
         logits, value = empty(members, units, n), empty(members, samples, units, n)
         for squash in ("one-hot", *(["corner"] if n == 8 else [])):
@@ -131,8 +128,9 @@ def discrete(kernels: Any) -> None:
             for length in lengths(units):
                 kernels.draw(logits, key(members), samples, squash, length)
                 kernels.score(value, logits, squash, length)
-                kernels.score_backward(value[:, :, ::length, 0], value, logits, squash, length)
-    kernels.score_backward(value[..., 0], value, logits.to(HALF), squash)
+                by = (value[:, :, ::length, 0],)
+                kernels.score_backward(by, (False, True), (value, logits, squash, length), ())
+    kernels.score_backward((value[..., 0],), (False, True), (value, logits.to(HALF), squash, 1), ())
 
 
 def affine(kernels: Any) -> None:
@@ -242,7 +240,7 @@ def compile_all() -> None:
 
     def launch(kernel: Any, grid: Any) -> Any:
         def run(*arguments: Any, **constants: Any) -> None:
-            name = f"{kernel.fn.__module__.removesuffix('.triton').split('.')[-1]}.{kernel.fn.__name__}"
+            name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
             compiled.add(name)
             found.append(pool.submit(fault, kernel, name, arguments, constants))
 
@@ -251,11 +249,10 @@ def compile_all() -> None:
     found: list[Future[str | None]] = []
     with ThreadPoolExecutor(2) as pool, mock.patch.object(JITFunction, "__getitem__", launch):
         for operation in OPERATIONS:
-            inner = ".triton" if (FOLDER / operation).is_dir() else ""
-            kernels = import_module(f"concretely.kernel.{operation}{inner}")
+            kernels = import_module(f"concretely.kernel.{module_of(operation)}")
             globals()[operation](kernels)
             launched = re.findall(r"^\s+(_\w+)\[.*\]\(", Path(kernels.__file__).read_text(), re.MULTILINE)
-            for name in {f"{operation}.{each}" for each in launched} - compiled:
+            for name in {f"{kernels.__name__}.{each}" for each in launched} - compiled:
                 print(f"{name} is launched, but was not compiled")
     for each in dict.fromkeys(future.result() for future in found):
         if each is not None:

@@ -1,7 +1,5 @@
 """Logistic nodes are those of the library: drawn, scored and differentiated, on either path, batched and compiled."""
 
-from types import ModuleType
-
 import pytest
 import torch
 from scipy import stats
@@ -9,14 +7,28 @@ from torch import Tensor
 from torch.func import vmap
 
 from concretely import BinaryConcrete, HypercubeConcrete, Logistic
-from concretely.kernel import logistic
-from concretely.kernel.logistic import Squash, naive
-from concretely.kernel.philox.naive import fractions
+from concretely.functional import logistic
+from concretely.functional.edge import smallest
+from concretely.noise import fractions
 from tests.budget import assert_likely
 from tests.cases import LOGITS, TEMPERATURES
-from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, assert_precise, fast, kernel, key, opcheck, taken
+from tests.kernel import (
+    DEVICE,
+    DTYPES,
+    PATHS,
+    SIZES,
+    assert_precise,
+    fast,
+    gradients,
+    kernel,
+    key,
+    launched,
+    on,
+    opcheck,
+)
 
 SQUASHES = pytest.mark.parametrize("squash", ["none", "unit", "corner"])
+FEW_SQUASHES = pytest.mark.parametrize("squash", ["none", pytest.param("unit", marks=pytest.mark.exhaustive), "corner"])
 EPS = torch.finfo(torch.float32).eps
 
 
@@ -28,6 +40,11 @@ def logits_of(members: int, units: int, dtype: torch.dtype = torch.float32) -> T
 def temperatures(members: int) -> Tensor:
     """A temperature for every member."""
     return torch.linspace(0.5, 1.1, members, dtype=torch.float64, device=DEVICE)
+
+
+def one_temperature(temperature: float) -> Tensor:
+    """A temperature for a single member."""
+    return torch.tensor([temperature], dtype=torch.float64, device=DEVICE)
 
 
 def noise(key: Tensor, samples: int, units: int) -> Tensor:
@@ -54,85 +71,82 @@ def true_score(node: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
     return Logistic(logits.double().unsqueeze(1).expand_as(node), temperature.view(-1, 1, 1)).log_prob(node.double())
 
 
-def module(path: str) -> ModuleType:
-    """The module of a path."""
-    return naive if path == "plain" else fast("logistic")
-
-
 @PATHS
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_draws_are_those_of_the_library_at_every_size_and_temperature(temperature: float, path: str) -> None:
-    logits, keys = torch.tensor([LOGITS], device=DEVICE), key(1)
-    warmth = torch.tensor([temperature], dtype=torch.float64, device=DEVICE)
+    logits, keys, own = torch.tensor([LOGITS], device=DEVICE), key(1), one_temperature(temperature)
     drawn = noise(keys, 50, len(LOGITS))
     size = (1 + drawn.abs() + logits.abs()).squeeze(0)
     for squash in ("unit", "corner"):
-        node, value, log_density = module(path).draw(logits, warmth, keys, 50, squash)
-        truth = true_draw(logits, warmth, drawn, squash)
+        with on(path, "logistic"):
+            node, value, log_density = logistic.draw(logits, own, keys, 50, squash)
+        truth = true_draw(logits, own, drawn, squash)
         assert ((node - truth[0]).abs() <= 2 * EPS * size / temperature).all()
         assert ((log_density - truth[2]).abs() <= 2 * EPS * (1 + truth[2].abs())).all()
-        again = true_draw(node[:, 0] * temperature, warmth, torch.zeros_like(drawn[:, :1]), squash)[1]
+        again = true_draw(node[:, 0] * temperature, own, torch.zeros_like(drawn[:, :1]), squash)[1]
         assert ((value[:, :1] - again).abs() <= 2 * EPS).all()
         if squash == "unit":  # precise at the end where it can be
-            assert ((value[:, :1] - again).abs() <= 1e-5 * again + 2 * naive.SMALLEST).all()
+            assert ((value[:, :1] - again).abs() <= 1e-5 * again + 2 * smallest(torch.float32)).all()
             assert 0 < value.min() < value.max() < 1
 
 
 @kernel
 @pytest.mark.parametrize("temperature", [10.0, 2.0**-120])  # whose logarithm cancels, whose densities are no numbers
 def test_log_densities_of_many_draws_are_precise(temperature: float) -> None:
-    logits, keys = torch.zeros(1, 1, device=DEVICE), key(1)
-    warmth = torch.tensor([temperature], dtype=torch.float64, device=DEVICE)
-    found = fast("logistic").draw(logits, warmth, keys, 20_000, "none")[2]
-    truth = true_draw(logits, warmth, noise(keys, 20_000, 1), "none")[2]
+    logits, keys, own = torch.zeros(1, 1, device=DEVICE), key(1), one_temperature(temperature)
+    with launched("logistic"):
+        found = logistic.draw(logits, own, keys, 8_000, "none")[2]
+    truth = true_draw(logits, own, noise(keys, 8_000, 1), "none")[2]
     assert ((found - truth).abs() <= 2 * EPS * (1 + truth.abs())).all()
 
 
 @PATHS
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_scores_are_those_of_the_library_at_every_size_and_temperature(temperature: float, path: str) -> None:
-    logits = torch.tensor([LOGITS], device=DEVICE)
-    warmth = torch.tensor([temperature], dtype=torch.float64, device=DEVICE)
+    logits, own = torch.tensor([LOGITS], device=DEVICE), one_temperature(temperature)
     node = ((logits + 5 * torch.randn(1, 50, len(LOGITS), device=DEVICE)) / temperature).requires_grad_()
     logits.requires_grad_()
-    truth = true_score(node, logits, warmth)
-    found = module(path).score(node.detach(), logits.detach(), warmth)
+    truth = true_score(node, logits, own)
+    with on(path, "logistic"):
+        found = logistic.score(node, logits, own)
+        slopes = torch.autograd.grad(found.sum(), (node, logits))
     assert ((found - truth).abs() <= 4 * EPS * (1 + truth.abs())).all()
-    by = torch.ones_like(found)
-    by_node, by_logits = module(path).score_backward(by, node.detach(), logits.detach(), warmth, True, True)
-    for pulled, true in zip((by_node, by_logits), torch.autograd.grad(truth.sum(), (node, logits)), strict=True):
-        torch.testing.assert_close(pulled, true, rtol=1e-5, atol=2e-6 * max(1, temperature))
+    for slope, true in zip(slopes, torch.autograd.grad(truth.sum(), (node, logits)), strict=True):
+        torch.testing.assert_close(slope, true, rtol=1e-5, atol=2e-6 * max(1, temperature))
 
 
 def test_noise_follows_its_law() -> None:
-    assert_likely(stats.kstest(naive.noise(key(4), 25_001).flatten().cpu().numpy(), "logistic").pvalue)
+    zeros, one = torch.zeros(4, 1, device=DEVICE), torch.ones(4, dtype=torch.float64, device=DEVICE)
+    drawn, _, _ = logistic.draw(zeros, one, key(4), 25_001, "none")
+    assert_likely(stats.kstest(drawn.flatten().cpu().numpy(), "logistic").pvalue)
 
 
 @kernel
 @SQUASHES
 @SIZES
-def test_kernel_draws_as_its_definition(shape: tuple[int, int, int], dtype: torch.dtype, squash: Squash) -> None:
+def test_kernel_draws_as_its_definition(shape: tuple[int, int, int], dtype: torch.dtype, squash: str) -> None:
     members, samples, units = shape
-    logits, temperature, keys = logits_of(members, units, dtype), temperatures(members), key(members)
-    found = fast("logistic").draw(logits, temperature, keys, samples, squash)
-    defined = naive.draw(logits, temperature, keys, samples, squash)
-    truth = true_draw(logits, temperature, noise(keys, samples, units), squash)
-    for k in range(3):
-        if k == 1 and squash == "none":
-            assert found[k].shape == defined[k].shape
-        else:
-            assert_precise(found[k], defined[k], truth[k])
+    logits, temperature, keys = logits_of(members, units, dtype).requires_grad_(), temperatures(members), key(members)
+    given = logits, temperature, keys, samples, squash
+    wide = logits.detach().double().requires_grad_()
+    truth = true_draw(wide, temperature, noise(keys, samples, units), squash)
     by_node, by_value = torch.randn(2, *shape, device=DEVICE)
-    wide = logits.double().requires_grad_()
-    node, value, _ = true_draw(wide, temperature, noise(keys, samples, units), squash)
-    for by in ((by_node, by_value), (by_node, None), (None, by_value), (by_node[..., :1].expand(shape), None)):
-        by = (by[0], None if squash == "none" else by[1])
-        if by == (None, None):
-            continue
-        total = sum((each * target).sum() for each, target in zip(by, (node, value), strict=True) if each is not None)
-        (true,) = torch.autograd.grad(total, wide, retain_graph=True)
-        arguments = (*by, defined[0], temperature, squash, dtype)
-        assert_precise(fast("logistic").draw_backward(*arguments), naive.draw_backward(*arguments), true)
+    with launched("logistic"):
+        found, defined = logistic.draw(*given), logistic.draw.definition(*given)
+        assert not found[2].requires_grad  # it is the same for all logits
+        assert not defined[2].requires_grad
+        for k in range(3):
+            if k == 1 and squash == "none":
+                assert found[k].shape == defined[k].shape == (members, 0)
+            else:
+                assert_precise(found[k], defined[k], truth[k])
+        for by in ((by_node, by_value), (by_node, None), (None, by_value), (by_node[..., :1].expand(shape), None)):
+            by = (by[0], None if squash == "none" else by[1])
+            if by != (None, None):
+                each = (gradients(out[:2], [leaf], by, retain_graph=True)[0] for out, leaf in (
+                    (found, logits), (defined, logits), (truth, wide),
+                ))  # fmt: skip
+                assert_precise(*each)
 
 
 @kernel
@@ -141,18 +155,30 @@ def test_kernel_scores_as_its_definition(shape: tuple[int, int, int], dtype: tor
     members, _, units = shape
     logits, temperature = logits_of(members, units, dtype), temperatures(members)
     node, by = 5 * torch.randn(2, *shape, device=DEVICE)
-    wide = [tensor.double().requires_grad_() for tensor in (node, logits)]
+    narrow, wide = ([tensor.to(to).requires_grad_() for tensor in (node, logits)] for to in (None, torch.float64))
     truth = true_score(*wide, temperature)
-    assert_precise(
-        fast("logistic").score(node, logits, temperature), naive.score(node, logits, temperature), truth.detach()
-    )
-    for given in (by, by[..., :1].expand(shape), by.transpose(0, 1).contiguous().transpose(0, 1)):
-        true = torch.autograd.grad((given * truth).sum(), wide, retain_graph=True)
-        for needs in ((True, True), (True, False), (False, True)):
-            arguments = (given, node, logits, temperature, *needs)
-            found, defined = fast("logistic").score_backward(*arguments), naive.score_backward(*arguments)
-            for k in range(2):
-                assert_precise(found[k], defined[k], true[k] if needs[k] else true[k].new_empty((members, 0)))
+    with launched("logistic"):
+        found, defined = (score(*narrow, temperature) for score in (logistic.score, logistic.score.definition))
+        assert_precise(found, defined, truth)
+        for given in (by, by[..., :1].expand(shape), by.transpose(0, 1).contiguous().transpose(0, 1)):
+            slopes = (
+                torch.autograd.grad(each, leaves, given, retain_graph=True)
+                for each, leaves in ((found, narrow), (defined, narrow), (truth, wide))
+            )
+            for each, sums in zip(zip(*slopes, strict=True), (False, True), strict=True):
+                # the definition adds samples in float64
+                assert_precise(*each, drift=EPS / 2 * each[-1].abs() if sums else 0.0)
+
+
+@kernel
+@pytest.mark.parametrize("needed", [0, 1])
+def test_gradients_that_nobody_needs_are_not_computed(needed: int) -> None:
+    leaves = [5 * torch.randn(3, 2, 33, device=DEVICE), logits_of(3, 33)]
+    leaves[needed].requires_grad_()
+    with launched("logistic"):
+        found, defined = (score(*leaves, temperatures(3)) for score in (logistic.score, logistic.score.definition))
+        slopes = [torch.autograd.grad(each.sum(), leaves[needed])[0] for each in (found, defined)]
+    torch.testing.assert_close(*slopes, rtol=1e-5, atol=1e-6)
 
 
 @kernel
@@ -169,45 +195,47 @@ def test_sums_over_many_samples_are_taken_in_parts() -> None:
         assert triton.tiling(members, samples, units, sums=True).parts == 1
 
 
-@kernel
-def test_kernel_passes_on_what_is_no_number() -> None:
+@PATHS
+def test_nan_logits_give_nan(path: str) -> None:
     logits = torch.tensor([[0.0, torch.nan]], device=DEVICE)
     for squash in ("unit", "corner"):
-        for drawn in fast("logistic").draw(logits, temperatures(1), key(1), 3, squash)[:2]:
-            assert torch.equal(drawn.isnan(), logits.isnan().expand(1, 3, 2))
-
-
-@kernel
-@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 3, 0)], ids=str)
-def test_nothing_is_drawn_and_scored(shape: tuple[int, int, int]) -> None:
-    logits, temperature = logits_of(2, shape[2]), temperatures(2)
-    for either in (naive, fast("logistic")):
-        node, _, log_density = either.draw(logits, temperature, key(2), shape[1], "unit")
-        assert node.shape == log_density.shape == either.score(node, logits, temperature).shape == shape
-        found = either.score_backward(node, node, logits, temperature, True, True)
-        assert found[0].shape == shape
-        for by_logits in (found[1], either.draw_backward(node, None, node, temperature, "unit", torch.float32)):
-            assert torch.equal(by_logits, torch.zeros_like(logits))
-
-
-def loss(logits: Tensor, prior: Tensor, temperature: Tensor, key: Tensor, squash: Squash = "corner") -> Tensor:
-    """What uses all there is to draw and to score."""
-    node, value, log_density = logistic.draw(logits, temperature, key, 5, squash)
-    log_p = logistic.score(node, prior, temperature)
-    return (value.sin() + log_p - log_density).sum(-1).square().mean()
+        with on(path, "logistic"):
+            drawn = logistic.draw(logits, temperatures(1), key(1), 3, squash)[:2]
+        for each in drawn:
+            assert torch.equal(each.isnan(), logits.isnan().expand(1, 3, 2))
 
 
 @PATHS
-@SQUASHES
-def test_a_batch_of_programs_is_a_loop_over_them(squash: Squash, path: str) -> None:
-    logits = torch.randn(4, 2, 6, device=DEVICE, requires_grad=True)
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 3, 0)], ids=str)
+def test_nothing_is_drawn_and_scored(shape: tuple[int, int, int], path: str) -> None:
+    logits, temperature = logits_of(2, shape[2]).requires_grad_(), temperatures(2)
+    with on(path, "logistic"):
+        node, _, log_density = logistic.draw(logits, temperature, key(2), shape[1], "unit")
+        scores = logistic.score(node, logits, temperature)
+        assert node.shape == log_density.shape == scores.shape == shape
+        for each in (node, scores):
+            (by_logits,) = torch.autograd.grad(each.sum(), logits, retain_graph=True)
+            assert torch.equal(by_logits, torch.zeros_like(logits))
+
+
+def loss(logits: Tensor, prior: Tensor, temperature: Tensor, key: Tensor, squash: str = "corner") -> Tensor:
+    """What uses all there is to draw and to score."""
+    node, value, log_density = logistic.draw(logits, temperature, key, 5, squash)
+    log_p = logistic.score(node, prior, temperature)
+    return ((node if squash == "none" else value).sin() + log_p - log_density).sum(-1).square().mean()
+
+
+@PATHS
+@FEW_SQUASHES
+def test_a_batch_of_programs_is_a_loop_over_them(squash: str, path: str) -> None:
+    logits = torch.randn(2, 2, 6, device=DEVICE, requires_grad=True)
     prior = torch.randn(2, 6, device=DEVICE, requires_grad=True)
-    temperature, keys = temperatures(8).view(4, 2), key(8).view(4, 2, 2)
+    temperature, keys = temperatures(4).view(2, 2), key(4).view(2, 2, 2)
 
     def run(logits: Tensor, temperature: Tensor, key: Tensor) -> Tensor:
         return loss(logits, prior, temperature, key, squash)
 
-    with taken(logistic, path):
+    with on(path, "logistic"):
         together = vmap(run)(logits, temperature, keys)
         moved = vmap(run, (2, 1, 0))(logits.movedim(0, 2), temperature.T, keys)
         alone = torch.stack([run(*each) for each in zip(logits, temperature, keys, strict=True)])
@@ -224,7 +252,7 @@ def test_batches_nest(path: str) -> None:
     def run(logits: Tensor, temperature: Tensor, key: Tensor) -> Tensor:
         return logistic.draw(logits, temperature, key, 2, "unit")[1]
 
-    with taken(logistic, path):
+    with on(path, "logistic"):
         found = vmap(vmap(run, (0, None, 0)), (0, 0, None))(logits, temperature, keys)
         for i in range(2):
             for j in range(3):
@@ -233,7 +261,7 @@ def test_batches_nest(path: str) -> None:
 
 @PATHS
 @SQUASHES
-def test_gradients_can_be_differentiated(squash: Squash, path: str) -> None:
+def test_gradients_can_be_differentiated(squash: str, path: str) -> None:
     logits, prior = (tensor.requires_grad_() for tensor in torch.randn(2, 2, 3, device=DEVICE))
     temperature, keys = temperatures(2), key(2)
 
@@ -246,7 +274,7 @@ def test_gradients_can_be_differentiated(squash: Squash, path: str) -> None:
         grads = torch.autograd.grad(loss, by, create_graph=True)
         return *grads, *torch.autograd.grad(sum(grad.square().sum() for grad in grads), by)
 
-    with taken(logistic, path):
+    with on(path, "logistic"):
         found = curvature(loss(logits, prior, temperature, keys, squash), (logits, prior))
     wide = tuple(tensor.detach().double().requires_grad_() for tensor in (logits, prior))
     for one, other in zip(found, curvature(true_loss(*wide), wide), strict=True):
@@ -257,33 +285,47 @@ def test_gradients_can_be_differentiated(squash: Squash, path: str) -> None:
 @DTYPES
 def test_gradients_have_the_dtype_of_what_they_are_of(dtype: torch.dtype, path: str) -> None:
     logits, prior = (logits_of(2, 3, dtype).requires_grad_() for _ in range(2))
-    with taken(logistic, path):
+    with on(path, "logistic"):
         loss(logits, prior, temperatures(2), key(2)).backward()
     assert logits.grad.dtype == prior.grad.dtype == dtype
 
 
-@pytest.mark.unchecked
-@SQUASHES
-def test_nodes_compile(squash: Squash) -> None:
+@kernel
+@pytest.mark.parametrize("path", ["plain", "fast"])
+def test_nodes_compile(path: str) -> None:
     logits, prior = (torch.randn(3, 2, 4, device=DEVICE, requires_grad=True) for _ in range(2))
     temperature, keys = temperatures(6).view(3, 2), key(6).view(3, 2, 2)
 
     def run(*arguments: Tensor) -> Tensor:
-        return vmap(lambda *each: loss(*each, squash))(*arguments).sum()
+        return vmap(loss)(*arguments).sum()
 
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    by = [torch.autograd.grad(each(logits, prior, temperature, keys), (logits, prior)) for each in (run, compiled)]
+    with on(path, "logistic"):
+        by = [torch.autograd.grad(each(logits, prior, temperature, keys), (logits, prior)) for each in (run, compiled)]
     torch.testing.assert_close(*by)
 
 
-@pytest.mark.unchecked
-def test_nodes_are_operators() -> None:
-    logits, prior = (torch.randn(2, 3, device=DEVICE, requires_grad=True) for _ in range(2))
-    node, by = torch.randn(2, 2, 5, 3, device=DEVICE)
-    for squash in ("none", "corner"):
-        opcheck(logistic._draw, (logits, temperatures(2), key(2), 5, squash, 1))
-    opcheck(logistic._draw_backward, (by, None, node, temperatures(2), "unit", torch.float32))
-    opcheck(logistic._score, (node.requires_grad_(), prior, temperatures(2), 1))
-    for needs in ((True, True), (True, False), (False, True)):
-        arguments = (by, node.detach(), prior.detach(), temperatures(2), *needs, 1)
-        opcheck(logistic._score_backward, arguments)
+@kernel
+@pytest.mark.parametrize("squash", ["corner", pytest.param("none", marks=pytest.mark.exhaustive)])
+def test_nodes_are_operators(squash: str) -> None:
+    logits = torch.randn(2, 3, device=DEVICE, requires_grad=True)
+    node = torch.randn(2, 2, 3, device=DEVICE, requires_grad=True)
+    with launched("logistic"):
+        opcheck(logistic.draw, (logits, temperatures(2), key(2), 2, squash, 1))
+        opcheck(logistic.score, (node, logits, temperatures(2), 1))
+
+
+@kernel
+@pytest.mark.parametrize("needs", [(True, True), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in (
+    (True, False), (False, True),
+))], ids=str)  # fmt: skip
+def test_gradients_are_operators(needs: tuple[bool, bool]) -> None:
+    logits, temperature = logits_of(2, 3), temperatures(2)
+    node, by = torch.randn(2, 2, 2, 3, device=DEVICE)
+    with launched("logistic"):
+        drawn = (logits, temperature, key(2), 2, "unit", 1)
+        outputs = list(logistic.draw(*drawn))
+        torch.library.opcheck(logistic.draw.backward, ([by, None, None], *drawn, outputs, [True, *[False] * 5]))
+        scored = (node, logits, temperature, 1)
+        arguments = ([by], *scored, [logistic.score(*scored)], [*needs, False, False])
+        torch.library.opcheck(logistic.score.backward, arguments)

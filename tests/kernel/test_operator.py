@@ -105,7 +105,7 @@ SCALED = operator(
     "test_scaled",
     kernel="toy",
     eligible=lambda x, *_: x.shape[1] < 100,
-    options=lambda x, *_: {"tag": f"{x.shape[1]} units"},
+    arrange=lambda x, y, factor, _: ((x, y, factor, f"{x.shape[1]} units"), lambda found: found),
     nondifferentiable=[1],
 )(_scaled)
 
@@ -142,7 +142,7 @@ def test_the_definition_runs_where_no_kernel_can_be_launched() -> None:
     assert SCALED.__doc__ == "The definition of the toy."
 
 
-def test_an_eligible_kernel_is_one_node_and_has_its_options() -> None:
+def test_an_eligible_kernel_is_one_node_and_has_its_own_arguments() -> None:
     x, y = given()
     with launchable():
         found, other = SCALED(x, y, 2.0)

@@ -1,6 +1,6 @@
 """Log probabilities summed over rows by a kernel are those of units, summed; in value and gradient, on either path."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 from unittest import mock
@@ -11,58 +11,49 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely.kernel import bernoulli, discrete, exp_concrete, exp_logistic_normal, logistic, row
-from tests.kernel import DEVICE, PATHS, fast, kernel, key, opcheck, sizes, taken
+from concretely.functional import bernoulli, categorical, exp_concrete, exp_logistic_normal, logistic
+from concretely.kernel.operator import row_sums
+from tests.kernel import DEVICE, MARKS, fast, kernel, key, launched, on, opcheck, sizes
 
 N = 4
 
 
 class Case(NamedTuple):
-    """An operation: its draws, of which the last is the log probability, and its scores."""
+    """An operation: its module, its kernels, the shape of a unit, and what it is squashed to."""
 
     operation: ModuleType
+    kernels: str
     categories: tuple[int, ...]
-    draw: Callable[..., tuple[Tensor, ...]]
-    score: Callable[..., Tensor]
+    squash: str
+
+    @property
+    def is_relaxed(self) -> bool:
+        """Whether it has a temperature."""
+        return hasattr(self.operation, "log_density")
+
+    def draw(self, logits: Tensor, temperature: Tensor, key: Tensor, samples: int, length: int) -> tuple[Tensor, ...]:
+        """Draws, of which the last is the log probability."""
+        given = (logits, temperature) if self.is_relaxed else (logits,)
+        return self.operation.draw(*given, key, samples, self.squash, length)
+
+    def score(self, drawn: Sequence[Tensor], logits: Tensor, temperature: Tensor, length: int) -> Tensor:
+        """The log probability of draws."""
+        return self.operation.score(drawn[0], logits, temperature if self.is_relaxed else self.squash, length)
 
 
 CASES = {
-    "logistic": Case(
-        logistic,
-        (),
-        lambda logits, warmth, key, m, length: logistic.draw(logits, warmth, key, m, "corner", length),
-        lambda drawn, logits, warmth, length: logistic.score(drawn[0], logits, warmth, length),
-    ),
-    "bernoulli": Case(
-        bernoulli,
-        (),
-        lambda logits, warmth, key, m, length: bernoulli.draw(logits, key, m, "bit", length),
-        lambda drawn, logits, warmth, length: bernoulli.score(drawn[0], logits, "bit", length),
-    ),
-    "exp_concrete": Case(
-        exp_concrete,
-        (N,),
-        lambda logits, warmth, key, m, length: exp_concrete.draw(logits, warmth, key, m, "cube", length),
-        lambda drawn, logits, warmth, length: exp_concrete.score(drawn[0], logits, warmth, length),
-    ),
-    "exp_logistic_normal": Case(
-        exp_concrete,  # whose kernels it takes
-        (N,),
-        lambda logits, warmth, key, m, length: exp_logistic_normal.draw(logits, warmth, key, m, "cube", length),
-        lambda drawn, logits, warmth, length: exp_logistic_normal.score(drawn[0], logits, warmth, length),
-    ),
-    "discrete": Case(
-        discrete,
-        (N,),
-        lambda logits, warmth, key, m, length: discrete.draw(logits, key, m, "corner", length),
-        lambda drawn, logits, warmth, length: discrete.score(drawn[0], logits, "corner", length),
-    ),
+    "logistic": Case(logistic, "logistic", (), "corner"),
+    "bernoulli": Case(bernoulli, "bernoulli", (), "bit"),
+    "exp_concrete": Case(exp_concrete, "exp_concrete", (N,), "cube"),
+    "exp_logistic_normal": Case(exp_logistic_normal, "exp_concrete", (N,), "cube"),
+    "categorical": Case(categorical, "categorical", (N,), "corner"),
 }
-RELAXED: dict[str, tuple[bool, ...]] = {"logistic": (), "exp_concrete": (False,), "exp_logistic_normal": (True,)}
-"""What is relaxed, and what its operators take besides: whether noise is normal."""
 NAMES = pytest.mark.parametrize("name", CASES)
 # members, samples, rows and their length: quarters of whole rows or not, more than a block, several rows in a program
-SIZES = sizes((1, 1, 1, 3), (3, 2, 6, 33), (1, 4, 1, 200), (2, 1, 8, 7), (1, 3, 3, 70), (1, 1, 4, 300))
+SIZES = sizes((1, 1, 1, 3), (2, 2, 4, 33), (1, 4, 1, 200), (2, 1, 8, 7), (1, 3, 3, 70), (1, 1, 4, 300))
+FAST = pytest.mark.parametrize(
+    "path", [pytest.param("plain", marks=pytest.mark.exhaustive), pytest.param("fast", marks=MARKS)]
+)
 
 
 def given(case: Case, members: int, units: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,25 +70,27 @@ def assert_same(name: str, found: Tensor, expected: Tensor) -> None:
         assert torch.equal(found, expected)
 
 
-@PATHS
-@NAMES
+@FAST
+@pytest.mark.parametrize(  # normal noise shares its kernels with Gumbel noise
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive) if "normal" in name else name for name in CASES]
+)
 @SIZES
 def test_sums_over_rows_are_those_of_units(
     name: str, shape: tuple[int, int, int, int], dtype: torch.dtype, path: str
 ) -> None:
     case, (members, samples, rows, length) = CASES[name], shape
-    logits, warmth, keys = given(case, members, rows * length, dtype)
+    logits, temperature, keys = given(case, members, rows * length, dtype)
     prior = given(case, members, rows * length, dtype)[0]
     by = torch.randn(2, members, samples, rows, device=DEVICE)
 
     def run(length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         leaves = [each.clone().requires_grad_() for each in (logits, prior)]
-        *drawn, log_q = case.draw(leaves[0], warmth, keys, samples, length)
-        log_p = case.score(drawn, leaves[1], warmth, length)
+        *drawn, log_q = case.draw(leaves[0], temperature, keys, samples, length)
+        log_p = case.score(drawn, leaves[1], temperature, length)
         found = [each.view(*by.shape[1:], -1).sum(-1) for each in (log_q, log_p)]
         return drawn, found, list(torch.autograd.grad((by * torch.stack(found)).sum(), leaves, allow_unused=True))
 
-    with taken(case.operation, path):
+    with on(path, case.kernels):
         (drawn, summed, slopes), (same, truth, true_slopes) = run(length), run(1)
     for one, other in zip(drawn, same, strict=True):
         assert_same(name, one, other)
@@ -113,72 +106,77 @@ def test_sums_over_rows_are_those_of_units(
 @pytest.mark.parametrize(("length", "samples"), [(40, 6), (70, 4), (200, 2)])
 @pytest.mark.parametrize("name", ["logistic", "bernoulli"])
 def test_rows_are_cut_into_pieces_where_they_are_many(name: str, length: int, samples: int) -> None:
-    case, (logits, warmth, keys) = CASES[name], given(CASES[name], 1, 2 * length)
+    case, (logits, temperature, keys) = CASES[name], given(CASES[name], 1, 2 * length)
     busy = [mock.patch.object(fast(each), "BUSY", 1) for each in ("logistic", "bernoulli")]
-    with taken(case.operation, "fast"), busy[0], busy[1]:
-        found, truth = (case.draw(logits, warmth, keys, samples, each) for each in (length, 1))
-        scores = [case.score(truth, -logits, warmth, each) for each in (length, 1)]
+    with launched(case.kernels), busy[0], busy[1]:
+        found, truth = (case.draw(logits, temperature, keys, samples, each) for each in (length, 1))
+        scores = [case.score(truth, -logits, temperature, each) for each in (length, 1)]
     for one, other in zip(found[:-1], truth[:-1], strict=True):
         assert_same(name, one, other)
     for one, other in (found[-1], truth[-1]), scores:
-        assert_close(one, row.summed(other, length), rtol=3e-6, atol=1e-5)
+        assert_close(one, row_sums(other, length), rtol=3e-6, atol=1e-5)
 
 
-@PATHS
+@FAST
 @NAMES
 def test_a_batch_of_programs_is_a_loop_over_them(name: str, path: str) -> None:
     case = CASES[name]
-    logits, warmth, keys = (each.unsqueeze(1) for each in given(case, 4, 12))
+    logits, temperature, keys = (each.unsqueeze(1) for each in given(case, 2, 12))
     prior = given(case, 1, 12)[0].requires_grad_()
     logits.requires_grad_()
 
-    def loss(logits: Tensor, warmth: Tensor, key: Tensor) -> Tensor:
-        *drawn, log_q = case.draw(logits, warmth, key, 2, 6)
-        return (case.score(drawn, prior, warmth, 6) - log_q).square().sum()
+    def loss(logits: Tensor, temperature: Tensor, key: Tensor) -> Tensor:
+        *drawn, log_q = case.draw(logits, temperature, key, 2, 6)
+        return (case.score(drawn, prior, temperature, 6) - log_q).square().sum()
 
-    with taken(case.operation, path):
-        together = vmap(loss)(logits, warmth, keys)
-        alone = torch.stack([loss(*each) for each in zip(logits, warmth, keys, strict=True)])
+    with on(path, case.kernels):
+        together = vmap(loss)(logits, temperature, keys)
+        alone = torch.stack([loss(*each) for each in zip(logits, temperature, keys, strict=True)])
         assert_close(together, alone)
         by = [torch.autograd.grad(each.sum(), (logits, prior)) for each in (together, alone)]
     assert_close(*by, rtol=1e-5, atol=1e-4)
 
 
+@FAST
 @NAMES
-def test_gradients_of_sums_have_gradients(name: str) -> None:
+def test_gradients_of_sums_have_gradients(name: str, path: str) -> None:
     case = CASES[name]
-    logits, warmth, keys = given(case, 2, 6)
+    logits, temperature, keys = given(case, 2, 6)
     logits.requires_grad_()
 
     def curvature(length: int) -> Tensor:
-        drawn = case.draw(logits.detach(), warmth, keys, 5, length)
-        log_p = case.score(drawn, logits, warmth, length).view(2, 5, 2, -1).sum(-1)
+        drawn = case.draw(logits.detach(), temperature, keys, 5, length)
+        log_p = case.score(drawn, logits, temperature, length).view(2, 5, 2, -1).sum(-1)
         (slope,) = torch.autograd.grad(log_p.square().sum(), logits, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), logits)[0]
 
-    assert_close(curvature(3), curvature(1), rtol=1e-3, atol=1e-3)
+    with on(path, case.kernels):
+        assert_close(curvature(3), curvature(1), rtol=1e-3, atol=1e-3)
 
 
 @kernel
 @pytest.mark.parametrize("name", ["logistic", "exp_concrete"])
 def test_the_log_density_of_an_own_draw_is_exact_at_any_size_of_the_logits(name: str) -> None:
     case = CASES[name]
-    logits, warmth, keys = given(case, 1, 40)
-    kernels, squash = fast(name), {"logistic": "unit", "exp_concrete": "simplex"}[name]
-    small, large = (kernels.draw(each, warmth, keys, 4, squash, 10)[2] for each in (logits, 1e5 * logits))
+    logits, temperature, keys = given(case, 1, 40)
+    with launched(case.kernels):
+        small, large = (case.draw(each, temperature, keys, 4, 10)[2] for each in (logits, 1e5 * logits))
     assert torch.equal(small, large)
 
 
-@pytest.mark.unchecked
-@NAMES
+@kernel
+@pytest.mark.parametrize(
+    "name", [name if name == "logistic" else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES]
+)
 def test_sums_are_operators(name: str) -> None:
     case = CASES[name]
-    logits, warmth, keys = given(case, 2, 6)
+    logits, temperature, keys = given(case, 2, 6)
     logits.requires_grad_()
-    *drawn, _ = case.draw(logits.detach(), warmth, keys, 5, 3)
-    if name in RELAXED:
-        opcheck(case.operation._draw, (logits, warmth, keys, 5, "none", 3, *RELAXED[name]))
-        opcheck(case.operation._score, (drawn[0].requires_grad_(), logits, warmth, 3, *RELAXED[name]))
-    else:
-        opcheck(case.operation._draw, (logits, keys, 5, "corner", 3))
-        opcheck(case.operation._score, (drawn[0], logits, "corner", 3))
+    with launched(case.kernels):
+        drawn = case.draw(logits.detach(), temperature, keys, 5, 3)[0]
+        if case.is_relaxed:
+            opcheck(case.operation.draw, (logits, temperature, keys, 5, case.squash, 3))
+            opcheck(case.operation.score, (drawn.requires_grad_(), logits, temperature, 3))
+        else:
+            opcheck(case.operation.draw, (logits, keys, 5, case.squash, 3))
+            opcheck(case.operation.score, (drawn, logits, case.squash, 3))

@@ -6,9 +6,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..kernel.operator import operator, row_sums
-from ..kernel.philox import naive as philox
+from ..noise import fractions, logistic_of
 from ..noise import logistic as noise
-from ..noise import logistic_of
 from .cast import cast, compute_dtype
 
 __all__ = ["draw", "interpolated_log_mass", "log_mass", "noise", "push", "score"]
@@ -49,7 +48,7 @@ def draw(
     The noise is that of a key for each member: the same key gives the states that nodes of a logistic draw round to.
     """
     members, units = logits.shape
-    signed = philox.fractions(key, samples * units, torch.float32, True).view(members, samples, units)
+    signed = fractions(key, samples * units, torch.float32, True).view(members, samples, units)
     value = push(logits.detach().float().unsqueeze(1), logistic_of(signed), squash)
     return value, score.definition(value, logits, squash, length)
 

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Size, Tensor
 
-from ..kernel.category.tile import fits
 from ..kernel.operator import operator, row_sums
+from ..kernel.tile import fits
 from ..noise import gumbel as noise
 from .cast import to_float64
 from .hypercube import category_of, corners

@@ -44,6 +44,7 @@ def draw_node(
             given = rows, _of_member(rows, *temperature), key_of(generator, logits.device)
             shape = Size((*sample_shape, *logits.shape[:lead]))
             node, value, summed = _from_kernel(partial(law.draw, *given, samples, name), shape, axes)
+            value = value.unsqueeze(-1) if name == "corner" else value  # a bit has an axis of its own
             return Drawn(node if squashing is None else value, lambda: summed(0), summed, node)
     shape = Size(sample_shape) + logits.shape
     noise = law.noise(shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from ..kernel.category.tile import fits
 from ..kernel.operator import operator, row_sums
+from ..kernel.tile import fits
 from ..noise import gumbel as noise
 from .cast import to_float64
 from .invert import invert_noise
@@ -96,4 +96,7 @@ def score(
     length: int = 1,
 ) -> Float[Tensor, "members m rows"]:
     """The log densities of given nodes, whose samples share their logits, summed over rows of so many units."""
-    return row_sums(log_density(node, logits.unsqueeze(1), temperature.view(-1, 1, 1)).float(), length)
+    temperature = temperature.view(-1, 1, 1)
+    # once its terms have cancelled, the noise is in float32, as it is in the kernel
+    noise = invert_noise(node, logits.unsqueeze(1), over_categories(temperature), up_to_shift=True).float()
+    return row_sums(log_density_of_noise(noise, temperature).float(), length)

@@ -4,8 +4,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..kernel.philox import naive as philox
-from ..noise import gumbel_of, normal_of, uniform_of
+from ..noise import fractions, gumbel_of, normal_of, uniform_of
 from .cast import cast, compute_dtype, to_float64
 from .temperature import Temperature, divide, over_categories
 
@@ -45,7 +44,7 @@ def noise_of_key(
     key: Int64[Tensor, "members 2"], samples: int, units: int, n: int, *, gaussian: bool = False
 ) -> Float[Tensor, "members m units n"]:
     """Standard Gumbel or normal noise of keys; the four words of a place belong to four rows of categories."""
-    places = philox.quarter(samples * units)
-    fractions = philox.fractions(key, 4 * places * n, torch.float32, gaussian)
-    noise = normal_of(fractions) if gaussian else gumbel_of(uniform_of(fractions))
+    places = -(-samples * units // 4)
+    drawn = fractions(key, 4 * places * n, torch.float32, gaussian)
+    noise = normal_of(drawn) if gaussian else gumbel_of(uniform_of(drawn))
     return noise.view(len(key), 4 * places, n)[:, : samples * units].reshape(len(key), samples, units, n)

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ..kernel.operator import operator, row_sums
-from ..kernel.philox import naive as philox
+from ..noise import fractions, logistic_of
 from ..noise import logistic as noise
-from ..noise import logistic_of
 from . import invert
 from .cast import cast, compute_dtype, to_float64
 from .squash import Sigmoid
@@ -105,7 +104,7 @@ def draw(
     The noise is that of a key for each member. Log densities are summed over rows of so many units.
     """
     members, units = logits.shape
-    signed = philox.fractions(key, samples * units, torch.float32, True).view(members, samples, units)
+    signed = fractions(key, samples * units, torch.float32, True).view(members, samples, units)
     drawn = logistic_of(signed)
     node = push(logits.float().unsqueeze(1), temperature.float().view(-1, 1, 1), drawn)
     log_density = log_density_of_noise(drawn, temperature.view(-1, 1, 1)).float()
@@ -124,4 +123,7 @@ def score(
     length: int = 1,
 ) -> Float[Tensor, "members m rows"]:
     """The log densities of given nodes, whose samples share their logits, summed over rows of so many units."""
-    return row_sums(log_density(node, logits.unsqueeze(1), temperature.view(-1, 1, 1)).float(), length)
+    temperature = temperature.view(-1, 1, 1)
+    # once its terms have cancelled, the noise is in float32, as it is in the kernel
+    noise = invert.invert_noise(node, logits.unsqueeze(1), temperature).float()
+    return row_sums(log_density_of_noise(noise, temperature).float(), length)

@@ -8,11 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .native.triton import both, exp, log1p, reciprocal, rough_log1p, sigmoid
+from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
 from .operator import joined, parted, row_sums, rows
-from .philox.naive import quarter
-from .philox.triton import words_beside
-from .row.triton import (
+from .philox import quarter, words_beside
+from .row import (
     BLOCK,
     BUSY,
     corner,

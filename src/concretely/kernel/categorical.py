@@ -8,8 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .category.tile import draw_tile, power, score_tile, unit_tile
-from .category.triton import (
+from .category import (
     STEPS,
     in_quarter,
     load_four,
@@ -22,11 +21,11 @@ from .category.triton import (
     unit_of,
 )
 from .exp_concrete import exponential
-from .native.triton import exp, log
+from .native import exp, log
 from .operator import joined, parted, row_sums, rows
-from .philox.naive import quarter
-from .philox.triton import words_beside
-from .row.triton import point_of
+from .philox import quarter, words_beside
+from .row import point_of
+from .tile import draw_tile, power, score_tile, unit_tile
 
 
 @triton.jit

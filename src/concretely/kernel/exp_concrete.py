@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .category.tile import draw_tile, score_tile, unit_tile
-from .category.triton import (
+from .category import (
     STEPS,
     in_quarter,
     load_four,
@@ -23,11 +22,11 @@ from .category.triton import (
     store_sums,
     unit_of,
 )
-from .native.triton import NATIVE, exp, log, precise_log, reciprocal, whole_difference
+from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from .operator import joined, parted, row_sums, rows
-from .philox.naive import quarter
-from .philox.triton import fraction, normal, words_beside
-from .row.triton import point_of
+from .philox import fraction, normal, quarter, words_beside
+from .row import point_of
+from .tile import draw_tile, score_tile, unit_tile
 
 
 @triton.jit

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .operator import NAMESPACE, _batched, _is_plain, is_launchable
+from .operator import NAMESPACE, batched, is_launchable, is_plain
 
 is_fast = is_launchable
 
@@ -23,14 +25,14 @@ class Operator:
         self._function = function
         self._differentiated: Callable[..., Any] | None = None
         self.registered = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
-        self.registered.register_vmap(lambda *given: _batched(self.registered, *given))
+        self.registered.register_vmap(lambda *given: batched(self.registered, *given))
 
     def __call__(self, *arguments: Any) -> Any:
         """What the function gives."""
         leaves, spec = list(arguments), None
         if any(isinstance(each, list) for each in arguments):
             leaves, spec = tree_flatten(arguments)
-        if not _is_plain(leaves) or (torch.is_grad_enabled() and self._differentiated is None):
+        if not is_plain(leaves) or (torch.is_grad_enabled() and self._differentiated is None):
             return self.registered(*arguments)
         return self._function(*arguments) if self._differentiated is None else self._differentiated(*leaves, spec)
 
@@ -77,3 +79,13 @@ def attempted(call: Callable[[], Any]) -> Any | None:
         if "functorch transforms" not in str(error):
             raise
         return None
+
+
+def summed(log_prob: Float[Tensor, "members m units"], length: int) -> Float[Tensor, "members m rows"]:
+    """The sums over rows of so many units."""
+    return log_prob if length == 1 else log_prob.unflatten(-1, (log_prob.shape[-1] // length, length)).sum(-1)
+
+
+def spread(by: Float[Tensor, "members m rows"], length: int) -> Float[Tensor, "members m units"]:
+    """A number of every row for each of its units."""
+    return by if length == 1 else by.repeat_interleave(length, -1)

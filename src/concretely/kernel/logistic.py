@@ -8,11 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .native.triton import difference, exp, log, reciprocal, sigmoid, tanh_half, times
+from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
 from .operator import joined, parted, row_sums, rows
-from .philox.naive import quarter
-from .philox.triton import fraction, logistic, words_beside
-from .row.triton import (
+from .philox import fraction, logistic, quarter, words_beside
+from .row import (
     BLOCK,
     BUSY,
     corner,

@@ -10,13 +10,13 @@ The first axis of every tensor argument counts members: independent programs tha
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,20 @@ NAMESPACE = "concretely"
 _DISABLED: set[str] = set()
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+Arranged = tuple[Sequence[Any], Callable[[Any], Any]]
+"""The arguments of a kernel, and a function that gives its results the shape that they are to have."""
+
+
 def operator(
     name: str,
     *,
     kernel: str,
     eligible: Callable[..., bool] | None = None,
-    options: Callable[..., Mapping[str, Any]] | None = None,
+    arrange: Callable[..., Arranged] | None = None,
     nondifferentiable: Sequence[int] = (),
-) -> "Callable[[Callable[..., Any]], Operator]":
+) -> "Callable[[Callable[P, R]], Operator[P, R]]":
     """Register a definition with its kernel.
 
     The definition is a pure function of tensors, lists of tensors and plain values, with annotations. It returns a
@@ -55,11 +61,12 @@ def operator(
         kernel: The module with the kernel.
         eligible: A condition on the arguments under which the kernel can run. That the first tensor is on the current
             GPU and not of float64 is always asked for.
-        options: A function of the arguments to those that only matter to the kernel, by name. The definition must have
-            defaults for them. They are not worked out where the definition runs.
+        arrange: A function that turns the arguments into those of the kernel, and says how to undo it in the results:
+            where a kernel takes tensors of other shapes, or has options of its own. The definition must be the same
+            function of either arguments.
         nondifferentiable: The places of outputs without a gradient.
     """
-    return lambda definition: Operator(definition, name, kernel, eligible, options, tuple(nondifferentiable))
+    return lambda definition: Operator(definition, name, kernel, eligible, arrange, tuple(nondifferentiable))
 
 
 @contextmanager
@@ -104,54 +111,58 @@ def is_hidden(value: Tensor) -> bool:
     return False
 
 
-class Operator:
+class Operator(Generic[P, R]):
     """A definition and its kernel as one function."""
 
     def __init__(
         self,
-        definition: Callable[..., Any],
+        definition: Callable[P, R],
         name: str,
         kernel: str,
         eligible: Callable[..., bool] | None,
-        options: Callable[..., Mapping[str, Any]] | None,
+        arrange: Callable[..., Arranged] | None,
         nondifferentiable: tuple[int, ...],
     ) -> None:
         self.definition, self.name, self.kernel = definition, name, kernel
+        self._defined = cast("Callable[..., Any]", definition)
         self.__doc__, self.__name__ = definition.__doc__, definition.__name__
-        self._eligible, self._options, self._nondifferentiable = eligible, options, nondifferentiable
+        self._eligible, self._arrange, self._nondifferentiable = eligible, arrange, nondifferentiable
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
-        self._places = {name: place for place, name in enumerate(given)}
         self._defaults = tuple(each.default for each in given.values())
         parameters = [_parameter(name, _schema_type(each.annotation)) for name, each in given.items()]
         self._first = next(i for i, each in enumerate(parameters) if each.annotation in (Tensor, list[Tensor]))
         returned = _schema_type(self._signature.return_annotation)
         self.registered = _registered(name, self._launch, parameters, returned)
-        self.registered.register_fake(lambda *given: _contiguous(definition(*given)))
-        self.registered.register_vmap(lambda *given: _batched(self.registered, *given))
+        self.registered.register_fake(lambda *given: _contiguous(self._defined(*given)))
+        self.registered.register_vmap(lambda *given: batched(self.registered, *given))
         self.registered.register_autograd(self._pull_nested, setup_context=self._save)
         trail = [_parameter("outputs", list[Tensor]), _parameter("needs", list[bool])]
         parameters = [_parameter("by", list[Tensor | None]), *parameters, *trail]
         self.backward = _registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
         self.backward.register_fake(self._fake_backward)
-        self.backward.register_vmap(lambda *given: _batched(self.backward, *given))
+        self.backward.register_vmap(lambda *given: batched(self.backward, *given))
         self._apply: Callable[..., Any] = self._function().apply
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: P.args, **named: P.kwargs) -> R:
         """Run the kernel if it is eligible, else the definition."""
-        first = given[self._first] if given else next(iter(named.values()))
+        first: Any = given[self._first]
         if not is_launchable(first if isinstance(first, Tensor) else first[0]):
             return self.definition(*given, **named)
         arguments = self._complete(given, named)
         if not self._is_eligible(arguments) or _is_transformed():
-            return self.definition(*arguments)
-        if self._options is not None:
-            for name, value in self._options(*arguments).items():
-                arguments[self._places[name]] = value
+            return self.definition(*given, **named)
+        if self._arrange is None:
+            return cast("R", self._called(arguments))
+        arranged, restore = self._arrange(*arguments)
+        return cast("R", restore(self._called(list(arranged))))
+
+    def _called(self, arguments: list[Any]) -> Any:
+        """What the kernel gives, to whoever looks on."""
         leaves, spec = arguments, None
         if any(isinstance(each, list) for each in arguments):
             leaves, spec = tree_flatten(arguments)
-        if not _is_plain(leaves):
+        if not is_plain(leaves):
             return self.registered(*arguments)
         if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in leaves):
             return self._apply(*leaves, spec)
@@ -200,7 +211,7 @@ class Operator:
         with launching(first.device):
             if is_launchable(first) and self._is_eligible(arguments):
                 return self._forward(*arguments)
-        return _contiguous(self.definition(*arguments))
+        return _contiguous(self._defined(*arguments))
 
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
         """The gradients that are needed, from the kernel."""
@@ -245,7 +256,7 @@ class Operator:
         if torch.is_grad_enabled() or not self._has_backward(leaves, ctx.structure):
             return self._pulled_by_definition(by, leaves, ctx.structure, needs)
         inputs = tree_unflatten(leaves, ctx.structure)
-        if _is_plain([*by, *leaves]):
+        if is_plain([*by, *leaves]):
             return self._pulled_by_kernel(by, inputs, outputs, needs)
         found = iter(self.backward(list(by), *inputs, outputs, needs))
         return [next(found) if needed else None for needed in needs]
@@ -290,7 +301,7 @@ class Operator:
                 leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
                 for leaf, needed in zip(leaves, needs, strict=True)
             ]
-            output = self.definition(*tree_unflatten(leaves, structure))
+            output = self._defined(*tree_unflatten(leaves, structure))
             outputs = (output,) if isinstance(output, Tensor) else output
             pairs = [
                 (each, gradient)
@@ -341,7 +352,7 @@ def _has_derivative_on_stack() -> bool:
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _is_plain(leaves: Sequence[Any]) -> bool:
+def is_plain(leaves: Sequence[Any]) -> bool:
     """Whether no compiler, transform or mode of torch has to see the operator in a call."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
@@ -392,7 +403,7 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
     """Run an operator once for a batch, with so many times the members."""
     size = info.batch_size
     stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))

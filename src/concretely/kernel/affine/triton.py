@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native.triton import tanh_half
+from ..native import tanh_half
 from ..operator import joined, parted, rows
 
 PROGRAMS = 128

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native.triton import log1p, sigmoid
+from ..native import log1p, sigmoid
 from ..operator import rows
 
 TILE = 512

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..affine.triton import Tile, product
-from ..native.triton import both, log1p
+from ..native import both, log1p
 from ..operator import joined, parted, rows
 
 HIGH, WARPS, STAGES = 128, 4, 3

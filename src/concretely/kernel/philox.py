@@ -5,11 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native.triton import log, log2, product, reciprocal, signed_as
-from .naive import ROUNDS, quarter
+from .native import log, log2, product, reciprocal, signed_as
 
 BLOCK = 256
-STEPS = tl.constexpr(ROUNDS)
+ROUNDS = tl.constexpr(10)
 
 
 @triton.jit
@@ -21,7 +20,7 @@ def words(key, member, place):
     if place.dtype == tl.int64:
         two = (place.to(tl.uint64) >> 32).to(tl.uint32)
     three, four = nonce.to(tl.uint32), (nonce >> 32).to(tl.uint32)
-    for _ in tl.static_range(STEPS):
+    for _ in tl.static_range(ROUNDS):
         left, right = product(one, 0xD2511F53), product(three, 0xCD9E8D57)
         one, two, three, four = right[0] ^ two ^ low, right[1], left[0] ^ four ^ high, left[1]
         low = tl.add(low, 0x9E3779B9, sanitize_overflow=False)
@@ -85,8 +84,13 @@ def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constex
         tl.store(out + member * count + element, fraction(four[k], SIGNED), mask=(place < quarter) & (element < count))
 
 
-def fractions(key: Tensor, count: int, signed: bool) -> Tensor:
-    """Fractions in float32 for every key."""
+def quarter(count: int) -> int:
+    """How many places of four words make so many words."""
+    return -(-count // 4)
+
+
+def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
+    """Fractions for every key, in float32 alone."""
     out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
     places = quarter(count)
     if out.numel():
