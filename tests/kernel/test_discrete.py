@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from concretely.distribution import Discrete, Hypercube
 from concretely.kernel import discrete
 from concretely.kernel.discrete import Squash, naive
-from tests.kernel import opcheck
+from tests.kernel import fast, opcheck
 from tests.kernel.test_exp_concrete import DEVICE, SIZES, given, needs_triton, noise, typed
 
 SQUASHES: tuple[Squash, ...] = ("one-hot", "corner")

@@ -22,7 +22,7 @@ from concretely.distribution.constraint import smallest
 from concretely.distribution.hypercube import corners
 from concretely.kernel import exp_concrete, tile
 from concretely.kernel.exp_concrete import Squash, naive
-from tests.kernel import opcheck
+from tests.kernel import fast, opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NO_TRITON = not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"

@@ -2,15 +2,14 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from concretely.data import Bits, Dataset
-from concretely.kernel import affine
-from concretely.model import layer
+from concretely.functional.affine import affine
 from concretely.training.ensemble import Ensemble
 from concretely.training.loop import DivergedError, Watch, train, train_together
 from concretely.training.member import DIFFERENT, OF_DATA, Member, alike, data_key
@@ -19,6 +18,7 @@ from concretely.training.run import Run, restored
 from concretely.training.trainer import Row, Trainer
 
 from ..cases import DEVICES
+from ..kernel import fast, kernel, launched, wished
 from .example import data, recipe, tensors
 
 NOTATIONS = ["4H~12V", "4H-4H-12V", "4V-4H-8V", "4H:4-12V"]
@@ -93,15 +93,24 @@ def test_members_may_have_data_of_their_own() -> None:
         assert_close(found, expected)
 
 
+@kernel
 @pytest.mark.parametrize("notation", NOTATIONS)
 def test_gradients_left_as_factors_take_the_same_steps(notation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    always = SimpleNamespace(suits=lambda x, weight: True, affine=affine.affine, FEW=affine.FEW)
-    monkeypatch.setattr(layer, "affine", always)
+    kernels = fast("affine")
+
+    def before_tanh(by: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+        by_total = by * (1 - out * out) if tanh else by
+        return by_total, by_total.sum(1)
+
+    # in torch's operations, as an interpreter of kernels would take minutes
+    monkeypatch.setattr(kernels, "affine", affine.definition)
+    monkeypatch.setattr(kernels, "before_tanh", before_tanh)
+    monkeypatch.setattr(kernels, "FEW", 0)
     recipes = [recipe(notation=notation, **wish) for wish in WISHES]
     plain, factored = ([Trainer(each, data()) for each in recipes] for _ in range(2))
     Ensemble(plain).advance(20)
-    monkeypatch.setattr(affine, "FEW", 0)
-    Ensemble(factored).advance(20)
+    with launched("affine"), wished("high"):
+        Ensemble(factored).advance(20)
     for found, expected in zip(factored, plain, strict=True):
         assert_close(found, expected)
 

@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 
 from ..estimator import Estimator, Score, estimate
 from ..kernel.adam import Book, Pace, State, adam_, allowed_
-from ..kernel.affine import Ledger, ledger
 from ..kernel.bits import unpack
+from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.muon import muon_
 from ..kernel.operator import launching
 from ..model import Model
@@ -85,7 +85,7 @@ class Ensemble:
         """Take one step, all on the device."""
         self._agenda.read()
         bits = unpack(self._agenda.packed, self._agenda.index, self.recipe.width)
-        with ledger() as factors:
+        with deferred_gradients():
             loss = self._run(self._program, bits, Purpose.NOISE)
             leaves = [state.parameter for state in self._states.values()]
             slopes = torch.autograd.grad([loss], leaves, [self._ones], allow_unused=True)
@@ -97,18 +97,17 @@ class Ensemble:
             # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
             watched = [gradient for name, gradient in gradients.items() if not _decays(name)]
             pace = allowed_(self._book, watched, loss.detach(), self._agenda.step, self._agenda.pace)
-            self._move(gradients, factors, pace)
+            self._move(gradients, pace)
 
-    def _move(self, gradients: dict[str, Tensor], factors: Ledger, pace: Pace) -> None:
+    def _move(self, gradients: dict[str, Tensor], pace: Pace) -> None:
         """Move all parameters by their gradients, some of which are still factors."""
-        left = {name: factors.get(state.parameter.data_ptr()) for name, state in self._states.items()}
         if self.recipe.optimizer == "muon":
             matrices = [name for name in self._states if _decays(name)]
-            products = [found.product if (found := left.pop(name)) else gradients.pop(name) for name in matrices]
+            products = [materialized(gradients.pop(name)) for name in matrices]
             muon_([self._states[name] for name in matrices], products, pace)
-        for name, found in left.items():
-            if found is not None:  # one after the other, so that the product is read before it leaves the cache
-                adam_([self._states[name]], [found.product], pace, decays=[_decays(name)])
+        deferred = [name for name, gradient in gradients.items() if isinstance(gradient, DeferredGradient)]
+        for name in deferred:  # one after the other, so that the product is read before it leaves the cache
+            adam_([self._states[name]], [materialized(gradients.pop(name))], pace, decays=[_decays(name)])
         states = [self._states[name] for name in gradients]
         adam_(states, list(gradients.values()), pace, decays=[_decays(name) for name in gradients])
 

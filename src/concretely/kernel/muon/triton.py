@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..adam import Pace, State
-from ..affine.triton import tile
+from ..affine import tile
 from .naive import COEFFICIENTS, MOMENTUM, length
 
 BLOCK = 1024
