@@ -18,7 +18,8 @@ from concretely.training.run import Run, restored
 from concretely.training.trainer import Row, Trainer
 
 from ..cases import DEVICES
-from ..kernel import fast, kernel, launched, wished
+from ..kernel import fast, kernel, launched
+from ..kernel import wished as at_precision
 from .example import data, recipe, tensors
 
 NOTATIONS = ["4H~12V", "4H-4H-12V", "4V-4H-8V", "4H:4-12V"]
@@ -109,7 +110,7 @@ def test_gradients_left_as_factors_take_the_same_steps(notation: str, monkeypatc
     recipes = [recipe(notation=notation, **wish) for wish in WISHES]
     plain, factored = ([Trainer(each, data()) for each in recipes] for _ in range(2))
     Ensemble(plain).advance(20)
-    with launched("affine"), wished("high"):
+    with launched("affine"), at_precision("high"):
         Ensemble(factored).advance(20)
     for found, expected in zip(factored, plain, strict=True):
         assert_close(found, expected)
