@@ -136,7 +136,7 @@ def test_analytic_divergence_of_a_discrete_draw_bounds_the_log_likelihood_with_o
 DISCRETE = "the log-likelihood"
 BOUNDS = [
     (c.Exact(), DISCRETE),
-    (c.Score(), DISCRETE),
+    (c.Reinforce(), DISCRETE),
     (c.RLOO(), DISCRETE),
     (c.VIMCO(), DISCRETE),
     (c.StraightThrough(), DISCRETE),
@@ -163,7 +163,7 @@ def test_estimate_of_a_cost_bounds_nothing_and_that_of_nvil_the_log_likelihood()
         return draw("b", c.Bernoulli(torch.zeros(2))).sum(-1)
 
     assert c.estimate(model, x, estimator=c.NVIL(model, x)).bound_target == DISCRETE
-    for estimator in (c.Score(), c.Exact(), c.Pathwise(0.5), c.StraightThrough(), c.NVIL(program)):
+    for estimator in (c.Reinforce(), c.Exact(), c.Pathwise(0.5), c.StraightThrough(), c.NVIL(program)):
         assert c.estimate(program, estimator=estimator).bound_target is None
 
 

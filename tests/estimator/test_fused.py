@@ -14,7 +14,7 @@ from tests.kernel import fast, kernel, running
 ESTIMATORS: dict[str, Any] = {
     "pathwise": lambda model, x: c.Pathwise(2 / 3, prior_temperature=1 / 2),
     "straight-through": lambda model, x: c.StraightThrough(),
-    "score": lambda model, x: c.Score(),
+    "reinforce": lambda model, x: c.Reinforce(),
     "rloo": lambda model, x: c.RLOO(),
     "vimco": lambda model, x: c.VIMCO(),
     "nvil": lambda model, x: c.NVIL(model, x),

@@ -201,7 +201,7 @@ def test_rows_of_several_are_averages(tmp_path: Path) -> None:
 
 def test_only_what_makes_one_program_is_alike() -> None:
     assert alike(recipe(), recipe(seed=9, lr=1.0, weight_decay=2.0, temperature=0.1, data="omniglot"))
-    for wish in ({"samples": 2}, {"batch": 8}, {"steps": 31}, {"notation": "4H~12V"}, {"estimator": "score"}):
+    for wish in ({"samples": 2}, {"batch": 8}, {"steps": 31}, {"notation": "4H~12V"}, {"estimator": "reinforce"}):
         assert not alike(recipe(), recipe(**wish)), wish
     assert set(DIFFERENT) <= set(recipe().settings)
     assert data_key(recipe()) == data_key(recipe(seed=9, lr=1.0))

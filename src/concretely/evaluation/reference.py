@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..distribution.base import Mass
-from ..estimator import RLOO, VIMCO, Estimator, Exact, Score
+from ..estimator import RLOO, VIMCO, Estimator, Exact, Reinforce
 from ..mode import Discrete
 from ..objective import Objective, average, bound, log_weights
 from .progress import Advance
@@ -90,7 +90,7 @@ def _unbiased(problem: Problem, aim: Aim) -> Estimator:
         return Exact()
     if aim.objective is average:
         return RLOO()
-    return VIMCO() if aim.objective is bound else Score()
+    return VIMCO() if aim.objective is bound else Reinforce()
 
 
 def _bits(problem: Problem, samples: int) -> float:

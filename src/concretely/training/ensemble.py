@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..estimator import Estimator, Score, estimate
+from ..estimator import Estimator, Reinforce, estimate
 from ..kernel.adam import Book, Pace, State, adam_, allowed_
 from ..kernel.bits import unpack
 from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
@@ -38,7 +38,7 @@ class Ensemble:
                 raise ValueError("members of an ensemble must have one architecture, estimator and step, got others")
         self.trainers, self.recipe, self.device = tuple(trainers), first.recipe, first.device
         self._program = _Program(first.model, first.estimator, first.recipe)
-        self._discrete = _Program(first.model, Score(), first.recipe)
+        self._discrete = _Program(first.model, Reinforce(), first.recipe)
         self._states, self._buffers = _adopted(trainers)
         sums, faults = zip(*((trainer.sums, trainer.guard.first) for trainer in trainers), strict=True)
         self._book = Book(torch.stack(sums), torch.stack(faults))
@@ -128,7 +128,7 @@ class _Program(nn.Module):
         self.batched = vmap(self._run, in_dims=(0, 0, 0, 1, 1))
 
     def forward(self, bits: Tensor, keys: Tensor, warmth: Tensor) -> Tensor:
-        cools = self.recipe.method.cools and not isinstance(self.estimator, Score)
+        cools = self.recipe.method.cools and not isinstance(self.estimator, Reinforce)
         estimator = tempered(self.recipe.estimator, *warmth) if cools else self.estimator
         inputs, samples = inputs_of(self.recipe, bits), self.recipe.samples
         return estimate(self.model, *inputs, estimator=estimator, samples=samples, generator=Keys(keys)).loss

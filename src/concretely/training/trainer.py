@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
-from ..estimator import Estimate, Estimator, Score, estimate
+from ..estimator import Estimate, Estimator, Reinforce, estimate
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
 from ..noise import Keys
@@ -238,7 +238,7 @@ class Trainer:
             found = estimate(
                 self.model,
                 *self._batch(step),
-                estimator=Score(),
+                estimator=Reinforce(),
                 samples=self.recipe.samples,
                 generator=self._keys(Purpose.WATCH, step),
             )

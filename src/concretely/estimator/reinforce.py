@@ -18,7 +18,7 @@ from .surrogate import surrogate
 
 
 @dataclass(frozen=True)
-class Score:
+class Reinforce:
     r"""The score-function estimator, also known as REINFORCE.
 
     $$∇ E[f(X)] = E[f(X) ∇ \log q(X) + ∇ f(X)]$$
