@@ -47,7 +47,7 @@ __all__ = [
     "Model",
     "OneHotCategorical",
     "Pathwise",
-    "Score",
+    "Reinforce",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
     "Trace",

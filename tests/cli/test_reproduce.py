@@ -286,7 +286,9 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
     call("reproduce", "tiny", "--rows", "nonlinear")
     folder, data = Path("out/reproduce/tiny") / trained[0], load("digits")
     load_recipe, model, _ = run.restored(folder)
-    parts = {part: scoring.score_split(load_recipe.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
+    parts = {
+        part: scoring.score_split(load_recipe.recipe, model, data, split=part, samples=20) for part in paper.SPLITS
+    }
     scoring.add_scores(folder, load_recipe, model, data=data, found=parts)
     early = read_record(folder / "record.json")
     call("reproduce", "tiny", "--rows", "nonlinear")

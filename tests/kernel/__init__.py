@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import concretely.kernel
-from concretely.kernel import affine, operator
+from concretely.functional import affine
+from concretely.kernel import operator
 from concretely.kernel.handwritten import Operator
 from tests import interpreter
 
@@ -68,7 +69,7 @@ def launched(*names: str | None) -> Iterator[None]:
     def is_launchable(tensor: Tensor) -> bool:  # a function, as the compiler traces it
         return any(name is not None for name in names)
 
-    def is_eligible(self: operator.Operator, arguments: Sequence[Any]) -> bool:
+    def is_eligible(self: operator.Operator[..., Any], arguments: Sequence[Any]) -> bool:
         return self.kernel in names and ELIGIBLE(self, arguments)
 
     with (
@@ -107,7 +108,7 @@ def precise(path: str) -> Iterator[None]:
     before, products = torch.get_float32_matmul_precision(), mock.patch.dict(affine.PRODUCTS, high="ieee")
     torch.set_float32_matmul_precision("highest")
     try:
-        with taken(affine, path), products, wished("high" if path == "fast" else "highest"):
+        with on(path, "affine", "affine_likelihood"), products, wished("high" if path == "fast" else "highest"):
             yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -12,7 +12,7 @@ from torch.func import vmap
 from concretely import noise
 from concretely.noise import Keys, fractions, words
 from tests.budget import assert_likely
-from tests.kernel import DEVICE, MARKS, fast, kernel, launched, opcheck
+from tests.kernel import DEVICE, MARKS, fast, kernel, on, opcheck
 
 KEYS = torch.tensor([[0, 0], [123456789012345, 2**40 + 5], [-7, 3], [2**63 - 1, -(2**63)]])
 EDGES = torch.tensor([[0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]])
@@ -104,7 +104,7 @@ def test_a_key_gives_the_same_fractions_alone_and_among_others(dtype: torch.dtyp
             return fractions(key, 9, dtype, True)
         return noise.uniform((1, 9), dtype, device=keys.device, generator=Keys(key))
 
-    with launched("philox" if path == "kernel" else None):
+    with on("fast" if path == "kernel" else "plain", "philox"):
         together = torch.cat([drawn(key) for key in keys.split(1)])
         if path == "kernel":
             assert torch.equal(together, drawn(keys))
@@ -115,7 +115,7 @@ def test_a_key_gives_the_same_fractions_alone_and_among_others(dtype: torch.dtyp
 @kernel
 @pytest.mark.parametrize("path", ["definition", "kernel"])
 def test_fractions_are_an_operator(path: str) -> None:
-    with launched("philox" if path == "kernel" else None):
+    with on("fast" if path == "kernel" else "plain", "philox"):
         opcheck(fractions, (KEYS.to(DEVICE), 9, torch.float32, True))
 
 

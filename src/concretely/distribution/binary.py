@@ -1,6 +1,6 @@
 """Binary variables: the Bernoulli variable and its relaxation on the unit interval."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
@@ -8,13 +8,16 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..functional import bernoulli
-from ..functional.cast import cast, to_float64
+from ..functional.affine import affine
+from ..functional.cast import cast, compute_dtype, to_float64
+from ..functional.likelihood import affine_log_likelihood
 from ..functional.squash import Sigmoid
 from ..functional.temperature import Temperature
 from . import check
 from .discrete import DiscreteVariable
 from .logistic import Logistic
 from .relaxation import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
+from .variable import Variable
 
 
 class Bernoulli(DiscreteVariable):
@@ -31,11 +34,37 @@ class Bernoulli(DiscreteVariable):
     arg_constraints = {"logits": constraints.real}  # noqa: RUF012
     support = constraints.boolean
     _logits_of = staticmethod(check.as_log_odds)
+    _affine: tuple[Tensor, Tensor, Tensor]
+    _differentiates: bool
 
     def __init__(self, logits: Tensor | float, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
         logits = check.as_logits(logits, infinite="either", validate=validate)
         super().__init__(logits, logits.shape, Size(), validate=validate)
+
+    @classmethod
+    def from_affine(
+        cls,
+        state: Float[Tensor, "*batch inputs"],
+        weight: Float[Tensor, "units inputs"],
+        bias: Float[Tensor, " units"],
+    ) -> Self:
+        """Build the variable from a state and the affine map that makes logits of it.
+
+        The logits are computed when they are first used. A kernel scores values without them.
+        """
+        new = cls.__new__(cls)
+        new._affine, new._differentiates = (state, weight, bias), torch.is_grad_enabled()
+        super(Variable, new).__init__(Size((*state.shape[:-1], len(weight))), Size(), validate_args=False)
+        return new
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "logits" or "_affine" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with torch.set_grad_enabled(self._differentiates):  # as they would be computed by the layer, whoever asks
+            logits = affine(*self._affine, False)
+        self.logits = cast(logits, compute_dtype(logits.dtype))
+        return self.logits
 
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """The Concrete variable with the same logits."""
@@ -44,6 +73,12 @@ class Bernoulli(DiscreteVariable):
     @property
     def _law(self) -> tuple[Any, Tensor, str]:
         return bernoulli, self.logits, "bit"
+
+    def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
+        """The log mass of a value, summed over the last batch axes."""
+        if axes == 1 and "logits" not in vars(self):
+            return affine_log_likelihood(*self._affine, self._checked(value))[0]
+        return super().summed_log_prob(value, axes)
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         return bernoulli.interpolated_log_mass(value, self.logits)

@@ -12,12 +12,12 @@ from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
 from ..distribution.discrete import DiscreteVariable
+from ..functional.bound import total
 from ..functional.draw import Drawn
-from ..kernel.operator import launching
 from ..mode import Discrete, Enumerate, Mode
 from ..model.base import Model
 from ..noise import Source
-from ..objective import total, weigh
+from ..objective import log_weights
 from ..program import eval_mode
 from .progress import counting
 
@@ -118,7 +118,7 @@ def evaluate(
         require_positive(name, number)
     pairs = min(points * samples, points * FEW + full_points * samples)
     shown = counting("log-likelihood", pairs, shown=progress)
-    with shown as advance, eval_mode(model), torch.no_grad(), launching(data[0].device):
+    with shown as advance, eval_mode(model), torch.no_grad(), torch.cuda.device_of(data[0]):
         _require_scores(model, data, chunk)
 
         def estimated(part: Data, samples: int) -> Estimate:
@@ -214,17 +214,17 @@ def _log_sums(
     """Yield the log of the sum of weights and of the sum of squared weights, one run of samples at a time."""
     for done in range(0, samples, at_once):
         drawn = min(at_once, samples - done)
-        log_w = weigh(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
+        log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
         yield torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)])
         advance(log_w.numel())
 
 
 def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
     """Return the joint log probability of the data and every state of the latents."""
-    weighing = weigh(model, *part, mode=Enumerate())
+    weights = log_weights(model, *part, mode=Enumerate())
     # without q, the latents are drawn from p
-    terms = weighing.log_p if weighing.divides else {**weighing.log_q, **weighing.log_p}
-    return total(terms).double()
+    terms = weights.log_p if weights.divides else {**weights.log_q, **weights.log_p}
+    return total(terms.values()).double()
 
 
 def _suitable(model: Model, data: Data) -> int:

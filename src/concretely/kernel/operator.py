@@ -100,17 +100,6 @@ def launching(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def is_hidden(value: Tensor) -> bool:
-    """Whether data cannot be looked at: inside a compiled, captured or batched program."""
-    if torch.compiler.is_compiling() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return True
-    try:
-        value.data_ptr()
-    except RuntimeError:  # a batch has no memory of its own
-        return True
-    return False
-
-
 class Operator(Generic[P, R]):
     """A definition and its kernel as one function."""
 

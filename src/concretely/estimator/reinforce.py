@@ -6,23 +6,25 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
+from ..functional.bound import average
+from ..functional.signal import leave_one_out
 from ..mode import Discrete
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, average, weigh
+from ..objective import Objective, log_weights
 from ..program import Program
-from .base import Estimate, bounded
+from .base import Estimate, bound_target
 from .surrogate import surrogate
 
 
 @dataclass(frozen=True)
-class Score:
+class Reinforce:
     r"""The score-function estimator, also known as REINFORCE.
 
     $$∇ E[f(X)] = E[f(X) ∇ \log q(X) + ∇ f(X)]$$
 
     Approximates: the gradient of any objective of a discrete graph, from its values alone.
-    With: draws of the discrete graph; the objective is the credit of every sample.
+    With: draws of the discrete graph; the objective is the signal of every sample.
     Requires: nothing of the cost, not even that it has a gradient.
     Bias: none; the variance is large. See [williams1992simple].
     """
@@ -31,12 +33,12 @@ class Score:
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate an objective."""
-        weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
 
         def signal(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
             return log_w / samples if objective is average else objective(log_w).expand_as(log_w)
 
-        return surrogate(weighing, objective, signal, bounds=bounded(target, objective))
+        return surrogate(weights, objective, signal, bound_target=bound_target(target, objective))
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,5 @@ class RLOO:
         """Estimate the average over samples."""
         if samples < 2:
             raise ValueError(f"samples must be at least 2 for RLOO, whose baseline is the others, got {samples}")
-        weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
-        return surrogate(weighing, average, _leave_one_out, bounds=bounded(target, average))
-
-
-def _leave_one_out(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
-    return (log_w - log_w.mean(0)) / (len(log_w) - 1)
+        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        return surrogate(weights, average, leave_one_out, bound_target=bound_target(target, average))

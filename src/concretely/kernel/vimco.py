@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import rows
+from .operator import rows
 
 BLOCK = 64
 
@@ -53,12 +53,12 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
         above, after = _add(above, own), after + own
 
 
-def vimco(log_w: Tensor, geometric: bool) -> Tensor:
+def vimco(log_w: Tensor, mean: str, axis: int = 1) -> Tensor:
     """The bound less that with a weight replaced by a mean of the others."""
     members, samples, batch = log_w.shape
     out, sums = (torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device) for _ in range(2))
     log_w = rows(log_w)
     if out.numel():
         grid = (triton.cdiv(batch, BLOCK), members)
-        _vimco[grid](log_w, out, sums, samples, batch, log_w.stride(0), GEOMETRIC=geometric, BLOCK=BLOCK)
+        _vimco[grid](log_w, out, sums, samples, batch, log_w.stride(0), GEOMETRIC=mean == "geometric", BLOCK=BLOCK)
     return out

@@ -1,14 +1,18 @@
 """An affine map with tanh in one pass, and its gradients in another."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native import tanh_half
-from ..operator import joined, parted, rows
+from .deferred import gradient_of_weight, multiplied
+from .native import tanh_half
+from .operator import joined, parted, rows
+
+FEW = 256
+"""Up to so few rows of all members together, all gradients are computed in one launch."""
 
 PROGRAMS = 128
 """About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
@@ -74,10 +78,13 @@ def product(a, b, total, PRODUCT: tl.constexpr):
     return found
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, chosen: Tile | None = None) -> Tensor:
+def affine(
+    x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False,
+    chosen: Tile | None = None,
+) -> Tensor:  # fmt: skip
     """The map of every member, on its own rows."""
     (members, high, deep), wide = x.shape, weight.shape[1]
-    x, weight, bias = rows(x), rows(weight), rows(bias)
+    x, weight, bias = rows(x), rows(weight.bfloat16() if product == "bfloat16" else weight), rows(bias)
     dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
     out = torch.empty((members, high, wide), dtype=dtype, device=x.device)
     size = chosen or tile(high, wide, deep, members)
@@ -166,11 +173,23 @@ def _affine_backward(
         )  # fmt: skip
 
 
-def affine_backward(
+def affine_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The gradients of the input, which may be left out, of the weight and of the bias."""
+    (by_out,), (x, weight, _, tanh, product, deferred), (out,) = by, inputs, outputs
+    if x.shape[0] * x.shape[1] <= FEW:
+        by_x, by_weight, by_bias = gradients(by_out, x, weight, out, tanh, product, needs[0])
+        return by_x if needs[0] else None, by_weight, by_bias
+    before, by_bias = before_tanh(by_out, out, tanh)
+    by_total = before if tanh else by_out.contiguous()
+    by_input = multiplied(by_total, weight, x.dtype) if needs[0] else None
+    return by_input, gradient_of_weight(x, by_total, deferred=deferred), by_bias
+
+
+def gradients(
     by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool,
     chosen: tuple[Tile, Tile] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of the input, which may be left out, of the weight and of the bias."""
+    """All gradients in one launch."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     by_out, x, weight, out = rows(by_out), rows(x), rows(weight), rows(out)
     by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=x.device)

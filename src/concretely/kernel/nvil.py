@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import rows
+from .operator import rows
 
 BLOCK = 4096
 
 
 @triton.jit
-def _normalized(
+def _normalize(
     signal, mean, variance, out, means, variances, size, rate, signal_stride, mean_stride, variance_stride,
     CENTRE: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -41,8 +41,8 @@ def _normalized(
         tl.store(out + member * size + start + along, found, mask=inside)
 
 
-def normalized(
-    signal: Tensor, mean: Tensor, variance: Tensor, rate: float, centre: bool, scale: bool
+def normalize(
+    signal: Tensor, mean: Tensor, variance: Tensor, rate: float, centre: bool, scale: bool, axis: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The normalised signal, and the running mean and variance."""
     members, size = len(signal), signal[0].numel()
@@ -51,7 +51,7 @@ def normalized(
         torch.empty(shape, dtype=torch.float32, device=signal.device) for shape in (signal.shape, members, members)
     )
     block = min(triton.next_power_of_2(size), BLOCK)
-    _normalized[members,](
+    _normalize[members,](
         signal, mean, variance, out, means, variances, size, rate,
         signal.stride(0), mean.stride(0), variance.stride(0),
         CENTRE=centre, SCALE=scale, BLOCK=block, num_warps=max(1, min(block // 128, 16)),

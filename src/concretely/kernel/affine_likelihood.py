@@ -1,13 +1,17 @@
 """The log likelihood of bits under an affine map in one pass, with its slope or without, a tile of logits a program."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..affine.triton import Tile, product
-from ..native import both, log1p
-from ..operator import joined, parted, rows
+from .affine import Tile
+from .affine import product as multiply
+from .deferred import gradient_of_weight, multiplied
+from .native import both, log1p
+from .operator import joined, parted, rows
 
 HIGH, WARPS, STAGES = 128, 4, 3
 """The rows of a program, and how it works."""
@@ -46,7 +50,7 @@ def _log_likelihood(
             inside = start + k < deep
             a = tl.load(left + start, mask=inside[None, :], other=0.0)
             b = tl.load(right + start, mask=inside[:, None], other=0.0)
-        logit = product(a, b, logit, PRODUCT)
+        logit = multiply(a, b, logit, PRODUCT)
     logit += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
     logit = tl.where(is_unit, logit, float("inf"))  # a bit that is sure to be set adds nothing
     against = tl.where(on, -logit, logit)
@@ -61,11 +65,16 @@ def _log_likelihood(
         tl.store(place, tl.where(on, other, -other), mask=(i < high)[:, None] & is_unit)
 
 
-def log_likelihood(
-    state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, product: str, slope: Tensor, chosen: Tile | None = None
-) -> Tensor:
-    """The log mass of bits, which the samples share; slopes are written if there is room for them."""
+def affine_log_likelihood(
+    state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, slopes: bool, product: str, deferred: bool = False,
+    chosen: Tile | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The log mass of bits, which the samples share, and its slope in every logit if that is asked for."""
     (members, samples, batch, deep), wide = state.shape, weight.shape[1]
+    is_half = product == "bfloat16"
+    state, weight = (state, weight.bfloat16()) if is_half else (state.float(), weight)
+    shape = (members, samples * batch, wide) if slopes else (members, 0)
+    slope = state.new_empty(shape, dtype=torch.bfloat16 if is_half else torch.float32)
     high, size = samples * batch, chosen or _tile(product, slope)
     columns = triton.cdiv(wide, size.wide)
     parts = parted(columns, state[..., 0], torch.float32)
@@ -77,7 +86,27 @@ def log_likelihood(
             PRODUCT=product, HIGH=size.high, WIDE=size.wide, DEEP=size.deep,
             num_warps=size.warps, num_stages=size.stages,
         )  # fmt: skip
-    return joined(parts, torch.float32)
+    return joined(parts, torch.float32), slope
+
+
+def affine_log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of the states, of the weight and of the bias."""
+    (state, weight, _, _, _, _, deferred), (_, slope) = inputs, outputs
+    needs_state, needs_weight, needs_bias, *_ = needs
+    pull, states = by[0].flatten(1, 2), state.flatten(1, 2)
+    by_state = by_weight = by_bias = None
+    # rows are weighed where they are narrow
+    if needs_state:
+        by_states = multiplied(slope, weight.to(slope.dtype), state.dtype)
+        by_state, weighed = weigh(pull, by_states, states, slope.dtype)
+        by_state = by_state.view_as(state)
+    else:  # a state that was drawn has no gradient, and the product is the dearest part
+        weighed = (pull.unsqueeze(-1) * states).to(slope.dtype)
+    if needs_weight:
+        by_weight = gradient_of_weight(weighed, slope, deferred=deferred)
+    if needs_bias:
+        by_bias = multiplied(slope.mT, pull.unsqueeze(-1).to(slope.dtype)).squeeze(-1)
+    return by_state, by_weight, by_bias
 
 
 def _tile(product: str, slope: Tensor) -> Tile:

@@ -1,11 +1,13 @@
-"""The multi-sample bound in one pass, and its gradient in another."""
+"""The multi-sample bound in one pass, and its gradient in another; the same for the loss."""
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..operator import joined, rows
+from .operator import joined, rows
 
 BLOCK = 64
 SAMPLES, TILE = 16, 2048
@@ -45,7 +47,7 @@ def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl
     tl.store(out + member * batch + point, _mean(largest, total, samples), mask=point < batch)
 
 
-def bound(log_w: Tensor) -> Tensor:
+def bound(log_w: Tensor, axis: int = 1) -> Tensor:
     """The logarithm of the mean weight over samples."""
     members, samples, batch = log_w.shape
     out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
@@ -77,8 +79,9 @@ def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride,
     tl.store(out + (member * samples + sample) * batch + point, slope * share, mask=mask)
 
 
-def backward(by: Tensor, log_w: Tensor, bound: Tensor) -> Tensor:
-    """The gradient of the log-weights."""
+def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
+    """The gradient of the log-weights: the share that each weight has in the sum."""
+    (by,), (log_w, _), (bound,) = by, inputs, outputs
     members, samples, batch = log_w.shape
     out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
@@ -86,7 +89,7 @@ def backward(by: Tensor, log_w: Tensor, bound: Tensor) -> Tensor:
         _backward[samples * triton.cdiv(batch, BLOCK), members](
             by, log_w, bound.contiguous(), out, samples, batch, *by.stride(), log_w.stride(0), BLOCK=BLOCK
         )
-    return out
+    return (out,)
 
 
 @triton.jit
@@ -121,7 +124,14 @@ def _loss(
     tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, found, 0.0), 0) / batch)
 
 
-def loss(log_p: list[Tensor], log_q: list[Tensor], averages: bool) -> tuple[Tensor, Tensor, Tensor]:
+def loss(
+    log_p: list[Tensor],
+    log_q: list[Tensor],
+    signal: list[Tensor],
+    baseline: list[Tensor],
+    averages: bool,
+    axis: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Minus the mean of the bounds, the bounds, and the log-weights."""
     members, samples, batch = log_p[0].shape
     high = min(triton.next_power_of_2(samples), SAMPLES)
@@ -142,8 +152,8 @@ def loss(log_p: list[Tensor], log_q: list[Tensor], averages: bool) -> tuple[Tens
 
 @triton.jit
 def _loss_backward(
-    by, log_w, bound, credit, strides, added, subtracted, samples, batch, by_stride,
-    AVERAGES: tl.constexpr, CREDITED: tl.constexpr, BLOCK: tl.constexpr,
+    by, log_w, bound, signal, strides, added, subtracted, samples, batch, by_stride,
+    AVERAGES: tl.constexpr, HAS_SIGNAL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member, sample, point = _placed(batch, BLOCK)
     mask = point < batch
@@ -157,22 +167,29 @@ def _loss_backward(
         slope = scale * (tl.exp(tl.load(log_w + at, mask=mask, other=0.0) - whole) / samples)
     tl.store(added + at, slope, mask=mask)
     for t in tl.static_range(len(strides)):
-        if CREDITED:
-            found = scale * tl.load(credit[t] + member * strides[t] + place, mask=mask, other=0.0)
+        if HAS_SIGNAL:
+            found = scale * tl.load(signal[t] + member * strides[t] + place, mask=mask, other=0.0)
             found = found if AVERAGES else found - slope
         else:
             found = -slope
         tl.store(subtracted[t] + at, found, mask=mask)
 
 
-def loss_backward(by: Tensor, log_w: Tensor, bound: Tensor, credit: list[Tensor], averages: bool) -> list[Tensor]:
-    """The gradient of every term that is added, and those of the ones that are subtracted."""
+def loss_backward(
+    by: Any, needs: Any, inputs: Any, outputs: Any
+) -> tuple[list[Tensor], list[Tensor], None, list[Tensor]]:
+    """The gradient of every term of p, and those of the terms of q, which their baselines share.
+
+    Without a signal the latter are all the same. A term with a signal also gets that and, in an average, nothing else.
+    """
+    (log_p, log_q, signal, baseline, averages, _), (_, bound, log_w) = inputs, outputs
     members, samples, batch = log_w.shape
-    given = tuple(rows(each) for each in credit) or (log_w,)
+    given = tuple(rows(each) for each in signal) or (log_w,)
     added, *subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in (log_w, *given))
     _loss_backward[samples * triton.cdiv(batch, BLOCK), members](
-        by, log_w.contiguous(), bound.contiguous(), given, tuple(each.stride(0) for each in given),
-        added, tuple(subtracted), samples, batch, by.stride(0),
-        AVERAGES=averages, CREDITED=bool(credit), BLOCK=BLOCK,
+        by[0], log_w.contiguous(), bound.contiguous(), given, tuple(each.stride(0) for each in given),
+        added, tuple(subtracted), samples, batch, by[0].stride(0),
+        AVERAGES=averages, HAS_SIGNAL=bool(signal), BLOCK=BLOCK,
     )  # fmt: skip
-    return [added, *subtracted]
+    by_q = subtracted if signal else subtracted * len(log_q)
+    return [added] * len(log_p), by_q, None, by_q[: len(baseline)]

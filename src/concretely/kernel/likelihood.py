@@ -1,12 +1,14 @@
 """The log likelihood of bits in one pass, and its gradient in another."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..native import log1p, sigmoid
-from ..operator import rows
+from .native import log1p, sigmoid
+from .operator import rows
 
 TILE = 512
 BLOCK = 128
@@ -46,10 +48,10 @@ def _log_likelihood(
     tl.store(found + member * samples * batch + row, tl.sum(total, 1, keep_dims=True), mask=sample < samples)
 
 
-def log_likelihood(logits: Tensor, bits: Tensor) -> Tensor:
+def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1) -> Tensor:
     """The log mass of all units together."""
-    members, samples, batch, units = logits.shape
-    found = torch.zeros((members, samples, batch), dtype=torch.float32, device=logits.device)
+    count, samples, batch, units = logits.shape
+    found = torch.zeros((count, samples, batch), dtype=torch.float32, device=logits.device)
     if logits.numel():
         logits, bits, tile = rows(logits), rows(_bytes(bits)), _tile(samples, units)
         _log_likelihood[_grid(logits, tile)](
@@ -81,8 +83,9 @@ def _backward(
             tl.store(by_logits + row * units + unit, tl.where(on, other, -other), mask=mask)
 
 
-def backward(by: Tensor, logits: Tensor, bits: Tensor) -> Tensor:
-    """The gradient of the logits."""
+def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
+    """The gradient of the logits, by the probability of the other bit."""
+    (by,), (logits, bits, *_) = by, inputs
     _, samples, batch, units = logits.shape
     logits, bits = rows(logits), rows(_bytes(bits))
     by_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
@@ -92,7 +95,7 @@ def backward(by: Tensor, logits: Tensor, bits: Tensor) -> Tensor:
             by, logits, bits, by_logits, samples, batch, units,
             *by.stride(), logits.stride(0), bits.stride(0), **tile,
         )  # fmt: skip
-    return by_logits
+    return (by_logits,)
 
 
 def _tile(samples: int, units: int) -> dict[str, int]:
