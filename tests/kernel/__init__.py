@@ -14,7 +14,6 @@ from torch import Tensor
 import concretely.kernel
 from concretely.functional import affine
 from concretely.kernel import operator
-from concretely.kernel.handwritten import Operator
 from tests import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -119,7 +118,7 @@ def wished(precision: str) -> Any:
     return mock.patch("torch.get_float32_matmul_precision", return_value=precision)
 
 
-def opcheck(checked: Operator | operator.Operator, arguments: tuple[Any, ...]) -> None:
+def opcheck(checked: operator.Operator[..., Any], arguments: tuple[Any, ...]) -> None:
     """Have torch look at an operator."""
     torch.library.opcheck(checked.registered, arguments)
 

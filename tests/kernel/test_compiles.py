@@ -17,7 +17,7 @@ from torch import Tensor, empty
 
 from tests.kernel import ROOM, module_of
 
-SHARED_PARTS = ["native", "row", "category", "tile", "operator", "deferred", "handwritten", "__init__"]
+SHARED_PARTS = ["native", "row", "category", "tile", "operator", "deferred", "__init__"]
 """Modules of which kernels are made, and those without any."""
 OPERATIONS = sorted(
     {path.parent.name for path in ROOM.glob("*/triton.py")}

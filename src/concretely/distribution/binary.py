@@ -10,7 +10,7 @@ from torch.distributions import constraints
 from ..functional import bernoulli
 from ..functional.affine import affine
 from ..functional.cast import cast, compute_dtype, to_float64
-from ..functional.likelihood import affine_log_likelihood
+from ..functional.likelihood import affine_log_likelihood, log_likelihood
 from ..functional.squash import Sigmoid
 from ..functional.temperature import Temperature
 from . import check
@@ -79,6 +79,11 @@ class Bernoulli(DiscreteVariable):
         if axes == 1 and "logits" not in vars(self):
             return affine_log_likelihood(*self._affine, self._checked(value))[0]
         return super().summed_log_prob(value, axes)
+
+    def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
+        if axes and self.logits.shape[self.logits.dim() - value.dim() :] == value.shape:  # samples share a value
+            return cast(log_likelihood(self.logits, value, axes), self.logits.dtype)
+        return super()._summed_log_mass(value, axes)
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         return bernoulli.interpolated_log_mass(value, self.logits)
