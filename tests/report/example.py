@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from concretely import Bernoulli, OneHotCategorical, Draw, Hypercube, Trace, mode, run
+from concretely import Bernoulli, Draw, Hypercube, OneHotCategorical, Trace, mode, run
 
 LOGITS = torch.tensor([0.3, -0.2, 0.1, 0.0], requires_grad=True)
 MASSES = {
