@@ -237,7 +237,7 @@ def test_a_batch_of_programs_is_a_loop(squash: str, path: str) -> None:
 
 
 @kernel
-@pytest.mark.parametrize("path", ["plain", "fast"])
+@pytest.mark.parametrize("path", [pytest.param("plain", marks=pytest.mark.exhaustive), "fast"])
 @pytest.mark.parametrize("normal", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_programs_compile(normal: bool, path: str) -> None:
     logits, temperature, key = (each.unsqueeze(1) for each in given(2, 3, 4))

@@ -1,8 +1,8 @@
 """Log probabilities summed over rows by a kernel are those of units, summed; in value and gradient, on either path."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from concretely.functional import bernoulli, categorical, exp_concrete, exp_logistic_normal, logistic
 from concretely.kernel.operator import row_sums
-from tests.kernel import DEVICE, MARKS, fast, kernel, key, launched, on, opcheck, sizes
+from tests.kernel import DEVICE, MARKS, fast, kernel, key, launched, on, opcheck
 
 N = 4
 
@@ -50,10 +50,19 @@ CASES = {
 }
 NAMES = pytest.mark.parametrize("name", CASES)
 # members, samples, rows and their length: quarters of whole rows or not, more than a block, several rows in a program
-SIZES = sizes((1, 1, 1, 3), (2, 2, 4, 33), (1, 4, 1, 200), (2, 1, 8, 7), (1, 3, 3, 70), (1, 1, 4, 300))
+SHAPES = [(1, 1, 1, 3), (2, 2, 4, 33), (1, 4, 1, 200), (2, 1, 8, 7), (1, 3, 3, 70), (1, 1, 4, 300)]
 FAST = pytest.mark.parametrize(
     "path", [pytest.param("plain", marks=pytest.mark.exhaustive), pytest.param("fast", marks=MARKS)]
 )
+
+
+def combinations() -> Iterator[Any]:
+    """All operations over all shapes; of those with categories, which take long to interpret, few in every suite."""
+    for name, case in CASES.items():
+        for shape, dtype in [*((shape, torch.float32) for shape in SHAPES), (SHAPES[1], torch.bfloat16)]:
+            few = dtype == torch.float32 and shape in (SHAPES[1], SHAPES[4]) and "normal" not in name
+            marks = [] if few or not case.categories else pytest.mark.exhaustive
+            yield pytest.param(name, shape, dtype, marks=marks)
 
 
 def given(case: Case, members: int, units: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,10 +80,7 @@ def assert_same(name: str, found: Tensor, expected: Tensor) -> None:
 
 
 @FAST
-@pytest.mark.parametrize(  # normal noise shares its kernels with Gumbel noise
-    "name", [pytest.param(name, marks=pytest.mark.exhaustive) if "normal" in name else name for name in CASES]
-)
-@SIZES
+@pytest.mark.parametrize(("name", "shape", "dtype"), list(combinations()))
 def test_sums_over_rows_are_those_of_units(
     name: str, shape: tuple[int, int, int, int], dtype: torch.dtype, path: str
 ) -> None:
@@ -165,9 +171,8 @@ def test_the_log_density_of_an_own_draw_is_exact_at_any_size_of_the_logits(name:
 
 
 @kernel
-@pytest.mark.parametrize(
-    "name", [name if name == "logistic" else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES]
-)
+@pytest.mark.exhaustive
+@NAMES
 def test_sums_are_operators(name: str) -> None:
     case = CASES[name]
     logits, temperature, keys = given(case, 2, 6)
