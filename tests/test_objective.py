@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import concretely as c
-from concretely.objective import effective_sample_size
+from concretely.functional.bound import effective_sample_size
 
 log_weights = st.lists(st.floats(-50, 50), min_size=1, max_size=20)
 

@@ -47,7 +47,7 @@ __all__ = [
     "LogisticNormal",
     "Model",
     "Pathwise",
-    "Score",
+    "Reinforce",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
     "Trace",

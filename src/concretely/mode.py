@@ -21,7 +21,7 @@ from .distribution.check import known
 from .distribution.fused import summed
 from .distribution.temperature import Temperature
 from .distribution.variable import Drawn, Variable
-from .kernel.operator import is_hidden
+from .functional.peek import is_hidden
 from .noise import Source
 from .spelling import nearest
 from .trace import Trace

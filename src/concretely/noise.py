@@ -9,13 +9,12 @@ uses 32 bits and float64 noise 52: no draw is infinite, and the tails that decid
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
-from .kernel import philox
-from .kernel.operator import is_hidden
-from .kernel.philox import cpu, naive
+from .kernel.operator import batched, is_plain, operator
 
 
 class Keys:
@@ -116,14 +115,93 @@ def _fractions(
     count = math.prod(shape)
     if isinstance(source, Keys):
         key = source.next()
-        plain = key.device.type == "cpu" and not is_hidden(key)  # where a call of an operator costs more than the draw
-        found: Tensor = (cpu if plain else philox).fractions(key, count, dtype, signed)
+        if key.device.type != "cpu":
+            found = fractions(key, count, dtype, signed)
+        else:
+            found = (_numpy_fractions if is_plain([key]) else _cpu_fractions)(key, count, dtype, signed)
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
         # the compiler's own generator makes one number at a time, several times slower, and 32 bits at most
         key = torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device)
-        found = naive.fractions(key, count, dtype, signed)
+        found = fractions.definition(key, count, dtype, signed)
     else:
-        found = cpu.drawn(source, count, dtype, signed, device=device)
+        words = torch.randint(-(2**63), 2**63 - 1, (_count_words(count, dtype),), device=device, generator=source)
+        found = _from_words(words, count, dtype, signed)
     return found.view(tuple(shape))
+
+
+def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
+    """Words of 32 random bits for every key, by Philox4x32-10 [salmon2011parallel].
+
+    The four words of one counter lie a quarter of all words apart.
+
+    >>> words(torch.tensor([[0, 0]]), 4).tolist()  # the known answer of the reference implementation
+    [[1713891541, 3781805453, 3159862348, 2600524760]]
+    """
+    mask = 2**32 - 1
+    seed, nonce = key.unsqueeze(-1).unbind(1)
+    low, high = seed & mask, seed >> 32 & mask
+    # all words depend on the key: of counters alone, the compiler for CUDA would form products in 32 bits
+    zero = torch.zeros_like(seed)
+    counter = zero + torch.arange(-(-count // 4), device=key.device)
+    word = [counter & mask, zero + (counter >> 32), nonce & mask, nonce >> 32 & mask]
+    for _ in range(10):
+        left, right = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
+        word = [(right >> 32 & mask) ^ word[1] ^ low, right & mask, (left >> 32 & mask) ^ word[3] ^ high, left & mask]
+        low, high = low + 0x9E3779B9 & mask, high + 0xBB67AE85 & mask
+    return torch.cat(word, -1)[:, :count]
+
+
+@operator("fractions", kernel="philox", eligible=lambda key, count, dtype, signed: dtype == torch.float32)
+def fractions(
+    key: Int64[Tensor, "members 2"], count: int, dtype: torch.dtype, signed: bool
+) -> Float[Tensor, "members {count}"]:
+    """Random fractions for every key, between 0 and 1 or, if signed, between -1/2 and 1/2.
+
+    Each is the middle of a cell, of 32 bits or of 52 in float64. All precision lies near 0, which is never met, while
+    the other ends may be by rounding. A key is a seed and a number that tells draws of the same seed apart.
+    """
+    if dtype == torch.float64:
+        high, low = words(key, 2 * count).chunk(2, -1)
+        bits, word = 52, high << 20 | low >> 12
+    else:
+        bits, word = 32, words(key, count)
+    half = 2 ** (bits - 1)
+    word = (word ^ half) - half if signed else word  # its highest bit is the sign
+    return word.to(dtype).add(0.5).mul(2.0**-bits)
+
+
+def _numpy_fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
+    """Likewise on a CPU, by the generator of numpy, which is faster there and gives other numbers."""
+    # torch's own generator would take 32 bits of a seed, and repeat itself after a hundred thousand keys
+    size = _count_words(count, dtype)
+    drawn = [np.random.Philox(key=each).random_raw(size) for each in key.numpy().view(np.uint64)]
+    return _from_words(torch.from_numpy(np.stack(drawn).view(np.int64)), count, dtype, signed)
+
+
+_cpu_fractions = torch.library.custom_op("concretely::cpu_fractions", _numpy_fractions, mutates_args=())
+_cpu_fractions.register_fake(lambda key, count, dtype, signed: key.new_empty((key.shape[0], count), dtype=dtype))
+_cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
+
+
+def _count_words(count: int, dtype: torch.dtype) -> int:
+    """How many words of 64 bits make so many fractions."""
+    return -(-count // (1 if dtype == torch.float64 else 2))
+
+
+def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, signed: bool) -> Float[Tensor, "..."]:
+    """Fractions from words of 64 bits, of which float64 takes the upper 52, and float32 makes two."""
+    if dtype == torch.float64:
+        word = word >> 12
+        return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
+    return _halves(word, signed)[..., :count].to(dtype).add_(0.5).mul_(2.0**-32)
+
+
+def _halves(pairs: Tensor, signed: bool) -> Tensor:
+    """The two words of 32 bits that an integer of 64 bits consists of."""
+    try:
+        return pairs.view(torch.int32 if signed else torch.uint32)
+    except RuntimeError:  # vmap has no rule for it before torch 2.12
+        low, high = (pairs << 32 >> 32, pairs >> 32) if signed else (pairs & 2**32 - 1, pairs >> 32 & 2**32 - 1)
+        return torch.cat([low, high], -1)

@@ -46,7 +46,7 @@ def test_the_table_is_printed_and_drawn(tmp_path: Path) -> None:
     table, _, rest = stdout.partition("\n\n")
     assert [line.split()[0] for line in table.splitlines()] == [
         "estimator",
-        *("concrete", "vimco", "rloo", "nvil", "score"),
+        *("concrete", "vimco", "rloo", "nvil", "reinforce"),
     ]
     assert {line.split()[1] for line in table.splitlines()[1:]} == {"2"}
     assert "noise: the standard deviation of one estimate" in rest
@@ -94,7 +94,7 @@ def test_temperatures_are_the_given_ones_then_those_of_the_run(studies: Studies,
 
 def test_points_and_draws_follow_from_the_seed(studies: Studies) -> None:
     for seed in ("0", "0", "1"):
-        call("study", "6H-64V", "--estimators", "score", *QUICK, "--seed", seed)
+        call("study", "6H-64V", "--estimators", "reinforce", *QUICK, "--seed", seed)
     (first, same, other) = ((x, options["generator"].initial_seed()) for (_, x), options in studies)
     assert torch.equal(first[0], same[0])
     assert first[1] == same[1] != other[1]
@@ -108,7 +108,7 @@ def test_points_and_draws_follow_from_the_seed(studies: Studies) -> None:
         (["out/none"], "run must be the folder of a run, got 'out/none', which has no recipe.toml"),
         (["6H-64V", "--estimators", "concrete,vimcoo"], "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         (["6H-64V", "--samples", "1"], "samples must be at least 2 for estimator 'vimco', got 1"),
-        (["6H-64V", "--samples", "0", "--estimators", "score"], "samples must be at least 1, got 0"),
+        (["6H-64V", "--samples", "0", "--estimators", "reinforce"], "samples must be at least 1, got 0"),
         (["6H-64V", "--repeats", "1"], "repeats must be at least 2, got 1"),
         (["6H-64V", "--points", "0"], "points must be at least 1, got 0"),
         (["6H-64V", "--points", "1298"], "points must be at most 1,297, those for training, got 1298"),

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 import concretely as c
 from concretely import noise
-from concretely.estimator import nvil, score, vimco
+from concretely.estimator import nvil, reinforce, vimco
 from concretely.objective import Objective
 from tests.estimator.target import DOUBLE, State, Target
 
@@ -38,7 +38,7 @@ class Loss(nn.Module):
 def forced(values: dict[str, Tensor]) -> Iterator[None]:
     """Have the score-function estimators draw these values."""
     with pytest.MonkeyPatch.context() as patch:
-        for room in (score, vimco, nvil):
+        for room in (reinforce, vimco, nvil):
             patch.setattr(room, "Discrete", lambda: c.mode.Replay(values))
         yield
 

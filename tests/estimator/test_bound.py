@@ -129,14 +129,14 @@ def test_analytic_divergence_of_a_discrete_draw_bounds_the_log_likelihood_with_o
     estimator = c.StraightThrough(kl="analytic")
     one, two = (expected_bound(model, estimator, X, samples, 1.0) for samples in (1, 2))
     assert one < log_likelihood(model, X) < two
-    bounds = [c.estimate(model, X[None], estimator=estimator, samples=samples).bounds for samples in (1, 2)]
+    bounds = [c.estimate(model, X[None], estimator=estimator, samples=samples).bound_target for samples in (1, 2)]
     assert bounds == ["the log-likelihood", None]
 
 
 DISCRETE = "the log-likelihood"
 BOUNDS = [
     (c.Exact(), DISCRETE),
-    (c.Score(), DISCRETE),
+    (c.Reinforce(), DISCRETE),
     (c.RLOO(), DISCRETE),
     (c.VIMCO(), DISCRETE),
     (c.StraightThrough(), DISCRETE),
@@ -150,10 +150,10 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize(("estimator", "bounds"), BOUNDS, ids=[repr(estimator) for estimator, _ in BOUNDS])
-def test_estimate_says_what_it_bounds(estimator: c.Estimator, bounds: str | None) -> None:
+@pytest.mark.parametrize(("estimator", "target"), BOUNDS, ids=[repr(estimator) for estimator, _ in BOUNDS])
+def test_estimate_says_what_it_bounds(estimator: c.Estimator, target: str | None) -> None:
     model, x = UNIT.made(), UNIT.inputs[0]
-    assert c.estimate(model, x, estimator=estimator, samples=2).bounds == bounds
+    assert c.estimate(model, x, estimator=estimator, samples=2).bound_target == target
 
 
 def test_estimate_of_a_cost_bounds_nothing_and_that_of_nvil_the_log_likelihood() -> None:
@@ -162,13 +162,13 @@ def test_estimate_of_a_cost_bounds_nothing_and_that_of_nvil_the_log_likelihood()
     def program(draw: c.Draw) -> Tensor:
         return draw("b", c.Bernoulli(torch.zeros(2))).sum(-1)
 
-    assert c.estimate(model, x, estimator=c.NVIL(model, x)).bounds == DISCRETE
-    for estimator in (c.Score(), c.Exact(), c.Pathwise(0.5), c.StraightThrough(), c.NVIL(program)):
-        assert c.estimate(program, estimator=estimator).bounds is None
+    assert c.estimate(model, x, estimator=c.NVIL(model, x)).bound_target == DISCRETE
+    for estimator in (c.Reinforce(), c.Exact(), c.Pathwise(0.5), c.StraightThrough(), c.NVIL(program)):
+        assert c.estimate(program, estimator=estimator).bound_target is None
 
 
 def test_relaxed_prediction_bounds_the_relaxed_log_likelihood_whatever_the_divergence() -> None:
     model = c.prediction("2V-1H-2V")
     for kl in ("density", "mass", "analytic"):
         estimate = c.estimate(model, X[None], X[None], estimator=c.Pathwise(0.5, kl=kl))
-        assert estimate.bounds == "the relaxed log-likelihood"
+        assert estimate.bound_target == "the relaxed log-likelihood"

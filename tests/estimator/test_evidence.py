@@ -23,7 +23,7 @@ from tests.estimator.target import (
 
 SAMPLES = 3
 SCORED: dict[str, Callable[..., c.Estimator]] = {
-    "score": lambda *_: c.Score(),
+    "reinforce": lambda *_: c.Reinforce(),
     "rloo": lambda *_: c.RLOO(),
     "nvil": c.NVIL,
     "vimco": lambda *_: c.VIMCO(),
@@ -147,7 +147,7 @@ def test_log_weights_are_those_of_the_states_drawn(target: Target, samples: int)
     }
     expected = torch.stack([torch.stack([state.log_w for state in row]) for row in states]).detach()
     with forced(values):
-        actual = c.estimate(module, *target.inputs, estimator=c.Score(), samples=samples).log_w
+        actual = c.estimate(module, *target.inputs, estimator=c.Reinforce(), samples=samples).log_w
     torch.testing.assert_close(actual, expected)
 
 
@@ -196,9 +196,9 @@ def test_what_is_observed_apart_from_the_latents_counts_once_for_each_sample(sam
     both = c.Model(p, model.q)
     for points in (1, 2):
         generator = torch.Generator().manual_seed(0)
-        alone = c.estimate(model, x[:points], estimator=c.Score(), samples=samples, generator=generator).log_w
+        alone = c.estimate(model, x[:points], estimator=c.Reinforce(), samples=samples, generator=generator).log_w
         generator.manual_seed(0)
-        actual = c.estimate(both, x[:points], estimator=c.Score(), samples=samples, generator=generator).log_w
+        actual = c.estimate(both, x[:points], estimator=c.Reinforce(), samples=samples, generator=generator).log_w
         torch.testing.assert_close(actual, alone + c.Bernoulli(rate).log_prob(x[:points]).sum(-1))
 
 
@@ -206,7 +206,7 @@ def test_sample_axis_is_told_from_a_batch_of_the_same_length() -> None:
     # of an independent root nothing but the structure of the graph tells whether its axis counts samples
     target = Target("3 points", ONE_LAYER.build, (torch.eye(3, dtype=torch.float64),), one_layer)
     program, x = PROGRAM.made(), target.inputs[0]
-    estimate = c.estimate(program, x, estimator=c.Score(), samples=3)
+    estimate = c.estimate(program, x, estimator=c.Reinforce(), samples=3)
     assert estimate.log_w.shape == (3, 3)
     trace = c.run(program, c.mode.Discrete(), x, samples=3)
     assert trace.values["gate"].shape == (3, 3, 2)

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 import concretely as c
-from concretely.kernel import bound as kernel
+from tests.kernel import fast, kernel, running
 
 ESTIMATORS: dict[str, Any] = {
     "pathwise": lambda model, x: c.Pathwise(2 / 3, prior_temperature=1 / 2),
     "straight-through": lambda model, x: c.StraightThrough(),
-    "score": lambda model, x: c.Score(),
+    "reinforce": lambda model, x: c.Reinforce(),
     "rloo": lambda model, x: c.RLOO(),
     "vimco": lambda model, x: c.VIMCO(),
     "nvil": lambda model, x: c.NVIL(model, x),
@@ -22,6 +22,7 @@ ESTIMATORS: dict[str, Any] = {
 }
 
 
+@kernel
 @pytest.mark.parametrize("notation", ["3H-6V", "3H~2H:4-6V"])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_losses_are_those_of_the_definition(name: str, notation: str) -> None:
@@ -40,11 +41,8 @@ def test_losses_are_those_of_the_definition(name: str, notation: str) -> None:
     defined = run()
     if isinstance(estimator, nn.Module):
         estimator.load_state_dict(before)
-    with (
-        mock.patch("concretely.objective.is_fast", return_value=True),
-        mock.patch("concretely.estimator.nvil.is_fast", return_value=True),
-        mock.patch.object(kernel, "loss", wraps=kernel.loss) as taken,
-    ):
+    module = fast("bound")
+    with running("fast", "bound", "nvil", "vimco"), mock.patch.object(module, "loss", wraps=module.loss) as taken:
         found = run()
     assert taken.called
     torch.testing.assert_close(found, defined, rtol=1e-4, atol=1e-5)

@@ -88,7 +88,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "vimco of one sample": (
         estimate(MODEL, c.VIMCO()),
         ValueError,
-        "samples must be at least 2 for VIMCO, got 1: use NVIL or Score for a single one",
+        "samples must be at least 2 for VIMCO, got 1: use NVIL or Reinforce for one sample",
     ),
     "rloo of one sample": (
         estimate(MODEL, c.RLOO()),
@@ -101,33 +101,33 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight",
     ),
     "cost with an axis too many": (
-        estimate(unsummed, c.Score(), samples=4),
+        estimate(unsummed, c.Reinforce(), samples=4),
         ValueError,
         "the cost of a program must be a tensor of shape (4, 2), a number for each sample and data point, "
         "got shape (4, 2, 3)",
     ),
     "cost with an axis too few": (
-        estimate(averaged, c.Score()),
+        estimate(averaged, c.Reinforce()),
         ValueError,
         "the cost of a program must be a tensor of shape (1, 2), a number for each sample and data point, got shape ()",
     ),
     "cost that is a number": (
-        estimate(number, c.Score()),
+        estimate(number, c.Reinforce()),
         TypeError,
         "the cost of a program must be a tensor of shape (1, 2), a number for each sample and data point, got float",
     ),
     "no samples": (
-        estimate(MODEL, c.Score(), samples=0),
+        estimate(MODEL, c.Reinforce(), samples=0),
         ValueError,
         "samples must be a positive whole number, got 0",
     ),
     "half a sample": (
-        estimate(MODEL, c.Score(), samples=2.5),
+        estimate(MODEL, c.Reinforce(), samples=2.5),
         ValueError,
         "samples must be a positive whole number, got 2.5",
     ),
     "samples that are a truth": (
-        estimate(MODEL, c.Score(), samples=True),
+        estimate(MODEL, c.Reinforce(), samples=True),
         ValueError,
         "samples must be a positive whole number, got True",
     ),
@@ -219,12 +219,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "temperature must name nodes that the graph draws, got 'h22'; did you mean 'h2'?",
     ),
     "node drawn twice": (
-        estimate(twice, c.Score()),
+        estimate(twice, c.Reinforce()),
         ValueError,
         "a node must have a name of its own, got 'gate' twice",
     ),
     "mass of torch": (
-        estimate(foreign, c.Score()),
+        estimate(foreign, c.Reinforce()),
         TypeError,
         "node 'gate' must be one of concretely's masses, or have a pathwise gradient, got Bernoulli",
     ),
@@ -239,28 +239,28 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "a graph must be discrete to be enumerated, got a continuous node 'gate'",
     ),
     "root without an axis of data": (
-        estimate(unexpanded, c.Score()),
+        estimate(unexpanded, c.Reinforce()),
         ValueError,
         "node 'gate' must have a batch shape that begins with that of the first input, (2,), got (3,): "
         "expand its logits, one set for each data point",
     ),
     "latent that p lacks": (
-        estimate(c.Model(generative, two_latents), c.Score()),
+        estimate(c.Model(generative, two_latents), c.Reinforce()),
         ValueError,
         "p must draw every node that q draws, got no 'extra'",
     ),
     "latent that q lacks": (
-        estimate(c.Model(generative, misnamed), c.Score()),
+        estimate(c.Model(generative, misnamed), c.Reinforce()),
         ValueError,
         "a replayed run must have every node of the graph, got no 'z'; did you mean 'zz'?",
     ),
     "nothing observed": (
-        estimate(c.Model(unobserved, inference), c.Score()),
+        estimate(c.Model(unobserved, inference), c.Reinforce()),
         ValueError,
         "p must observe something, got no call of draw with observed=: was an input left out?",
     ),
     "nothing observed without q": (
-        estimate(c.Model(inference), c.Score()),
+        estimate(c.Model(inference), c.Reinforce()),
         ValueError,
         "p must observe something, got no call of draw with observed=: was an input left out?",
     ),

@@ -83,7 +83,7 @@ def test_member_of_an_ensemble_draws_noise_of_its_own_if_asked() -> None:
 
 
 @pytest.mark.parametrize("notation", ["2H~3V", "2H~2H-3V"])
-@pytest.mark.parametrize("estimator", [*ESTIMATORS.values(), c.GumbelSoftmax(0.5), c.Score(), c.RLOO()])
+@pytest.mark.parametrize("estimator", [*ESTIMATORS.values(), c.GumbelSoftmax(0.5), c.Reinforce(), c.RLOO()])
 def test_member_of_an_ensemble_is_what_it_is_alone(estimator: c.Estimator, notation: str) -> None:
     members = [Loss(model_of(seed, notation).eval(), estimator, samples=4, objective=None) for seed in range(3)]
     parameters, buffers = stack_module_state(members)

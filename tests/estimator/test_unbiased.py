@@ -13,7 +13,7 @@ from tests.estimator.target import DENSITIES, FOUR_STATES, PROGRAM, TARGETS, TWO
 @pytest.mark.parametrize("samples", [1, 2, 3])
 def test_score_function_is_unbiased_for_the_multi_sample_bound(target: Target, samples: int) -> None:
     module = target.made()
-    actual = expected_gradient(target, module, c.Score(), samples=samples, objective=c.bound)
+    actual = expected_gradient(target, module, c.Reinforce(), samples=samples, objective=c.bound)
     assert_same(actual, truth(target, module, samples=samples, objective=bound)[1])
 
 
@@ -21,7 +21,7 @@ def test_score_function_is_unbiased_for_the_multi_sample_bound(target: Target, s
 @pytest.mark.parametrize("samples", [1, 2, 3])
 def test_score_function_is_unbiased_for_the_average(target: Target, samples: int) -> None:
     module = target.made()
-    actual = expected_gradient(target, module, c.Score(), samples=samples, objective=c.average)
+    actual = expected_gradient(target, module, c.Reinforce(), samples=samples, objective=c.average)
     assert_same(actual, truth(target, module, samples=1, objective=average)[1])
 
 
@@ -71,7 +71,7 @@ def test_vimco_is_unbiased_for_the_multi_sample_bound(target: Target, samples: i
     assert_same(actual, truth(target, module, samples=samples, objective=bound)[1])
 
 
-@pytest.mark.parametrize("estimator", [c.Score(), c.RLOO(), c.VIMCO(), c.VIMCO("arithmetic"), None])
+@pytest.mark.parametrize("estimator", [c.Reinforce(), c.RLOO(), c.VIMCO(), c.VIMCO("arithmetic"), None])
 @each(TWO_LAYERS, FOUR_STATES, PROGRAM)
 def test_gradient_of_a_batch_is_the_mean_of_those_of_its_points(target: Target, estimator: c.Estimator | None) -> None:
     module = target.made()

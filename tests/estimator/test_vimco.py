@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from concretely.estimator.vimco import vimco
+from concretely.functional.signal import vimco
 
 MEANS = ("geometric", "arithmetic")
 log_weights = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=50)

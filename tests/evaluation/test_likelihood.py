@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 import concretely as c
 from concretely.evaluation.likelihood import Likelihood, evaluate, exact_log_likelihood
-from concretely.objective import bound, effective_sample_size, weigh
+from concretely.functional.bound import bound, effective_sample_size
+from concretely.objective import log_weights
 from tests.budget import assert_likely, assert_mean
 
 from .example import NOTATIONS, data_of, models, seeded, spread
@@ -136,7 +137,7 @@ def test_one_chunk_is_the_bound_of_its_log_weights(build: Callable[[], c.Model])
     data = data_of(model, 6)
     for samples in (1, 20):
         result = evaluate(model, *data, samples=samples, generator=seeded())
-        log_w = weigh(model, *data, mode=c.mode.Discrete(), samples=samples, generator=seeded()).log_w.detach()
+        log_w = log_weights(model, *data, mode=c.mode.Discrete(), samples=samples, generator=seeded()).log_w.detach()
         torch.testing.assert_close(result.log_likelihood, bound(log_w), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(result.effective_sample_size, effective_sample_size(log_w), rtol=1e-12, atol=1e-12)
 
@@ -150,7 +151,7 @@ def test_several_chunks_are_the_bound_of_all_their_log_weights(build: Callable[[
     for point in range(3):
         part = [tensor[point : point + 1] for tensor in data]
         drawn = [
-            weigh(model, *part, mode=c.mode.Discrete(), samples=samples, generator=generator).log_w.detach()
+            log_weights(model, *part, mode=c.mode.Discrete(), samples=samples, generator=generator).log_w.detach()
             for samples in (6, 6, 5)
         ]
         log_w.append(torch.cat(drawn))

@@ -101,8 +101,8 @@ def relaxed_bias(temperature: float) -> float:
 
 
 CASES = {
-    "score": (c.Score(), 1, 0.0),
-    "score of 2": (c.Score(), 2, 0.0),
+    "score": (c.Reinforce(), 1, 0.0),
+    "score of 2": (c.Reinforce(), 2, 0.0),
     "rloo": (c.RLOO(), 2, 0.0),
     "straight-through": (c.StraightThrough(), 1, straight_through_bias()),
     "concrete, cool": (c.Pathwise(0.5), 1, relaxed_bias(0.5)),
@@ -293,11 +293,11 @@ def test_every_estimator_is_judged_by_the_objective_that_it_estimates() -> None:
     model, x = model_and_data()
     plain = c.NVIL(model, x, centre=False, scale=False, baseline=False)
     estimators = {
-        "score": c.Score(),
+        "score": c.Reinforce(),
         "vimco": c.VIMCO(),
         "rloo": c.RLOO(),
         "nvil": (plain, 1),
-        "single": (c.Score(), 1),
+        "single": (c.Reinforce(), 1),
     }
     study = gradient_study(model, x, estimators=estimators, samples=3, repeats=64, generator=seeded(0))
     aims = {name: finding.reference.aim for name, finding in study.findings.items()}
@@ -349,7 +349,7 @@ def test_what_has_too_many_states_is_judged_by_a_long_run(
     study = gradient_study(
         program,
         torch.zeros(points, 2),
-        estimators={"score": c.Score()},
+        estimators={"score": c.Reinforce()},
         samples=2,
         repeats=3,
         objective=objective,
@@ -370,7 +370,7 @@ def test_continuous_nodes_and_objectives_of_ones_own_are_judged_by_a_long_run() 
         return log_w.amax(0)
 
     def method(objective: Callable[[Tensor], Tensor] | None) -> tuple[str, str]:
-        estimators = {"score": c.Score()}
+        estimators = {"score": c.Reinforce()}
         study = gradient_study(
             program, estimators=estimators, samples=2, repeats=2, objective=objective, parameters=[logits]
         )
@@ -378,7 +378,7 @@ def test_continuous_nodes_and_objectives_of_ones_own_are_judged_by_a_long_run() 
         return reference.aim.title, reference.method
 
     assert method(None) == ("average", "RLOO")
-    assert method(best) == ("best", "Score")
+    assert method(best) == ("best", "Reinforce")
 
 
 def test_the_same_generator_gives_the_same_study_and_no_other_randomness_is_used() -> None:
@@ -434,9 +434,9 @@ def test_only_the_parameters_that_count_are_counted() -> None:
     assert [part.shape for part in mean(c.NVIL(model, x))] == [parameter.shape for parameter in model.parameters()]
     frozen, used, *_ = model.parameters()
     frozen.requires_grad_(False)
-    assert len(mean(c.Score())) == len(list(model.parameters())) - 1
+    assert len(mean(c.Reinforce())) == len(list(model.parameters())) - 1
     unused = torch.zeros(5, requires_grad=True)
-    zero, found = mean(c.Score(), parameters=iter([unused, used]))
+    zero, found = mean(c.Reinforce(), parameters=iter([unused, used]))
     assert_close(zero, torch.zeros(5, dtype=torch.float64))
     assert found.any()
 
@@ -449,7 +449,7 @@ class Counting:
 
     def __call__(self, *arguments: Any, **options: Any) -> c.Estimate:
         self.calls += 1
-        return c.Score()(*arguments, **options)
+        return c.Reinforce()(*arguments, **options)
 
 
 def test_what_one_estimator_refuses_is_refused_before_any_work() -> None:
@@ -524,7 +524,7 @@ def test_a_study_is_printed_as_a_table() -> None:
 def test_bad_input_is_refused_in_a_sentence(options: dict[str, Any], error: str) -> None:
     target = program()
     with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
-        gradient_study(target, **{"estimators": {"score": c.Score()}, "parameters": [target.logits], **options})
+        gradient_study(target, **{"estimators": {"score": c.Reinforce()}, "parameters": [target.logits], **options})
 
 
 def test_a_target_that_nothing_moves_has_no_gradient_to_study() -> None:
@@ -532,14 +532,14 @@ def test_a_target_that_nothing_moves_has_no_gradient_to_study() -> None:
         return draw("b", c.Bernoulli(torch.zeros(2))).sum(-1)
 
     with pytest.raises(ValueError, match=r"^parameters must enter the target, got none that does$"):
-        gradient_study(program, estimators={"score": c.Score()}, parameters=[torch.zeros(1, requires_grad=True)])
+        gradient_study(program, estimators={"score": c.Reinforce()}, parameters=[torch.zeros(1, requires_grad=True)])
 
 
 @pytest.mark.unchecked
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"estimators": [c.Score()]}, "estimators must be a map from names to estimators, got [Score()]"),
+        ({"estimators": [c.Reinforce()]}, "estimators must be a map from names to estimators, got [Reinforce()]"),
         ({"parameters": [3]}, "parameters must be tensors that require a gradient, got another at place 0"),
         ({"repeats": 2.5}, "repeats must be a whole number of at least 2, got 2.5"),
         ({"repeats": True}, "repeats must be a whole number of at least 2, got True"),
@@ -555,7 +555,7 @@ def test_values_of_another_type_are_refused_in_a_sentence(options: dict[str, Any
 @pytest.mark.parametrize("role", ["estimators", "reference"])
 def test_what_is_no_estimator_is_refused_in_a_sentence(role: str, it: Any) -> None:
     target = program()
-    options = {"estimators": {"score": c.Score()}, role: {"it": it} if role == "estimators" else it}
+    options = {"estimators": {"score": c.Reinforce()}, role: {"it": it} if role == "estimators" else it}
     with pytest.raises(TypeError, match=r"^estimator must be an estimator such as .*, got (int|RLOO|tuple)$"):
         gradient_study(target, parameters=[target.logits], **options)
 
@@ -563,7 +563,7 @@ def test_what_is_no_estimator_is_refused_in_a_sentence(role: str, it: Any) -> No
 def test_progress_is_shown_on_stderr_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     model = c.density("1H-2V")
     for progress in (False, True):
-        estimators = {"score": c.Score()}
+        estimators = {"score": c.Reinforce()}
         c.gradient_study(model, torch.zeros(1, 2), estimators=estimators, repeats=2, progress=progress)
         shown = capsys.readouterr()
         assert not shown.out

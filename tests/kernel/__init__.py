@@ -1,7 +1,8 @@
 """Kernels against their definitions: on a GPU where there is one, else in Triton's interpreter."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -10,14 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.kernel import affine
-from concretely.kernel.operator import Operator
+import concretely.kernel
+from concretely.functional import affine
+from concretely.kernel import operator
+from concretely.kernel.handwritten import Operator
 from tests import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     interpreter.prepare()
 
+ROOM = Path(concretely.kernel.__file__).parent
+PENDING = {name: name for name in ("logistic", "exp_concrete", "bernoulli")} | {"discrete": "categorical"}
+"""Operations that are not in the registry yet, with what their kernels are called."""
 TINY = torch.finfo(torch.float32).tiny
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
@@ -44,7 +50,42 @@ def kernel(test: Callable[..., Any]) -> Callable[..., Any]:
 
 def fast(name: str) -> Any:
     """The kernels of an operation."""
-    return pytest.importorskip(f"concretely.kernel.{name}.triton")
+    return pytest.importorskip(f"concretely.kernel.{module_of(name)}")
+
+
+def module_of(name: str) -> str:
+    """The module with the kernels of an operation."""
+    if name in PENDING:
+        return f"triton_{PENDING[name]}"
+    return f"{name}.triton" if (ROOM / name).is_dir() else name
+
+
+@contextmanager
+def launched(*names: str) -> Iterator[None]:
+    """Let the kernels of some modules run wherever their tensors are, and those of no other."""
+    for name in names:
+        fast(name)
+
+    def is_launchable(tensor: Tensor) -> bool:  # a function, as the compiler traces it
+        return bool(names)
+
+    def is_eligible(self: operator.Operator[..., Any], arguments: Sequence[Any]) -> bool:
+        return self.kernel in names and ELIGIBLE(self, arguments)
+
+    with (
+        mock.patch.object(operator, "is_launchable", is_launchable),
+        mock.patch.object(operator, "is_enabled", lambda kernel, tensor: kernel in names),
+        mock.patch.object(operator.Operator, "_is_eligible", is_eligible),
+    ):
+        yield
+
+
+def running(path: str, *names: str) -> AbstractContextManager[None]:
+    """Let kernels run on the fast path, and none on the plain one."""
+    return launched(*names) if path == "fast" else launched()
+
+
+ELIGIBLE = operator.Operator._is_eligible
 
 
 @contextmanager
@@ -62,7 +103,7 @@ def precise(path: str) -> Iterator[None]:
     before, products = torch.get_float32_matmul_precision(), mock.patch.dict(affine.PRODUCTS, high="ieee")
     torch.set_float32_matmul_precision("highest")
     try:
-        with taken(affine, path), products, wished("high" if path == "fast" else "highest"):
+        with running(path, "affine", "affine_likelihood"), products, wished("high" if path == "fast" else "highest"):
             yield
     finally:
         torch.set_float32_matmul_precision(before)
@@ -73,7 +114,7 @@ def wished(precision: str) -> Any:
     return mock.patch("torch.get_float32_matmul_precision", return_value=precision)
 
 
-def opcheck(checked: Operator, arguments: tuple[Any, ...]) -> None:
+def opcheck(checked: Operator | operator.Operator[..., Any], arguments: tuple[Any, ...]) -> None:
     """Have torch look at an operator."""
     torch.library.opcheck(checked.registered, arguments)
 

@@ -1,6 +1,9 @@
-"""Affine maps are those of torch on either path, batched and compiled, and a ledger has the factors of gradients."""
+"""Affine maps are those of torch on either path, batched and compiled, and gradients of weights may stay factors."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from threading import Thread
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -8,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from concretely.kernel import affine as operation
-from concretely.kernel.affine import affine, ledger, naive
-from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, opcheck, precise, taken, wished
+from concretely.functional import affine as operation
+from concretely.functional.affine import affine
+from concretely.kernel import deferred
+from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
+from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, opcheck, precise, running, wished
 
 SIZES = [(1, 1, 1, 1), (3, 5, 7, 9), (1, 40, 20, 70), (3, 33, 17, 1)]
 """Members, rows, outputs and inputs."""
@@ -47,6 +52,18 @@ def pulled(found: Tensor, by: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(found.sin().sum(), by, retain_graph=True)
 
 
+def defined(given: Sequence[Tensor], by: Tensor, tanh: bool) -> tuple[Tensor, ...]:
+    """The output of the definition, and the gradients of input, weight and bias that autograd takes of it."""
+    leaves = [tensor.detach().requires_grad_() for tensor in given]
+    out = affine.definition(*leaves, tanh)
+    return out.detach(), *torch.autograd.grad(out, leaves, by)
+
+
+def pulled_by_kernel(by: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str) -> list[Tensor]:
+    """The gradients of the kernel, from one launch."""
+    return list(fast("affine").gradients(by, x, weight, out, tanh, product, True))
+
+
 @kernel
 @TANH
 @pytest.mark.parametrize("shape", SIZES, ids=str)
@@ -57,21 +74,25 @@ def test_kernel_is_its_definition(shape: tuple[int, int, int, int], tanh: bool) 
     for each in ((x, weight, bias), shared, pieces):
         wide = [tensor.double().requires_grad_() for tensor in each]
         truth = true_affine(*wide, tanh)
-        defined = naive.affine(*each, tanh)
-        by = torch.randn_like(defined)
-        forward, *_ = drifts(*each, by, defined, tanh)
-        assert_precise(fast("affine").affine(*each, tanh, "ieee"), defined, truth.detach(), forward)
+        by = torch.randn(truth.shape, device=DEVICE)
+        out = affine.definition(*each, tanh)
+        forward, *_ = drifts(*each, by, out, tanh)
+        assert_precise(fast("affine").affine(*each, tanh, "ieee"), out, truth.detach(), forward)
         ones = torch.ones((), device=DEVICE).expand_as(by)
         for one in (by, ones, by[:1].expand_as(by), by.mT.contiguous().mT) if each[0] is x else (ones,):
             true = torch.autograd.grad((one * truth).sum(), wide, retain_graph=True)
-            arguments = (one, *each[:2], defined, tanh)
-            found = fast("affine").affine_backward(*arguments, "ieee", True)
-            _, *backward = drifts(*each, one, defined, tanh)
-            for k, expected in enumerate(naive.affine_backward(*arguments)):
+            found = pulled_by_kernel(one, *each[:2], out, tanh, "ieee")
+            _, *backward = drifts(*each, one, out, tanh)
+            for k, expected in enumerate(defined(each, one, tanh)[1:]):
                 # the definition drifts as well, maybe towards the truth, which both leave as their output does
                 assert_precise(found[k], expected, true[k], 2 * backward[k])
-    without = fast("affine").affine_backward(by, x, weight, naive.affine(x, weight, bias, tanh), tanh, "ieee", False)
+    without = fast("affine").gradients(by, x, weight, affine.definition(x, weight, bias, tanh), tanh, "ieee", False)
     assert without[0].shape == (shape[0], 0, shape[3])
+
+
+def before_tanh(by: Tensor, out: Tensor, tanh: bool) -> Tensor:
+    """The gradient of what goes into tanh."""
+    return torch.ops.aten.tanh_backward(by, out) if tanh else by
 
 
 @kernel
@@ -83,15 +104,13 @@ def test_the_gradient_before_tanh_and_its_sum_are_those_of_the_definition(
     by, out = torch.randn(shape, device=DEVICE), torch.rand(shape, device=DEVICE)
     ones = torch.ones((), device=DEVICE).expand(shape)
     for one in (by, ones, by[:1].expand_as(by), by.mT.contiguous().mT):
-        defined, truth = (
-            naive.by_total(each, value, tanh) for each, value in ((one, out), (one.double(), out.double()))
-        )
+        defined, truth = (before_tanh(each, value, tanh) for each, value in ((one, out), (one.double(), out.double())))
         found, sums = fast("affine").before_tanh(one, out, tanh)
         if tanh:
             assert_precise(found, defined, truth)
         torch.testing.assert_close(sums.double(), truth.sum(1), rtol=1e-6, atol=1e-5)
     half, sums = fast("affine").before_tanh(by.bfloat16(), out.bfloat16(), tanh)
-    truth = naive.by_total(by.bfloat16().double(), out.bfloat16().double(), tanh)
+    truth = before_tanh(by.bfloat16().double(), out.bfloat16().double(), tanh)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.double(), truth if tanh else truth[:, :0], rtol=0.01, atol=1e-6)
     torch.testing.assert_close(sums.double(), truth.sum(1), rtol=1e-6, atol=1e-5)
@@ -101,23 +120,20 @@ def test_the_gradient_before_tanh_and_its_sum_are_those_of_the_definition(
 @pytest.mark.parametrize("product", ["tf32", "bfloat16"])
 def test_products_may_be_less_precise(product: str) -> None:
     x, weight, bias = given(2, 5, 7, 40)
-    out = naive.affine(x, weight, bias, True)
-
-    def both(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> tuple[Tensor, ...]:
-        return naive.affine(x, weight, bias, True), *naive.affine_backward(out, x, weight, out, True)
-
+    out = affine.definition(x, weight, bias, True)
     found = (
         fast("affine").affine(x, weight, bias, True, product),
-        *fast("affine").affine_backward(out, x, weight, out, True, product, True),
+        *pulled_by_kernel(out, x, weight, out, True, product),
     )
-    defined = list(both(x, weight, bias, out))
+    expected = list(defined((x, weight, bias), out, True))
     if product == "bfloat16":
-        defined[0] = defined[0].bfloat16()  # the next product would round it so
-    assert [(each.dtype, each.shape) for each in found] == [(each.dtype, each.shape) for each in defined]
+        expected[0] = expected[0].bfloat16()  # the next product would round it so
+    assert [(each.dtype, each.shape) for each in found] == [(each.dtype, each.shape) for each in expected]
+    assert affine.definition(x, weight, bias, True, product).dtype == found[0].dtype
     if product == "tf32" or DEVICE == "cuda":  # the interpreter takes the bits of a bfloat16 for a whole number
-        truth = both(*(each.double() for each in (x, weight, bias, out)))
+        truth = defined([each.double() for each in (x, weight, bias)], out.double(), True)
         slack = drifts(x, weight, bias, out, out, True, product)
-        for each in zip(found, defined, truth, slack, strict=True):
+        for each in zip(found, expected, truth, slack, strict=True):
             assert_precise(*each)
 
 
@@ -133,16 +149,25 @@ def test_tiles_keep_a_device_busy_and_are_not_twice_as_large_as_what_they_cover(
 
 @kernel
 def test_the_kernel_is_for_float32_and_products_that_need_not_be_precise() -> None:
-    x, weight, _ = given(1, 2, 3, 4)
-    with taken(operation, "fast"):
-        for precision, suits in (("highest", False), ("high", True), ("medium", True)):
+    x, weight, bias = given(1, 2, 3, 4)
+
+    def is_eligible(*dtypes: torch.dtype) -> bool:
+        tensors = [tensor.to(dtype) for tensor, dtype in zip((x, weight, bias), dtypes, strict=True)]
+        return affine._is_eligible([*tensors, True, "ieee", False])
+
+    with running("fast", "affine"):
+        for precision, expected in (("highest", False), ("high", True), ("medium", True)):
             with wished(precision):
-                assert operation.suits(x, weight) == suits
-                assert not operation.suits(x.double(), weight.double())
-                assert not operation.suits(x.half(), weight)
+                assert is_eligible(torch.float32, torch.float32, torch.float32) == expected
+                assert not is_eligible(torch.float64, torch.float64, torch.float64)
+                assert not is_eligible(torch.float16, torch.float32, torch.float32)
                 with torch.autocast(DEVICE, torch.bfloat16):
-                    assert not operation.suits(x, weight)
-    assert not operation.suits(x.cpu(), weight.cpu())
+                    assert not is_eligible(torch.float32, torch.float32, torch.float32)
+
+
+def few_rows(path: str, few: int) -> Any:
+    """Let the kernels compute all gradients in one launch up to so many rows."""
+    return mock.patch.object(fast("affine"), "FEW", few) if path == "fast" else nullcontext()
 
 
 @PATHS
@@ -150,7 +175,7 @@ def test_the_kernel_is_for_float32_and_products_that_need_not_be_precise() -> No
 @pytest.mark.parametrize("few", [0, 512])
 def test_maps_are_those_of_torch(tanh: bool, few: int, path: str) -> None:
     leaves = tuple(tensor.requires_grad_() for tensor in given(3, 5, 7, 9))
-    with precise(path), mock.patch.object(operation, "FEW", few):
+    with precise(path), few_rows(path, few):
         found = affine(*leaves, tanh)
         grads = (*pulled(found, leaves), *pulled(found, leaves[1:]))
     truth = true_affine(*leaves, tanh)
@@ -163,7 +188,7 @@ def test_maps_are_those_of_torch(tanh: bool, few: int, path: str) -> None:
 def test_what_comes_of_many_rows_is_rounded_as_the_next_product_would(rows: int) -> None:
     x, *leaves = (tensor.requires_grad_() for tensor in given(2, rows, 7, 9))
     half = torch.bfloat16 if rows == 4 else torch.float32
-    with precise("fast"), wished("medium"), mock.patch.object(operation, "FEW", 3):
+    with precise("fast"), wished("medium"), mock.patch.object(operation, "FEW", 3), few_rows("fast", 6):
         hidden = affine(x, *leaves, True)
         found = affine(hidden, leaves[0].mT, x[:, 0], False)
         grads = torch.autograd.grad(found.sin().sum(), (x, hidden, *leaves))
@@ -193,21 +218,19 @@ def test_what_comes_of_many_rows_is_rounded_as_the_next_product_would(rows: int)
 def test_rows_are_divided_until_there_are_tiles_for_all_of_a_gpu(
     members: int, rows: int, outputs: int, inputs: int, dtype: torch.dtype, parts: int
 ) -> None:
-    factors = operation.Factors(*(torch.empty(members, rows, wide, dtype=dtype) for wide in (inputs, outputs)))
-    with mock.patch.object(operation, "is_fast", return_value=True):
-        assert factors.parts == parts
-        shared = operation.Factors(factors.x[:1].expand_as(factors.x), factors.by_total)
-        assert shared.parts == 1
-    assert factors.parts == 1  # they are on a CPU
+    x, by_total = (torch.empty(members, rows, wide, dtype=dtype) for wide in (inputs, outputs))
+    with mock.patch.object(deferred, "is_launchable", return_value=True):
+        assert deferred.parts_of(x, by_total) == parts
+        assert deferred.parts_of(x[:1].expand_as(x), by_total) == 1
+    assert deferred.parts_of(x, by_total) == 1  # they are on a CPU
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gradient_is_the_sum_of_those_of_parts_of_the_rows(dtype: torch.dtype) -> None:
     x, by_total = (torch.randint(-3, 4, (3, 16, wide), device=DEVICE).to(dtype) for wide in (5, 7))  # no rounding
-    factors = operation.Factors(x, by_total)
-    with mock.patch.object(operation, "is_fast", return_value=True), mock.patch.object(operation, "DEEP", 8):
-        assert factors.parts == {torch.float32: 8, torch.bfloat16: 4}[dtype]
-        assert torch.equal(factors.product.double(), by_total.double().mT @ x.double())
+    with mock.patch.object(deferred, "is_launchable", return_value=True), mock.patch.object(deferred, "DEEP", 8):
+        assert deferred.parts_of(x, by_total) == {torch.float32: 8, torch.bfloat16: 4}[dtype]
+        assert torch.equal(deferred.product(x, by_total).double(), by_total.double().mT @ x.double())
 
 
 @PATHS
@@ -249,87 +272,94 @@ def test_gradients_can_be_differentiated(tanh: bool, path: str) -> None:
     torch.testing.assert_close(found, curvature(true_affine(*leaves, tanh)), rtol=1e-4, atol=1e-4)
 
 
-def entered(leaves: tuple[Tensor, ...], tanh: bool = True) -> tuple[operation.Ledger, tuple[Tensor | None, ...]]:
-    """What a ledger has, and the gradients that are returned."""
-    with ledger() as entries:
-        grads = torch.autograd.grad(affine(*leaves, tanh).sum(), leaves, allow_unused=True)
-    return entries, grads
+def gradients_of(leaves: tuple[Tensor, ...], tanh: bool = True) -> tuple[Tensor, ...]:
+    """The gradients of a map that runs where they may be deferred."""
+    with deferred_gradients():
+        return torch.autograd.grad(affine(*leaves, tanh).sum(), leaves)
 
 
-@PATHS
+@kernel
 @TANH
 @pytest.mark.parametrize("members", [1, 3])
-def test_a_ledger_has_the_factors_of_the_gradients_that_are_not_returned(members: int, tanh: bool, path: str) -> None:
+def test_gradients_of_weights_stay_factors_that_are_smaller(members: int, tanh: bool) -> None:
     leaves = tuple(tensor.requires_grad_() for tensor in given(members, 3, 7, 9))
-    with precise(path), mock.patch.object(operation, "FEW", 0):
-        entries, (by_x, by_weight, by_bias) = entered(leaves, tanh)
+    with precise("fast"), few_rows("fast", 0):
+        found = gradients_of(leaves, tanh)
         expected = torch.autograd.grad(affine(*leaves, tanh).sum(), leaves)
-    assert by_weight is None
-    ((place, factors),) = entries.items()
-    assert place == leaves[1].data_ptr()
-    assert factors.by_total.is_contiguous()
-    torch.testing.assert_close((by_x, factors.product, by_bias), expected)
+    assert [type(each) for each in found] == [Tensor, DeferredGradient, Tensor]
+    assert [(each.shape, each.dtype) for each in found] == [(each.shape, each.dtype) for each in expected]
+    assert repr(found[1]) == f"DeferredGradient(shape={(members, 7, 9)})"
+    assert found[1].by_total.is_contiguous()
+    torch.testing.assert_close(tuple(materialized(each) for each in found), expected)
+    torch.testing.assert_close(found[1] * 2 + 1, expected[1] * 2 + 1)
 
 
-@PATHS
-def test_the_weights_of_a_batch_are_entered_by_their_own_address(path: str) -> None:
+@kernel
+def test_weights_of_a_batch_have_gradients_of_their_own_shape() -> None:
     x, weight, bias = given(4, 2, 7, 5)
-    leaves = weight.unsqueeze(1).requires_grad_(), bias.unsqueeze(1).requires_grad_()
-    with precise(path), mock.patch.object(operation, "FEW", 0):
-        run = vmap(lambda *each: affine(*each, True), (None, 0, 0))
-        expected = torch.autograd.grad(run(x[:1], *leaves).sum(), leaves)
-        with ledger() as entries:
-            grads = torch.autograd.grad(run(x[:1], *leaves).sum(), leaves, allow_unused=True)
-    assert grads[0] is None
-    torch.testing.assert_close((entries[weight.data_ptr()].product.unsqueeze(1), grads[1]), expected)
+    leaves = weight.requires_grad_(), bias.requires_grad_()
+    run = vmap(lambda weight, bias: affine(x[0], weight, bias, True))
+    with precise("fast"), few_rows("fast", 0):
+        expected = torch.autograd.grad(run(*leaves).sum(), leaves)
+        with deferred_gradients():
+            by_weight, by_bias = torch.autograd.grad(run(*leaves).sum(), leaves)
+    assert isinstance(by_weight, DeferredGradient)
+    assert by_weight.shape == weight.shape
+    torch.testing.assert_close((by_weight.materialize(), by_bias), expected)
 
 
-def test_a_ledger_is_kept_by_whatever_thread_goes_backward() -> None:
+@kernel
+def test_deferred_gradients_of_a_weight_that_is_used_twice_add_up() -> None:
+    x, weight, bias = (tensor.requires_grad_() for tensor in given(1, 3, 7, 9))
+    with precise("fast"), few_rows("fast", 0):
+        expected = torch.autograd.grad(affine(x, weight, bias, True).sum(), weight)
+        with deferred_gradients():
+            twice = affine(x, weight, bias, True) + affine(x, weight, bias, True)
+            found = torch.autograd.grad(twice.sum(), weight)
+        assert type(found[0]) is Tensor
+        torch.testing.assert_close(found[0], 2 * expected[0])
+        with deferred_gradients():
+            scaled = torch.autograd.grad(affine(x, 2 * weight, bias, True).sum(), weight)
+    assert type(scaled[0]) is Tensor
+
+
+@kernel
+def test_gradients_are_deferred_by_whatever_thread_goes_backward() -> None:
     leaves = tuple(tensor.requires_grad_() for tensor in given(1, 3, 7, 9))
-    with mock.patch.object(operation, "FEW", 0), ledger() as entries:
-        thread = Thread(target=affine(*leaves, True).sum().backward)
+    found = list[Tensor]()
+    with precise("fast"), few_rows("fast", 0):
+        with deferred_gradients():
+            out = affine(*leaves, True).sum()
+        thread = Thread(target=lambda: found.extend(torch.autograd.grad(out, leaves)))
         thread.start()
         thread.join()
-    assert list(entries) == [leaves[1].data_ptr()]
-    assert leaves[0].grad is not None
-    assert leaves[1].grad is None
-    assert leaves[2].grad is not None
+    assert [isinstance(each, DeferredGradient) for each in found] == [False, True, False]
 
 
-def test_nothing_is_entered_where_no_ledger_is_open() -> None:
+@kernel
+def test_nothing_is_deferred_where_nobody_asked_for_it() -> None:
     leaves = tuple(tensor.requires_grad_() for tensor in given(1, 3, 7, 9))
-    with mock.patch.object(operation, "FEW", 0):
-        with ledger() as closed:
+    with precise("fast"), few_rows("fast", 0):
+        with deferred_gradients(), deferred_gradients():
             pass
         before = affine(*leaves, True)
-        with ledger() as late:
+        with deferred_gradients():
             before.sum().backward()
-    assert not closed
-    assert not late
-    assert all(leaf.grad is not None for leaf in leaves)
+    assert all(type(leaf.grad) is Tensor for leaf in leaves)
 
 
-def test_ledgers_nest() -> None:
-    leaves = tuple(tensor.requires_grad_() for tensor in given(1, 3, 7, 9))
-    with mock.patch.object(operation, "FEW", 0), ledger() as outer:
-        assert entered(leaves)[0]
-        assert not outer
-        affine(*leaves, True).sum().backward()
-        assert outer
-
-
+@kernel
 @pytest.mark.parametrize(
-    ("members", "rows", "is_entered"),
+    ("members", "rows", "is_deferred"),
     [(1, 2, False), (2, 2, False), (3, 2, True), (1, 6, False), (3, 3, False)],
 )
-def test_few_rows_of_all_members_and_factors_larger_than_their_product_are_not_entered(
-    members: int, rows: int, is_entered: bool
+def test_few_rows_of_all_members_and_factors_larger_than_their_product_are_not_deferred(
+    members: int, rows: int, is_deferred: bool
 ) -> None:
     leaves = tuple(tensor.requires_grad_() for tensor in given(members, rows, 4, 6))
-    with mock.patch.object(operation, "FEW", 4):
-        entries, grads = entered(leaves)
-    assert bool(entries) == is_entered
-    assert [grad is None for grad in grads] == [False, is_entered, False]
+    with precise("fast"), few_rows("fast", 4):
+        found = gradients_of(leaves)
+    assert [isinstance(each, DeferredGradient) for each in found] == [False, is_deferred, False]
 
 
 @pytest.mark.unchecked
@@ -347,8 +377,11 @@ def test_maps_are_operators_however_their_tensors_lie(order: tuple[int, int, int
     x, weight, by, out = (torch.randn(4, 4, 4, device=DEVICE).permute(order) for _ in range(4))
     bias = torch.randn(4, 4, device=DEVICE)
     with precise(path):
-        leaves = (each.detach().requires_grad_() for each in (x, weight, bias))
-        opcheck(operation._affine, (*leaves, True, "ieee"))
-        for tanh, by_input in ((True, True), (False, True), (False, False)):
-            opcheck(operation._affine_backward, (by, x, weight, out, tanh, by_input))
-            opcheck(operation._before_tanh, (by, out, tanh))
+        leaves = [each.detach().requires_grad_() for each in (x, weight, bias)]
+        opcheck(affine, (*leaves, True, "ieee", False))
+        for tanh, by_input in ((True, True), (False, True), (False, False)) if path == "fast" else ():
+            needs = [by_input, True, True, False, False, False]
+            for few in (0, 100):
+                with few_rows(path, few):
+                    given = ([by], x, weight, bias, tanh, "ieee", False, [out], needs)
+                    torch.library.opcheck(affine.backward, given)

@@ -15,10 +15,15 @@ import pytest
 import torch
 from torch import Tensor, empty
 
-import concretely.kernel
+from tests.kernel import PENDING, ROOM, module_of
 
-FOLDER = Path(concretely.kernel.__file__).parent
-OPERATIONS = [*sorted(path.parent.name for path in FOLDER.glob("*/triton.py")), "adam", "bits", "muon"]
+SHARED_PARTS = ["native", "row", "category", "tile", "operator", "deferred", "handwritten", "__init__"]
+"""Modules of which kernels are made, and those without any."""
+OPERATIONS = sorted(
+    {path.parent.name for path in ROOM.glob("*/triton.py")}
+    | set(PENDING)
+    | {path.stem for path in ROOM.glob("*.py") if path.stem not in SHARED_PARTS and "triton_" not in path.stem}
+)
 SIZES = [(1, 1, 1), (3, 5, 7), (2, 50, 200)]
 """Members, samples and units: what is 1 is a constant to the compiler, and of what 16 divides it knows."""
 MANY = [48, 50, 200_000]
@@ -34,27 +39,20 @@ def key(members: int) -> Tensor:
     return empty(members, 2, dtype=torch.int64)
 
 
+def pull(by: Tensor) -> tuple[tuple[Tensor], tuple[bool, ...]]:
+    """The gradient of a result, and that all others are needed."""
+    return (by,), (True,) * 10
+
+
 def lengths(units: int) -> list[int]:
     """Lengths of rows: of a unit alone, of an eighth of all and of all."""
     return sorted({1, max(units // 8, 1), units})
 
 
-def native(_: Any) -> None:
-    """What other kernels are made of."""
-
-
-def row(_: Any) -> None:
-    """The same."""
-
-
-def category(_: Any) -> None:
-    """The same."""
-
-
 def philox(kernels: Any) -> None:
     for count in (1, 200):
         for signed in (True, False):
-            kernels.fractions(key(2), count, signed)
+            kernels.fractions(key(2), count, torch.float32, signed)
 
 
 def logistic(kernels: Any) -> None:
@@ -99,8 +97,8 @@ def likelihood(kernels: Any) -> None:
         logits, bits = empty(members, samples, units, units), empty(members, units, units)
         for cast in (bits, bits.bool()):
             kernels.log_likelihood(logits, cast)
-            kernels.backward(logits[..., 0], logits, cast)
-    kernels.backward(logits[..., 0], logits.to(HALF), bits)
+            kernels.log_likelihood_backward(*pull(logits[..., 0]), (logits, cast, 1, 1), ())
+    kernels.log_likelihood_backward(*pull(logits[..., 0]), (logits.to(HALF), bits, 1, 1), ())
 
 
 def exp_concrete(kernels: Any) -> None:
@@ -140,7 +138,7 @@ def affine(kernels: Any) -> None:
         x, weight, out = empty(members, high, deep), empty(members, wide, deep), empty(members, high, wide)
         for product in PRODUCTS:
             kernels.affine(x, weight, out[:, 0], members == 1, product)
-            kernels.affine_backward(out, x, weight, out, members == 1, product, high > 1)
+            kernels.gradients(out, x, weight, out, members == 1, product, high > 1)
         for tanh in (True, False):
             for each in (out, out.to(HALF)):
                 kernels.before_tanh(each, each, tanh)
@@ -178,42 +176,43 @@ def bound(kernels: Any) -> None:
     for members, samples, batch in SIZES:
         log_w = empty(members, samples, batch)
         for by in (log_w[:, 0], empty(1, 1).expand(members, batch)):
-            kernels.backward(by, log_w, kernels.bound(log_w))
+            kernels.bound_backward(*pull(by), (log_w, 1), (kernels.bound(log_w),))
         for added, subtracted in ((1, 1), (3, 2)):
             for averages in (True, False):
-                kernels.loss([log_w] * added, [log_w] * subtracted, averages)
-                for credit in ([], [log_w] * subtracted):
-                    kernels.loss_backward(log_w[:, 0, 0], log_w, log_w[:, 0], credit, averages)
+                terms = [log_w] * added, [log_w] * subtracted
+                outputs = kernels.loss(*terms, [], [], averages)
+                for signal in ([], terms[1]):
+                    kernels.loss_backward(*pull(log_w[:, 0, 0]), (*terms, signal, [], averages, 1), outputs)
 
 
 def nvil(kernels: Any) -> None:
     for members, samples, batch in SIZES:
         signal, running = empty(members, samples, batch), empty(members)
         for how in ((True, True), (False, False)):
-            kernels.normalized(signal, running, running, 0.8, *how)
+            kernels.normalize(signal, running, running, 0.8, *how)
 
 
 def vimco(kernels: Any) -> None:
     for members, samples, batch in SIZES:
-        for geometric in (True, False):
-            kernels.vimco(empty(members, samples, batch), geometric)
+        for mean in ("geometric", "arithmetic"):
+            kernels.vimco(empty(members, samples, batch), mean)
 
 
-def observed(kernels: Any) -> None:
+def affine_likelihood(kernels: Any) -> None:
     for members, samples, batch, wide, deep in ((1, 1, 1, 1, 1), (3, 5, 2, 7, 9), (1, 100, 4, 784, 200)):
         state, weight = empty(members, samples, batch, deep), empty(members, wide, deep)
         for product, dtype in zip(PRODUCTS, (torch.float32, HALF), strict=True):
-            for shape in ((members, 0), (members, samples * batch, wide)):
-                slope, bits, rounded = empty(shape, dtype=dtype), empty(members, batch, wide), weight.to(dtype)
+            for slopes in (False, True):
                 for each in (state, state.to(dtype)):
-                    kernels.log_likelihood(each, rounded, weight[..., 0], bits, product, slope)
+                    bits = empty(members, batch, wide)
+                    kernels.affine_log_likelihood(each, weight, weight[..., 0], bits, slopes, product)
         for dtypes in ((torch.float32, torch.float32), (torch.float32, HALF), (HALF, HALF)):
             given, weighed = (state.flatten(1, 2).to(dtype) for dtype in dtypes)
             kernels.weigh(state.flatten(1, 2)[..., 0], given, given, weighed.dtype)
     for rows in (500, 1_000, 5_000):  # tiles of all sizes, and inputs that they divide
         state, weight = empty(1, 1, rows, 64), empty(1, 784, 64)
         bits = empty(1, rows, 784, dtype=torch.bool)
-        kernels.log_likelihood(state, weight, weight[..., 0], bits, "tf32", empty(1, rows, 784))
+        kernels.affine_log_likelihood(state, weight, weight[..., 0], bits, True, "tf32")
 
 
 def compile_all() -> None:
@@ -242,7 +241,7 @@ def compile_all() -> None:
 
     def launch(kernel: Any, grid: Any) -> Any:
         def run(*arguments: Any, **constants: Any) -> None:
-            name = f"{kernel.fn.__module__.removesuffix('.triton').split('.')[-1]}.{kernel.fn.__name__}"
+            name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
             compiled.add(name)
             found.append(pool.submit(fault, kernel, name, arguments, constants))
 
@@ -251,11 +250,10 @@ def compile_all() -> None:
     found: list[Future[str | None]] = []
     with ThreadPoolExecutor(2) as pool, mock.patch.object(JITFunction, "__getitem__", launch):
         for operation in OPERATIONS:
-            inner = ".triton" if (FOLDER / operation).is_dir() else ""
-            kernels = import_module(f"concretely.kernel.{operation}{inner}")
+            kernels = import_module(f"concretely.kernel.{module_of(operation)}")
             globals()[operation](kernels)
             launched = re.findall(r"^\s+(_\w+)\[.*\]\(", Path(kernels.__file__).read_text(), re.MULTILINE)
-            for name in {f"{operation}.{each}" for each in launched} - compiled:
+            for name in {f"{kernels.__name__}.{each}" for each in launched} - compiled:
                 print(f"{name} is launched, but was not compiled")
     for each in dict.fromkeys(future.result() for future in found):
         if each is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
+from concretely import noise as philox
 from concretely.distribution import (
     Concrete,
     ExpConcrete,
@@ -19,11 +20,9 @@ from concretely.distribution import (
 )
 from concretely.distribution.constraint import smallest
 from concretely.distribution.hypercube import corners
-from concretely.kernel import exp_concrete
-from concretely.kernel.category import tile
+from concretely.kernel import exp_concrete, tile
 from concretely.kernel.exp_concrete import Squash, naive
-from concretely.kernel.philox import naive as philox
-from tests.kernel import opcheck
+from tests.kernel import fast, opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NO_TRITON = not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -58,7 +57,7 @@ by_both = pytest.mark.parametrize("normal", [False, True])
 
 def noise(key: Tensor, samples: int, units: int, n: int, normal: bool = False) -> Tensor:
     """The noise of a draw in float64, from the same words."""
-    places = philox.quarter(samples * units)
+    places = -(-samples * units // 4)
     tail = philox.fractions(key, 4 * places * n, torch.float32, normal)
     gumbel = -(-(-(tail * (1 - 2.0**-24)).double()).log1p()).log()
     drawn = torch.special.ndtri(tail.double().abs()).copysign(tail) if normal else gumbel
@@ -114,7 +113,7 @@ def test_constants_are_those_of_the_distributions() -> None:
 def test_the_kernel_draws_its_definition(
     members: int, samples: int, units: int, n: int, squash: Squash, dtype: torch.dtype, normal: bool
 ) -> None:
-    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
+    triton = fast("exp_concrete")
     logits, temperature, key = given(members, units, n, dtype)
     node, value, log_density = triton.draw(logits, temperature, key, samples, squash, normal=normal)
     definition = naive.draw(logits, temperature, key, samples, squash, normal=normal)
@@ -144,7 +143,7 @@ def test_the_kernel_draws_its_definition(
 def test_the_kernel_scores_as_its_definition(
     members: int, samples: int, units: int, n: int, dtype: torch.dtype, normal: bool
 ) -> None:
-    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
+    triton = fast("exp_concrete")
     logits, temperature, key = given(members, units, n, dtype)
     node = naive.draw(2 * logits, temperature, key, samples, "none")[0].to(dtype)
     truth = law(logits, temperature, normal).log_prob(node.double())
@@ -170,7 +169,7 @@ def test_the_kernel_scores_as_its_definition(
 
 @needs_triton
 def test_the_kernel_takes_members_that_share_and_gradients_that_are_expanded() -> None:
-    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
+    triton = fast("exp_concrete")
     logits, temperature, key = (each[:1].expand(3, *each.shape[1:]) for each in given(1, 5, 4))
     whole = [each.contiguous() for each in (logits, temperature, key)]
     for shared, own in zip(
@@ -190,7 +189,7 @@ def test_the_kernel_takes_members_that_share_and_gradients_that_are_expanded() -
 @needs_triton
 @by_both
 def test_large_logits_and_low_temperatures_stay_finite(normal: bool) -> None:
-    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
+    triton = fast("exp_concrete")
     _, _, key = given(1, 1, 1)
     logits = torch.tensor([[[1e4, 0.0, -1e4]]], device=DEVICE)
     temperature = torch.full((1,), 1e-3, dtype=torch.float64, device=DEVICE)
@@ -313,7 +312,7 @@ def test_tiles_cover_all_rows() -> None:
         for length in 1, units:
             drawn = tile.draw_tile(members, samples * units, n, length)
             assert drawn.length in (1, length)
-            assert drawn.programs * (drawn.units if drawn.length == 1 else length) >= philox.quarter(samples * units)
+            assert drawn.programs * (drawn.units if drawn.length == 1 else length) >= -(-samples * units // 4)
             scored = tile.score_tile(members, samples, units, n, length)
             assert scored.samples * scored.steps * scored.grid[1] >= samples
             assert scored.length in (1, length)

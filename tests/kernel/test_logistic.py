@@ -11,7 +11,7 @@ from torch.func import vmap
 from concretely import BinaryConcrete, HypercubeConcrete, Logistic
 from concretely.kernel import logistic
 from concretely.kernel.logistic import Squash, naive
-from concretely.kernel.philox.naive import fractions
+from concretely.noise import fractions
 from tests.budget import assert_likely
 from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import DEVICE, DTYPES, PATHS, SIZES, assert_precise, fast, kernel, key, opcheck, taken

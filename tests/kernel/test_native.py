@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.kernel.philox import naive
+from concretely import noise as naive
 from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import DEVICE, fast, kernel, key
 

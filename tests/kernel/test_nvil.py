@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from concretely.kernel import nvil as operation
-from concretely.kernel.nvil import naive, normalized
-from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, opcheck, taken
+from concretely.functional.signal import normalize
+from tests.kernel import DEVICE, PATHS, assert_precise, drift, kernel, opcheck, running
 
 SHAPES = pytest.mark.parametrize("shape", [(1, 1, 1), (3, 2, 33), (2, 50, 100), (1, 1, 5000)], ids=str)
 HOW = [(True, True), (True, False), (False, True), (False, False)]
@@ -28,8 +27,10 @@ def test_kernel_is_its_definition(shape: tuple[int, int, int]) -> None:
         size = each[0].numel()
         slack = drift(each.reshape(shape[0], 1, size).abs() / size, torch.ones(shape[0], size, 1, device=DEVICE)).max()
         for how in HOW:
-            truth = naive.normalized(each.double(), mean.double(), variance.double(), RATE, *how)
-            found, defined = (one.normalized(each, mean, variance, RATE, *how) for one in (fast("nvil"), naive))
+            truth = normalize(each.double(), mean.double(), variance.double(), RATE, *how, 1)
+            defined = normalize(each, mean, variance, RATE, *how, 1)
+            with running("fast", "nvil"):
+                found = normalize(each, mean, variance, RATE, *how, 1)
             for one, other, true in zip(found, defined, truth, strict=True):
                 assert_precise(one, other, true, slack)
 
@@ -38,8 +39,8 @@ def test_kernel_is_its_definition(shape: tuple[int, int, int]) -> None:
 @SHAPES
 def test_running_numbers_are_updated_before_they_are_used(shape: tuple[int, int, int], path: str) -> None:
     signal, mean, variance = given(*shape)
-    with taken(operation, path):
-        found, middle, spread = normalized(signal, mean, variance, RATE, True, True)
+    with running(path, "nvil"):
+        found, middle, spread = normalize(signal, mean, variance, RATE, axis=1)
     torch.testing.assert_close(middle, RATE * mean + (1 - RATE) * signal.mean((1, 2)))
     torch.testing.assert_close(spread, RATE * variance + (1 - RATE) * signal.var((1, 2), correction=0))
     torch.testing.assert_close(
@@ -50,14 +51,23 @@ def test_running_numbers_are_updated_before_they_are_used(shape: tuple[int, int,
 @PATHS
 def test_a_batch_of_programs_is_a_loop_over_them(path: str) -> None:
     programs = [each.view(4, 1, *each.shape[1:]) for each in given(4, 3, 7)]
-    with taken(operation, path):
-        found = vmap(lambda *each: normalized(*each, RATE, True, True))(*programs)
-        alone = [normalized(*each, RATE, True, True) for each in zip(*programs, strict=True)]
+    with running(path, "nvil"):
+        found = vmap(lambda *each: normalize(*each, RATE, axis=1))(*programs)
+        alone = [normalize(*each, RATE, axis=1) for each in zip(*programs, strict=True)]
     torch.testing.assert_close(found, tuple(torch.stack(each) for each in zip(*alone, strict=True)))
 
 
 @kernel
 @pytest.mark.parametrize("path", ["plain", "fast"])
 def test_it_is_an_operator(path: str) -> None:
-    with taken(operation, path):
-        opcheck(operation._normalized, (*given(2, 3, 4), RATE, True, True))
+    with running(path, "nvil"):
+        opcheck(normalize, (*given(2, 3, 4), RATE, True, True, 1))
+
+
+@PATHS
+def test_one_program_needs_no_axis_of_members(path: str) -> None:
+    signal, mean, variance = given(1, 3, 7)
+    with running(path, "nvil"):
+        found = normalize(signal[0], mean[0], variance[0], RATE)
+        members = normalize(signal, mean, variance, RATE, axis=1)
+    torch.testing.assert_close(found, tuple(each[0] for each in members))

@@ -1,16 +1,18 @@
 """Random fractions are those of the published generator, on every path, and uniform."""
 
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 from torch.func import vmap
 
-from concretely.kernel import philox
-from concretely.kernel.philox import cpu, naive
+from concretely import noise
+from concretely.noise import Keys, fractions, words
 from tests.budget import assert_likely
-from tests.kernel import DEVICE, fast, kernel, opcheck
+from tests.kernel import DEVICE, MARKS, fast, kernel, opcheck, running
 
 KEYS = torch.tensor([[0, 0], [123456789012345, 2**40 + 5], [-7, 3], [2**63 - 1, -(2**63)]])
 EDGES = torch.tensor([[0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]])
@@ -42,10 +44,10 @@ def test_reference_gives_the_published_answers(counter: str, key: str, answer: s
 
 @pytest.mark.parametrize("count", [1, 4, 5, 23])
 def test_words_are_those_of_the_reference(count: int) -> None:
-    found = naive.words(KEYS, count)
+    found = words(KEYS, count)
     for (seed, nonce), row in zip(KEYS.tolist(), found.tolist(), strict=True):
         halves = [(number % 2**32, number // 2**32 % 2**32) for number in (seed, nonce)]
-        places = range(naive.quarter(count))
+        places = range(-(-count // 4))
         fours = zip(*(philox4x32((place, 0, *halves[1]), halves[0]) for place in places), strict=True)
         assert row == [word for piece in fours for word in piece][:count]
 
@@ -56,25 +58,26 @@ def test_words_are_those_of_the_reference(count: int) -> None:
 def test_kernel_is_its_definition_bit_for_bit(count: int, signed: bool) -> None:
     keys = KEYS.to(DEVICE)
     assert torch.equal(
-        fast("philox").fractions(keys, count, signed), naive.fractions(keys, count, torch.float32, signed)
+        fast("philox").fractions(keys, count, torch.float32, signed),
+        fractions.definition(keys, count, torch.float32, signed),
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("path", [naive, cpu], ids=["naive", "cpu"])
-def test_fractions_are_uniform(path: naive, signed: bool, dtype: torch.dtype) -> None:
-    found = path.fractions(KEYS, 25_001, dtype, signed)
+@pytest.mark.parametrize("path", [fractions, noise._numpy_fractions], ids=["definition", "numpy"])
+def test_fractions_are_uniform(path: Any, signed: bool, dtype: torch.dtype) -> None:
+    found = path(KEYS, 25_001, dtype, signed)
     assert found.dtype == dtype
     assert found.shape == (4, 25_001)
     assert_likely(stats.kstest((found.flatten() + signed / 2).numpy(), "uniform").pvalue)
     assert_likely(stats.kstest(found.abs().log().flatten().numpy(), lambda x: (1 + signed) * stats.expon.sf(-x)).pvalue)
 
 
-@pytest.mark.parametrize("path", [naive, cpu], ids=["naive", "cpu"])
-def test_neighbouring_keys_have_nothing_in_common(path: naive) -> None:
+@pytest.mark.parametrize("path", [fractions, noise._numpy_fractions], ids=["definition", "numpy"])
+def test_neighbouring_keys_have_nothing_in_common(path: Any) -> None:
     keys = torch.cartesian_prod(torch.arange(100), torch.arange(100))
-    found = path.fractions(keys, 2, torch.float32, False).double()
+    found = path(keys, 2, torch.float32, False).double()
     for k in range(2):
         assert_likely(stats.kstest(found[:, k].numpy(), "uniform").pvalue)
     grid = found[:, 0].view(100, 100)
@@ -83,24 +86,39 @@ def test_neighbouring_keys_have_nothing_in_common(path: naive) -> None:
 
 
 def test_fractions_of_all_words_lie_inside() -> None:
-    with mock.patch.object(naive, "words", return_value=EDGES):
-        unsigned, signed = (naive.fractions(KEYS[:1], 7, torch.float32, each) for each in (False, True))
+    with mock.patch.object(noise, "words", return_value=EDGES):
+        unsigned, signed = (fractions(KEYS[:1], 7, torch.float32, each) for each in (False, True))
     assert unsigned.min() > 0
     assert unsigned.max() <= 1  # the middle of the last cells is rounded to their edge
     assert signed.abs().min() > 0
     assert signed.abs().max() <= 0.5
 
 
+@pytest.mark.parametrize("path", ["generator", pytest.param("kernel", marks=MARKS)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_key_gives_the_same_fractions_alone_and_among_others(dtype: torch.dtype) -> None:
+def test_a_key_gives_the_same_fractions_alone_and_among_others(dtype: torch.dtype, path: str) -> None:
     keys = KEYS.to(DEVICE)
-    together = philox.fractions(keys, 9, dtype, True)
-    assert torch.equal(together, torch.cat([philox.fractions(key, 9, dtype, True) for key in keys.split(1)]))
-    batched = vmap(lambda key: philox.fractions(key, 9, dtype, True))(keys.unsqueeze(1))
-    assert torch.equal(together, batched.squeeze(1))
-    batched = vmap(lambda key: philox.fractions(key, 9, dtype, True), in_dims=2)(keys.T.unsqueeze(0))
-    assert torch.equal(together, batched.squeeze(1))
+
+    def drawn(key: Tensor) -> Tensor:
+        if path == "kernel":
+            return fractions(key, 9, dtype, True)
+        return noise.uniform((1, 9), dtype, device=keys.device, generator=Keys(key))
+
+    with running("fast" if path == "kernel" else "plain", "philox"):
+        together = torch.cat([drawn(key) for key in keys.split(1)])
+        if path == "kernel":
+            assert torch.equal(together, drawn(keys))
+        assert torch.equal(together, vmap(drawn)(keys.unsqueeze(1)).squeeze(1))
+        assert torch.equal(together, vmap(drawn, in_dims=2)(keys.T.unsqueeze(0)).squeeze(1))
 
 
-def test_fractions_are_an_operator() -> None:
-    opcheck(philox.fractions, (KEYS.to(DEVICE), 9, torch.float32, True))
+@kernel
+@pytest.mark.parametrize("path", ["definition", "kernel"])
+def test_fractions_are_an_operator(path: str) -> None:
+    with running("fast" if path == "kernel" else "plain", "philox"):
+        opcheck(fractions, (KEYS.to(DEVICE), 9, torch.float32, True))
+
+
+def test_fractions_of_numpy_are_an_operator() -> None:
+    torch.library.opcheck(noise._cpu_fractions, (KEYS, 9, torch.float32, True))
+    torch.library.opcheck(noise._cpu_fractions, (KEYS, 9, torch.float64, False))

@@ -40,7 +40,7 @@ batch = 32
         ({"notation": "32V-4H-32V"}, (1e-2, 8, "adam")),
         ({"notation": "4H~64V", "estimator": "nvil"}, (5e-4, 16, "muon")),  # the estimator overrules the layers
         ({"notation": "4H-64V", "estimator": "nvil"}, (6e-4, 24, "muon")),
-        ({"notation": "4H-64V", "estimator": "score"}, (9.0, 24, "adam")),
+        ({"notation": "4H-64V", "estimator": "reinforce"}, (9.0, 24, "adam")),
         ({"notation": "4H-64V", "estimator": "nvil", "samples": "7"}, (7e-4, 24, "muon")),  # two kinds overrule one
         ({"notation": "4H~64V", "samples": 7}, (3e-3, 32, "adam")),
         ({"notation": "4H-64V", "estimator": "nvil", "samples": 7, "lr": "0.1", "batch": 4}, (0.1, 4, "muon")),

@@ -30,7 +30,7 @@ def study(
     ],
     estimators: Annotated[
         str, typer.Option(help=f"Any of {', '.join(ESTIMATORS)}, separated by commas.")
-    ] = "concrete,vimco,rloo,nvil,score",
+    ] = "concrete,vimco,rloo,nvil,reinforce",
     *,
     data: Annotated[
         str | None,

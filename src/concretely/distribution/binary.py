@@ -10,9 +10,9 @@ from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
 from .. import noise
+from ..functional.affine import affine
+from ..functional.likelihood import affine_log_likelihood, log_likelihood
 from ..kernel import bernoulli as kernel
-from ..kernel import likelihood
-from ..kernel.operator import attempted
 from ..noise import Source
 from . import check, fused
 from .base import Mass
@@ -20,6 +20,7 @@ from .cast import cast, wide, working
 from .logistic import Logistic
 from .squash import OnUnitInterval
 from .temperature import Temperature
+from .variable import Variable
 
 
 class Bernoulli(Mass):
@@ -35,6 +36,8 @@ class Bernoulli(Mass):
 
     arg_constraints = {"logits": constraints.real}  # noqa: RUF012
     support = constraints.boolean
+    _affine: tuple[Tensor, Tensor, Tensor]
+    _differentiates: bool
 
     def __init__(self, logits: Tensor | float, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
@@ -45,6 +48,30 @@ class Bernoulli(Mass):
     def from_probs(cls, probs: Tensor | float, *, validate_args: bool | None = None) -> Self:
         """Build the variable from the probability of 1."""
         return cls(check.as_log_odds(probs, validate_args=validate_args), validate_args=validate_args)
+
+    @classmethod
+    def from_affine(
+        cls,
+        state: Float[Tensor, "*batch inputs"],
+        weight: Float[Tensor, "units inputs"],
+        bias: Float[Tensor, " units"],
+    ) -> Self:
+        """Build the variable from a state and the affine map that makes logits of it.
+
+        The logits are computed when they are first used. A kernel scores values without them.
+        """
+        new = cls.__new__(cls)
+        new._affine, new._differentiates = (state, weight, bias), torch.is_grad_enabled()
+        super(Variable, new).__init__(Size((*state.shape[:-1], len(weight))), Size(), validate_args=False)
+        return new
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "logits" or "_affine" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        with torch.set_grad_enabled(self._differentiates):  # as they would be computed by the layer, whoever asks
+            logits = affine(*self._affine, False)
+        self.logits = cast(logits, working(logits.dtype))
+        return self.logits
 
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """The Concrete variable with the same logits."""
@@ -62,23 +89,20 @@ class Bernoulli(Mass):
         return self._unit.draw(sample_shape, self.batch_shape, generator, "bit", axes)
 
     def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        found = self._fused_likelihood(value, axes)
-        return self._unit.score(value, axes, "bit") if found is None else found
+        lead = self.logits.shape[: self.logits.dim() - value.dim()]
+        if axes and fused.suits(self.logits) and self.logits.shape == lead + value.shape:
+            return log_likelihood(self.logits, value, axes)
+        return self._unit.score(value, axes, "bit")
 
     @property
     def _unit(self) -> fused.Unit:
         return fused.Unit(kernel, self.logits, 0)
 
-    def _fused_likelihood(self, value: Tensor, axes: int) -> Tensor | None:
-        """Likewise, if there are logits for all that shares a value."""
-        shared, own = value.shape[: value.dim() - axes], value.shape[value.dim() - axes :]
-        lead = self.logits.shape[: self.logits.dim() - value.dim()]
-        if not axes or not fused.suits(self.logits) or self.logits.shape != lead + value.shape:
-            return None
-        bits = value.reshape(1, shared.numel(), own.numel())
-        logits = self.logits.reshape(1, -1, shared.numel(), own.numel())
-        found = attempted(lambda: likelihood.log_likelihood(logits, bits))
-        return None if found is None else found.reshape(*lead, *shared)
+    def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
+        """The log mass of a value, summed over the last axes of the batch."""
+        if axes == 1 and "logits" not in vars(self):
+            return affine_log_likelihood(*self._affine, self._checked(value))[0]
+        return super().summed_log_prob(value, axes)
 
     def _log_mass(self, value: Tensor) -> Tensor:
         logits = cast(self.logits, working(self.logits.dtype))

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float64
 from torch import Size, Tensor
 
-from ..kernel.operator import attempted, is_fast
+from ..kernel.handwritten import attempted, is_fast
 from ..noise import Source, key_of
 from .temperature import Temperature
 

@@ -4,7 +4,7 @@ from .base import Estimate, Estimator, estimate
 from .exact import Exact
 from .nvil import NVIL
 from .pathwise import GumbelSoftmax, Pathwise, StraightThrough, StraightThroughGumbelSoftmax
-from .score import RLOO, Score
+from .reinforce import RLOO, Reinforce
 from .vimco import VIMCO
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Exact",
     "GumbelSoftmax",
     "Pathwise",
-    "Score",
+    "Reinforce",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
     "estimate",

@@ -6,9 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ..functional.bound import average, bound, effective_sample_size
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, average, bound, effective_sample_size
+from ..objective import Objective
 from ..program import Program
 
 
@@ -22,7 +23,7 @@ class Estimate:
     """The objective for every data point."""
     log_w: Tensor
     """The log-weights, one for each sample and data point."""
-    bounds: str | None = None
+    bound_target: str | None = None
     """What the objective is, on average, a lower bound of; None if of nothing."""
     signal: Mapping[str, Tensor] = field(default_factory=dict)
     """The learning signal of every node, one number for each sample and data point; none if gradients are pathwise."""
@@ -88,7 +89,7 @@ def estimate(
     return estimator(target, *inputs, samples=samples, objective=objective, generator=generator)
 
 
-def bounded(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
+def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
     """What an objective of a target is a lower bound of."""
     if not isinstance(target, Model) or objective not in (bound, average):
         return None

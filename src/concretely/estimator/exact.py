@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..functional.bound import average, total
 from ..mode import STATES, Enumerate
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, average, total, weigh
+from ..objective import Objective, log_weights
 from ..program import Program, at_rest
-from .base import Estimate, bounded
+from .base import Estimate, bound_target
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class Exact:
     ) -> Estimate:
         """Work out an objective."""
         with at_rest(target):  # states come as often as others here, whatever their probability: nothing to learn from
-            weighing = weigh(target, *inputs, mode=Enumerate())
-        log_w, log_q = weighing.log_w, total(weighing.log_q)
+            weights = log_weights(target, *inputs, mode=Enumerate())
+        log_w, log_q = weights.log_w, total(weights.log_q.values())
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)
-        return Estimate(-value.mean(), value.detach(), log_w.detach(), bounded(target, objective))
+        return Estimate(-value.mean(), value.detach(), log_w.detach(), bound_target(target, objective))
 
 
 def expectation(

@@ -7,17 +7,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..distribution.base import Mass
+from ..functional.bound import average, total
+from ..functional.signal import normalize
 from ..graph import run
-from ..kernel import nvil as kernel
-from ..kernel.operator import attempted, is_fast
 from ..mode import Discrete
 from ..model.base import Model
-from ..model.layer import Conditional
+from ..model.layer import MLP
 from ..noise import Source
-from ..objective import Objective, Weighing, average, loss, total, weigh
+from ..objective import LogWeights, Objective, log_weights, loss
 from ..program import Program, at_rest
 from ..trace import Trace
-from .base import Estimate, bounded
+from .base import Estimate, bound_target
 
 
 class NVIL(nn.Module):
@@ -78,26 +78,26 @@ class NVIL(nn.Module):
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Estimate the average over samples, with a loss that trains the baselines too."""
-        weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
-        if weighing.credited != self.nodes:
-            raise ValueError(f"the target of this NVIL must draw the nodes {self.nodes}, got {weighing.credited}")
+        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        if weights.scored != self.nodes:
+            raise ValueError(f"the target of this NVIL must draw the nodes {self.nodes}, got {weights.scored}")
         signal: dict[str, Tensor] = {}
         baselines: dict[str, Tensor] = {}
         for index, name in enumerate(self.nodes):
-            local = self._local(weighing, name)
+            local = self._local(weights, name)
             if self.baselines:
-                found = self.baselines[index](self._seen(name, weighing.q, inputs)).squeeze(-1)
-                # it is credited beside the log probability of its node, and so learns to foresee the signal
+                found = self.baselines[index](self._seen(name, weights.q, inputs)).squeeze(-1)
+                # it gets the same signal as the log probability of its node, and so learns to predict the signal
                 local, baselines[name] = local - found.detach(), found.expand_as(local)
             normalized = self._normalized(local, index)
             signal[name] = normalized / samples if samples > 1 else normalized
-        return Estimate(*loss(weighing, average, signal, baselines), bounded(target, average), signal)
+        return Estimate(*loss(weights, average, signal, baselines), bound_target(target, average), signal)
 
-    def _local(self, weighing: Weighing, name: str) -> Float[Tensor, "m *batch"]:
+    def _local(self, weights: LogWeights, name: str) -> Float[Tensor, "m *batch"]:
         """The terms of the log-weight that a node or a later one enters."""
-        log_w = total({term: weighing.log_p[term] for term in self.terms[name]})
-        if weighing.divides:
-            log_w = log_w - total({node: weighing.log_q[node] for node in _from(name, weighing.q)})
+        log_w = total(weights.log_p[term] for term in self.terms[name])
+        if weights.divides:
+            log_w = log_w - total(weights.q.log_prob(node) for node in _from(name, weights.q))
         return log_w.detach()
 
     def _seen(self, name: str, q: Trace, inputs: tuple[Any, ...]) -> Float[Tensor, "*shape size"]:
@@ -109,28 +109,14 @@ class NVIL(nn.Module):
 
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
         """The signal less its running mean, over its running deviation where that exceeds 1."""
-        fused = self._fused(signal, index) if self.training and is_fast(signal) else None
-        if fused is not None:
-            return fused
+        mean, variance = self.mean[index], self.variance[index]
         if self.training:
-            variance, mean = torch.var_mean(signal, correction=0)
-            self.mean[index].mul_(self.rate).add_(mean, alpha=1 - self.rate)
-            self.variance[index].mul_(self.rate).add_(variance, alpha=1 - self.rate)
-        centred = signal - self.mean[index] if self.centre else signal
-        return centred / self.variance[index].sqrt().clamp(min=1) if self.scale else centred
-
-    def _fused(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"] | None:
-        """The same from a kernel, if there is one."""
-        if signal.dtype != torch.float32 or signal.dim() < 2:
-            return None
-        before = self.mean[index].view(1), self.variance[index].view(1)
-        given = signal.flatten(1).unsqueeze(0), *before, self.rate, self.centre, self.scale
-        found = attempted(lambda: kernel.normalized(*given))
-        if found is None:
-            return None
-        for running, now in zip(before, found[1:], strict=True):
-            running.copy_(now)
-        return torch.as_tensor(found[0]).view(signal.shape)
+            found, *running = normalize(signal, mean, variance, self.rate, self.centre, self.scale)
+            mean.copy_(running[0])
+            variance.copy_(running[1])
+            return found
+        centred = signal - mean if self.centre else signal
+        return centred / variance.sqrt().clamp(min=1) if self.scale else centred
 
 
 def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | None, Trace]:
@@ -160,4 +146,4 @@ def _flat(value: Tensor, axes: int) -> Float[Tensor, "*shape size"]:
 
 
 def _network(size: int, width: int) -> nn.Module:
-    return Conditional(nn.Linear(size, width), nn.Tanh(), nn.Linear(width, 1))
+    return MLP(nn.Linear(size, width), nn.Tanh(), nn.Linear(width, 1))

@@ -7,9 +7,9 @@ from ..mode import Mode, Noise, Relaxed, Temperatures
 from ..mode import StraightThrough as StraightThroughMode
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, Treatment, loss, weigh
+from ..objective import Objective, Treatment, log_weights, loss
 from ..program import Program
-from .base import Estimate, bounded
+from .base import Estimate, bound_target
 
 NoBound = Literal["mass", "analytic"]
 
@@ -48,7 +48,7 @@ class Pathwise:
     ) -> Estimate:
         """Estimate an objective."""
         mode, prior_mode = self._modes
-        weighing = weigh(
+        weights = log_weights(
             target,
             *inputs,
             mode=mode,
@@ -58,8 +58,8 @@ class Pathwise:
             generator=generator,
         )
         is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
-        bounds = bounded(target, objective, relaxed=True) if is_bound else None
-        return Estimate(*loss(weighing, objective), bounds)
+        bounds = bound_target(target, objective, relaxed=True) if is_bound else None
+        return Estimate(*loss(weights, objective), bounds)
 
     def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
@@ -154,10 +154,10 @@ def _straight_through(
     generator: Source | None,
 ) -> Estimate:
     analytic = method.kl == "analytic"
-    weighing = weigh(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
+    weights = log_weights(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
     # the mean of several weights with an analytic divergence may exceed the likelihood
-    bounds = None if analytic and samples > 1 else bounded(target, objective)
-    return Estimate(*loss(weighing, objective), bounds)
+    bounds = None if analytic and samples > 1 else bound_target(target, objective)
+    return Estimate(*loss(weights, objective), bounds)
 
 
 def _require_known(kl: str, *treatments: str) -> None:

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..objective import Objective, Weighing, loss
+from ..objective import LogWeights, Objective, loss
 from .base import Estimate
 
 Signal = Callable[[Tensor], Tensor]
-"""A function from log-weights to the credit that each sample gets for the objective."""
+"""A function from log-weights to the learning signal of each sample."""
 
 
-def surrogate(weighing: Weighing, objective: Objective, signal: Signal, *, bounds: str | None) -> Estimate:
-    """An estimate whose gradient is that of the objective, plus credit times the gradient of each sample's log q.
+def surrogate(weights: LogWeights, objective: Objective, signal: Signal, *, bound_target: str | None) -> Estimate:
+    """An estimate whose gradient is that of the objective plus the signal times the gradient of each sample's log q.
 
-    The loss has the value of the objective, and only its gradient knows of the credit.
+    The loss has the value of minus the objective; the signal only changes its gradient.
     """
-    credit = dict.fromkeys(weighing.credited, signal(weighing.log_w.detach()))
-    return Estimate(*loss(weighing, objective, credit), bounds, credit)
+    signals = dict.fromkeys(weights.scored, signal(weights.log_w.detach()))
+    return Estimate(*loss(weights, objective, signals), bound_target, signals)

@@ -1,26 +1,21 @@
 """VIMCO: the score-function estimator of the multi-sample bound."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from jaxtyping import Float
-from torch import Tensor
-
-from ..kernel import vimco as kernel
+from ..functional import signal
 from ..mode import Discrete
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, bound, weigh
+from ..objective import Objective, bound, log_weights
 from ..program import Program
-from .base import Estimate, bounded
+from .base import Estimate, bound_target
 from .surrogate import surrogate
-
-Mean = Literal["geometric", "arithmetic"]
 
 
 @dataclass(frozen=True)
 class VIMCO:
-    r"""The score-function estimator that gives each sample credit for what it adds to the multi-sample bound.
+    r"""The score-function estimator whose signal is what each sample adds to the multi-sample bound.
 
     $$\hat L - \hat L_{-i}, \quad \hat L_{-i} \text{ with } w_i \text{ replaced by a mean of the others}$$
 
@@ -30,7 +25,7 @@ class VIMCO:
     Bias: none. See [mnih2016variational].
     """
 
-    mean: Mean = "geometric"
+    mean: signal.Mean = "geometric"
 
     def __post_init__(self) -> None:
         if self.mean not in ("geometric", "arithmetic"):
@@ -41,19 +36,15 @@ class VIMCO:
     ) -> Estimate:
         """Estimate the multi-sample bound."""
         if samples < 2:
-            raise ValueError(f"samples must be at least 2 for VIMCO, got {samples}: use NVIL or Score for a single one")
+            raise ValueError(
+                f"samples must be at least 2 for VIMCO, got {samples}: use NVIL or Reinforce for a single one"
+            )
         if objective is not bound:
             raise ValueError("objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight")
-        weighing = weigh(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
-        return surrogate(weighing, bound, lambda log_w: vimco(log_w, self.mean), bounds=bounded(target, bound))
-
-
-def vimco(log_w: Float[Tensor, "m *batch"], mean: Mean = "geometric") -> Float[Tensor, "m *batch"]:
-    """What each sample adds to the bound, without a gradient.
-
-    >>> import torch
-    >>> vimco(torch.zeros(3))
-    tensor([0., 0., 0.])
-    """
-    found: Tensor = kernel.vimco(log_w.detach().reshape(1, len(log_w), -1), mean == "geometric")
-    return found.view(log_w.shape)
+        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        return surrogate(
+            weights,
+            bound,
+            lambda log_w: signal.vimco(log_w, self.mean),
+            bound_target=bound_target(target, bound),
+        )

@@ -13,11 +13,11 @@ from torch.distributions import Distribution
 
 from ..distribution.base import Mass
 from ..distribution.variable import Drawn
-from ..kernel.operator import launching
+from ..functional.bound import total
 from ..mode import Discrete, Enumerate, Mode
 from ..model.base import Model
 from ..noise import Source
-from ..objective import total, weigh
+from ..objective import log_weights
 from ..program import at_rest
 from .progress import counting
 
@@ -122,7 +122,7 @@ def evaluate(
         _require_positive(name, number)
     pairs = min(points * samples, points * FEW + thorough * samples)
     shown = counting("log-likelihood", pairs, shown=progress)
-    with shown as advance, at_rest(model), torch.no_grad(), launching(data[0].device):
+    with shown as advance, at_rest(model), torch.no_grad(), torch.cuda.device_of(data[0]):
         _require_scores(model, data, chunk)
 
         def estimated(part: Data, samples: int) -> Estimate:
@@ -217,17 +217,17 @@ def _log_sums(
     """The logarithms of the sum of weights and of the sum of their squares, for some samples after another."""
     for done in range(0, samples, at_once):
         drawn = min(at_once, samples - done)
-        log_w = weigh(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
+        log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
         yield torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)])
         advance(log_w.numel())
 
 
 def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
     """The log probability of the data together with every state of the latents."""
-    weighing = weigh(model, *part, mode=Enumerate())
+    weights = log_weights(model, *part, mode=Enumerate())
     # without q, what was drawn was drawn from p
-    terms = weighing.log_p if weighing.divides else {**weighing.log_q, **weighing.log_p}
-    return total(terms).double()
+    terms = weights.log_p if weights.divides else {**weights.log_q, **weights.log_p}
+    return total(terms.values()).double()
 
 
 def _suitable(model: Model, data: Data) -> int:

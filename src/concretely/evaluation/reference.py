@@ -7,9 +7,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..distribution.base import Mass
-from ..estimator import RLOO, VIMCO, Estimator, Exact, Score
+from ..estimator import RLOO, VIMCO, Estimator, Exact, Reinforce
 from ..mode import Discrete
-from ..objective import Objective, average, bound, weigh
+from ..objective import Objective, average, bound, log_weights
 from .progress import Advance
 from .tally import Tally
 from .trial import Problem, Trial
@@ -90,12 +90,12 @@ def _unbiased(problem: Problem, aim: Aim) -> Estimator:
         return Exact()
     if aim.objective is average:
         return RLOO()
-    return VIMCO() if aim.objective is bound else Score()
+    return VIMCO() if aim.objective is bound else Reinforce()
 
 
 def _bits(problem: Problem, samples: int) -> float:
     """The logarithm of the number of joint states of all samples and data points; infinite if a node is continuous."""
-    trace = weigh(problem.target, *problem.inputs, mode=Discrete(), generator=problem.generator).q
+    trace = log_weights(problem.target, *problem.inputs, mode=Discrete(), generator=problem.generator).q
     bits = 0.0
     for name in trace.latent:
         mass = trace[name].distribution

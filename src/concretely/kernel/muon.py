@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .affine.triton import tile
+from .affine import tile
 
 BLOCK = 1024
 

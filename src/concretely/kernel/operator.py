@@ -1,27 +1,93 @@
-"""What all operators share: where the fast path runs, and how a batch of programs becomes an axis of members."""
+"""The registry of operators: it decides between a definition in torch operations and its Triton kernel.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+`operator` registers a definition together with a module of `concretely.kernel` that computes the same. This is the
+only place that asks whether a kernel can run:
+
+- If it can, the kernel runs as one autograd node and as one operator of torch, which can be batched and compiled.
+- Otherwise the definition runs, and autograd, `torch.func` and the compiler see ordinary torch operations.
+
+The first axis of every tensor argument counts members: independent programs that run as one.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, cached_property
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from types import ModuleType, UnionType
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 NAMESPACE = "concretely"
+_DISABLED: set[str] = set()
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Arranged = tuple[Sequence[Any], Callable[[Any], Any]]
+"""The arguments of a kernel, and a function that gives its results the shape that they are to have."""
+
+
+def operator(
+    name: str,
+    *,
+    kernel: str,
+    eligible: Callable[..., bool] | None = None,
+    arrange: Callable[..., Arranged] | None = None,
+    nondifferentiable: Sequence[int] = (),
+) -> "Callable[[Callable[P, R]], Operator[P, R]]":
+    """Register a definition with its kernel.
+
+    The definition is a pure function of tensors, lists of tensors and plain values, with annotations. It returns a
+    tensor or a tuple of tensors that share no memory with each other. Its kernel is the function of the same name in
+    the module `concretely.kernel.<kernel>`, which is imported when it is first needed. With `draw` for its name, the
+    gradient of the kernel is
+
+        draw_backward(by, needs, inputs, outputs)
+
+    where `by` has the gradient of every output or None, `needs` says for every argument whether its gradient is
+    needed, and `inputs` and `outputs` are those of the kernel. It returns the gradients of the arguments in their
+    order, None for those without one; trailing ones may be left out, and a list of tensors has a list of gradients.
+    Without such a function, and where gradients are differentiated again, the definition is differentiated.
+
+    Args:
+        name: The name of the operator of torch.
+        kernel: The module with the kernel.
+        eligible: A condition on the arguments under which the kernel can run. That the first tensor is on the current
+            GPU and not of float64 is always asked for.
+        arrange: A function that turns the arguments into those of the kernel, and says how to undo it in the results:
+            where a kernel takes tensors of other shapes, or has options of its own. The definition must be the same
+            function of either arguments.
+        nondifferentiable: The places of outputs without a gradient.
+    """
+    return lambda definition: Operator(definition, name, kernel, eligible, arrange, tuple(nondifferentiable))
+
+
+@contextmanager
+def disabled(*names: str) -> Iterator[None]:
+    """Run definitions in place of the kernels with these names, of an operator or of a module, to compare the two."""
+    added = set(names) - _DISABLED
+    _DISABLED.update(added)
+    try:
+        yield
+    finally:
+        _DISABLED.difference_update(added)
 
 
 @cache
 def has_triton() -> bool:
-    """Whether the compiler of the fast paths is there, as it is beside every torch for CUDA."""
+    """Whether Triton is installed, as it is beside every torch for CUDA."""
     return find_spec("triton") is not None
 
 
-def is_fast(tensor: Tensor) -> bool:
-    """Whether there is a fast path where a tensor is: on the GPU that kernels are launched on."""
+def is_launchable(tensor: Tensor) -> bool:
+    """Whether a kernel can be launched on a tensor: whether it is on the current GPU."""
     if not tensor.is_cuda or not has_triton():
         return False
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():  # then nothing is launched yet
@@ -29,103 +95,311 @@ def is_fast(tensor: Tensor) -> bool:
     return tensor.device.index == torch.cuda.current_device()
 
 
+def is_enabled(kernel: str, tensor: Tensor) -> bool:
+    """Whether the kernels of a module can be launched on a tensor and are not disabled.
+
+    Kernels that change their arguments in place are no operators: their callers ask this.
+    """
+    return kernel not in _DISABLED and is_launchable(tensor)
+
+
 def launching(device: torch.device) -> AbstractContextManager[Any]:
-    """Have kernels launched on a GPU, if it is one."""
+    """Launch kernels on a device, if it is a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def is_hidden(value: Tensor) -> bool:
-    """Whether data cannot be looked at: inside a compiled, captured or batched program."""
-    if torch.compiler.is_compiling() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return True
-    try:
-        value.data_ptr()
-    except RuntimeError:  # a batch has no memory of its own
-        return True
-    return False
+class Operator(Generic[P, R]):
+    """A definition and its kernel as one function."""
 
+    def __init__(
+        self,
+        definition: Callable[P, R],
+        name: str,
+        kernel: str,
+        eligible: Callable[..., bool] | None,
+        arrange: Callable[..., Arranged] | None,
+        nondifferentiable: tuple[int, ...],
+    ) -> None:
+        self.definition, self.name, self.kernel = definition, name, kernel
+        self._defined = cast("Callable[..., Any]", definition)
+        self.__doc__, self.__name__ = definition.__doc__, definition.__name__
+        self._eligible, self._arrange, self._nondifferentiable = eligible, arrange, nondifferentiable
+        self._signature = inspect.signature(definition)
+        given = self._signature.parameters
+        self._defaults = tuple(each.default for each in given.values())
+        parameters = [_parameter(name, _schema_type(each.annotation)) for name, each in given.items()]
+        self._first = next(i for i, each in enumerate(parameters) if each.annotation in (Tensor, list[Tensor]))
+        returned = _schema_type(self._signature.return_annotation)
+        self.registered = _registered(name, self._launch, parameters, returned)
+        self.registered.register_fake(lambda *given: _contiguous(self._defined(*given)))
+        self.registered.register_vmap(lambda *given: batched(self.registered, *given))
+        self.registered.register_autograd(self._pull_nested, setup_context=self._save)
+        trail = [_parameter("outputs", list[Tensor]), _parameter("needs", list[bool])]
+        parameters = [_parameter("by", list[Tensor | None]), *parameters, *trail]
+        self.backward = _registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
+        self.backward.register_fake(self._fake_backward)
+        self.backward.register_vmap(lambda *given: batched(self.backward, *given))
+        self._apply: Callable[..., Any] = self._function().apply
 
-class Operator:
-    """A function whose tensors all begin with an axis of members, as an operator of torch.
+    def __call__(self, *given: P.args, **named: P.kwargs) -> R:
+        """Run the kernel if it is eligible, else the definition."""
+        first: Any = given[self._first]
+        if not is_launchable(first if isinstance(first, Tensor) else first[0]):
+            return self.definition(*given, **named)
+        arguments = self._complete(given, named)
+        if not self._is_eligible(arguments) or _is_transformed():
+            return self.definition(*given, **named)
+        if self._arrange is None:
+            return cast("R", self._called(arguments))
+        arranged, restore = self._arrange(*arguments)
+        return cast("R", restore(self._called(list(arranged))))
 
-    Batched by `vmap`, it runs once, with so many times the members. Where it has a gradient and nothing but autograd
-    looks on, it is called without the detour through torch's dispatcher, which takes longer than a small kernel.
-    """
-
-    def __init__(self, name: str, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._differentiated: Callable[..., Any] | None = None
-        self.registered = torch.library.custom_op(f"{NAMESPACE}::{name}", function, mutates_args=())
-        self.registered.register_vmap(self._batched)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """What the function gives."""
-        leaves, spec = list(arguments), None
+    def _called(self, arguments: list[Any]) -> Any:
+        """What the kernel gives, to whoever looks on."""
+        leaves, spec = arguments, None
         if any(isinstance(each, list) for each in arguments):
             leaves, spec = tree_flatten(arguments)
-        if not _is_plain(leaves) or (torch.is_grad_enabled() and self._differentiated is None):
+        if not is_plain(leaves):
             return self.registered(*arguments)
-        return self._function(*arguments) if self._differentiated is None else self._differentiated(*leaves, spec)
+        if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in leaves):
+            return self._apply(*leaves, spec)
+        return self._forward(*arguments)
 
-    def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Say what shapes and dtypes the function gives."""
-        self.registered.register_fake(function)
+    @cached_property
+    def _module(self) -> ModuleType:
+        return import_module(f"concretely.kernel.{self.kernel}")
+
+    @property
+    def _forward(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(self._module, self.__name__)
         return function
 
-    def register_autograd(self, pull: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """Say what gradients its arguments have."""
-        self.registered.register_autograd(pull, setup_context=setup_context)
-        function = self._function
+    @property
+    def _backward(self) -> Callable[..., Any] | None:
+        return getattr(self._module, f"{self.__name__}_backward", None)
 
-        class Differentiated(torch.autograd.Function):
+    def _complete(self, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+        """All arguments in their order, sequences of tensors as lists."""
+        if named:
+            bound = self._signature.bind(*given, **named)
+            bound.apply_defaults()
+            given = bound.args
+        arguments = [*given, *self._defaults[len(given) :]]
+        return [list(each) if isinstance(each, tuple) else each for each in arguments]
+
+    def _is_eligible(self, arguments: Sequence[Any]) -> bool:
+        first = arguments[self._first]
+        if (first if isinstance(first, Tensor) else first[0]).dtype == torch.float64:
+            return False
+        if _DISABLED and not _DISABLED.isdisjoint((self.name, self.kernel)):
+            return False
+        return self._eligible is None or bool(self._eligible(*arguments))
+
+    def _launch(self, *arguments: Any) -> Any:
+        """What the operator of torch does: launch the kernel or, where there is none, run the definition."""
+        first = arguments[self._first]
+        first = first if isinstance(first, Tensor) else first[0]
+        with launching(first.device):
+            if is_launchable(first) and self._is_eligible(arguments):
+                return self._forward(*arguments)
+        return _contiguous(self._defined(*arguments))
+
+    def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
+        """The gradients that are needed, from the kernel."""
+        *inputs, outputs, needs = given
+        leaves = tree_flatten(inputs)[0]
+        with launching(leaves[needs.index(True)].device):
+            found = self._pulled_by_kernel(by, inputs, outputs, needs)
+        # an operator of torch returns memory of its own, each piece once
+        taken = {_memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
+        gradients = []
+        for leaf, gradient, needed in zip(leaves, found, needs, strict=True):
+            if needed:
+                gradient = torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
+                gradients.append(gradient.clone() if _memory(gradient) in taken else gradient)
+                taken.add(_memory(gradient))
+        return gradients
+
+    def _fake_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
+        *inputs, _, needs = given
+        return [
+            torch.empty_like(leaf, memory_format=torch.contiguous_format)
+            for leaf, needed in zip(tree_flatten(inputs)[0], needs, strict=True)
+            if needed
+        ]
+
+    def _save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """Keep what the gradient needs: all tensors that went in and came out."""
+        outputs = (output,) if isinstance(output, Tensor) else output
+        leaves, ctx.structure = tree_flatten(list(inputs))
+        ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(outputs[place] for place in self._nondifferentiable))
+        ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *outputs)
+
+    def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> list[Tensor | None]:
+        """The gradients of all leaves of the arguments."""
+        if all(each is None for each in by):
+            return [None] * len(needs)
+        saved = iter(ctx.saved_tensors)
+        leaves = [next(saved) if other is None else other[0] for other in ctx.others]
+        outputs = list(saved)
+        if torch.is_grad_enabled() or not self._has_backward(leaves, ctx.structure):
+            return self._pulled_by_definition(by, leaves, ctx.structure, needs)
+        inputs = tree_unflatten(leaves, ctx.structure)
+        if is_plain([*by, *leaves]):
+            return self._pulled_by_kernel(by, inputs, outputs, needs)
+        found = iter(self.backward(list(by), *inputs, outputs, needs))
+        return [next(found) if needed else None for needed in needs]
+
+    def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
+        """Likewise for torch's own node, which has a list of gradients for each list of tensors."""
+        found = self._pull(ctx, by, tree_flatten(list(ctx.needs_input_grad))[0])
+        return tuple(tree_unflatten(found, ctx.structure))
+
+    def _has_backward(self, leaves: list[Any], structure: Any) -> bool:
+        first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        if not is_launchable(first) or not self._is_eligible(tree_unflatten(leaves, structure)):
+            return False  # then the definition ran
+        return self._backward is not None
+
+    def _pulled_by_kernel(
+        self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        assert self._backward is not None
+        left = iter(needs)
+        needed = tuple(
+            any([next(left) for _ in each]) if isinstance(each, list) else next(left)  # noqa: C419 (all are taken)
+            for each in inputs
+        )
+        found = list(self._backward(tuple(by), needed, tuple(inputs), tuple(outputs)))
+        found += [None] * (len(inputs) - len(found))
+        gradients: list[Tensor | None] = []
+        for each, gradient in zip(inputs, found, strict=True):
+            if isinstance(each, list):
+                gradients += [None] * len(each) if gradient is None else gradient
+            else:
+                gradients.append(gradient)
+        return [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
+
+    def _pulled_by_definition(
+        self, by: Sequence[Tensor | None], leaves: list[Any], structure: Any, needs: list[bool]
+    ) -> list[Tensor | None]:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # one argument may depend on another, through which no gradient must pass here
+            leaves = [
+                leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
+                for leaf, needed in zip(leaves, needs, strict=True)
+            ]
+            output = self._defined(*tree_unflatten(leaves, structure))
+            outputs = (output,) if isinstance(output, Tensor) else output
+            pairs = [
+                (each, gradient)
+                for each, gradient in zip(outputs, by, strict=True)
+                if gradient is not None and each.requires_grad
+            ]
+            wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+            if not pairs or not wanted:
+                return [None] * len(needs)
+            heads, slopes = zip(*pairs, strict=True)
+            found = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
+        return [next(found) if needed else None for needed in needs]
+
+    def _function(self) -> type[torch.autograd.Function]:
+        """The kernel as a node of autograd, without the detour through torch's dispatcher.
+
+        The detour takes longer than a small kernel.
+        """
+        operator = self
+
+        class Kernel(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
-                *leaves, ctx.spec = given  # in this order, as a rule asks by their places which need a gradient
-                arguments = tuple(leaves) if ctx.spec is None else tree_unflatten(leaves, ctx.spec)
-                found = function(*arguments)
-                setup_context(ctx, arguments, found)
+                *leaves, spec = given
+                arguments = leaves if spec is None else tree_unflatten(leaves, spec)
+                found = operator._forward(*arguments)
+                operator._save(ctx, arguments, found)
                 return found
 
             @staticmethod
-            def backward(ctx: Any, *by: Any) -> Any:
-                found = pull(ctx, *by)
-                is_flat = ctx.spec is None and isinstance(found, tuple)
-                return *(found if is_flat else tree_flatten(found)[0]), None
+            def backward(ctx: Any, *by: Tensor | None) -> Any:
+                return *operator._pull(ctx, by, list(ctx.needs_input_grad[:-1])), None
 
-        self._differentiated = Differentiated.apply
-
-    def _batched(self, info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-        size = info.batch_size
-        stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
-        found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), self.registered(*stacked))
-        return found, tree_map(lambda tensor: 0, found)
+        return Kernel
 
 
-def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
-    """Make an operator of a function."""
-    return lambda function: Operator(name, function)
+def _is_transformed() -> bool:
+    """Whether `torch.func` differentiates or forward-mode derivatives are taken, for which operators have no rules."""
+    return forward_ad._current_level >= 0 or _has_derivative_on_stack()
 
 
-def _is_plain(arguments: list[Any]) -> bool:
-    """Whether no compiler, transform or mode of torch has to know of a call."""
+def _has_derivative_on_stack() -> bool:
+    stack = get_interpreter_stack() or ()
+    return any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
+
+
+# what torch.compiler.assume_constant_result does, which would import all of torch's compiler
+_has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_plain(leaves: Sequence[Any]) -> bool:
+    """Whether no compiler, transform or mode of torch has to see the operator in a call."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch._C._len_torch_dispatch_stack():
         return False
     # tensors of other types stand for something
-    return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in arguments)
+    return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in leaves)
 
 
-def attempted(call: Callable[[], Any]) -> Any | None:
-    """What a call of operators gives, or None where `torch.func` differentiates: operators cannot have its rules."""
-    if forward_ad._current_level >= 0:  # operators would have a derivative of zero there
-        return None
-    try:
-        return call()
-    except RuntimeError as error:
-        if "functorch transforms" not in str(error):
-            raise
-        return None
+def _registered(name: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], returned: Any) -> Any:
+    """A function as an operator of torch, with a schema for these parameters."""
+
+    def run(*given: Any) -> Any:
+        return function(*given)
+
+    run.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
+    schema = torch.library.infer_schema(run, mutates_args=())
+    return torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
+
+
+def _parameter(name: str, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
+
+
+def _schema_type(annotation: Any) -> Any:
+    """An annotation as a schema knows it: shapes and choices of words are left out."""
+    if getattr(annotation, "array_type", None) is Tensor:
+        return Tensor
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return type(arguments[0])
+    if origin in (list, Sequence):
+        return list[_schema_type(arguments[0])]  # type: ignore[misc]
+    if origin is tuple:
+        return tuple[tuple(map(_schema_type, arguments))]  # type: ignore[misc]
+    if origin is UnionType:
+        kinds = [_schema_type(each) for each in arguments if each is not type(None)]
+        return kinds[0] | None if len(kinds) < len(arguments) else kinds[0]
+    return annotation
+
+
+def _contiguous(found: Any) -> Any:
+    """Results of a definition as an operator of torch gives them."""
+    return tree_map(lambda tensor: tensor.contiguous(), found)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+    """Run an operator once for a batch, with so many times the members."""
+    size = info.batch_size
+    stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
+    found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
+    return found, tree_map(lambda tensor: 0, found)
 
 
 def _stacked(argument: Any, dim: Any, size: int) -> Any:
@@ -145,7 +419,7 @@ def rows(tensor: Tensor) -> Tensor:
 
 
 def parted(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Room for the parts of a sum over samples that is like a tensor; the sum itself if there is but one."""
+    """Memory for the parts of a sum over samples that is like a tensor; the sum itself if there is but one."""
     shape = (len(like), parts, *like.shape[1:])
     return like.new_empty(shape, dtype=dtype if parts == 1 else torch.float32)
 

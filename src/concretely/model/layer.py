@@ -1,29 +1,26 @@
-"""The parts of the paper's models: conditioning functions, layers of n-ary units, centring."""
+"""The parts of the paper's models: networks, layers of n-ary units, centring."""
 
 import math
-from collections.abc import Sequence
-from functools import cached_property, partial, reduce
 from itertools import pairwise
 
 import torch
 from jaxtyping import Float
-from torch import Generator, Size, Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ..distribution.binary import Bernoulli
 from ..distribution.cast import cast, working
 from ..distribution.check import first, known
 from ..distribution.hypercube import Hypercube
-from ..distribution.variable import Variable
-from ..kernel import affine, observed
-from ..kernel.operator import attempted, is_hidden
+from ..functional.affine import affine
+from ..functional.peek import is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3
 """Base rates are kept so far from 0 and 1: a pixel that is always off would start with an infinite logit."""
 
 
-def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> "Conditional":
-    """A conditioning function: linear, or with two layers of tanh units in front, initialised as Glorot and Bengio do.
+def mlp(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> "MLP":
+    """A linear map, or one with two layers of tanh units in front, initialised as Glorot and Bengio do.
 
     See [glorot2010understanding] and [maddison2017concrete], appendix D.1.
     """
@@ -34,39 +31,34 @@ def conditional(inputs: int, outputs: int, link: Link, *, width: int, generator:
         nn.init.xavier_uniform_(linear.weight, generator=generator)
         nn.init.zeros_(linear.bias)
         parts += [linear, nn.Tanh()]
-    return Conditional(*parts[:-1])
+    return MLP(*parts[:-1])
 
 
-class Conditional(nn.Sequential):
-    """Affine maps with tanh between them, on a GPU each in one pass where products need not be as precise as can be."""
+class MLP(nn.Sequential):
+    """Affine maps with tanh between them."""
 
     @property
     def maps(self) -> list[nn.Linear]:
         """The affine maps."""
         return [module for module in self if isinstance(module, nn.Linear)]
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether forward hooks expect to see what each module returns."""
+        return any(module._forward_hooks for module in (self, *self))
+
+    def hidden(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch hidden"]:
+        """What goes into the last map."""
+        for linear in self.maps[:-1]:
+            state = affine(state, linear.weight, linear.bias, True)
+        return state
+
     def forward(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        """What goes out."""
-        maps = self.maps
-        found: Tensor | None = None
-        if affine.suits(state, maps[0].weight):
-            found = attempted(lambda: _last(maps[-1], _hidden(maps[:-1], state)))
-        return super().forward(state) if found is None else found  # type: ignore[no-untyped-call]
-
-
-def _hidden(maps: list[nn.Linear], state: Tensor) -> Tensor:
-    """What goes through maps with tanh behind each."""
-    return reduce(partial(_mapped, tanh=True), maps, state)
-
-
-def _last(linear: nn.Linear, state: Tensor) -> Tensor:
-    return _mapped(state, linear, tanh=False)
-
-
-def _mapped(state: Tensor, linear: nn.Linear, *, tanh: bool) -> Tensor:
-    rows = state.reshape(1, -1, state.shape[-1])
-    found = affine.affine(rows, linear.weight.unsqueeze(0), linear.bias.unsqueeze(0), tanh)
-    return found.reshape(*state.shape[:-1], -1)
+        """What comes out of the last map."""
+        if self.has_hooks:
+            return super().forward(state)  # type: ignore[no-untyped-call, no-any-return]
+        last = self.maps[-1]
+        return affine(self.hidden(state), last.weight, last.bias, False)
 
 
 class Hidden(nn.Module):
@@ -78,7 +70,7 @@ class Hidden(nn.Module):
     def __init__(self, before: int, layer: Layer, link: Link, *, width: int, generator: Generator | None) -> None:
         super().__init__()
         self.shape = node_shape(layer)
-        self.network = conditional(before, math.prod(self.shape), link, width=width, generator=generator)
+        self.network = mlp(before, math.prod(self.shape), link, width=width, generator=generator)
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Hypercube:
         """The distribution of the layer."""
@@ -113,7 +105,7 @@ class Visible(nn.Module):
     ) -> None:
         super().__init__()
         self.units = layer.units
-        self.network = conditional(before, layer.units, link, width=width, generator=generator)
+        self.network = mlp(before, layer.units, link, width=width, generator=generator)
         if base_rate is not None:
             bias = [module for module in self.network.modules() if isinstance(module, nn.Linear)][-1].bias
             with torch.no_grad():
@@ -121,48 +113,10 @@ class Visible(nn.Module):
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
         """The distribution of the layer."""
-        *others, last = self.network.maps
-        # few rows are soon written and read again
-        if affine.suits(state, last.weight) and state.shape[:-1].numel() > affine.FEW:
-            hidden = attempted(lambda: _hidden(others, state))
-            if hidden is not None:
-                return Unwritten(hidden, last)
-        return Bernoulli(_wide_enough(self.network(state)), validate_args=False)
-
-
-class Unwritten(Bernoulli):
-    """Bits whose logits, an affine map of a state, are worked out only if they are asked for.
-
-    What is observed is scored without them.
-    """
-
-    def __init__(self, state: Float[Tensor, "*batch inputs"], linear: nn.Linear) -> None:
-        self._state, self._map = state, (linear.weight.unsqueeze(0), linear.bias.unsqueeze(0))
-        self._differentiates = torch.is_grad_enabled()
-        super(Variable, self).__init__(Size((*state.shape[:-1], linear.out_features)), Size(), validate_args=False)
-
-    @cached_property
-    def logits(self) -> Float[Tensor, "*batch units"]:  # type: ignore[override]
-        """The log-odds; gradients are recorded if they were when the layer ran, whoever asks."""
-        with torch.set_grad_enabled(self._differentiates):
-            rows, (weight, bias) = self._state.reshape(1, -1, self._state.shape[-1]), self._map
-            found = attempted(lambda: affine.affine(rows, weight, bias, tanh=False))
-            return (rows @ weight.mT + bias if found is None else found).reshape(self.batch_shape)
-
-    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Bernoulli:  # type: ignore[override]
-        """Bits with a larger batch shape, whose logits are written."""
-        return Bernoulli(self.logits, validate_args=False).expand(batch_shape)
-
-    def summed_log_prob(self, value: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
-        """The log mass of a value, summed over the last axes of the batch."""
-        points, lead = value.shape[:-1], self.batch_shape[: len(self.batch_shape) - value.dim()]
-        is_written = "logits" in vars(self)  # then the map has been used, which a ledger lets it be once
-        if axes != 1 or self.batch_shape != lead + value.shape or is_written:
-            return super().summed_log_prob(value, axes)
-        state = self._state.reshape(1, lead.numel(), points.numel(), self._state.shape[-1])
-        bits = value.reshape(1, points.numel(), value.shape[-1])
-        found = attempted(lambda: observed.log_likelihood(state, *self._map, bits))
-        return super().summed_log_prob(value, axes) if found is None else found.reshape(*lead, *points)
+        if self.network.has_hooks:
+            return Bernoulli(_wide_enough(self.network(state)), validate_args=False)
+        last = self.network.maps[-1]
+        return Bernoulli.from_affine(self.network.hidden(state), last.weight, last.bias)
 
 
 class Centre(nn.Module):

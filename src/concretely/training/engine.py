@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from ..estimator import Score
-from ..kernel.affine import Ledger, ledger
+from ..estimator import Reinforce
+from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.operator import launching
 from ..noise import Keys
 from .capture import Captured
@@ -89,7 +89,7 @@ class _Program:
     def __init__(self, runs: Sequence[TrainState], *, vmapped: bool) -> None:
         first = runs[0]
         self._runs, self._recipe, self._vmapped = runs, first.recipe, vmapped
-        self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Score(), first.recipe)
+        self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Reinforce(), first.recipe)
         self._state = first.state if len(runs) == 1 else joined(runs)
         self._decays = {name: _decays(name) for name in self._state.parameters}
         own = dict(first.loss.named_parameters())
@@ -125,7 +125,7 @@ class _Program:
         """Take one step without a word to the host."""
         self._table.read()
         bits = self._table.batch()
-        with ledger() as factors:
+        with deferred_gradients():
             loss = self._losses(self._loss, bits, Purpose.NOISE)
             slopes = torch.autograd.grad([loss], list(self._leaves.values()), [self._ones], allow_unused=True)
         gradients = {
@@ -141,7 +141,7 @@ class _Program:
             # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
             watched = [gradient for name, gradient in gradients.items() if not self._decays[name]]
             sizes = guard_(log, watched, loss.detach(), self._table.sizes)
-            self._update(gradients, factors, sizes)
+            self._update(gradients, sizes)
 
     def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
         """The loss of every member."""
@@ -159,19 +159,16 @@ class _Program:
         )
         return stacked
 
-    def _update(self, gradients: dict[str, Tensor], factors: Ledger, sizes: StepSizes) -> None:
+    def _update(self, gradients: dict[str, Tensor], sizes: StepSizes) -> None:
         """Move all parameters by their gradients, some of which are still pairs of factors."""
         states = self._state.parameters
-        deferred = {name: factors.get(leaf.data_ptr()) for name, leaf in self._leaves.items()} if factors else {}
         if self._recipe.optimizer == "muon":
             matrices = [name for name, decays in self._decays.items() if decays]
-            products = [
-                pair.product if (pair := deferred.pop(name, None)) else gradients.pop(name) for name in matrices
-            ]
+            products = [materialized(gradients.pop(name)) for name in matrices]
             muon_([states[name] for name in matrices], products, sizes)
-        for name, pair in deferred.items():
-            if pair is not None:  # one after the other, so that the product is read before it leaves the cache
-                adam_([states[name]], [pair.product], sizes, decays=[self._decays[name]])
+        deferred = [name for name, gradient in gradients.items() if isinstance(gradient, DeferredGradient)]
+        for name in deferred:  # one after the other, so that the product is read before it leaves the cache
+            adam_([states[name]], [materialized(gradients.pop(name))], sizes, decays=[self._decays[name]])
         decays = [self._decays[name] for name in gradients]
         adam_([states[name] for name in gradients], list(gradients.values()), sizes, decays=decays)
 

@@ -13,7 +13,7 @@ from ..estimator import (
     Exact,
     GumbelSoftmax,
     Pathwise,
-    Score,
+    Reinforce,
     StraightThrough,
     StraightThroughGumbelSoftmax,
 )
@@ -27,7 +27,7 @@ Temperatures = tuple[float | Tensor, float | Tensor]
 
 PLAIN: dict[str, Callable[[], Estimator]] = {
     "straight-through": StraightThrough,
-    "score": Score,
+    "reinforce": Reinforce,
     "rloo": RLOO,
     "vimco": VIMCO,
     "exact": Exact,

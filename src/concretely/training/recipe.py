@@ -50,7 +50,7 @@ ESTIMATORS = {
     "gumbel-softmax": Method(has_temperature=True, relaxes=True),
     "straight-through": Method(),
     "straight-through-gumbel-softmax": Method(has_temperature=True),
-    "score": Method(),
+    "reinforce": Method(),
     "rloo": Method(samples=2),
     "nvil": Method(),
     "vimco": Method(samples=2),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
-from ..estimator import Estimator, Score, estimate
+from ..estimator import Estimator, Reinforce, estimate
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
 from ..noise import Keys
@@ -77,7 +77,7 @@ class MemberLoss(nn.Module):
     def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
         super().__init__()
         self.model, self.estimator, self.recipe = model, estimator, recipe
-        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Score)
+        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
         self._temperatures: Temperatures | None = None  # those of the estimator
         self._context = _context(recipe)
 

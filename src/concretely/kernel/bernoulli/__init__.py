@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
 from . import naive
 
 Squash = Literal["bit", "corner"]
@@ -40,7 +40,7 @@ def score(
 @operator("bernoulli_draw")
 def _draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int) -> tuple[Tensor, Tensor]:
     if is_fast(logits):
-        from . import triton
+        from .. import triton_bernoulli as triton
 
         return triton.draw(logits, key, samples, squash, length)
     return naive.draw(logits, key, samples, squash, length)
@@ -56,7 +56,7 @@ def _(logits: Tensor, key: Tensor, samples: int, squash: str, length: int) -> tu
 @operator("bernoulli_score")
 def _score(value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     if is_fast(value):
-        from . import triton
+        from .. import triton_bernoulli as triton
 
         return triton.score(value, logits, squash, length)
     return naive.score(value, logits, squash, length)
@@ -70,7 +70,7 @@ def _(value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
 @operator("bernoulli_backward")
 def _backward(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     if is_fast(value):
-        from . import triton
+        from .. import triton_bernoulli as triton
 
         return triton.backward(by, value, logits, squash, length)
     return naive.backward(by, value, logits, squash, length)

@@ -5,8 +5,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..handwritten import spread, summed
 from ..logistic.naive import noise
-from ..row import spread, summed
 
 
 def draw(

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..category.tile import fits
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
+from ..tile import fits
 from . import naive
 
 Squash = Literal["one-hot", "corner"]
@@ -48,7 +48,7 @@ def _has_fast(samples: int, logits: Tensor) -> bool:
 @operator("discrete_draw")
 def _draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int) -> tuple[Tensor, Tensor]:
     if _has_fast(samples, logits):
-        from . import triton
+        from .. import triton_categorical as triton
 
         return triton.draw(logits, key, samples, squash, length)
     return naive.draw(logits, key, samples, squash, length)
@@ -64,7 +64,7 @@ def _(logits: Tensor, key: Tensor, samples: int, squash: str, length: int) -> tu
 @operator("discrete_score")
 def _score(value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     if _has_fast(value.shape[1], logits):
-        from . import triton
+        from .. import triton_categorical as triton
 
         return triton.score(value, logits, squash, length)
     return naive.score(value, logits, squash, length)
@@ -78,7 +78,7 @@ def _(value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
 @operator("discrete_score_backward")
 def _score_backward(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     if _has_fast(value.shape[1], logits):
-        from . import triton
+        from .. import triton_categorical as triton
 
         return triton.score_backward(by, value, logits, squash, length)
     return naive.score_backward(by, value, logits, squash, length)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..exp_concrete.naive import corners, noisy
-from ..row import spread, summed
+from ..handwritten import spread, summed
 
 
 def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from ..category.tile import fits
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
+from ..tile import fits
 from . import naive
 
 Squash = Literal["none", "simplex", "cube"]
@@ -58,7 +58,7 @@ def _draw(
     logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int, normal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _has_fast(samples, logits):
-        from . import triton
+        from .. import triton_exp_concrete as triton
 
         return triton.draw(logits, temperature, key, samples, squash, length, normal)
     return naive.draw(logits, temperature, key, samples, squash, length, normal)
@@ -83,7 +83,7 @@ def _draw_backward(
     dtype: torch.dtype,
 ) -> Tensor:
     if _has_fast(node.shape[1], node[:, 0]):
-        from . import triton
+        from .. import triton_exp_concrete as triton
 
         return triton.draw_backward(by_node, by_value, node, temperature, squash, dtype)
     return naive.draw_backward(by_node, by_value, node, temperature, squash, dtype)
@@ -127,7 +127,7 @@ _draw.register_autograd(_pull_draw, setup_context=_keep_draw)
 @operator("exp_concrete_score")
 def _score(node: Tensor, logits: Tensor, temperature: Tensor, length: int, normal: bool) -> Tensor:
     if _has_fast(node.shape[1], logits):
-        from . import triton
+        from .. import triton_exp_concrete as triton
 
         return triton.score(node, logits, temperature, length, normal)
     return naive.score(node, logits, temperature, length, normal)
@@ -150,7 +150,7 @@ def _score_backward(
     normal: bool,
 ) -> tuple[Tensor, Tensor]:
     if _has_fast(node.shape[1], logits):
-        from . import triton
+        from .. import triton_exp_concrete as triton
 
         return triton.score_backward(by, node, logits, temperature, needs_node, needs_logits, length, normal)
     return naive.score_backward(by, node, logits, temperature, needs_node, needs_logits, length, normal)

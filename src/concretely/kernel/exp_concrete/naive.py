@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from ..philox import naive as philox
-from ..row import spread, summed
+from ... import noise as philox
+from ..handwritten import spread, summed
 
 SMALLEST = 2.0**-103
 """The smallest entry of a point of the simplex, where the slope of a log density, of order 1/x, is finite."""
@@ -18,7 +18,7 @@ def noise(
     key: Int64[Tensor, "members 2"], rows: int, n: int, normal: bool = False
 ) -> Float[Tensor, "members {rows} {n}"]:
     """Standard Gumbel or normal noise; the four words of a place belong to four rows."""
-    places = philox.quarter(rows)
+    places = -(-rows // 4)
     tail = philox.fractions(key, 4 * places * n, torch.float32, normal)
     if normal:  # by the smaller tail probability
         quantile: Tensor = torch.special.ndtri(tail.abs())

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from ..operator import is_fast, operator
+from ..handwritten import is_fast, operator
 from . import naive
 
 Squash = Literal["none", "unit", "corner"]
@@ -45,7 +45,7 @@ def _draw(
     logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     if is_fast(logits):
-        from . import triton
+        from .. import triton_logistic as triton
 
         return triton.draw(logits, temperature, key, samples, squash, length)
     return naive.draw(logits, temperature, key, samples, squash, length)
@@ -71,7 +71,7 @@ def _draw_backward(
     dtype: torch.dtype,
 ) -> Tensor:
     if is_fast(node):
-        from . import triton
+        from .. import triton_logistic as triton
 
         return triton.draw_backward(by_node, by_value, node, temperature, squash, dtype)
     return naive.draw_backward(by_node, by_value, node, temperature, squash, dtype)
@@ -115,7 +115,7 @@ _draw.register_autograd(_pull_draw, setup_context=_keep_draw)
 @operator("logistic_score")
 def _score(node: Tensor, logits: Tensor, temperature: Tensor, length: int) -> Tensor:
     if is_fast(node):
-        from . import triton
+        from .. import triton_logistic as triton
 
         return triton.score(node, logits, temperature, length)
     return naive.score(node, logits, temperature, length)
@@ -131,7 +131,7 @@ def _score_backward(
     by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool, length: int
 ) -> tuple[Tensor, Tensor]:
     if is_fast(node):
-        from . import triton
+        from .. import triton_logistic as triton
 
         return triton.score_backward(by, node, logits, temperature, needs_node, needs_logits, length)
     return naive.score_backward(by, node, logits, temperature, needs_node, needs_logits, length)

@@ -5,8 +5,8 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ..philox import naive as philox
-from ..row import spread, summed
+from ... import noise as philox
+from ..handwritten import spread, summed
 
 SMALLEST = 2.0**-103
 """The smallest value on the unit interval, so far above zero that the slope of a log density is finite."""

@@ -1,0 +1,65 @@
+"""Score-function estimators: the plain one, and the one with the other samples as its baseline."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..functional.bound import average
+from ..functional.signal import leave_one_out
+from ..mode import Discrete
+from ..model.base import Model
+from ..noise import Source
+from ..objective import Objective, log_weights
+from ..program import Program
+from .base import Estimate, bound_target
+from .surrogate import surrogate
+
+
+@dataclass(frozen=True)
+class Reinforce:
+    r"""The score-function estimator, also known as REINFORCE.
+
+    $$∇ E[f(X)] = E[f(X) ∇ \log q(X) + ∇ f(X)]$$
+
+    Approximates: the gradient of any objective of a discrete graph, from its values alone.
+    With: draws of the discrete graph; the objective is the signal of every sample.
+    Requires: nothing of the cost, not even that it has a gradient.
+    Bias: none; the variance is large. See [williams1992simple].
+    """
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+    ) -> Estimate:
+        """Estimate an objective."""
+        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+
+        def signal(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
+            return log_w / samples if objective is average else objective(log_w).expand_as(log_w)
+
+        return surrogate(weights, objective, signal, bound_target=bound_target(target, objective))
+
+
+@dataclass(frozen=True)
+class RLOO:
+    r"""The score-function estimator with the mean of the other samples as the baseline of each.
+
+    $$\frac1m \sum_i \bigl(f_i - \frac{1}{m-1} \sum_{j≠i} f_j\bigr) ∇ \log q_i$$
+
+    Approximates: the gradient of an expectation, or of the single-sample bound of a model.
+    With: m draws of the discrete graph, whose average is the objective.
+    Requires: at least 2 samples.
+    Bias: none. See [kool2019buy].
+    """
+
+    averages: ClassVar[bool] = True
+
+    def __call__(
+        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+    ) -> Estimate:
+        """Estimate the average over samples."""
+        if samples < 2:
+            raise ValueError(f"samples must be at least 2 for RLOO, whose baseline is the others, got {samples}")
+        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        return surrogate(weights, average, leave_one_out, bound_target=bound_target(target, average))

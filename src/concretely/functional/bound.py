@@ -1,0 +1,114 @@
+r"""The multi-sample bound of log-weights, and the loss whose gradient estimates that of the bound.
+
+$$\hat L_m = \log \frac1m \sum_{i=1}^m w_i$$
+
+See [burda2016importance] and [maddison2017concrete], section 2.4.
+
+>>> import torch
+>>> bound(torch.tensor([[0.0], [0.0]]))
+tensor([0.])
+"""
+
+import functools
+import math
+import operator as arithmetic
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..kernel.operator import Arranged, operator
+
+Terms = Sequence[Float[Tensor, "..."]]
+
+
+def by_sample(tensor: Tensor, axis: int) -> Float[Tensor, "members m batch"]:
+    """A tensor with one axis of members, one of samples and one of data points, as kernels take it."""
+    shape = tensor.shape
+    return tensor.reshape(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+
+def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
+    return (by_sample(log_w, axis), 1), lambda found: found.view(log_w.shape[:axis] + log_w.shape[axis + 1 :])
+
+
+@operator(
+    "bound",
+    kernel="bound",
+    eligible=lambda log_w, axis: log_w.dtype == torch.float32 and log_w.dim() > 1,
+    arrange=_arrange_bound,
+)
+def bound(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
+    """The multi-sample variational bound: the logarithm of the mean weight over the samples along an axis."""
+    return log_w.logsumexp(axis) - math.log(log_w.shape[axis])
+
+
+def average(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
+    """The mean over samples: an expectation, or the single-sample bound."""
+    return log_w.mean(axis)
+
+
+def effective_sample_size(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
+    """The number of equal weights that would be worth as much as these.
+
+    >>> import torch
+    >>> effective_sample_size(torch.tensor([0.0, 0.0, -1e4]))
+    tensor(2.)
+    """
+    return 1 / log_w.softmax(0).square().sum(0)
+
+
+def total(terms: Iterable[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
+    """The sum of terms."""
+    return functools.reduce(arithmetic.add, terms)
+
+
+def _is_eligible(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> bool:
+    signal, baseline, averages, _ = given
+    first = log_p[0]
+    if first.dim() < 2 or not first.numel() or (baseline and not averages):
+        return False
+    return all(
+        term.dtype == torch.float32 and term.shape == first.shape for term in (*log_p, *log_q, *signal, *baseline)
+    )
+
+
+def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arranged:
+    signal, baseline, averages, axis = given
+    shape = log_p[0].shape
+    lists = [[by_sample(term, axis) for term in terms] for terms in (log_p, log_q, signal, baseline)]
+
+    def restore(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        shapes = shape[:axis], shape[:axis] + shape[axis + 1 :], shape
+        return tuple(each.view(own) for each, own in zip(found, shapes, strict=True))
+
+    return (*lists, averages, 1), restore
+
+
+@operator("loss", kernel="bound", eligible=_is_eligible, arrange=_arrange_loss, nondifferentiable=[1, 2])
+def loss(
+    log_p: Terms, log_q: Terms, signal: Terms = (), baseline: Terms = (), averages: bool = False, axis: int = 0
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Minus the mean bound over data points, the bounds and the log-weights, of which the last two have no gradient.
+
+    A log-weight is the sum of the terms of p less that of the terms of q. The bounds are multi-sample bounds, or
+    averages over samples. If every term of q has a signal, the gradient of the loss adds minus the signal times the
+    gradient of the term and of its baseline, if it has one. An average has no other gradient in these terms of q,
+    since the mean of the gradient of log q is zero.
+    """
+    held = [term.detach() for term in log_q] if averages and signal else log_q
+    log_w = total(log_p) - total(held)
+    value = average(log_w, axis) if averages else bound(log_w, axis)
+    found = -value
+    if signal:
+        found = found - score_function(log_q, signal, baseline, axis)
+    return found.mean(tuple(range(axis, found.dim()))), value.detach(), log_w.detach()
+
+
+def score_function(log_q: Terms, signal: Terms, baseline: Terms = (), axis: int = 0) -> Float[Tensor, "..."]:
+    """Zero, whose gradient is the signal times the gradient of the terms of q and of their baselines, over samples."""
+    scored = [one + other for one, other in zip(log_q, baseline, strict=True)] if baseline else log_q
+    score = total([own * each for own, each in zip(signal, scored, strict=True)]).sum(axis)
+    return score - score.detach()

@@ -1,0 +1,245 @@
+"""An affine map with tanh in one pass, and its gradients in another."""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .deferred import gradient_of_weight, multiplied
+from .native import tanh_half
+from .operator import joined, parted, rows
+
+FEW = 256
+"""Up to so few rows of all members together, all gradients are computed in one launch."""
+
+PROGRAMS = 128
+"""About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
+
+
+SUMMED, SUMS, STEPS = (64, 64), 1024, 8
+"""The rows and columns of which a program sums gradients at once, the most programs that do, and the fewest steps of
+each before sums are left to another launch."""
+
+
+class Tile(NamedTuple):
+    """What one program makes, and how."""
+
+    high: int
+    wide: int
+    deep: int
+    warps: int
+    stages: int
+
+
+def tile(high: int, wide: int, deep: int, members: int) -> Tile:
+    """A tile for a product of these sizes."""
+    for shape in ((128, 128), (64, 128), (64, 64), (64, 32), (32, 32), (32, 16), (16, 16)):
+        programs = triton.cdiv(high, shape[0]) * triton.cdiv(wide, shape[1]) * members
+        if programs >= PROGRAMS and shape[0] < 2 * high and shape[1] < 2 * wide:
+            break
+    size = shape[0] * shape[1]
+    return Tile(*shape, 64 if size <= 4096 and deep > 256 else 32, 8 if size >= 16384 else 4, 4 if size <= 4096 else 3)
+
+
+@triton.jit
+def _affine(
+    x, weight, bias, out, high, wide: tl.constexpr, deep: tl.constexpr, x_stride, weight_stride, bias_stride,
+    TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRODUCT: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    columns = tl.cdiv(wide, WIDE)
+    i = tl.program_id(0) // columns * HIGH + tl.arange(0, HIGH)
+    j = tl.program_id(0) % columns * WIDE + tl.arange(0, WIDE)
+    k = tl.arange(0, DEEP)
+    left = x + member * x_stride + i[:, None].to(tl.int64) * deep + k[None, :]
+    right = weight + member * weight_stride + j[None, :] * deep + k[:, None]
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    for start in range(0, deep, DEEP):
+        inside = start + k < deep
+        a = tl.load(left + start, mask=(i < high)[:, None] & inside[None, :], other=0.0)
+        b = tl.load(right + start, mask=inside[:, None] & (j < wide)[None, :], other=0.0)
+        total = product(a, b, total, PRODUCT)
+    total += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
+    if TANH:
+        total = tanh_half(2 * total)
+    place = out + member * high * wide + i[:, None].to(tl.int64) * wide + j[None, :]
+    tl.store(place, total, mask=(i < high)[:, None] & (j < wide)[None, :])
+
+
+@triton.jit
+def product(a, b, total, PRODUCT: tl.constexpr):
+    """The total, and the product of two tiles in the wished precision."""
+    if PRODUCT == "bfloat16":
+        found = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+    else:
+        found = tl.dot(a, b, total, input_precision=PRODUCT)
+    return found
+
+
+def affine(
+    x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False,
+    chosen: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """The map of every member, on its own rows."""
+    (members, high, deep), wide = x.shape, weight.shape[1]
+    x, weight, bias = rows(x), rows(weight.bfloat16() if product == "bfloat16" else weight), rows(bias)
+    dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
+    out = torch.empty((members, high, wide), dtype=dtype, device=x.device)
+    size = chosen or tile(high, wide, deep, members)
+    grid = (triton.cdiv(high, size.high) * triton.cdiv(wide, size.wide), members)
+    _affine[grid](
+        x, weight, bias, out, high, wide, deep, x.stride(0), weight.stride(0), bias.stride(0),
+        TANH=tanh, HIGH=size.high, WIDE=size.wide, DEEP=size.deep, PRODUCT=product,
+        num_warps=size.warps, num_stages=size.stages,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _slope(by_out, out, place, mask, TANH: tl.constexpr):
+    """The gradient before tanh."""
+    found = tl.load(by_out + place, mask=mask, other=0.0).to(tl.float32)
+    if TANH:
+        value = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
+        found *= 1 - value * value
+    return found
+
+
+@triton.jit
+def _by_input(
+    place, by_out, out, weight, by_x, high, wide: tl.constexpr, deep: tl.constexpr,
+    TANH: tl.constexpr, PRODUCT: tl.constexpr, HIGH: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    columns = tl.cdiv(deep, DEEP)
+    i = place // columns * HIGH + tl.arange(0, HIGH)
+    k = place % columns * DEEP + tl.arange(0, DEEP)
+    j = tl.arange(0, STEP)
+    total = tl.zeros((HIGH, DEEP), tl.float32)
+    for start in range(0, wide, STEP):
+        inside = start + j < wide
+        a = _slope(by_out, out, i[:, None] * wide + (start + j)[None, :], (i < high)[:, None] & inside[None, :], TANH)
+        right = weight + (start + j)[:, None] * deep + k[None, :]
+        b = tl.load(right, mask=inside[:, None] & (k < deep)[None, :], other=0.0)
+        total = product(a, b, total, PRODUCT)
+    tl.store(by_x + i[:, None] * deep + k[None, :], total, mask=(i < high)[:, None] & (k < deep)[None, :])
+
+
+@triton.jit
+def _by_weight(
+    place, by_out, out, x, by_weight, by_bias, high, wide: tl.constexpr, deep: tl.constexpr,
+    TANH: tl.constexpr, PRODUCT: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    columns = tl.cdiv(deep, DEEP)
+    j = place // columns * WIDE + tl.arange(0, WIDE)
+    k = place % columns * DEEP + tl.arange(0, DEEP)
+    i = tl.arange(0, STEP)
+    total = tl.zeros((WIDE, DEEP), tl.float32)
+    sums = tl.zeros((WIDE,), tl.float32)
+    for start in range(0, high, STEP):
+        inside = start + i < high
+        a = _slope(by_out, out, (start + i)[None, :] * wide + j[:, None], inside[None, :] & (j < wide)[:, None], TANH)
+        left = x + (start + i)[:, None] * deep + k[None, :]
+        b = tl.load(left, mask=inside[:, None] & (k < deep)[None, :], other=0.0)
+        total = product(a, b, total, PRODUCT)
+        sums += tl.sum(a, 1)
+    tl.store(by_weight + j[:, None] * deep + k[None, :], total, mask=(j < wide)[:, None] & (k < deep)[None, :])
+    if place % columns == 0:
+        tl.store(by_bias + j, sums, mask=j < wide)
+
+
+@triton.jit
+def _affine_backward(
+    by_out, x, weight, out, by_x, by_weight, by_bias,
+    high, wide: tl.constexpr, deep: tl.constexpr, by_stride, x_stride, weight_stride, out_stride, first,
+    TANH: tl.constexpr, PRODUCT: tl.constexpr, HIGH: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
+    WIDE: tl.constexpr, LONG: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the input in the first programs, HIGH by DEEP; that of the weight in the rest, WIDE by LONG."""
+    member, place = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    by_out += member * by_stride
+    out += member * out_stride
+    if place < first:
+        _by_input(
+            place, by_out, out, weight + member * weight_stride, by_x + member * high * deep,
+            high, wide, deep, TANH, PRODUCT, HIGH, DEEP, STEP,
+        )  # fmt: skip
+    else:
+        _by_weight(
+            place - first, by_out, out, x + member * x_stride,
+            by_weight + member * wide * deep, by_bias + member * wide,
+            high, wide, deep, TANH, PRODUCT, WIDE, LONG, STRIDE,
+        )  # fmt: skip
+
+
+def affine_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The gradients of the input, which may be left out, of the weight and of the bias."""
+    (by_out,), (x, weight, _, tanh, product, deferred), (out,) = by, inputs, outputs
+    if x.shape[0] * x.shape[1] <= FEW:
+        by_x, by_weight, by_bias = gradients(by_out, x, weight, out, tanh, product, needs[0])
+        return by_x if needs[0] else None, by_weight, by_bias
+    before, by_bias = before_tanh(by_out, out, tanh)
+    by_total = before if tanh else by_out.contiguous()
+    by_input = multiplied(by_total, weight, x.dtype) if needs[0] else None
+    return by_input, gradient_of_weight(x, by_total, deferred=deferred), by_bias
+
+
+def gradients(
+    by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool,
+    chosen: tuple[Tile, Tile] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All gradients in one launch."""
+    (members, high, deep), wide = x.shape, weight.shape[1]
+    by_out, x, weight, out = rows(by_out), rows(x), rows(weight), rows(out)
+    by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=x.device)
+    by_weight = torch.empty((members, wide, deep), dtype=torch.float32, device=x.device)
+    by_bias = torch.empty((members, wide), dtype=torch.float32, device=x.device)
+    one, two = chosen or (tile(high, deep, wide, members), tile(wide, deep, high, members))
+    first = triton.cdiv(high, one.high) * triton.cdiv(deep, one.wide) if by_input else 0
+    grid = (first + triton.cdiv(wide, two.high) * triton.cdiv(deep, two.wide), members)
+    _affine_backward[grid](
+        by_out, x, weight, out, by_x, by_weight, by_bias,
+        high, wide, deep, by_out.stride(0), x.stride(0), weight.stride(0), out.stride(0), first,
+        TANH=tanh, PRODUCT=product, HIGH=one.high, DEEP=one.wide, STEP=one.deep,
+        WIDE=two.high, LONG=two.wide, STRIDE=two.deep, num_warps=max(one.warps, two.warps), num_stages=two.stages,
+    )  # fmt: skip
+    return by_x, by_weight, by_bias
+
+
+@triton.jit
+def _before_tanh(
+    by_out, out, by_total, sums, high, wide, by_stride, out_stride, parts, steps,
+    TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    member, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    by_out += member * by_stride
+    out += member * out_stride
+    by_total += member * high * wide
+    j = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    i = part * steps * HIGH + tl.arange(0, HIGH)
+    for _ in range(steps):
+        place, mask = i[:, None].to(tl.int64) * wide + j[None, :], (i < high)[:, None] & (j < wide)[None, :]
+        slope = _slope(by_out, out, place, mask, TANH)
+        if TANH:
+            tl.store(by_total + place, slope, mask=mask)
+        total += slope
+        i += HIGH
+    tl.store(sums + (member * parts + part) * wide + j, tl.sum(total, 0), mask=j < wide)
+
+
+def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
+    """The gradient of what goes into tanh, if there is one, and its sum over rows, which is that of the bias."""
+    members, high, wide = out.shape
+    by_out, out = rows(by_out), rows(out)
+    by_total = torch.empty((members, high if tanh else 0, wide), dtype=out.dtype, device=out.device)
+    columns, blocks = triton.cdiv(wide, SUMMED[1]), triton.cdiv(high, SUMMED[0])
+    steps = max(triton.cdiv(blocks, max(1, SUMS // (columns * members))), min(blocks, STEPS))
+    parts = triton.cdiv(blocks, steps)
+    sums = parted(parts, by_out[:, 0], torch.float32)
+    _before_tanh[columns, parts, members](
+        by_out, out, by_total, sums, high, wide, by_out.stride(0), out.stride(0), parts, steps,
+        TANH=tanh, HIGH=SUMMED[0], WIDE=SUMMED[1],
+    )  # fmt: skip
+    return by_total, joined(sums, torch.float32)

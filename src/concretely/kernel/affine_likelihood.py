@@ -1,0 +1,152 @@
+"""The log likelihood of bits under an affine map in one pass, with its slope or without, a tile of logits a program."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .affine import Tile
+from .affine import product as multiply
+from .deferred import gradient_of_weight, multiplied
+from .native import both, log1p
+from .operator import joined, parted, rows
+
+HIGH, WARPS, STAGES = 128, 4, 3
+"""The rows of a program, and how it works."""
+WIDE, WIDE_WITH_SLOPES = 128, 64
+"""Its units, of which fewer have room for slopes beside the product."""
+WEIGHED = 8
+"""The rows that a program weighs at once."""
+LARGEST = tl.constexpr(3.4028234663852886e38)
+"""The largest number of float32, which is as good as the largest product of 128 numbers up to 2."""
+
+
+@triton.jit
+def _log_likelihood(
+    state, weight, bias, bits, parts, slope, high, batch, wide: tl.constexpr, deep: tl.constexpr,
+    state_stride, weight_stride, bias_stride, bits_stride, SLOPES: tl.constexpr, PRODUCT: tl.constexpr,
+    HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    columns = tl.cdiv(wide, WIDE)
+    column = tl.program_id(0) % columns
+    i = tl.program_id(0) // columns * HIGH + tl.arange(0, HIGH)
+    j = column * WIDE + tl.arange(0, WIDE)
+    k = tl.arange(0, DEEP)
+    is_unit = (j < wide)[None, :]
+    # read before the product, or the compiler would lay out as bits what it then has laid out as the product
+    own = (i % batch)[:, None].to(tl.int64) * wide + j[None, :]
+    on = tl.load(bits + member * bits_stride + own, mask=is_unit, other=1) != 0
+    # past the end stands the last one, so that the loop needs no masks for it
+    left = state + member * state_stride + tl.minimum(i, high - 1)[:, None].to(tl.int64) * deep + k[None, :]
+    right = weight + member * weight_stride + tl.minimum(j, wide - 1)[None, :] * deep + k[:, None]
+    logit = tl.zeros((HIGH, WIDE), tl.float32)
+    for start in range(0, deep, DEEP):
+        if deep % DEEP == 0:
+            a, b = tl.load(left + start), tl.load(right + start)
+        else:
+            inside = start + k < deep
+            a = tl.load(left + start, mask=inside[None, :], other=0.0)
+            b = tl.load(right + start, mask=inside[:, None], other=0.0)
+        logit = multiply(a, b, logit, PRODUCT)
+    logit += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
+    logit = tl.where(is_unit, logit, float("inf"))  # a bit that is sure to be set adds nothing
+    against = tl.where(on, -logit, logit)
+    small = tl.exp(-tl.abs(logit))
+    # a sum of logarithms of 1 + small is one of their product, kept less 1 so that nothing small is lost
+    found = tl.reduce(small, 1, both)
+    total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(found == float("inf"), LARGEST, found))
+    tl.store(parts + (member * columns + column) * high + i, -total, mask=i < high)
+    if SLOPES:
+        other = tl.where(against > 0, 1.0, small) / (1 + small)  # the probability of the other bit
+        place = slope + member * high * wide + i[:, None].to(tl.int64) * wide + j[None, :]
+        tl.store(place, tl.where(on, other, -other), mask=(i < high)[:, None] & is_unit)
+
+
+def affine_log_likelihood(
+    state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, slopes: bool, product: str, deferred: bool = False,
+    chosen: Tile | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The log mass of bits, which the samples share, and its slope in every logit if that is asked for."""
+    (members, samples, batch, deep), wide = state.shape, weight.shape[1]
+    is_half = product == "bfloat16"
+    state, weight = (state, weight.bfloat16()) if is_half else (state.float(), weight)
+    shape = (members, samples * batch, wide) if slopes else (members, 0)
+    slope = state.new_empty(shape, dtype=torch.bfloat16 if is_half else torch.float32)
+    high, size = samples * batch, chosen or _tile(product, slope)
+    columns = triton.cdiv(wide, size.wide)
+    parts = parted(columns, state[..., 0], torch.float32)
+    if parts.numel():
+        state, weight, bias, bits = rows(state), rows(weight), rows(bias), rows(_bytes(bits, samples))
+        _log_likelihood[triton.cdiv(high, size.high) * columns, members](
+            state, weight, bias, bits, parts, slope, high, batch, wide, deep,
+            state.stride(0), weight.stride(0), bias.stride(0), bits.stride(0), SLOPES=slope.numel() > 0,
+            PRODUCT=product, HIGH=size.high, WIDE=size.wide, DEEP=size.deep,
+            num_warps=size.warps, num_stages=size.stages,
+        )  # fmt: skip
+    return joined(parts, torch.float32), slope
+
+
+def affine_log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of the states, of the weight and of the bias."""
+    (state, weight, _, _, _, _, deferred), (_, slope) = inputs, outputs
+    needs_state, needs_weight, needs_bias, *_ = needs
+    pull, states = by[0].flatten(1, 2), state.flatten(1, 2)
+    by_state = by_weight = by_bias = None
+    # rows are weighed where they are narrow
+    if needs_state:
+        by_states = multiplied(slope, weight.to(slope.dtype), state.dtype)
+        by_state, weighed = weigh(pull, by_states, states, slope.dtype)
+        by_state = by_state.view_as(state)
+    else:  # a state that was drawn has no gradient, and the product is the dearest part
+        weighed = (pull.unsqueeze(-1) * states).to(slope.dtype)
+    if needs_weight:
+        by_weight = gradient_of_weight(weighed, slope, deferred=deferred)
+    if needs_bias:
+        by_bias = multiplied(slope.mT, pull.unsqueeze(-1).to(slope.dtype)).squeeze(-1)
+    return by_state, by_weight, by_bias
+
+
+def _tile(product: str, slope: Tensor) -> Tile:
+    deep = 64 if product == "bfloat16" else 32
+    return Tile(HIGH, WIDE_WITH_SLOPES if slope.numel() else WIDE, deep, WARPS, STAGES)
+
+
+@triton.jit
+def _weigh(
+    pull, by_state, state, by_out, out, high, deep, pull_stride, by_stride, state_stride,
+    HIGH: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * HIGH + tl.arange(0, HIGH)
+    weight = tl.load(pull + member * pull_stride + i, mask=i < high, other=0.0)[:, None]
+    for start in range(0, deep, DEEP):
+        k = start + tl.arange(0, DEEP)
+        at, mask = i[:, None].to(tl.int64) * deep + k[None, :], (i < high)[:, None] & (k < deep)[None, :]
+        slope = tl.load(by_state + member * by_stride + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(state + member * state_stride + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(by_out + member * high * deep + at, weight * slope, mask=mask)
+        tl.store(out + member * high * deep + at, weight * value, mask=mask)
+
+
+def weigh(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of gradients and of states, each times its pull."""
+    members, high, deep = state.shape
+    by_out, out = (torch.empty(state.shape, dtype=each, device=state.device) for each in (state.dtype, dtype))
+    if out.numel():
+        pull, by_state, state = rows(pull), rows(by_state), rows(state)
+        tile = WEIGHED, min(triton.next_power_of_2(deep), 256)
+        _weigh[triton.cdiv(high, tile[0]), members](
+            pull, by_state, state, by_out, out, high, deep, pull.stride(0), by_state.stride(0), state.stride(0),
+            HIGH=tile[0], DEEP=tile[1],
+        )  # fmt: skip
+    return by_out, out
+
+
+def _bytes(bits: Tensor, samples: int) -> Tensor:
+    """Bits that are numbers: in a byte each where several samples read them."""
+    if bits.dtype == torch.bool:
+        return bits.view(torch.uint8)
+    return bits.to(torch.uint8) if samples > 1 else bits

@@ -1,0 +1,195 @@
+"""The multi-sample bound in one pass, and its gradient in another; the same for the loss."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .operator import joined, rows
+
+BLOCK = 64
+SAMPLES, TILE = 16, 2048
+"""The most samples that a program reads at once, and the most log-weights."""
+
+
+@triton.jit
+def _larger(one, other):
+    return tl.maximum(one, other, tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _joined(largest, total, entries):
+    """The largest log-weight, and the sum of weights in units of it, with some more."""
+    larger = _larger(largest, tl.reduce(entries, 0, _larger))
+    # a weight of zero adds nothing, also to nothing
+    anchor = tl.where(larger == float("-inf"), 0.0, larger)
+    return larger, total * tl.exp(largest - anchor) + tl.sum(tl.exp(entries - anchor[None, :]), 0)
+
+
+@triton.jit
+def _mean(largest, total, samples):
+    """The logarithm of the mean weight."""
+    return tl.where(total > 0, largest + tl.log(total / samples), largest)
+
+
+@triton.jit
+def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl.constexpr):
+    member = tl.program_id(1).to(tl.int64)
+    point = tl.program_id(0) * POINTS + tl.arange(0, POINTS)
+    largest, total = tl.full((POINTS,), float("-inf"), tl.float32), tl.zeros((POINTS,), tl.float32)
+    for start in range(0, samples, SAMPLES):
+        sample = start + tl.arange(0, SAMPLES)[:, None]
+        mask = (sample < samples) & (point < batch)[None, :]
+        entries = tl.load(log_w + member * stride + sample * batch + point[None, :], mask=mask, other=float("-inf"))
+        largest, total = _joined(largest, total, entries)
+    tl.store(out + member * batch + point, _mean(largest, total, samples), mask=point < batch)
+
+
+def bound(log_w: Tensor, axis: int = 1) -> Tensor:
+    """The logarithm of the mean weight over samples."""
+    members, samples, batch = log_w.shape
+    out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
+    log_w = rows(log_w)
+    if out.numel():
+        high = min(triton.next_power_of_2(samples), SAMPLES)
+        _bound[triton.cdiv(batch, BLOCK), members](
+            log_w, out, samples, batch, log_w.stride(0), SAMPLES=high, POINTS=BLOCK, num_warps=max(1, high // 4)
+        )
+    return out
+
+
+@triton.jit
+def _placed(batch, BLOCK: tl.constexpr):
+    """The member, the sample and the data points of a program."""
+    blocks = tl.cdiv(batch, BLOCK)
+    place = tl.program_id(0)
+    return tl.program_id(1).to(tl.int64), place // blocks, place % blocks * BLOCK + tl.arange(0, BLOCK)
+
+
+@triton.jit
+def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride, BLOCK: tl.constexpr):
+    member, sample, point = _placed(batch, BLOCK)
+    mask = point < batch
+    slope = tl.load(by + member * by_stride + point * by_step, mask=mask, other=0.0)
+    whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
+    entry = tl.load(log_w + member * stride + sample * batch + point, mask=mask, other=0.0)
+    share = tl.exp(entry - whole) / samples
+    tl.store(out + (member * samples + sample) * batch + point, slope * share, mask=mask)
+
+
+def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
+    """The gradient of the log-weights: the share that each weight has in the sum."""
+    (by,), (log_w, _), (bound,) = by, inputs, outputs
+    members, samples, batch = log_w.shape
+    out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
+    log_w = rows(log_w)
+    if out.numel():
+        _backward[samples * triton.cdiv(batch, BLOCK), members](
+            by, log_w, bound.contiguous(), out, samples, batch, *by.stride(), log_w.stride(0), BLOCK=BLOCK
+        )
+    return (out,)
+
+
+@triton.jit
+def _sum_of(terms, strides, member, at, mask):
+    """The sum of terms."""
+    found = tl.load(terms[0] + member * strides[0] + at, mask=mask, other=0.0)
+    for t in tl.static_range(1, len(strides)):
+        found += tl.load(terms[t] + member * strides[t] + at, mask=mask, other=0.0)
+    return found
+
+
+@triton.jit
+def _loss(
+    log_p, log_q, p_strides, q_strides, out, bounds, log_w, samples, batch, parts,
+    AVERAGES: tl.constexpr, SAMPLES: tl.constexpr, POINTS: tl.constexpr,
+):  # fmt: skip
+    member, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    point = part * POINTS + tl.arange(0, POINTS)
+    log_w += member * samples * batch
+    largest, total = tl.full((POINTS,), float("-inf"), tl.float32), tl.zeros((POINTS,), tl.float32)
+    for start in range(0, samples, SAMPLES):
+        sample = start + tl.arange(0, SAMPLES)[:, None]
+        at, mask = sample * batch + point[None, :], (sample < samples) & (point < batch)[None, :]
+        entries = _sum_of(log_p, p_strides, member, at, mask) - _sum_of(log_q, q_strides, member, at, mask)
+        tl.store(log_w + at, entries, mask=mask)
+        if AVERAGES:
+            total += tl.sum(tl.where(mask, entries, 0.0), 0)
+        else:
+            largest, total = _joined(largest, total, tl.where(mask, entries, float("-inf")))
+    found = total / samples if AVERAGES else _mean(largest, total, samples)
+    tl.store(bounds + member * batch + point, found, mask=point < batch)
+    tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, found, 0.0), 0) / batch)
+
+
+def loss(
+    log_p: list[Tensor],
+    log_q: list[Tensor],
+    signal: list[Tensor],
+    baseline: list[Tensor],
+    averages: bool,
+    axis: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Minus the mean of the bounds, the bounds, and the log-weights."""
+    members, samples, batch = log_p[0].shape
+    high = min(triton.next_power_of_2(samples), SAMPLES)
+    wide = min(triton.next_power_of_2(batch), TILE // high)
+    parts = triton.cdiv(batch, wide)
+    out, bounds, log_w = (
+        torch.empty((members, *shape), dtype=torch.float32, device=log_p[0].device)
+        for shape in ((parts,), (batch,), (samples, batch))
+    )
+    added, subtracted = (tuple(rows(each) for each in terms) for terms in (log_p, log_q))
+    _loss[parts, members](
+        added, subtracted, tuple(each.stride(0) for each in added), tuple(each.stride(0) for each in subtracted),
+        out, bounds, log_w, samples, batch, parts,
+        AVERAGES=averages, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
+    )  # fmt: skip
+    return joined(out, torch.float32), bounds, log_w
+
+
+@triton.jit
+def _loss_backward(
+    by, log_w, bound, signal, strides, added, subtracted, samples, batch, by_stride,
+    AVERAGES: tl.constexpr, HAS_SIGNAL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    member, sample, point = _placed(batch, BLOCK)
+    mask = point < batch
+    place = sample * batch + point
+    at = member * samples * batch + place
+    scale = tl.load(by + member * by_stride) / -batch
+    if AVERAGES:
+        slope = tl.full((BLOCK,), 1.0, tl.float32) * scale / samples
+    else:
+        whole = tl.load(bound + member * batch + point, mask=mask, other=0.0)
+        slope = scale * (tl.exp(tl.load(log_w + at, mask=mask, other=0.0) - whole) / samples)
+    tl.store(added + at, slope, mask=mask)
+    for t in tl.static_range(len(strides)):
+        if HAS_SIGNAL:
+            found = scale * tl.load(signal[t] + member * strides[t] + place, mask=mask, other=0.0)
+            found = found if AVERAGES else found - slope
+        else:
+            found = -slope
+        tl.store(subtracted[t] + at, found, mask=mask)
+
+
+def loss_backward(
+    by: Any, needs: Any, inputs: Any, outputs: Any
+) -> tuple[list[Tensor], list[Tensor], None, list[Tensor]]:
+    """The gradient of every term of p, and those of the terms of q, which their baselines share.
+
+    Without a signal the latter are all the same. A term with a signal also gets that and, in an average, nothing else.
+    """
+    (log_p, log_q, signal, baseline, averages, _), (_, bound, log_w) = inputs, outputs
+    members, samples, batch = log_w.shape
+    given = tuple(rows(each) for each in signal) or (log_w,)
+    added, *subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in (log_w, *given))
+    _loss_backward[samples * triton.cdiv(batch, BLOCK), members](
+        by[0], log_w.contiguous(), bound.contiguous(), given, tuple(each.stride(0) for each in given),
+        added, tuple(subtracted), samples, batch, by[0].stride(0),
+        AVERAGES=averages, HAS_SIGNAL=bool(signal), BLOCK=BLOCK,
+    )  # fmt: skip
+    by_q = subtracted if signal else subtracted * len(log_q)
+    return [added] * len(log_p), by_q, None, by_q[: len(baseline)]

@@ -1,0 +1,115 @@
+"""The log likelihood of bits in one pass, and its gradient in another."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .native import log1p, sigmoid
+from .operator import rows
+
+TILE = 512
+BLOCK = 128
+STEPS = 8
+"""The most blocks of units that are taken at once."""
+
+
+@triton.jit
+def place(batch, ROWS: tl.constexpr):
+    """The member, the samples and the data point of a program, whose rows share their bits."""
+    number = tl.program_id(0)
+    sample = (number // batch).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    return tl.program_id(1).to(tl.int64), sample[:, None], (number % batch).to(tl.int64)
+
+
+@triton.jit
+def _log_likelihood(
+    logits, bits, found, samples, batch, units, logits_stride, bits_stride,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    member, sample, point = place(batch, ROWS)
+    logits += member * logits_stride
+    bits += member * bits_stride + point * units
+    row = sample * batch + point
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for start in range(0, units, BLOCK * STEPS):
+        # a sum of logarithms of 1 + small is one of their product, kept less 1 so that nothing small is lost
+        product = tl.zeros((ROWS, BLOCK), tl.float32)
+        for k in tl.static_range(STEPS):
+            unit = (start + k * BLOCK + tl.arange(0, BLOCK))[None, :]
+            mask = (sample < samples) & (unit < units)
+            logit = tl.load(logits + row * units + unit, mask=mask, other=float("inf")).to(tl.float32)
+            on = tl.load(bits + unit, mask=unit < units, other=1) != 0
+            total += tl.where(on, tl.where(logit < 0, logit, 0.0), tl.where(logit < 0, 0.0, -logit))
+            product += tl.exp(-tl.abs(logit)) * (1 + product)
+        total -= log1p(product)
+    tl.store(found + member * samples * batch + row, tl.sum(total, 1, keep_dims=True), mask=sample < samples)
+
+
+def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1) -> Tensor:
+    """The log mass of all units together."""
+    count, samples, batch, units = logits.shape
+    found = torch.zeros((count, samples, batch), dtype=torch.float32, device=logits.device)
+    if logits.numel():
+        logits, bits, tile = rows(logits), rows(_bytes(bits)), _tile(samples, units)
+        _log_likelihood[_grid(logits, tile)](
+            logits, bits, found, samples, batch, units, logits.stride(0), bits.stride(0), **tile
+        )
+    return found
+
+
+@triton.jit
+def _backward(
+    by, logits, bits, by_logits, samples, batch, units,
+    by_member, by_sample, by_point, logits_stride, bits_stride,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    member, sample, point = place(batch, ROWS)
+    logits += member * logits_stride
+    bits += member * bits_stride + point * units
+    row = sample * batch + point
+    by += member * by_member + point * by_point
+    pull = tl.load(by + sample * by_sample, mask=sample < samples, other=0.0).to(tl.float32)
+    by_logits += member * samples * batch * units
+    for start in range(0, units, BLOCK * STEPS):
+        for k in tl.static_range(STEPS):
+            unit = (start + k * BLOCK + tl.arange(0, BLOCK))[None, :]
+            mask = (sample < samples) & (unit < units)
+            logit = tl.load(logits + row * units + unit, mask=mask, other=0.0).to(tl.float32)
+            on = tl.load(bits + unit, mask=unit < units, other=1) != 0
+            other = pull * sigmoid(tl.where(on, -logit, logit))
+            tl.store(by_logits + row * units + unit, tl.where(on, other, -other), mask=mask)
+
+
+def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
+    """The gradient of the logits, by the probability of the other bit."""
+    (by,), (logits, bits, *_) = by, inputs
+    _, samples, batch, units = logits.shape
+    logits, bits = rows(logits), rows(_bytes(bits))
+    by_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    if logits.numel():
+        tile = _tile(samples, units)
+        _backward[_grid(logits, tile)](
+            by, logits, bits, by_logits, samples, batch, units,
+            *by.stride(), logits.stride(0), bits.stride(0), **tile,
+        )  # fmt: skip
+    return (by_logits,)
+
+
+def _tile(samples: int, units: int) -> dict[str, int]:
+    """The samples and the units of a program, and how many blocks of the latter it takes at once."""
+    height = min(triton.next_power_of_2(samples), TILE // min(triton.next_power_of_2(units), BLOCK))
+    width = min(triton.next_power_of_2(units), TILE // height)
+    return {"ROWS": height, "BLOCK": width, "STEPS": min(triton.cdiv(units, width), STEPS)}
+
+
+def _grid(logits: Tensor, tile: dict[str, int]) -> tuple[int, int]:
+    members, samples, batch, _ = logits.shape
+    return batch * triton.cdiv(samples, tile["ROWS"]), members
+
+
+def _bytes(bits: Tensor) -> Tensor:
+    """Bits that are numbers."""
+    return bits.view(torch.uint8) if bits.dtype == torch.bool else bits

@@ -1,0 +1,99 @@
+"""Random fractions in one pass, four from every call of the generator."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .native import log, log2, product, reciprocal, signed_as
+
+BLOCK = 256
+ROUNDS = tl.constexpr(10)
+
+
+@triton.jit
+def words(key, member, place):
+    """The four words of some places."""
+    seed, nonce = tl.load(key + 2 * member).to(tl.uint64), tl.load(key + 2 * member + 1).to(tl.uint64)
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    one, two = place.to(tl.uint32), tl.zeros_like(place).to(tl.uint32)
+    if place.dtype == tl.int64:
+        two = (place.to(tl.uint64) >> 32).to(tl.uint32)
+    three, four = nonce.to(tl.uint32), (nonce >> 32).to(tl.uint32)
+    for _ in tl.static_range(ROUNDS):
+        left, right = product(one, 0xD2511F53), product(three, 0xCD9E8D57)
+        one, two, three, four = right[0] ^ two ^ low, right[1], left[0] ^ four ^ high, left[1]
+        low = tl.add(low, 0x9E3779B9, sanitize_overflow=False)
+        high = tl.add(high, 0xBB67AE85, sanitize_overflow=False)
+    return one, two, three, four
+
+
+@triton.jit
+def words_beside(held, key, member, place):
+    """The words of some places, made by the very threads that hold something else of theirs."""
+    # false unless there is no number; without it the compiler would make them elsewhere and move them
+    return words(key, member, place + (held != held).to(tl.int32))
+
+
+@triton.jit
+def fraction(word, SIGNED: tl.constexpr):
+    """A word over the number of all, in the middle of its cell."""
+    whole = (
+        word.to(tl.int32, bitcast=True).to(tl.float32) if SIGNED else word.to(tl.uint32, bitcast=True).to(tl.float32)
+    )
+    return whole * 2.3283064365386963e-10 + 1.1641532182693481e-10  # 2⁻³², and half of it
+
+
+@triton.jit
+def logistic(word):
+    """Standard logistic noise, by the smaller of the two tail probabilities."""
+    tail = tl.abs(fraction(word, True))
+    odds = tail * reciprocal(1 - tail)
+    rest = odds - tail - odds * tail  # what the odds are off, about one half of their relative error near 1
+    # powers of 2 apart, so that there is one rounding at the end
+    bits = odds.to(tl.int32, bitcast=True)
+    power = (bits - 0x3F3504F3) & -0x800000
+    part = (bits - power).to(tl.float32, bitcast=True)  # from √½ to √2
+    # of a third power, as what its logarithm is off near 1 is then divided by 3
+    size = log2(part * part * part) * -0.23104906018664842 + (rest + rest)
+    return signed_as(power.to(tl.float32) * -8.262958320e-08 + size, word)  # log 2, by 2²³
+
+
+@triton.jit
+def normal(word):
+    """Standard normal noise, by the smaller of the two tail probabilities."""
+    tail = tl.abs(fraction(word, True))
+    far = -log(4 * tail * (1 - tail))
+    # up to 2.9 by what lies between the tails, times a polynomial of how far out they are; beyond, by one of its root
+    x = far - 2.5
+    near = (((4.0354664e-08 * x + 4.8610366e-07) * x - 4.9905657e-06) * x - 6.2179902e-06) * x + 3.0915020e-04
+    near = (((near * x - 1.7730101e-03) * x - 5.9081712e-03) * x + 0.34880266) * x + 2.1233137
+    x = tl.sqrt(far) - 3.5
+    size = ((2.1433903e-05 * x + 2.7668355e-05) * x - 2.7986558e-04) * x + 8.7951549e-04
+    size = (((size * x - 2.4121893e-03) * x + 4.3872315e-03) * x + 1.4247074) * x + 4.7170782
+    return signed_as(tl.where(far < 5, near * (1 - 2 * tail), size), word)
+
+
+@triton.jit
+def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    member = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    four = words(key, member, place)
+    for k in tl.static_range(4):
+        element = k * quarter + place
+        tl.store(out + member * count + element, fraction(four[k], SIGNED), mask=(place < quarter) & (element < count))
+
+
+def quarter(count: int) -> int:
+    """How many places of four words make so many words."""
+    return -(-count // 4)
+
+
+def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
+    """Fractions for every key, in float32 alone."""
+    out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
+    places = quarter(count)
+    if out.numel():
+        grid = (triton.cdiv(places, BLOCK), len(key))
+        _fractions[grid](key.contiguous(), out, count, places, SIGNED=signed, BLOCK=BLOCK)
+    return out

@@ -1,0 +1,243 @@
+"""How programs share rows of units, and the quarters of a draw: what kernels of binary nodes have in common."""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 128
+BUSY = 2048
+"""As many programs as keep a device busy."""
+FEW = 2**19
+"""Up to so many nodes take little more time than a launch."""
+STEPS = 8
+"""A program adds up at least so many steps before sums are left to another launch."""
+
+
+@triton.jit
+def placed(first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
+    """The elements of a block in one quarter of a draw, their units, and which of them there are.
+
+    Where rows are as long as a block, one division serves them all.
+    """
+    place = first + tl.arange(0, BLOCK)
+    element = k * quarter + place
+    unit = (k * quarter + first) % units + tl.arange(0, BLOCK)
+    unit = tl.where(unit < units, unit, unit - units) if LONG else unit % units
+    return element, unit, (place < quarter) & (element < total)
+
+
+@triton.jit
+def load_quarter(logits, first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
+    """The logits of a block in one quarter."""
+    _, unit, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
+    return tl.load(logits + unit, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_four(logits, first, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
+    """The logits of a block in all quarters, on their way before any is needed."""
+    return (
+        load_quarter(logits, first, 0, units, total, quarter, LONG, BLOCK),
+        load_quarter(logits, first, 1, units, total, quarter, LONG, BLOCK),
+        load_quarter(logits, first, 2, units, total, quarter, LONG, BLOCK),
+        load_quarter(logits, first, 3, units, total, quarter, LONG, BLOCK),
+    )
+
+
+@triton.jit
+def point_in(k, step, points):
+    """The data point of a program's row in one quarter, so many further on in each."""
+    point = tl.program_id(0) % points
+    for _ in tl.static_range(k):
+        point += step
+        point = tl.where(point < points, point, point - points)
+    return point.to(tl.int64)
+
+
+@triton.jit
+def row_in(k):
+    """The row of a program in one quarter."""
+    return k * tl.num_programs(0).to(tl.int64) + tl.program_id(0)
+
+
+@triton.jit
+def load_piece(
+    logits, offset, k, step, points,
+    LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The logits of a piece of a row in one quarter."""
+    along = tl.arange(0, BLOCK)
+    mask = None if EVEN else offset + along < LENGTH
+    return tl.load(logits + (point_in(k, step, points) * LENGTH + offset) + along, mask=mask).to(tl.float32)
+
+
+@triton.jit
+def load_pieces(
+    logits, offset, step, points,
+    SAME: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The logits of a piece of a row in all quarters, the same in each where there are four times as many samples."""
+    a = load_piece(logits, offset, 0, step, points, LENGTH, BLOCK, EVEN)
+    b, c, d = a, a, a
+    if not SAME:
+        b = load_piece(logits, offset, 1, step, points, LENGTH, BLOCK, EVEN)
+        c = load_piece(logits, offset, 2, step, points, LENGTH, BLOCK, EVEN)
+        d = load_piece(logits, offset, 3, step, points, LENGTH, BLOCK, EVEN)
+    return a, b, c, d
+
+
+@triton.jit
+def store_piece(
+    out, found, offset, k, member,
+    LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Store a piece of a row of one quarter."""
+    row = member * 4 * tl.num_programs(0) + row_in(k)
+    along = tl.arange(0, BLOCK)
+    tl.store(out + (row * LENGTH + offset) + along, found, mask=None if EVEN else offset + along < LENGTH)
+
+
+@triton.jit
+def store_rows(out, member, a, b, c, d, constant):
+    """Store the sums of the rows of a program, one in each quarter."""
+    out += member * 4 * tl.num_programs(0)
+    tl.store(out + row_in(0), constant + tl.sum(a, 0))
+    tl.store(out + row_in(1), constant + tl.sum(b, 0))
+    tl.store(out + row_in(2), constant + tl.sum(c, 0))
+    tl.store(out + row_in(3), constant + tl.sum(d, 0))
+
+
+@triton.jit
+def place_of(offset, LENGTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """The places of a piece of a row."""
+    return tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * LENGTH + (offset + tl.arange(0, BLOCK))
+
+
+class Pieces(NamedTuple):
+    """How a row is cut: into pieces as long as what is left allows, for few lanes that have nothing to do."""
+
+    LANES: int
+    BLOCK: int
+    """As much as is taken at once, as long as there is so much."""
+    WHOLE: int
+    """Where that ends."""
+    REST: int
+    """What is taken then; after it, as much as there are lanes."""
+
+
+def pieces(length: int, *, busy: bool) -> Pieces:
+    """The pieces of a row: of one warp, which need not wait for others to sum, or of more where rows are few."""
+    width = max(triton.next_power_of_2(length), 32)
+    lanes = 32 if busy else min(width, 2 * BLOCK)
+    block = min(width, BLOCK if busy else lanes)
+    whole = length // block * block
+    left = triton.cdiv(length - whole, lanes)
+    return Pieces(lanes, block, whole, (2 if left == 3 else left) * lanes)
+
+
+def has_quarters(total: int, length: int) -> bool:
+    """Whether a draw is by rows, as each quarter of it has whole ones."""
+    return length > 1 and total // length % 4 == 0
+
+
+class Tiling(NamedTuple):
+    """How programs share nodes: each takes some units, and of the samples some rows at every step."""
+
+    rows: int
+    units: int
+    parts: int
+    """How many programs share the samples of a unit, and leave sums over parts of them."""
+    steps: int
+    warps: int
+    grid: tuple[int, int]
+
+
+def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
+    """The tiling of nodes: sums over many samples are in no more parts than it takes to keep the device busy."""
+    count = members * samples * units
+    elements = min(max(triton.next_power_of_2(count // BUSY), 128), 512)
+    if sums and samples >= 16 and count <= FEW:  # tall tiles: what counts is how many steps are one after the other
+        elements, height = 512, min(triton.next_power_of_2(samples), 64)
+    else:
+        height = min(triton.next_power_of_2(samples), 16, elements // 32)
+    while height > 1 and 8 * (triton.cdiv(samples, height) * height - samples) > samples:
+        height //= 2  # few rows are to be past the end
+    width = elements // height
+    tall, wide = triton.cdiv(samples, height), triton.cdiv(units, width)
+    parts = max(min(triton.cdiv(tall, STEPS), BUSY // (members * wide)), 1)
+    steps = triton.cdiv(tall, parts) if sums else 1
+    parts = triton.cdiv(tall, steps)
+    return Tiling(height, width, parts, steps, elements // 128, (parts * wide, members))
+
+
+@triton.jit
+def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
+    """The part of a sum that a program takes, its first rows, and its units."""
+    wide = tl.cdiv(units, UNITS)
+    part = tl.program_id(0) // wide
+    row = part.to(tl.int64) * steps * ROWS + tl.arange(0, ROWS)
+    unit = (tl.program_id(0) % wide).to(tl.int64) * UNITS + tl.arange(0, UNITS)
+    return part, row[:, None], unit[None, :]
+
+
+@triton.jit
+def point_of(unit, LENGTH: tl.constexpr):
+    """The rows that units are in; units are numbered in 32 bits, in which division takes a fraction of the time."""
+    return unit if LENGTH == 1 else (unit.to(tl.uint32) // LENGTH).to(tl.int64)
+
+
+class RowTiling(NamedTuple):
+    """How programs share rows of units: each takes some rows, those of one data point if it has several samples."""
+
+    shared: bool
+    rows: int
+    cut: Pieces
+    warps: int
+    grid: tuple[int, int]
+
+
+def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling:
+    """The programs for rows of so many units."""
+    points = units // length
+    count = members * samples * points
+    cut, height = pieces(length, busy=count >= BUSY), 1
+    if length <= 16:  # a warp has several rows
+        width = max(triton.next_power_of_2(length), 4)
+        cut, height = Pieces(width, width, length // width * width, width), 32 // width
+    while height < (8 if length > 16 else 128 // cut.LANES) and count // height >= 4 * BUSY:
+        height *= 2
+    height = min(height, triton.next_power_of_2(samples)) if samples > 1 else height
+    programs = points * triton.cdiv(samples, height) if samples > 1 else triton.cdiv(points, height)
+    return RowTiling(samples > 1, height, cut, max(cut.LANES // 32, 1), (programs, members))
+
+
+@triton.jit
+def placed_rows(samples, points, SHARED: tl.constexpr, ROWS: tl.constexpr):
+    """The rows of a program, the data point of each or of all, and which of them there are."""
+    number = tl.program_id(0)
+    if SHARED:
+        sample = (number // points).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        point = (number % points).to(tl.int64) + tl.arange(0, 1)[:, None]
+        row, inside = sample * points + point, sample < samples
+    else:
+        row = number.to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+        point, inside = row, row < points
+    return row, point, inside
+
+
+@triton.jit
+def load_stretch(
+    rows, row, inside, offset, other,
+    LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """A piece of each of some rows."""
+    along = tl.arange(0, BLOCK)[None, :]
+    mask = inside if EVEN else inside & (offset + along < LENGTH)
+    return tl.load(rows + (row * LENGTH + offset) + along, mask=mask, other=other).to(tl.float32)
+
+
+def summed(log_prob: Tensor, length: int) -> Tensor:
+    """The sums over rows of so many units."""
+    return log_prob if length == 1 else log_prob.unflatten(-1, (log_prob.shape[-1] // length, length)).sum(-1)

@@ -1,0 +1,293 @@
+"""A binary unit drawn and scored in one pass or scored in one, and the gradient of both in another."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
+from .operator import joined, parted, rows
+from .philox import quarter, words_beside
+from .row import (
+    BLOCK,
+    BUSY,
+    corner,
+    has_quarters,
+    load_four,
+    load_pieces,
+    load_stretch,
+    pieces,
+    place_of,
+    placed,
+    placed_rows,
+    point_of,
+    row_tiling,
+    store_piece,
+    store_rows,
+    summed,
+    tiling,
+)
+
+
+@triton.jit
+def log_sigmoid(node):
+    """The logarithm of the sigmoid."""
+    return tl.where(node < 0, node, 0.0) - log1p(exp(-tl.abs(node)))
+
+
+@triton.jit
+def sign(value, SQUASH: tl.constexpr):
+    """Plus one for the upper state, minus one for the lower."""
+    return value if SQUASH == "corner" else 2 * value - 1
+
+
+@triton.jit
+def is_turned(logit, word):
+    """Whether noise leads to the less likely state: no logarithm is needed to compare its tail with a probability."""
+    small = exp(-tl.abs(logit))
+    words = (small * reciprocal(1 + small) * 4294967296.0 + 0.5).to(tl.uint32)  # of all 2³², as many as lead there
+    # those next to 0 have the largest noise, and those next to them on the other side the smallest
+    return (word.to(tl.int32, bitcast=True) ^ tl.where(logit >= 0, -1, 0)).to(tl.uint32, bitcast=True) < words
+
+
+@triton.jit
+def state_of(logit, turned, SQUASH: tl.constexpr):
+    """The likelier state, or the other one."""
+    LOWER: tl.constexpr = -1.0 if SQUASH == "corner" else 0.0
+    return tl.where(turned, tl.where(logit >= 0, LOWER, 1.0), tl.where(logit >= 0, 1.0, LOWER))
+
+
+@triton.jit
+def _draw(
+    logits, key, value, log_mass, units, total, quarter, logits_stride,
+    SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
+    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
+    for k in tl.static_range(4):
+        element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
+        turned, size = is_turned(held[k], four[k]), tl.abs(held[k])
+        at = member * total + element
+        tl.store(value + at, state_of(held[k], turned, SQUASH), mask=mask)
+        tl.store(log_mass + at, log_sigmoid(tl.where(turned, -size, size)), mask=mask)
+
+
+@triton.jit
+def _draw_one(
+    logit, word, value, offset, k, member,
+    SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Draw a piece of a row in one quarter; its log mass in each lane."""
+    turned, size = is_turned(logit, word), tl.abs(logit)
+    store_piece(value, state_of(logit, turned, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+    lost, small = tl.where(turned, size, 0.0), exp(-size)
+    if not EVEN:
+        inside = offset + tl.arange(0, BLOCK) < LENGTH
+        lost, small = tl.where(inside, lost, 0.0), tl.where(inside, small, 0.0)
+    if BLOCK > LANES:  # one logarithm for all that a thread has
+        lost = tl.sum(tl.reshape(lost, (LANES, BLOCK // LANES)), 1)
+        small = tl.reduce(tl.reshape(small, (LANES, BLOCK // LANES)), 1, both)
+    return -lost - rough_log1p(small)
+
+
+@triton.jit
+def _draw_pieces(
+    logits, key, value, offset, member, step, points,
+    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
+    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Draw a piece of a row in each quarter."""
+    a, b, c, d = load_pieces(logits, offset, step, points, SAME, LENGTH, BLOCK, EVEN)
+    one, two, three, four = words_beside(a, key, member, place_of(offset, LENGTH, WIDE, BLOCK))
+    return (
+        _draw_one(a, one, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(b, two, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(c, three, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(d, four, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+    )
+
+
+@triton.jit
+def _draw_rows(
+    logits, key, value, log_mass, points, step, logits_stride,
+    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
+    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    logits += member * logits_stride
+    zero = tl.zeros((LANES,), tl.float32)
+    a, b, c, d = zero, zero, zero, zero
+    for offset in range(0, WHOLE, BLOCK):
+        one, two, three, four = _draw_pieces(
+            logits, key, value, offset, member, step, points, SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, True
+        )  # fmt: skip
+        a, b, c, d = a + one, b + two, c + three, d + four
+    if WHOLE < LENGTH:
+        one, two, three, four = _draw_pieces(
+            logits, key, value, WHOLE, member, step, points,
+            SQUASH, SAME, WIDE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH,
+        )  # fmt: skip
+        a, b, c, d = a + one, b + two, c + three, d + four
+    if WHOLE + REST < LENGTH:
+        one, two, three, four = _draw_pieces(
+            logits, key, value, WHOLE + REST, member, step, points,
+            SQUASH, SAME, WIDE, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
+        )  # fmt: skip
+        a, b, c, d = a + one, b + two, c + three, d + four
+    store_rows(log_mass, member, a, b, c, d, 0.0)
+
+
+def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
+    """States and their log masses, of rows of units."""
+    members, units = logits.shape
+    value = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
+    total, logits, by_rows = samples * units, rows(logits), has_quarters(samples * units, length)
+    log_mass = value.new_empty((members, samples, units // length if by_rows else units))
+    if not value.numel():
+        return value, summed(log_mass, 1 if by_rows else length)
+    if by_rows:
+        programs, points = total // length // 4, units // length
+        cut = pieces(length, busy=programs * members >= BUSY)
+        _draw_rows[programs, members](
+            logits, key.contiguous(), value, log_mass, points, programs % points, logits.stride(0),
+            SQUASH=squash, SAME=programs % points == 0, WIDE=total >= 2**30, LENGTH=length, **cut._asdict(),
+            num_warps=cut.LANES // 32,
+        )  # fmt: skip
+        return value, log_mass
+    programs = triton.cdiv(quarter(total), BLOCK)
+    _draw[programs, members](
+        logits, key.contiguous(), value, log_mass, units, total, quarter(total), logits.stride(0),
+        SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
+        num_warps=1 if programs * members >= 2 * BUSY else 4,
+    )  # fmt: skip
+    return value, summed(log_mass, length)
+
+
+@triton.jit
+def _score(
+    value, logits, log_mass, units, samples, value_stride, logits_stride,
+    SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    _, row, unit = corner(units, 1, ROWS, UNITS)
+    mask = (row < samples) & (unit < units)
+    logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
+    state = tl.load(value + member * value_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
+    tl.store(log_mass + (member * samples + row) * units + unit, log_sigmoid(sign(state, SQUASH) * logit), mask=mask)
+
+
+@triton.jit
+def _score_piece(
+    value, logits, row, point, inside, known, offset,
+    SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, POINTS: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """What the log mass of a piece of each row has of the states, and what it has of the logits alone, in each lane."""
+    state = load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
+    lost, small = tl.minimum(sign(state, SQUASH) * logit, 0.0), exp(-tl.abs(logit))
+    if not EVEN:
+        small = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, small, 0.0)
+    if BLOCK > LANES:
+        lost = tl.sum(tl.reshape(lost, (ROWS, LANES, BLOCK // LANES)), 2)
+        small = tl.reduce(tl.reshape(small, (POINTS, LANES, BLOCK // LANES)), 2, both)
+    return lost, rough_log1p(small)
+
+
+@triton.jit
+def _score_rows(
+    value, logits, log_mass, samples, points, value_stride, logits_stride,
+    SQUASH: tl.constexpr, LENGTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    row, point, inside = placed_rows(samples, points, SHARED, ROWS)
+    known = point < points
+    value += member * value_stride
+    logits += member * logits_stride
+    POINTS: tl.constexpr = 1 if SHARED else ROWS
+    total, common = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((POINTS, LANES), tl.float32)
+    for offset in range(0, WHOLE, BLOCK):
+        lost, log_sum = _score_piece(
+            value, logits, row, point, inside, known, offset, SQUASH, LENGTH, ROWS, POINTS, LANES, BLOCK, True
+        )  # fmt: skip
+        total, common = total + lost, common + log_sum
+    if WHOLE < LENGTH:
+        lost, log_sum = _score_piece(
+            value, logits, row, point, inside, known, WHOLE,
+            SQUASH, LENGTH, ROWS, POINTS, LANES, REST, WHOLE + REST <= LENGTH,
+        )  # fmt: skip
+        total, common = total + lost, common + log_sum
+    if WHOLE + REST < LENGTH:
+        lost, log_sum = _score_piece(
+            value, logits, row, point, inside, known, WHOLE + REST,
+            SQUASH, LENGTH, ROWS, POINTS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
+        )  # fmt: skip
+        total, common = total + lost, common + log_sum
+    found = tl.sum(total - common, 1, keep_dims=True)
+    tl.store(log_mass + member * samples * points + row, found, mask=inside)
+
+
+def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
+    """The log mass of given states, of rows of units."""
+    members, samples, units = value.shape
+    log_mass = torch.empty((members, samples, units // length), dtype=torch.float32, device=value.device)
+    if not value.numel():
+        return log_mass
+    value, logits = rows(value), rows(logits)
+    if length == 1:
+        tile = tiling(members, samples, units, sums=False)
+        _score[tile.grid](
+            value, logits, log_mass, units, samples, value.stride(0), logits.stride(0),
+            SQUASH=squash, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
+        )  # fmt: skip
+    else:
+        own = row_tiling(members, samples, units, length)
+        _score_rows[own.grid](
+            value, logits, log_mass, samples, units // length, value.stride(0), logits.stride(0),
+            SQUASH=squash, LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
+        )  # fmt: skip
+    return log_mass
+
+
+@triton.jit
+def _backward(
+    by, value, logits, by_logits, units, samples, parts, steps,
+    by_member, by_sample, by_point, value_stride, logits_stride,
+    SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    part, row, unit = corner(units, steps, ROWS, UNITS)
+    by += member * by_member + point_of(unit, LENGTH) * by_point
+    value += member * value_stride + row * units + unit
+    end = tl.where(unit < units, samples, 0)
+    logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
+    # a state is pulled by the probability of the other
+    upper, lower = sigmoid(-logit), -sigmoid(logit)
+    total = tl.zeros((ROWS, UNITS), tl.float32)
+    for _ in range(steps):
+        mask = row < end
+        state = tl.load(value, mask=mask, other=0.0).to(tl.float32)
+        pull = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
+        total += pull * tl.where(state > 0, upper, lower)
+        value += ROWS * units
+        row += ROWS
+    found = tl.sum(total, 0, keep_dims=True)
+    tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
+
+
+def backward(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
+    """The gradient of the logits, over all samples."""
+    members, samples, units = value.shape
+    if not value.numel():
+        return torch.zeros_like(logits)
+    dtype, tile = logits.dtype, tiling(members, samples, units, sums=True)
+    value, logits, by_logits = rows(value), rows(logits), parted(tile.parts, value[:, 0], dtype)
+    _backward[tile.grid](
+        by, value, logits, by_logits, units, samples, tile.parts, tile.steps,
+        *by.stride(), value.stride(0), logits.stride(0),
+        SQUASH=squash, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
+    )  # fmt: skip
+    return joined(by_logits, dtype)

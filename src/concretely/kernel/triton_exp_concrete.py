@@ -1,0 +1,333 @@
+"""An ExpConcrete draw in one pass, its log density, and the gradients of both; or the same by normal noise."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .category import (
+    STEPS,
+    in_quarter,
+    load_four,
+    load_logits,
+    load_rows,
+    placed,
+    sign,
+    store_rows,
+    store_sum,
+    store_sums,
+    unit_of,
+)
+from .exp_concrete.naive import log_scale, value_shape
+from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
+from .operator import joined, parted, rows
+from .philox import fraction, normal, quarter, words_beside
+from .row import point_of, summed
+from .tile import draw_tile, score_tile, unit_tile
+
+
+@triton.jit
+def log_of_mean(total, N: tl.constexpr):
+    """The logarithm of the mean of so many numbers, which is multiplied by their number."""
+    return log(total * (1 / N)) if N <= 16 else precise_log(total * (1 / N))
+
+
+@triton.jit
+def exponential(word):
+    """Standard exponential noise, whose logarithm is minus Gumbel noise, by the upper tail of the latter."""
+    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: what lies next to 1 was rounded to it
+    # one half and less by the series of 2 artanh t / (2 - t), in which nothing small is lost
+    ratio = tail * reciprocal(2 - tail)
+    s = ratio * ratio
+    series = (((0.28178334 * s + 0.27960601) * s + 0.40024909) * s + 0.66666317) * s + 2
+    return tl.where(tail < 0.5, series * ratio, -log(1 - tail))
+
+
+@triton.jit
+def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
+    """Noise less its mean over the categories; nothing beyond them."""
+    if WIDTH > N:
+        noise = tl.where(category < N, noise, 0.0)
+    found = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
+    return tl.where(category < N, found, 0.0) if WIDTH > N else found
+
+
+@triton.jit
+def _draw(
+    logits, temperature, key, node, value, log_density,
+    constant, total, units, quarter, logits_stride, temperature_stride,
+    N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    category = tl.arange(0, WIDTH)[None, :]
+    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    cold = 1 / warmth
+    constant += (N - 1) * tl.log(warmth)
+    sums = tl.zeros((4,), tl.float32)
+    for offset in range(0, LENGTH, ROWS):
+        place = placed(offset, quarter, LENGTH, ROWS)
+        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
+        for k in tl.static_range(4):
+            row = k * quarter + place
+            inside = (place < quarter) & (row < total)
+            mask = inside[:, None] & (category < N)
+            logit = held[k]
+            if NORMAL:
+                noise = normal(four[k])
+                apart = deviation(noise, category, N, WIDTH)
+                score = constant - tl.sum(apart * apart, 1) / 2
+            else:
+                wait = exponential(four[k])
+                noise = -log(wait)
+                if WIDTH > N:
+                    wait = tl.where(category < N, wait, 0.0)
+                    noise = tl.where(category < N, noise, 0.0)
+                score = constant - tl.sum(noise, 1) - N * log_of_mean(tl.sum(wait, 1), N)
+            noisy = logit - tl.max(logit, 1)[:, None] + noise
+            cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
+            share = exp(cooled)
+            total_share = tl.sum(share, 1)
+            found = cooled - log(total_share)[:, None]
+            row = member * total + row
+            at = row[:, None] * N + category
+            tl.store(node + at, found, mask=mask)
+            if LENGTH == 1:
+                tl.store(log_density + row, score, mask=inside)
+            else:
+                sums += in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
+            if SQUASH == "simplex":
+                point = tl.minimum(tl.maximum(exp(found), 9.860761315262648e-32), 1.0)
+                tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
+            if SQUASH == "cube":
+                share *= reciprocal(total_share)[:, None]
+                for bit in tl.static_range(BITS):
+                    point = tl.sum(share * sign(category, bit, BITS), 1)
+                    tl.store(value + row * BITS + bit, tl.minimum(tl.maximum(point, -1.0), 1.0), mask=inside)
+    if LENGTH > 1:
+        store_rows(log_density, member, sums)
+
+
+def draw(
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1, normal: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, values and log densities of rows of units."""
+    members, units, n = logits.shape
+    node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
+    total, logits = samples * units, rows(logits)
+    tile = draw_tile(members, total, n, length)
+    value = node.new_empty(value_shape(node.shape, squash))
+    log_density = node.new_empty((members, samples, units // tile.length))
+    if node.numel():
+        _draw[tile.programs, members](
+            logits, temperature, key.contiguous(), node, value, log_density,
+            constant(n, normal), total, units, quarter(total), logits.stride(0), temperature.stride(0),
+            N=n, SHARED=samples > 1, SQUASH=squash, BITS=n.bit_length() - 1,
+            LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
+        )  # fmt: skip
+    return node, value, summed(log_density, length // tile.length)
+
+
+def constant(n: int, normal: bool) -> float:
+    """What the log density at temperature 1 has beside what depends on the noise."""
+    return log_scale(n) if normal else math.lgamma(n) - n * math.log(n)  # there is the logarithm of a mean
+
+
+@triton.jit
+def _draw_backward(
+    by_node, by_value, node, temperature, by_logits,
+    samples, units, steps, node_stride, value_stride, temperature_stride,
+    N: tl.constexpr, NODE: tl.constexpr, VALUE: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr,
+    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+    category = tl.arange(0, WIDTH)[None, None, :]
+    total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+    for _ in range(steps):
+        row = sample.to(tl.int64) * units + unit
+        inside = (unit < units) & (sample < samples)
+        at = row[:, :, None] * N + category
+        mask = inside[:, :, None] & (category < N)
+        start = node + member * samples * units * N
+        share = exp(tl.load(start + at, mask=mask, other=float("-inf")))
+        by = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+        if NODE:
+            by += tl.load(by_node + member * node_stride + at, mask=mask, other=0.0).to(tl.float32)
+        if VALUE:
+            if SQUASH == "cube":
+                slope = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+                for bit in tl.static_range(BITS):
+                    by_bit = tl.load(by_value + member * value_stride + row * BITS + bit, mask=inside, other=0.0)
+                    slope += by_bit.to(tl.float32)[:, :, None] * sign(category, bit, BITS)
+                by += slope * share
+            else:
+                by += tl.load(by_value + member * value_stride + at, mask=mask, other=0.0).to(tl.float32) * share
+        total += by - share * tl.sum(by, 2)[:, :, None]
+        sample += SAMPLES
+    cold = 1 / tl.load(temperature + member * temperature_stride).to(tl.float32)
+    store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
+
+
+def draw_backward(
+    by_node: Tensor | None,
+    by_value: Tensor | None,
+    node: Tensor,
+    temperature: Tensor,
+    squash: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The gradient of the logits, over all samples."""
+    members, samples, units, n = node.shape
+    if not node.numel():
+        return node.new_zeros((members, units, n), dtype=dtype)
+    tile = unit_tile(members, samples, units, n, least=STEPS)
+    partial = parted(tile.grid[1], node[:, 0], dtype)
+    node = node.contiguous()
+    by = [node if each is None else rows(each) for each in (by_node, by_value)]
+    _draw_backward[*tile.grid, members](
+        *by, node, temperature, partial,
+        samples, units, tile.steps, by[0].stride(0), by[1].stride(0), temperature.stride(0),
+        N=n, NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, BITS=n.bit_length() - 1,
+        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+    )  # fmt: skip
+    return joined(partial, dtype)
+
+
+@triton.jit
+def _recovered(node, logit, warmth, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
+    """The noise behind nodes, its smallest entry at 0: a difference that may be small beside its terms."""
+    found = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
+    if NATIVE:
+        noise, rest = whole_difference(warmth, found, logit[None, :, :])
+        if WIDTH > N:
+            noise, rest = tl.where(category < N, noise, float("inf")), tl.where(category < N, rest, 0.0)
+        noise = noise - tl.min(noise, 2)[:, :, None] + rest
+    else:
+        noise = warmth * found.to(tl.float64) - logit[None, :, :].to(tl.float64)
+        if WIDTH > N:
+            noise = tl.where(category < N, noise, float("inf"))
+        noise = (noise - tl.min(noise, 2)[:, :, None]).to(tl.float32)
+    return noise
+
+
+@triton.jit
+def _score(
+    node, logits, temperature, log_density,
+    constant, samples, units, steps, node_stride, logits_stride, temperature_stride,
+    N: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    NORMAL: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(2).to(tl.int64)
+    category = tl.arange(0, WIDTH)[None, None, :]
+    warmth = tl.load(temperature + member * temperature_stride)
+    constant += (N - 1) * tl.log(warmth.to(tl.float32))
+    sums = tl.zeros((SAMPLES, 1), tl.float32)
+    for offset in range(0, LENGTH, UNITS):
+        unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
+        logit = load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
+        sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+        for _ in range(steps):
+            row = sample.to(tl.int64) * units + unit
+            inside = (unit < units) & (sample < samples)
+            at = member * node_stride + row[:, :, None] * N + category
+            noise = _recovered(node, logit, warmth, at, inside[:, :, None] & (category < N), category, N, WIDTH)
+            if NORMAL:
+                apart = deviation(noise, category, N, WIDTH)
+                found = constant - tl.sum(apart * apart, 2) / 2
+            else:
+                log_mean = log_of_mean(tl.sum(exp(-noise), 2), N)
+                if WIDTH > N:
+                    noise = tl.where(category < N, noise, 0.0)
+                found = constant - tl.sum(noise, 2) - N * log_mean
+            if LENGTH == 1:
+                tl.store(log_density + member * samples * units + row, found, mask=inside)
+            else:
+                sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
+            sample += SAMPLES
+    if LENGTH > 1:
+        store_sums(log_density, member, samples, sums, SAMPLES)
+
+
+def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, normal: bool = False) -> Tensor:
+    """The log density of given nodes, of rows of units."""
+    members, samples, units, n = node.shape
+    tile = score_tile(members, samples, units, n, length)
+    found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
+    node, logits = rows(node), rows(logits)
+    if found.numel():
+        _score[*tile.grid, members](
+            node, logits, temperature, found,
+            constant(n, normal), samples, units, tile.steps, node.stride(0), logits.stride(0), temperature.stride(0),
+            N=n, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal,
+            num_warps=tile.warps,
+        )  # fmt: skip
+    return summed(found, length // tile.length)
+
+
+@triton.jit
+def _score_backward(
+    by, node, logits, temperature, by_node, by_logits,
+    samples, units, steps, by_member, by_sample, by_point, node_stride, logits_stride, temperature_stride,
+    N: tl.constexpr, NODE: tl.constexpr, LOGITS: tl.constexpr, LENGTH: tl.constexpr,
+    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(2).to(tl.int64)
+    unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
+    point = point_of(unit, LENGTH)
+    sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
+    category = tl.arange(0, WIDTH)[None, None, :]
+    logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
+    warmth = tl.load(temperature + member * temperature_stride)
+    total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
+    for _ in range(steps):
+        row = sample.to(tl.int64) * units + unit
+        inside = (unit < units) & (sample < samples)
+        at = row[:, :, None] * N + category
+        mask = inside[:, :, None] & (category < N)
+        noise = _recovered(node + member * node_stride, logit, warmth, at, mask, category, N, WIDTH)
+        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
+        if NORMAL:
+            by_noise = -pull[:, :, None] * deviation(noise, category, N, WIDTH)
+        else:
+            small = exp(-noise)
+            by_noise = small * (N * pull * reciprocal(tl.sum(small, 2)))[:, :, None] - pull[:, :, None]
+        if NODE:
+            tl.store(by_node + member * samples * units * N + at, warmth.to(tl.float32) * by_noise, mask=mask)
+        if LOGITS:
+            total -= by_noise
+        sample += SAMPLES
+    if LOGITS:
+        store_sum(by_logits, member, tl.sum(total, 0), units, N, UNITS, WIDTH)
+
+
+def score_backward(
+    by: Tensor,
+    node: Tensor,
+    logits: Tensor,
+    temperature: Tensor,
+    needs_node: bool,
+    needs_logits: bool,
+    length: int = 1,
+    normal: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
+    members, samples, units, n = node.shape
+    none = by.new_empty((members, 0))
+    by_node = torch.empty(node.shape, dtype=node.dtype, device=node.device) if needs_node else none
+    if not node.numel():
+        return by_node, torch.zeros_like(logits) if needs_logits else torch.empty_like(none)
+    tile = unit_tile(members, samples, units, n, least=STEPS if needs_logits else 1)
+    partial = parted(tile.grid[1], logits, logits.dtype) if needs_logits else none
+    node, given = rows(node), rows(logits)
+    _score_backward[*tile.grid, members](
+        by, node, given, temperature, by_node, partial,
+        samples, units, tile.steps, *by.stride(), node.stride(0), given.stride(0), temperature.stride(0),
+        N=n, NODE=needs_node, LOGITS=needs_logits, LENGTH=length,
+        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
+    )  # fmt: skip
+    return by_node, joined(partial, logits.dtype) if needs_logits else torch.empty_like(none)

@@ -1,0 +1,363 @@
+"""A logistic node drawn in one pass or scored in one, and the gradients of both in another."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
+from .operator import joined, parted, rows
+from .philox import fraction, logistic, quarter, words_beside
+from .row import (
+    BLOCK,
+    BUSY,
+    corner,
+    has_quarters,
+    load_four,
+    load_pieces,
+    load_stretch,
+    pieces,
+    place_of,
+    placed,
+    placed_rows,
+    point_of,
+    row_tiling,
+    store_piece,
+    store_rows,
+    summed,
+    tiling,
+)
+
+
+@triton.jit
+def squashed(node, SQUASH: tl.constexpr):
+    """The value of a node, kept off the edges of the unit interval that rounding would take it to."""
+    if SQUASH == "corner":
+        value = tanh_half(node)
+    else:
+        value = tl.clamp(sigmoid(node), 9.860761315262648e-32, 0.99999994, tl.PropagateNan.ALL)
+    return value
+
+
+@triton.jit
+def _draw(
+    logits, temperature, key, node, value, log_density,
+    units, total, quarter, logits_stride, temperature_stride,
+    SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    # most draws are numbered in 32 bits, in which division takes a fraction of the time
+    first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
+    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    coldness = tl.div_rn(1.0, warmth)
+    near = tl.maximum(warmth, 8.673617379884035e-19)  # 2⁻⁶⁰, or densities would not be normal numbers
+    far = tl.log(tl.div_rn(warmth, near))
+    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
+    for k in tl.static_range(4):
+        element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
+        found = (held[k] + logistic(four[k])) * coldness
+        at = member * total + element
+        tl.store(node + at, found, mask=mask)
+        if SQUASH != "none":
+            tl.store(value + at, squashed(found, SQUASH), mask=mask)
+        # the density of the noise is the product of its two tail probabilities, each what the other is not;
+        # the temperature joins before the logarithm, as two logarithms would cancel and keep their errors
+        tail = tl.abs(fraction(four[k], True))
+        tl.store(log_density + at, log(near * tl.fma(-tail, tail, tail)) + far, mask=mask)
+
+
+@triton.jit
+def _draw_one(
+    logit, word, coldness, node, value, offset, k, member,
+    SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Draw a piece of a row in one quarter; what its log density has of the noise in each lane."""
+    drawn = logistic(word)
+    found = (logit + drawn) * coldness
+    store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
+    if SQUASH != "none":
+        store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+    # the density of the noise is the product of its two tail probabilities, whose ratio is the noise
+    size, rest = tl.abs(drawn), 1 - tl.abs(fraction(word, True))
+    if not EVEN:
+        inside = offset + tl.arange(0, BLOCK) < LENGTH
+        size, rest = tl.where(inside, size, 0.0), tl.where(inside, rest, 1.0)
+    if BLOCK > LANES:
+        size = tl.sum(tl.reshape(size, (LANES, BLOCK // LANES)), 1)
+        rest = tl.reduce(tl.reshape(rest, (LANES, BLOCK // LANES)), 1, times)
+    return 2 * log(rest) - size
+
+
+@triton.jit
+def _draw_pieces(
+    logits, coldness, key, node, value, offset, member, step, points,
+    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
+    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Draw a piece of a row in each quarter."""
+    a, b, c, d = load_pieces(logits, offset, step, points, SAME, LENGTH, BLOCK, EVEN)
+    one, two, three, four = words_beside(a, key, member, place_of(offset, LENGTH, WIDE, BLOCK))
+    return (
+        _draw_one(a, one, coldness, node, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(b, two, coldness, node, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(c, three, coldness, node, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(d, four, coldness, node, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+    )
+
+
+@triton.jit
+def _draw_rows(
+    logits, temperature, key, node, value, log_density,
+    points, step, logits_stride, temperature_stride,
+    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
+    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    coldness = tl.div_rn(1.0, warmth)
+    logits += member * logits_stride
+    zero = tl.zeros((LANES,), tl.float32)
+    a, b, c, d = zero, zero, zero, zero
+    for offset in range(0, WHOLE, BLOCK):
+        one, two, three, four = _draw_pieces(
+            logits, coldness, key, node, value, offset, member, step, points,
+            SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, True,
+        )  # fmt: skip
+        a, b, c, d = a + one, b + two, c + three, d + four
+    if WHOLE < LENGTH:
+        one, two, three, four = _draw_pieces(
+            logits, coldness, key, node, value, WHOLE, member, step, points,
+            SQUASH, SAME, WIDE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH,
+        )  # fmt: skip
+        a, b, c, d = a + one, b + two, c + three, d + four
+    if WHOLE + REST < LENGTH:
+        one, two, three, four = _draw_pieces(
+            logits, coldness, key, node, value, WHOLE + REST, member, step, points,
+            SQUASH, SAME, WIDE, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
+        )  # fmt: skip
+        a, b, c, d = a + one, b + two, c + three, d + four
+    store_rows(log_density, member, a, b, c, d, LENGTH * tl.log(warmth))
+
+
+def draw(
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, values and log densities of rows of units."""
+    members, units = logits.shape
+    node = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
+    value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
+    total, logits, by_rows = samples * units, rows(logits), has_quarters(samples * units, length)
+    log_density = node.new_empty((members, samples, units // length if by_rows else units))
+    given, strides = (logits, temperature, key.contiguous()), (logits.stride(0), temperature.stride(0))
+    if not node.numel():
+        return node, value, summed(log_density, 1 if by_rows else length)
+    if by_rows:
+        programs, points = total // length // 4, units // length
+        cut = pieces(length, busy=programs * members >= BUSY)
+        _draw_rows[programs, members](
+            *given, node, value, log_density, points, programs % points, *strides,
+            SQUASH=squash, SAME=programs % points == 0, WIDE=total >= 2**30, LENGTH=length, **cut._asdict(),
+            num_warps=cut.LANES // 32,
+        )  # fmt: skip
+        return node, value, log_density
+    programs = triton.cdiv(quarter(total), BLOCK)
+    _draw[programs, members](
+        *given, node, value, log_density, units, total, quarter(total), *strides,
+        SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
+        num_warps=1 if programs * members >= 2 * BUSY else 4,
+    )  # fmt: skip
+    return node, value, summed(log_density, length)
+
+
+@triton.jit
+def _draw_backward(
+    by_node, by_value, node, temperature, by_logits, units, samples, parts, steps,
+    node_member, node_sample, node_unit, value_member, value_sample, value_unit, temperature_stride,
+    NODE: tl.constexpr, VALUE: tl.constexpr, SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    part, row, unit = corner(units, steps, ROWS, UNITS)
+    by_node += member * node_member + row * node_sample + unit * node_unit
+    by_value += member * value_member + row * value_sample + unit * value_unit
+    node += (member * samples + row) * units + unit
+    left = tl.where(unit < units, samples - row, 0)
+    total = tl.zeros((ROWS, UNITS), tl.float32)
+    for _ in range(steps):
+        mask = left > 0
+        if NODE:
+            total += tl.load(by_node, mask=mask, other=0.0).to(tl.float32)
+        if VALUE:
+            small = exp(-tl.abs(tl.load(node, mask=mask, other=0.0)))
+            share = reciprocal(1 + small)
+            slope = small * share * share * (2 if SQUASH == "corner" else 1)
+            total += slope * tl.load(by_value, mask=mask, other=0.0).to(tl.float32)
+        by_node += ROWS * node_sample
+        by_value += ROWS * value_sample
+        node += ROWS * units
+        left -= ROWS
+    found = tl.sum(total, 0, keep_dims=True) / tl.load(temperature + member * temperature_stride).to(tl.float32)
+    tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
+
+
+def draw_backward(
+    by_node: Tensor | None,
+    by_value: Tensor | None,
+    node: Tensor,
+    temperature: Tensor,
+    squash: str,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The gradient of the logits, over all samples."""
+    members, samples, units = node.shape
+    if not node.numel():
+        return node.new_zeros((members, units), dtype=dtype)
+    tile, node = tiling(members, samples, units, sums=True), node.contiguous()
+    by = [node if each is None else each for each in (by_node, by_value)]
+    by_logits = parted(tile.parts, node[:, 0], dtype)
+    _draw_backward[tile.grid](
+        *by, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
+        *by[0].stride(), *by[1].stride(), temperature.stride(0),
+        NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, ROWS=tile.rows, UNITS=tile.units,
+        num_warps=tile.warps,
+    )  # fmt: skip
+    return joined(by_logits, dtype)
+
+
+@triton.jit
+def _score(
+    node, logits, temperature, log_density, units, samples, node_stride, logits_stride, temperature_stride,
+    ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    _, row, unit = corner(units, 1, ROWS, UNITS)
+    mask = (row < samples) & (unit < units)
+    warmth = tl.load(temperature + member * temperature_stride)
+    logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
+    found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
+    size = tl.abs(difference(warmth, found, logit))
+    # not less than log 4 in size, so that nothing is lost in the logarithm of a sum; what is large is rounded once
+    scored = (tl.log(warmth.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
+    tl.store(log_density + (member * samples + row) * units + unit, scored, mask=mask)
+
+
+@triton.jit
+def _score_piece(
+    node, logits, row, point, inside, known, offset, warmth,
+    LENGTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """The log density of a piece of each row at temperature 1, in each lane."""
+    found = load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
+    size = tl.abs(difference(warmth, found, logit))
+    total = 1 + exp(-size)
+    if not EVEN:
+        size = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, size, 0.0)
+    if BLOCK > LANES:
+        size = tl.sum(tl.reshape(size, (ROWS, LANES, BLOCK // LANES)), 2)
+        total = tl.reduce(tl.reshape(total, (ROWS, LANES, BLOCK // LANES)), 2, times)
+    return -size - 2 * log(total)
+
+
+@triton.jit
+def _score_rows(
+    node, logits, temperature, log_density, samples, points, node_stride, logits_stride, temperature_stride,
+    LENGTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
+    LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    row, point, inside = placed_rows(samples, points, SHARED, ROWS)
+    known = point < points
+    warmth = tl.load(temperature + member * temperature_stride)
+    node += member * node_stride
+    logits += member * logits_stride
+    total = tl.zeros((ROWS, LANES), tl.float32)
+    for offset in range(0, WHOLE, BLOCK):
+        total += _score_piece(
+            node, logits, row, point, inside, known, offset, warmth, LENGTH, ROWS, LANES, BLOCK, True
+        )  # fmt: skip
+    if WHOLE < LENGTH:
+        total += _score_piece(
+            node, logits, row, point, inside, known, WHOLE, warmth, LENGTH, ROWS, LANES, REST, WHOLE + REST <= LENGTH
+        )  # fmt: skip
+    if WHOLE + REST < LENGTH:
+        total += _score_piece(
+            node, logits, row, point, inside, known, WHOLE + REST, warmth,
+            LENGTH, ROWS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
+        )  # fmt: skip
+    found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(warmth.to(tl.float32))
+    tl.store(log_density + member * samples * points + row, found, mask=inside)
+
+
+def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
+    """The log density of given nodes, of rows of units."""
+    members, samples, units = node.shape
+    log_density = torch.empty((members, samples, units // length), dtype=torch.float32, device=node.device)
+    if not node.numel():
+        return log_density
+    node, logits = rows(node), rows(logits)
+    strides = node.stride(0), logits.stride(0), temperature.stride(0)
+    if length == 1:
+        tile = tiling(members, samples, units, sums=False)
+        _score[tile.grid](
+            node, logits, temperature, log_density, units, samples, *strides,
+            ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
+        )  # fmt: skip
+    else:
+        own = row_tiling(members, samples, units, length)
+        _score_rows[own.grid](
+            node, logits, temperature, log_density, samples, units // length, *strides,
+            LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
+        )  # fmt: skip
+    return log_density
+
+
+@triton.jit
+def _score_backward(
+    by, node, logits, temperature, by_node, by_logits, units, samples, parts, steps,
+    by_member, by_sample, by_point, node_stride, logits_stride, temperature_stride,
+    NODE: tl.constexpr, LOGITS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    part, row, unit = corner(units, steps, ROWS, UNITS)
+    by += member * by_member + point_of(unit, LENGTH) * by_point
+    node += member * node_stride + row * units + unit
+    by_node += (member * samples + row) * units + unit
+    end = tl.where(unit < units, samples, 0)
+    warmth = tl.load(temperature + member * temperature_stride)
+    logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
+    total = tl.zeros((ROWS, UNITS), tl.float32)
+    for _ in range(steps):
+        mask = row < end
+        found = tl.load(node, mask=mask, other=0.0).to(tl.float32)
+        pull = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
+        pull *= tanh_half(difference(warmth, found, logit))
+        if NODE:
+            tl.store(by_node, -warmth.to(tl.float32) * pull, mask=mask)
+        if LOGITS:
+            total += pull
+        node += ROWS * units
+        by_node += ROWS * units
+        row += ROWS
+    if LOGITS:
+        found = tl.sum(total, 0, keep_dims=True)
+        tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
+
+
+def score_backward(
+    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool, length: int = 1
+) -> tuple[Tensor, Tensor]:
+    """The gradients of the nodes and of the logits, the latter over all samples."""
+    members, samples, units = node.shape
+    dtype, none = logits.dtype, by.new_empty((members, 0))
+    if not node.numel():
+        return torch.empty_like(node if needs_node else none), torch.zeros_like(logits if needs_logits else none)
+    node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=needs_logits)
+    by_node = torch.empty((members, samples, units), dtype=node.dtype, device=node.device) if needs_node else none
+    by_logits = parted(tile.parts, node[:, 0], dtype) if needs_logits else by_node
+    _score_backward[tile.grid](
+        by, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
+        *by.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
+        NODE=needs_node, LOGITS=needs_logits, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
+    )  # fmt: skip
+    return by_node, joined(by_logits, dtype) if needs_logits else torch.empty_like(none)

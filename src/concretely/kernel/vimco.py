@@ -1,0 +1,64 @@
+"""What each sample adds to the multi-sample bound, up and down the samples once."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .operator import rows
+
+BLOCK = 64
+
+
+@triton.jit
+def _add(left, right):
+    """The logarithm of a sum of two exponentials, either of which may be zero."""
+    larger = tl.maximum(left, right, tl.PropagateNan.ALL)
+    smaller = tl.minimum(left, right, tl.PropagateNan.ALL)
+    small = tl.exp(smaller - tl.where(larger == float("-inf"), 0.0, larger))
+    total = 1 + small
+    log1p = tl.where(total == 1, small, tl.log(total) * (small / (total - 1)))
+    return tl.where((larger == smaller) & (tl.abs(larger) == float("inf")), larger, larger + log1p)
+
+
+@triton.jit
+def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BLOCK: tl.constexpr):
+    member = tl.program_id(1).to(tl.int64)
+    point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = point < batch
+    entry = log_w + member * stride + point
+    # what comes before each sample is left in place of the result until the way back
+    at = member * samples * batch + point
+    below, before = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for _ in range(samples):
+        tl.store(out + at, below, mask=mask)
+        if GEOMETRIC:
+            tl.store(sums + at, before, mask=mask)
+        own = tl.load(entry, mask=mask, other=0.0)
+        below, before = _add(below, own), before + own
+        entry += batch
+        at += batch
+    above, after = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for _ in range(samples):
+        entry -= batch
+        at -= batch
+        own = tl.load(entry, mask=mask, other=0.0)
+        others = _add(tl.load(out + at, mask=mask, other=0.0), above)
+        if GEOMETRIC:
+            mean = (tl.load(sums + at, mask=mask, other=0.0) + after) / (samples - 1)
+            replaced = _add(others, mean)
+        else:
+            replaced = others + tl.log(samples * 1.0) - tl.log(samples - 1.0)
+        tl.store(out + at, _add(others, own) - replaced, mask=mask)
+        above, after = _add(above, own), after + own
+
+
+def vimco(log_w: Tensor, mean: str, axis: int = 1) -> Tensor:
+    """The bound less that with a weight replaced by a mean of the others."""
+    members, samples, batch = log_w.shape
+    out, sums = (torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device) for _ in range(2))
+    log_w = rows(log_w)
+    if out.numel():
+        grid = (triton.cdiv(batch, BLOCK), members)
+        _vimco[grid](log_w, out, sums, samples, batch, log_w.stride(0), GEOMETRIC=mean == "geometric", BLOCK=BLOCK)
+    return out
