@@ -1,38 +1,22 @@
 """A sweep trains a grid, survives what goes wrong with a member, and chooses by the validation set."""
 
 import json
-import os
-import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from concretely.experiment.record import read_record
-from concretely.training import loop, run
-from concretely.training.member import Member
+from concretely.training import run
 from concretely.training.recipe import read, resolve
 
 from .command import call
+from .conftest import Interrupt
 
 pytestmark = pytest.mark.unchecked
 
 GRID = ("--lr", "1e-3,3e-2", "--weight-decay", "0,1")
 SMALL = ("sweep", "6H-64V", "--steps", "20", "--score-samples", "10")
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that are trained in, as they are."""
-    folders, train = list[Path](), loop.train_together
-
-    def watched(members: Sequence[Member], **others: Any) -> Any:
-        folders.extend(member.folder for member in members)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", watched)
-    return folders
 
 
 def lines(stdout: str) -> list[list[str]]:
@@ -123,17 +107,10 @@ def test_nothing_is_chosen_if_all_diverge(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_sweep_goes_on_to_the_same_end(
-    tmp_path: Path, trained: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: list[Path], interrupt: Interrupt
 ) -> None:
     call(*SMALL, *GRID, "--out", str(tmp_path / "whole"))
-    train = loop.train_together
-
-    def interrupted(members: Sequence[Member], **others: Any) -> Any:
-        if len(trained) == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", interrupted)
+    interrupt(lambda: len(trained) == 4)
     code, stdout, stderr = call(*SMALL, *GRID, "--out", str(tmp_path / "halves"))
     assert (code, stdout) == (130, "")
     assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"

@@ -64,10 +64,8 @@ def study(
             recipes = estimator_recipes(names, notation=notation_or_run, data=data, **given)
             recipe = recipes[names[0]]
             found = load_data(recipe)
-            model, title = (
-                built(recipe, found).to(device),
-                f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x"),
-            )
+            model = built(recipe, found).to(device)
+            title = f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x")
         result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
         writable_dir(out)
     typer.echo(f"{result}\n")
