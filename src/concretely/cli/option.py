@@ -29,7 +29,7 @@ DataPath = Annotated[
     str | None, typer.Option("--data", help="Path of the data, if they have moved.", show_default="where they were")
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", help="Device: cpu, cuda, cuda:1, ….", show_default="cuda if available")
+    str | None, typer.Option("--device", help="Device, such as cpu or cuda:1.", show_default="cuda if available")
 ]
 Precision = Annotated[
     str | None,
