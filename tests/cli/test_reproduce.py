@@ -79,10 +79,10 @@ def test_more_samples_score_again_without_training(trained: list[Path]) -> None:
     assert len(trained) == 1
 
 
-def test_training_points_may_be_scored_thoroughly_in_part(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_training_points_may_get_all_samples(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "FEW", 3)
     one = ("reproduce", "tiny", "--rows", "nonlinear")
-    for flags, thorough in (
+    for flags, full_points in (
         (["--full-points", "40"], 40),
         (["--full-points", "30"], 40),  # that was enough
         (["--full-points", "50"], 50),
@@ -92,7 +92,7 @@ def test_training_points_may_be_scored_thoroughly_in_part(trained: list[Path], m
         call(*one, *flags)
         (record,) = Path().rglob("record.json")
         test, train = (read_record(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
-        assert (test["thorough"], train["thorough"], train["points"]) == (250, thorough, 1297)
+        assert (test["thorough"], train["thorough"], train["points"]) == (250, full_points, 1297)
     assert len(trained) == 1
 
 

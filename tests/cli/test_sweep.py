@@ -1,6 +1,9 @@
 """A sweep trains a grid, survives what goes wrong with a member, and chooses by the validation set."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,16 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
         [(each["folder"], each["nll"]) for each in told(tmp_path / name)["members"]] for name in ("whole", "halves")
     )
     assert whole == halves
+
+
+def test_data_that_are_loaded_can_be_interrupted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    monkeypatch.setattr(run, "load", slow)
+    sentence = "stopped before the data were complete; downloaded files are kept\n"
+    assert call("sweep", "6H-64V", "--out", str(tmp_path)) == (130, "", sentence)
 
 
 def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from ..spelling import did_you_mean
 from ..training.recipe import ESTIMATORS, Recipe, overruled, read
-from .terminal import console, fail, interruptible, report_errors
+from .terminal import console, fail, interruptible_loading, report_errors
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False)
     """Load the data of a recipe; those of a run that is resumed may have moved."""
     from ..training.run import data_of
 
-    with report_errors(), interruptible("stopped before the data were complete; downloaded files are kept"):
+    with report_errors(), interruptible_loading():
         try:
             return data_of(recipe, place=path, progress=True)
         except FileNotFoundError as error:

@@ -120,7 +120,8 @@ def reproduce(
     device = torch.device(device)
     require_trainable(plan.members, longer=True)
     recipes, points = [member.recipe for member in plan.members], SMOKE_POINTS if plan.smoke else None
-    data = load_data(recipes, points=points, progress=monitor.progress)
+    with monitor.loading():
+        data = load_data(recipes, points=points, progress=monitor.progress)
     writable_dir(plan.folder)
     samples = plan.experiment.score_samples
     valid = {"valid": Precision(min(samples, VALIDATION_SAMPLES))}

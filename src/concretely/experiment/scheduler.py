@@ -33,6 +33,8 @@ class Monitor:
 
     stop: Callable[[], bool] = lambda: False
     """Returns whether to stop. It is asked after every step, and before every layer of a model that is scored."""
+    loading: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Opened while data are loaded, during which `stop` is not asked."""
     training: Callable[[Sequence[Member], bool], AbstractContextManager[loop.Watch]] = lambda members, alone: (
         nullcontext(loop.Watch())
     )
