@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from concretely.report.figure import DARK, INK, PALE, STRONG
+from concretely.report.style import DARK, INK, PALE, STRONG
 
 WIDTH = 4.6
 """In inches, so that a figure is readable on a narrow screen."""

@@ -11,9 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from concretely.cli.screen import screen
-from concretely.report.record import measured
-from concretely.report.run import factorised, metric, scored
+from concretely.cli.terminal import training_progress
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
 from concretely.training.run import data_of, restored
@@ -49,15 +47,15 @@ def _result(recipe: Recipe, samples: int, folder: Path, console: Console) -> dic
     """What a recipe comes to."""
     console.print(recipe.title, markup=False)
     data = data_of(recipe, progress=True)
-    with screen(recipe, Console(stderr=True), None) as callbacks:
-        train(recipe, folder, data=data, callbacks=callbacks)
+    with training_progress(recipe, Console(stderr=True), None) as watch:
+        train(recipe, folder, data=data, callbacks=watch)
     run, model, _ = restored(folder)
-    found = scored(recipe, model, data, part="test", samples=samples, progress=True)
+    found = score_split(recipe, model, data, split="test", samples=samples, progress=True)
     return {
         "recipe": recipe.settings,
         "seconds": round(run.seconds, 1),
-        "test_nll": metric(found),
-        "test_factorised_nll": factorised(recipe, data, part="test"),
+        "test_nll": likelihood_metric(found),
+        "test_factorised_nll": independent_pixels(recipe, data, split="test"),
         "target": TARGET if recipe.architecture.context is None else None,
     }
 
@@ -71,9 +69,9 @@ def _table(results: list[dict[str, Any]]) -> Table:
             recipe["estimator"],
             str(recipe["samples"]),
             f"{result['seconds']:.0f}",
-            measured(nll["value"], nll["standard_error"]),
+            format_value(nll["value"], nll["standard_error"]),
             "" if result["target"] is None else f"< {result['target']:.0f}",
-            measured(other["value"], other["standard_error"]),
+            format_value(other["value"], other["standard_error"]),
         )
     return table
 

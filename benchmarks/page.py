@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 
-from concretely.file import draft
-from concretely.report.record import measured
+from concretely.experiment.record import format_value
+from concretely.file import atomic_write
 
 from . import chart
 
@@ -47,7 +47,7 @@ def main() -> None:
     wished = parser.parse_args()
     text = page(read(wished.records))
     wished.out.parent.mkdir(parents=True, exist_ok=True)
-    with draft(wished.out) as place:
+    with atomic_write(wished.out) as place:
         place.write_text(text, encoding="utf-8")
     print(f"open {wished.out}")
 
@@ -73,7 +73,7 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
         asked=list(_asked(records)),
         sections=[section for section in map(_section, records) if section.pictures],
         laws=list(_laws(records)),
-        circumstances=list(dict.fromkeys(map(_circumstances, records))),
+        environments=list(dict.fromkeys(map(_environment, records))),
         quick=any(record["recipe"]["quick"] for record in records),
     )
 
@@ -168,7 +168,7 @@ def _recipes(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
     rows = [
         (
             result["name"],
-            measured(result["test"]["nll"], result["test"]["standard_error"]),
+            format_value(result["test"]["nll"], result["test"]["standard_error"]),
             _length(result),
         )
         for result in known
@@ -197,7 +197,7 @@ def _laws(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]
         yield name, f"{number:.2g}", f"{limit:g}"
 
 
-def _circumstances(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _environment(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The device, the versions and the commit, in words."""
     device, commit = record["device"], record["commit"]
     cores = f"{device['cpu']}, {device['cores']} core{'s' * (device['cores'] != 1)}"
@@ -222,7 +222,7 @@ def _measured(row: Mapping[str, Any]) -> str:
     '91.97 ± 0.23'
     """
     error = row.get("standard_error")
-    return _spread(row["measured"]) if error is None else measured(row["measured"]["median"], error)
+    return _spread(row["measured"]) if error is None else format_value(row["measured"]["median"], error)
 
 
 def _spread(spread: Mapping[str, Any]) -> str:

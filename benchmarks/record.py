@@ -1,16 +1,16 @@
-"""What a run leaves behind: the circumstances of its numbers, and nothing that tells whose machine it was."""
+"""What a run leaves behind: the environment of its numbers, and nothing that tells whose machine it was."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from concretely import circumstance
-from concretely.report import record
+from concretely import environment
+from concretely.experiment import record
 
 from .timing import Spread, Timing
 
 PACKAGES = (
-    *circumstance.PACKAGES,
+    *environment.PACKAGES,
     "triton",
     "jax",
     "jaxlib",
@@ -22,9 +22,9 @@ PACKAGES = (
 
 
 def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any, on: str = "cpu") -> None:
-    """Write the record of a run on a device, with the circumstances of its numbers."""
-    found = circumstance.circumstances(on, packages=PACKAGES)
-    record.write(path, {"recipe": recipe, **found, "seed": seed, "results": results})
+    """Write the record of a run on a device, with the environment of its numbers."""
+    found = environment.describe_environment(on, packages=PACKAGES)
+    record.write_record(path, {"recipe": recipe, **found, "seed": seed, "results": results})
 
 
 def described(task: Any, timings: Sequence[Timing[Any]]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from concretely.recipe import Cell, experiment, names
-from concretely.report.archive import Kept, kept
+from concretely.experiment.history import CellHistory, read_history
+from concretely.experiment.paper import Cell, experiment_names, load_experiment
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -242,7 +242,7 @@ TABLE = json.loads((ROOT / "reproduction" / "records" / "table-1.json").read_tex
 def test_a_table_of_the_paper_is_that_of_the_record(notation: str) -> None:
     _, _, text = README.partition("## The paper's tables")
     found = []
-    for cell in experiment("table-1").cells:
+    for cell in load_experiment("table-1").cells:
         if (cell.recipe.notation, cell.recipe.samples, cell.recipe.data) == (notation, 5, "mnist"):
             test = TABLE[cell.title]["best"]["metrics"]["test_nll"]
             found += [f"{test['value']:.2f} ± {test['standard_error']:.2f}", str(cell.paper["test"])]
@@ -257,7 +257,7 @@ def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() ->
             name = cell.recipe.estimator if cell.recipe.method.relaxes else "discrete"
             near[name].append(best["metrics"]["test_nll"]["value"] - cell.paper["test"] <= 1)
     text = " ".join(README.split())
-    assert len(known) == sum(len(experiment(name).cells) for name in names())
+    assert len(known) == sum(len(load_experiment(name).cells) for name in experiment_names())
     assert f"All {len(known)} models of the paper's tables, text and temperature figure are trained" in text
     steps = sorted({best["recipe"]["steps"] for _, best in known})
     assert f"each in {steps[0]:,} to {steps[-1]:,} steps" in text
@@ -275,7 +275,7 @@ def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() ->
 def test_what_the_budget_of_the_paper_costs_is_that_of_the_record() -> None:
     pairs = []
     for notation in ("200H-784V", "200H~784V"):
-        cell = next(cell for cell in experiment("table-1").cells if cell.recipe.notation == notation)
+        cell = next(cell for cell in load_experiment("table-1").cells if cell.recipe.notation == notation)
         best, history = TABLE[cell.title].values()
         (whole,) = (record for record in history if record["recipe"]["steps"] == cell.recipe.steps)
         pairs.append((whole, best))
@@ -297,7 +297,7 @@ def test_what_the_budget_of_the_paper_costs_is_that_of_the_record() -> None:
     ) in text
 
 
-def every_record() -> Iterator[tuple[Cell, Kept]]:
-    for each in map(experiment, names()):
-        found = kept(each, ROOT / "reproduction" / "records")
+def every_record() -> Iterator[tuple[Cell, CellHistory]]:
+    for each in map(load_experiment, experiment_names()):
+        found = read_history(each, ROOT / "reproduction" / "records")
         yield from ((cell, found[cell.title]) for cell in each.cells if cell.title in found)

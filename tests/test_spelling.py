@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from concretely.spelling import nearest, number
+from concretely.spelling import did_you_mean, number
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,6 @@ def test_what_is_no_number_is_nan(text: str) -> None:
 
 def test_a_name_is_answered_with_the_nearest_or_else_with_all() -> None:
     known = ["vimco", "nvil", "rloo"]
-    assert nearest("vimcoo", known) == "; did you mean 'vimco'?"
-    assert nearest("?", iter(known)) == "; known are 'nvil', 'rloo', 'vimco'"
-    assert nearest("?", []) == "; there are none"
+    assert did_you_mean("vimcoo", known) == "; did you mean 'vimco'?"
+    assert did_you_mean("?", iter(known)) == "; known are 'nvil', 'rloo', 'vimco'"
+    assert did_you_mean("?", []) == "; there are none"

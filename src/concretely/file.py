@@ -1,5 +1,6 @@
-"""Files that are whole or not there, and files and folders that one process has at a time."""
+"""Atomic writes, and locks on files and directories."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,52 +10,69 @@ from tempfile import TemporaryDirectory
 
 try:
     import fcntl
-except ImportError:  # there is none outside POSIX
+except ImportError:  # only POSIX has it
     fcntl = None  # type: ignore[assignment]
 
 DRAFT = ".draft"
-"""How the names of folders end in which files are written."""
+"""Suffix of the temporary directories that `atomic_write` creates."""
 LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
-"""The names that `draft` gives to such folders, eight letters of which are drawn by `tempfile`."""
+"""Pattern of their names; `tempfile` draws the eight characters."""
 
 
 @contextmanager
-def draft(path: Path) -> Iterator[Path]:
-    """Where to write a file, which takes the place of `path` in one step once it is whole and on the disk.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `path` once it is written and synced to disk.
 
-    If writing fails, or the process dies, `path` is what it was before.
+    If writing fails or the process dies, `path` keeps its old content.
 
     >>> from tempfile import mkdtemp
     >>> path = Path(mkdtemp(), "note.txt")
-    >>> with draft(path) as place:
-    ...     written = place.write_text("whole")
+    >>> with atomic_write(path) as temporary:
+    ...     written = temporary.write_text("whole")
     >>> path.read_text()
     'whole'
     """
-    # beside its destination, so that moving it is one step of the file system
+    # next to its destination, so that the rename stays within one file system
     with TemporaryDirectory(
         dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
     ) as folder:
-        place = Path(folder, path.name)
-        yield place
-        _flush(place)
-        place.replace(path)
+        temporary = Path(folder, path.name)
+        yield temporary
+        _flush(temporary)
+        temporary.replace(path)
     _flush(path.parent)
 
 
-@contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Have a folder to oneself, or refuse if another process has it; a process that dies gives it back.
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
-    The drafts that such a process has left are cleared away. Where files cannot be locked, nobody is refused and
-    nothing is cleared away.
+
+def writable_dir(folder: Path) -> None:
+    """Create a directory if needed, or raise an error that says why it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        why = "" if os.access(folder, os.W_OK) else os.strerror(errno.EACCES)
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        raise ValueError(f"out must be a folder that can be written to, got {str(folder)!r}: {why}")
+
+
+@contextmanager
+def exclusive_dir(folder: Path) -> Iterator[None]:
+    """Lock a directory for this process; raise if another process holds it. The lock ends with the process.
+
+    Temporary directories left behind by a dead process are removed. On file systems without locks, nothing is locked
+    and nothing is removed.
     """
     with ExitStack() as stack:
         try:
             locked = stack.enter_context(_lock(folder / ".lock", wait=False))
         except BlockingIOError:
             remedy = "wait for it, or choose another folder"
-            raise ValueError(f"{str(folder)!r} is being worked in by another process: {remedy}") from None
+            raise ValueError(f"{str(folder)!r} is in use by another process: {remedy}") from None
         for left in folder.glob(LEFT) if locked else ():
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
@@ -62,23 +80,23 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is alone at this path, which has an empty file meanwhile.
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file, after waiting for other processes to release it. The lock ends with the process.
 
-    A process that dies lets go of it. Where files cannot be locked, nobody waits.
+    On file systems without locks, nothing waits.
     """
     with _lock(path, wait=True):
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # before it is let go of, since the next one may hold it from then on
+            path.unlink(missing_ok=True)  # before the release, since the next process may hold it from then on
 
 
 @contextmanager
 def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock a file, which is made if need be, and say whether it is: not where files cannot be locked.
+    """Lock a file, which is created if needed, and yield whether that worked: some file systems have no locks.
 
-    If another process has it locked, wait for that or raise `BlockingIOError`.
+    If another process holds the lock, wait for it or raise `BlockingIOError`.
     """
     if fcntl is None:
         yield False
@@ -90,16 +108,16 @@ def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
                 locked = True
             except BlockingIOError:
                 raise
-            except OSError:  # some file systems have no locks
+            except OSError:  # the file system has no locks
                 locked = False
-            if _names(path, file.fileno()):
+            if _is_open_file(path, file.fileno()):
                 yield locked
                 return
-        # else it was removed by whoever held it before
+        # otherwise the previous holder has removed the file: try again
 
 
-def _names(path: Path, descriptor: int) -> bool:
-    """Whether a path is that of an open file."""
+def _is_open_file(path: Path, descriptor: int) -> bool:
+    """Return whether a path still names an open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -107,9 +125,9 @@ def _names(path: Path, descriptor: int) -> bool:
 
 
 def _flush(path: Path) -> None:
-    """Have the system write a file or a folder to the disk, where it can."""
+    """Sync a file or a directory to disk."""
     if os.name != "posix" and path.is_dir():
-        return  # only there can folders be opened
+        return  # only POSIX can open directories
     descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(descriptor)

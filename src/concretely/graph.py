@@ -14,7 +14,7 @@ from .distribution.base import Mass
 from .mode import Mode, Shape, Structure
 from .noise import Source
 from .program import Program, at_rest
-from .spelling import nearest
+from .spelling import did_you_mean
 from .trace import Outcome, Trace
 
 __all__ = ["run"]
@@ -79,7 +79,7 @@ def run(
     output = program(draw, *inputs)
     drawn = [name for name, outcome in outcomes.items() if not outcome.observed]
     for name in sorted(mode.names.difference(drawn)):
-        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{nearest(name, drawn)}")
+        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{did_you_mean(name, drawn)}")
     return Trace(
         outcomes,
         output,

@@ -23,7 +23,7 @@ from .distribution.temperature import Temperature
 from .distribution.variable import Drawn, Variable
 from .functional.peek import is_hidden
 from .noise import Source
-from .spelling import nearest
+from .spelling import did_you_mean
 from .trace import Trace
 
 __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "StraightThrough"]
@@ -288,7 +288,7 @@ class Replay(Mode):
         values = self.trace.values if isinstance(self.trace, Trace) else self.trace
         if name not in values:
             raise ValueError(
-                f"a replayed run must have every node of the graph, got no {name!r}{nearest(name, values)}"
+                f"a replayed run must have every node of the graph, got no {name!r}{did_you_mean(name, values)}"
             )
         given = name, distribution, values[name]
         return Drawn(values[name], lambda: self.score(*given), lambda axes: self.summed(*given, axes))

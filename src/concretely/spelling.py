@@ -1,16 +1,17 @@
-"""Names and numbers as people write them: what a misspelt name may have meant, fractions."""
+"""Suggestions for misspelt names, and numbers as people write them."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from fractions import Fraction
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The end of a sentence that refuses a name: the nearest known one, or all of them if none is near.
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the closest known name, or all of them if none is close.
 
-    >>> nearest("vimcoo", ["nvil", "vimco"])
+    >>> did_you_mean("vimcoo", ["nvil", "vimco"])
     "; did you mean 'vimco'?"
-    >>> nearest("x", ["h1", "h2"])
+    >>> did_you_mean("x", ["h1", "h2"])
     "; known are 'h1', 'h2'"
     """
     names = sorted(names)
@@ -21,7 +22,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def number(text: str) -> float:
-    """The number that a text stands for, which may be a fraction; NaN if it stands for none.
+    """Parse a number, which may be a fraction; NaN if the text is not a number.
 
     >>> number("2/3"), number("1e-4"), number("cold")
     (0.6666666666666666, 0.0001, nan)
@@ -31,3 +32,22 @@ def number(text: str) -> float:
         return float(above) / float(below if slash else 1)
     except (ValueError, ZeroDivisionError):
         return math.nan
+
+
+def format_number(value: float) -> str:
+    """Format a number, as a fraction where it is a simple one.
+
+    >>> format_number(0.5), format_number(0.37)
+    ('1/2', '0.37')
+    """
+    simple = Fraction(value).limit_denominator(12)
+    return str(simple) if simple.numerator <= 12 and math.isclose(simple, value) else f"{value:g}"
+
+
+def format_difference(value: float) -> str:
+    """Format a difference with its sign.
+
+    >>> format_difference(-1.234)
+    '−1.23'
+    """
+    return f"{value:+z.2f}".replace("-", "−")

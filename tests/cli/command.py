@@ -6,8 +6,8 @@ import sys
 
 from typer.testing import CliRunner
 
-from concretely import recipe
 from concretely.cli import app
+from concretely.experiment import paper
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
@@ -35,6 +35,6 @@ def lines(stdout: str) -> list[list[str]]:
 
 def change(old: str, new: str) -> None:
     """Change the small table from which `reproduce` takes its cells."""
-    table = recipe.FOLDER / "tiny.toml"
+    table = paper.FOLDER / "tiny.toml"
     assert old in table.read_text()
     table.write_text(table.read_text().replace(old, new))

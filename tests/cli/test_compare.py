@@ -47,7 +47,7 @@ def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> 
     must = "run must be the folder of a run that has been scored"
     nothing = str(tmp_path / "nothing")
     assert call("compare", nothing) == (2, "", f"{must}, got {nothing!r}, which has no record.json\n")
-    sentence = f"'{scored}' has not been scored on 'train'; do so with: concretely evaluate {scored} --split train\n"
+    sentence = f"'{scored}' has not been scored on 'train'; score it with: concretely evaluate {scored} --split train\n"
     assert call("compare", str(scored), "--split", "train") == (2, "", sentence)
     assert call("compare", str(scored), "--split", "tets") == (2, "", "unknown split 'tets'; did you mean 'test'?\n")
     (scored / "record.json").write_text("{")

@@ -10,8 +10,9 @@ import torch
 
 from concretely.data import load
 from concretely.evaluation import likelihood
-from concretely.report import run as report
-from concretely.report.temperature import relaxed
+from concretely.experiment import scoring
+from concretely.experiment.scoring import relaxed_objective, score_split
+from concretely.report import page
 from concretely.training import checkpoint
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
@@ -21,7 +22,7 @@ from concretely.training.run import restored
 from .command import call
 from .conftest import STEPS
 
-pytestmark = pytest.mark.unchecked
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("unpictured")]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -55,7 +56,7 @@ def test_json_is_one_object_that_the_record_agrees_with(run: Path) -> None:
 
 def test_some_points_may_have_all_samples_and_the_others_few(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "FEW", 3)
-    code, stdout, _ = call("evaluate", str(run), "--samples", "20", "--thorough", "40")
+    code, stdout, _ = call("evaluate", str(run), "--samples", "20", "--full-points", "40")
     assert code == 0
     assert "(20 samples for 40 of 250 data points, " in stdout
     metric = json.loads((run / "record.json").read_text())["metrics"]["test_nll"]
@@ -65,14 +66,15 @@ def test_some_points_may_have_all_samples_and_the_others_few(run: Path, monkeypa
 @pytest.fixture
 def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores stay out of the report, which takes its time."""
-    monkeypatch.setattr(report, "leave", lambda folder, *arguments, **options: [folder / report.PAGE])
+    monkeypatch.setattr(page, "write_report", lambda folder, *arguments: folder / page.FILE)
+    monkeypatch.setattr(scoring, "add_scores", lambda *arguments, **options: {})
 
 
 @pytest.mark.usefixtures("unreported")
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_the_score_is_that_of_the_library_from_the_seed_of_the_run(split: str, density: Path) -> None:
     run, model, _ = restored(density)
-    found = report.scored(run.recipe, model, load("digits"), part=split, samples=20)
+    found = score_split(run.recipe, model, load("digits"), split=split, samples=20)
     _, stdout, _ = call("evaluate", str(density), "--samples", "20", "--split", split, "--json")
     assert json.loads(stdout)["nll"] == found.nll
 
@@ -97,7 +99,7 @@ def test_the_number_of_samples_is_the_papers_unless_it_is_given(
         asked.append(samples)
         raise ValueError("enough")
 
-    monkeypatch.setattr(report, "evaluate", noted)
+    monkeypatch.setattr(scoring, "evaluate", noted)
     assert call("evaluate", str(request.getfixturevalue(kind))) == (2, "", "enough\n")
     assert asked == [samples]
 
@@ -115,9 +117,9 @@ def test_a_standard_error_that_is_not_known_is_null(density: Path, monkeypatch: 
         (["--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
         (["--split", "all"], "unknown split 'all'; known are 'test', 'train', 'valid'"),
         (["--samples", "0"], "samples must be at least 1, got 0"),
-        (["--thorough", "0"], "thorough must be at least 1, got 0"),
+        (["--full-points", "0"], "full-points must be at least 1, got 0"),
         (["--chunk", "-3"], "chunk must be at least 1, got -3"),
-        (["--device", "abacus"], "device must be one that torch has here, such as 'cpu', got 'abacus'"),
+        (["--device", "abacus"], "device must be available to torch, such as 'cpu', got 'abacus'"),
     ],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the sentence names the best device")
@@ -134,9 +136,9 @@ def test_the_relaxed_graph_is_scored_by_the_objective_of_training(run: Path) -> 
     assert (found["samples"], found["points"], metrics["test_nll"]["samples"]) == (1, 250, 20)
     shown = f"{found['value']:.2f} ± {found['standard_error']:.2f}"
     assert stdout.splitlines()[1] == f"test objective of the relaxed graph {shown} (m = 1)"
-    assert "What was trained, where the NLL is of the discrete graph" in (run / "report.html").read_text()
+    assert "The objective of training; the NLL is that of the discrete graph" in (run / "report.html").read_text()
     past, model, _ = restored(run)
-    assert relaxed(past.recipe, model, load("digits"), part="test", samples=1, step=STEPS) == found
+    assert relaxed_objective(past.recipe, model, load("digits"), split="test", samples=1, step=STEPS) == found
     _, stdout, _ = call("evaluate", str(run), "--samples", "20", "--relaxed", "--json", "--chunk", "5000")
     assert json.loads(stdout)["test_relaxed"] == found
 
@@ -179,8 +181,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_with_a_word(run: Path)
     code, stdout, stderr = call("evaluate", str(run), "--samples", "2", "--json")
     assert (code, json.loads(stdout)["step"]) == (0, 20)
     assert stderr.splitlines()[:2] == [
-        f"the checkpoint of step {STEPS} is damaged; taking that of step 20",
-        f"the run is not finished; this is its model after step 20 of {STEPS}",
+        f"the checkpoint of step {STEPS} is damaged; using the one of step 20",
+        f"the run is not finished; using its model after step 20 of {STEPS}",
     ]
 
 
@@ -224,7 +226,7 @@ def test_a_record_keeps_where_a_run_was_trained_wherever_it_is_scored(
     call("evaluate", str(run), "--samples", "2")
     before = json.loads((run / "record.json").read_text())
     elsewhere = {"commit": None, "versions": {}, "device": {"cpu": "another", "cores": 1}}
-    monkeypatch.setattr(report, "circumstances", lambda on: elsewhere)
+    monkeypatch.setattr(scoring, "describe_environment", lambda on: elsewhere)
     call("evaluate", str(run), "--samples", "3")
     after = json.loads((run / "record.json").read_text())
     assert {key: after[key] for key in elsewhere} == {key: before[key] for key in elsewhere}
@@ -249,7 +251,7 @@ def test_a_run_keeps_its_data_and_tells_their_name_but_not_their_place(tmp_path:
     moved = data.rename(tmp_path / "moved.npz")
     code, _, stderr = call("evaluate", str(folder))
     assert code == 2
-    assert stderr.endswith(f"data file {str(data)!r} does not exist: say where it is now by --data\n")
+    assert stderr.endswith(f"data file {str(data)!r} does not exist: pass the new path as --data\n")
     for verb in ("evaluate", "sample"):
         assert call(verb, str(folder), "--data", str(moved), *(["--out", str(tmp_path)] * (verb == "sample")))[0] == 0
     resumed = ("train", "--resume", str(folder), "--steps", "5", "--data", str(moved))

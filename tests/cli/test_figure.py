@@ -47,7 +47,7 @@ def test_alpha_and_temperature_change_the_picture(tmp_path: Path) -> None:
             for text in ("2,-1,1", "0", "two", "1,1,1,1,1,1,1", "1,,1", "")
         ),
         *(
-            (name, "temperature", text, "be one or more numbers not below 0")
+            (name, "temperature", text, "be one or more numbers that are not negative")
             for name in ("simplex", "binary", "graph")
             for text in ("-1", "0,-1/2", "inf", "nan", "cold", "1,", "", "1\n2")
         ),
@@ -78,7 +78,7 @@ def test_a_notation_draws_its_networks_in_place_of_a_variable(tmp_path: Path) ->
     [
         (["200H-784"], "notation must have H or V after the units, got nothing at column 9\n200H-784\n        ^"),
         ([""], "notation must have a layer such as 200H, got nothing at column 1\n\n^"),
-        (["20H~30V", "--alpha", "1,1"], "alpha must be left out beside a notation, got '1,1'"),
+        (["20H~30V", "--alpha", "1,1"], "alpha must be left out with a notation, got '1,1'"),
         *(
             (
                 [text],

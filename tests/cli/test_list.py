@@ -1,51 +1,42 @@
 """Lists are trained as one program, and each member is left as it would be alone."""
 
 import json
-import os
-import signal
-import threading
-from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic, sleep
-from typing import Any
+from shutil import copytree
 
 import numpy as np
 import pytest
 
-from concretely.training import loop
-from concretely.training.member import Member
 from concretely.training.run import restored
 
 from .command import call
+from .conftest import Interrupt
 
-pytestmark = pytest.mark.unchecked
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("unpictured")]
 
 TINY = ("train", "4H-64V", "--steps", "20", "--batch", "8", "--score-samples", "3")
 LISTS = ("--seed", "0..1", "--lr", "1e-3,1e-2")
 NAMES = ["lr=0.001,seed=0", "lr=0.001,seed=1", "lr=0.01,seed=0", "lr=0.01,seed=1"]
 
 
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the programs that are trained."""
-    sizes, train = list[int](), loop.train_together
-
-    def watched(members: Sequence[Member], **others: Any) -> Any:
-        sizes.append(len(members))
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", watched)
-    return sizes
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A list that was trained, to be read only, and the output of the command."""
+    folder = tmp_path_factory.mktemp("list") / "all"
+    code, stdout, stderr = call(*TINY, *LISTS, "--out", str(folder))
+    assert code == 0, stderr
+    return folder, stdout, stderr
 
 
-def test_members_are_one_program_and_are_left_as_if_alone(tmp_path: Path, programs: list[int]) -> None:
-    code, stdout, _ = call(*TINY, *LISTS, "--out", str(tmp_path / "all"))
-    assert (code, programs) == (0, [4])
-    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == NAMES
+def test_members_are_one_program_and_are_left_as_if_alone(listed: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder, stdout, stderr = listed
+    assert "4 members of 4H-64V as one program" in stderr
+    assert sorted(path.name for path in folder.iterdir()) == NAMES
     assert [line.split()[-1] for line in stdout.splitlines()[2:-1]] == NAMES
-    assert stdout.splitlines()[-1] == str(tmp_path / "all")
+    assert stdout.splitlines()[-1] == str(folder)
     code, *_ = call(*TINY, "--seed", "1", "--lr", "1e-2", "--out", str(tmp_path / "alone"))
-    member, alone = tmp_path / "all" / NAMES[3], tmp_path / "alone"
+    member, alone = folder / NAMES[3], tmp_path / "alone"
+    assert code == 0
     assert {path.name for path in member.iterdir()} == {path.name for path in alone.iterdir()}
     one, other = (json.loads((folder / "record.json").read_text()) for folder in (member, alone))
     assert one["recipe"] == other["recipe"]
@@ -54,26 +45,22 @@ def test_members_are_one_program_and_are_left_as_if_alone(tmp_path: Path, progra
     assert found["value"] == pytest.approx(expected["value"], rel=1e-5)
 
 
-def test_the_same_command_trains_nothing_and_a_longer_list_only_that(tmp_path: Path, programs: list[int]) -> None:
-    first = call(*TINY, *LISTS, "--out", str(tmp_path))
-    second = call(*TINY, *LISTS, "--out", str(tmp_path))
-    assert second[:2] == first[:2]
-    code, *_ = call(*TINY, "--seed", "0..2", *LISTS[2:], "--out", str(tmp_path))
-    assert (code, programs) == (0, [4, 2])
+def test_the_same_command_trains_nothing_and_a_longer_list_only_that(
+    listed: tuple[Path, str, str], tmp_path: Path, trained: list[Path]
+) -> None:
+    folder = copytree(listed[0], tmp_path / "all")
+    code, stdout, _ = call(*TINY, *LISTS, "--out", str(folder))
+    assert (code, stdout.splitlines()[:-1], trained) == (0, listed[1].splitlines()[:-1], [])
+    code, _, stderr = call(*TINY, "--seed", "0..2", *LISTS[2:], "--out", str(folder))
+    assert (code, len(trained)) == (0, 2)
+    assert "2 members of 4H-64V as one program" in stderr
 
 
-def test_an_interrupted_list_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = loop.train_together
-    with monkeypatch.context() as patch:
-
-        def interrupted(members: Sequence[Member], **others: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGINT)
-            return train(members, **others)
-
-        patch.setattr(loop, "train_together", interrupted)
-        code, stdout, stderr = call(*TINY, *LISTS, "--out", str(tmp_path))
+def test_an_interrupted_list_goes_on(tmp_path: Path, interrupt: Interrupt, trained: list[Path]) -> None:
+    interrupt(lambda: not trained)
+    code, stdout, stderr = call(*TINY, *LISTS, "--out", str(tmp_path))
     assert (code, stdout) == (130, "")
-    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     assert [restored(tmp_path / name)[0].step for name in NAMES] == [1, 1, 1, 1]
     code, *_ = call(*TINY, *LISTS, "--out", str(tmp_path))
     assert code == 0
@@ -88,22 +75,22 @@ def test_a_member_that_diverges_is_told_and_the_others_are_shown(tmp_path: Path)
     assert [line.split()[-1] for line in stdout.splitlines()[2:-1]] == ["lr=0.001"]
 
 
-def test_data_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
+def test_data_may_be_a_list(tmp_path: Path, trained: list[Path]) -> None:
     points = np.random.default_rng(0).integers(0, 2, (60, 64)).astype(np.uint8)
     np.savez(tmp_path / "dots.npz", train=points[:40], test=points[40:])
     code, stdout, stderr = call(
         *TINY, "--data", f"digits,{tmp_path / 'dots.npz'}", "--seed", "0", "--out", str(tmp_path / "out")
     )
-    assert (code, programs) == (0, [2]), stderr
+    assert (code, len(trained)) == (0, 2), stderr
     assert {line.split()[1] for line in stdout.splitlines() if "4H-64V" in line} == {"digits", "dots.npz"}
 
 
-def test_what_is_trained_on_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
+def test_what_is_trained_on_may_be_a_list(tmp_path: Path, trained: list[Path]) -> None:
     grey = np.random.default_rng(0).random((60, 64)).astype(np.float32)
     np.savez(tmp_path / "grey.npz", train=grey[:30], valid=grey[30:40], test=grey[40:])
     lists = ("--binarize", "bernoulli,threshold", "--train-on", "train,whole")
     code, _, stderr = call(*TINY, "--data", str(tmp_path / "grey.npz"), *lists, "--out", str(tmp_path / "out"))
-    assert (code, programs) == (0, [4]), stderr
+    assert (code, len(trained)) == (0, 4), stderr
     folders = sorted((tmp_path / "out").iterdir())
     assert [folder.name for folder in folders] == [
         f"binarize={how},train_on={part}" for how in ("bernoulli", "threshold") for part in ("train", "whole")
@@ -111,17 +98,18 @@ def test_what_is_trained_on_may_be_a_list(tmp_path: Path, programs: list[int]) -
     assert len({restored(folder)[0].digest for folder in folders}) == 4
 
 
-def test_a_folder_of_members_is_not_resumed_but_its_members_are(tmp_path: Path) -> None:
-    call(*TINY, *LISTS, "--out", str(tmp_path))
+def test_a_folder_of_members_is_not_resumed_but_its_members_are(listed: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder = listed[0]
     for verb in (["train", "--resume"], ["evaluate"]):
-        code, stdout, stderr = call(*verb, str(tmp_path))
+        code, stdout, stderr = call(*verb, str(folder))
         assert (code, stdout) == (2, "")
         named = ", ".join(map(repr, NAMES))
-        sentence = f"run must be the folder of a run, got {str(tmp_path)!r}, which holds runs: choose one of {named}"
-        way = ", or go on with all by the command that began them" if verb[0] == "train" else ""
+        sentence = f"run must be the folder of a run, got {str(folder)!r}, which holds runs: choose one of {named}"
+        way = ", or resume all with the command that started them" if verb[0] == "train" else ""
         assert stderr == f"{sentence}{way}\n"
-    code, *_ = call("train", "--resume", str(tmp_path / NAMES[1]), "--steps", "25", "--score-samples", "3")
-    assert (code, restored(tmp_path / NAMES[1])[0].step) == (0, 25)
+    member = copytree(folder / NAMES[1], tmp_path / "member")
+    code, *_ = call("train", "--resume", str(member), "--steps", "25", "--score-samples", "3")
+    assert (code, restored(member)[0].step) == (0, 25)
 
 
 def test_of_many_members_some_are_named(tmp_path: Path) -> None:
@@ -130,59 +118,17 @@ def test_of_many_members_some_are_named(tmp_path: Path) -> None:
         (tmp_path / f"seed={index}" / "recipe.toml").touch()
     *_, stderr = call("train", "--resume", str(tmp_path))
     assert stderr.count("seed=") == 8
-    assert "'seed=15', …, or go on with all" in stderr
+    assert "'seed=15', …, or resume all" in stderr
 
 
-def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_path: Path) -> None:
-    from torch import device
-
-    from concretely.cli.member import Stop, train_all
-    from concretely.data import load
-    from concretely.training.recipe import resolve
-
-    def then(group: Sequence[Member], stop: Stop) -> None:
-        if group[0].recipe.notation == "5H-64V":
-            raise ZeroDivisionError
-        while not stop():
-            sleep(0.01)
-        raise KeyboardInterrupt
-
-    members = [Member(resolve(notation=f"{units}H-64V", steps=2), tmp_path / str(units)) for units in (4, 5)]
-    with pytest.raises(ZeroDivisionError):
-        train_all(members, lambda recipe: load("digits", width=64), on=device("cpu"), at_once=2, then=then)
-
-
-def test_a_signal_that_comes_to_the_thread_of_a_program_is_heard(tmp_path: Path) -> None:
-    from torch import device
-
-    from concretely.cli.member import Stop, train_all
-    from concretely.data import load
-    from concretely.training.recipe import resolve
-
-    heard = []
-
-    def then(group: Sequence[Member], stop: Stop) -> None:
-        if group[0].recipe.notation == "5H-64V":
-            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-        end = monotonic() + 10
-        while not stop() and monotonic() < end:
-            sleep(0.01)
-        heard.append(stop())
-
-    members = [Member(resolve(notation=f"{units}H-64V", steps=2), tmp_path / str(units)) for units in (4, 5)]
-    assert not train_all(members, lambda recipe: load("digits", width=64), on=device("cpu"), at_once=2, then=then)
-    assert heard == [True, True]
-
-
-def test_a_list_of_one_is_a_single_run(tmp_path: Path, programs: list[int]) -> None:
+def test_a_list_of_one_is_a_single_run(tmp_path: Path, trained: list[Path]) -> None:
     code, *_ = call(*TINY, "--seed", "3..3", "--out", str(tmp_path / "out"))
-    assert (code, programs) == (0, [1])
+    assert (code, len(trained)) == (0, 1)
     assert restored(tmp_path / "out")[0].recipe.seed == 3
 
 
-def test_a_list_of_fewer_steps_than_were_taken_is_refused(tmp_path: Path) -> None:
-    call(*TINY, *LISTS, "--out", str(tmp_path))
-    code, stdout, stderr = call(*TINY, *LISTS, "--steps", "10", "--out", str(tmp_path))
+def test_a_list_of_fewer_steps_than_were_taken_is_refused(listed: tuple[Path, str, str]) -> None:
+    code, stdout, stderr = call(*TINY, *LISTS, "--steps", "10", "--out", str(listed[0]))
     assert (code, stdout) == (2, "")
     assert stderr.startswith("steps must be at least 20, which the run in ")
 
@@ -193,39 +139,19 @@ def test_numbers_that_differ_little_are_two_members(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lr=0.001", "lr=0.0010000001"]
 
 
-def test_an_error_in_one_program_ends_the_others(tmp_path: Path) -> None:
-    from torch import device
-
-    from concretely.cli.member import train_all
-    from concretely.data import load
-    from concretely.training.recipe import resolve
-
-    recipes = [resolve(notation=f"{units}H-64V", steps=10**6) for units in (4, 5)]
-
-    def data(recipe: Any) -> Any:
-        if recipe.notation == "5H-64V":
-            raise ZeroDivisionError
-        return load("digits", width=64)
-
-    members = [Member(recipe, tmp_path / recipe.notation) for recipe in recipes]
-    with pytest.raises(ZeroDivisionError):
-        train_all(members, data, on=device("cpu"), at_once=2)
-    assert restored(tmp_path / "4H-64V")[0].step > 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--seed", "3..0"), "a range of seeds must rise, and have at most 10,000 of them, got '3..0'"),
+        (("--seed", "3..0"), "a range of seeds must be ascending, with at most 10,000 seeds, got '3..0'"),
         (("--seed", "0.."), "seed must be a number, or a range such as 0..7, got '0..'"),
         (("--seed", "0,1,0"), "members must differ from each other, got seed=0 twice"),
         (("--lr", "1e-3,fast"), "lr must be a number, got 'fast'"),
         (("--lr", "1e-3,"), "lr must be a number, got ''"),
         (
             ("--seed", "0,1", "--tensorboard"),
-            "tensorboard must be left out where there are several members, each of which has a curve.csv",
+            "tensorboard must be left out for a list: each member has a curve.csv",
         ),
-        (("--seed", "0,1", "--products", "tf16"), "unknown products 'tf16'; known are 'bfloat16', 'float32', 'tf32'"),
+        (("--seed", "0,1", "--precision", "tf16"), "unknown precision 'tf16'; known are 'bfloat16', 'float32', 'tf32'"),
     ],
 )
 def test_bad_lists_get_one_sentence_and_nothing_is_made(

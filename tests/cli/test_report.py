@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from concretely import recipe
-from concretely.report.record import read
+from concretely.experiment import paper
+from concretely.experiment.record import read_record
 
 from .command import call
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
 
 
 def test_a_folder_of_runs_is_the_same_for_training_and_for_the_report() -> None:
@@ -30,7 +30,7 @@ def test_a_temperature_that_is_made_by_the_commands_of_the_report_is_a_cell() ->
         folder = command[command.index("--out") + 1]
         call("evaluate", folder, "--split", "train", "--samples", "1")
         assert "its relaxed graph is not scored on test" in call("reproduce", "--report")[2]
-        for split in recipe.PARTS:
+        for split in paper.SPLITS:
             call("evaluate", folder, "--split", split, "--samples", "1", "--relaxed")
     code, stdout, stderr = call("reproduce", "--report")
     assert (code, stdout.splitlines()[-1], stderr) == (0, "2 of 7 cells", "")
@@ -47,7 +47,7 @@ def test_the_report_is_of_what_is_finished_and_keeps_what_it_had() -> None:
     assert len(stderr.splitlines()) == 2
     assert all("it must be scored with 20 samples on test, got 3" in line for line in stderr.splitlines())
     (record,) = Path("out/reproduce/tiny").glob("6H~64V-*/record.json")
-    nll = read(record)["metrics"]["test_nll"]
+    nll = read_record(record)["metrics"]["test_nll"]
     text = Path("reproduction/README.md").read_text()
     assert f"| {nll['value']:.2f} ± {nll['standard_error']:.2f} | 26.1 |" in text
     assert "concretely train '6H~64V'" in text or "concretely train 6H~64V" in text

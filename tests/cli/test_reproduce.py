@@ -5,24 +5,23 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from concretely import recipe
 from concretely.evaluation import likelihood
-from concretely.report.record import read
-from concretely.training import loop, run
-from concretely.training.member import Member
+from concretely.experiment import paper, scoring
+from concretely.experiment.record import read_record
+from concretely.training import run
 
 from .command import call, change, lines
+from .conftest import Interrupt
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables")]
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
 
 
-def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[str]) -> None:
+def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[Path]) -> None:
     code, stdout, stderr = call("reproduce", "tiny")
     assert code == 0, stderr
     assert stdout.splitlines()[0] == "A tiny table (nowhere)"
@@ -36,9 +35,9 @@ def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[
         ["6H~64V", "concrete", "1"],
     ]
     folder = Path("out/reproduce/tiny")
-    assert sorted(trained) == sorted(path.name for path in folder.iterdir())
-    assert trained[1] == "6H-64V-digits-nvil-m1-seed0"
-    metrics = read(folder / trained[1] / "record.json")["metrics"]
+    assert sorted(trained) == sorted(folder.iterdir())
+    assert trained[1].name == "6H-64V-digits-nvil-m1-seed0"
+    metrics = read_record(trained[1] / "record.json")["metrics"]
     test, train = metrics["test_nll"], metrics["train_nll"]
     assert (test["samples"], test["points"], train["points"]) == (20, 250, 1297)
     assert shown[1][4] == "±"
@@ -49,7 +48,7 @@ def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[
     assert shown[1][11:13] == ["30.0", f"{train['value'] - 30:+.2f}".replace("-", "−")]
 
 
-def test_a_second_call_trains_and_scores_nothing(trained: list[str]) -> None:
+def test_a_second_call_trains_and_scores_nothing(trained: list[Path]) -> None:
     _, first, _ = call("reproduce", "tiny", "--rows", "linear", "--samples", "1")
     assert len(trained) == 2
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("record.json")}
@@ -59,41 +58,41 @@ def test_a_second_call_trains_and_scores_nothing(trained: list[str]) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in Path().rglob("record.json")}
 
 
-def test_more_steps_go_on_and_fewer_are_taken_as_done(trained: list[str]) -> None:
+def test_more_steps_go_on_and_fewer_are_taken_as_done(trained: list[Path]) -> None:
     one = ("reproduce", "tiny", "--rows", "linear", "--samples", "1", "--estimator", "concrete")
     call(*one)
     code, stdout, _ = call(*one, "--steps", "20")
     assert (code, lines(stdout)[0][-2]) == (0, "20")
-    assert run.restored(Path("out/reproduce/tiny") / trained[0])[0].step == 20
+    assert run.restored(trained[0])[0].step == 20
     assert len(trained) == 2
     assert call(*one)[1] == call(*one, "--steps", "20")[1]
     assert len(trained) == 2
 
 
-def test_more_samples_score_again_without_training(trained: list[str]) -> None:
+def test_more_samples_score_again_without_training(trained: list[Path]) -> None:
     one = ("reproduce", "tiny", "--rows", "nonlinear")
     call(*one)
     call(*one, "--score-samples", "30")
     call(*one)
     (record,) = Path().rglob("record.json")
-    assert read(record)["metrics"]["test_nll"]["samples"] == 30
+    assert read_record(record)["metrics"]["test_nll"]["samples"] == 30
     assert len(trained) == 1
 
 
-def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_training_points_may_get_all_samples(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "FEW", 3)
     one = ("reproduce", "tiny", "--rows", "nonlinear")
-    for flags, thorough in (
-        (["--thorough", "40"], 40),
-        (["--thorough", "30"], 40),  # that was enough
-        (["--thorough", "50"], 50),
+    for flags, full_points in (
+        (["--full-points", "40"], 40),
+        (["--full-points", "30"], 40),  # that was enough
+        (["--full-points", "50"], 50),
         ([], 1297),
-        (["--thorough", "50"], 1297),
+        (["--full-points", "50"], 1297),
     ):
         call(*one, *flags)
         (record,) = Path().rglob("record.json")
-        test, train = (read(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
-        assert (test["thorough"], train["thorough"], train["points"]) == (250, thorough, 1297)
+        test, train = (read_record(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
+        assert (test["thorough"], train["thorough"], train["points"]) == (250, full_points, 1297)
     assert len(trained) == 1
 
 
@@ -110,14 +109,14 @@ def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], mo
         ("--data digits", 5),
     ],
 )
-def test_filters_choose_cells(flags: str, number: int, trained: list[str]) -> None:
+def test_filters_choose_cells(flags: str, number: int, trained: list[Path]) -> None:
     code, stdout, stderr = call("reproduce", "tiny", "--dry-run", *flags.split())
     assert (code, len(stdout.splitlines()), stderr) == (0, number, "")
     assert trained == []
     assert not Path("out").exists()
 
 
-def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> None:
+def test_a_dry_run_names_commands_that_make_the_cells(trained: list[Path]) -> None:
     _, stdout, _ = call("reproduce", "tiny", "--dry-run", "--estimator", "nvil")
     program, *words = shlex.split(stdout)
     assert program == "concretely"
@@ -145,7 +144,7 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["tiny", "--steps", "0"], "steps must be at least 1, got 0"),
         (["tiny", "--steps", "many"], "steps must be a number, got 'many'"),
         (["tiny", "--score-samples", "0"], "score-samples must be at least 1, got 0"),
-        (["tiny", "--thorough", "0"], "thorough must be at least 1, got 0"),
+        (["tiny", "--full-points", "0"], "full-points must be at least 1, got 0"),
         (["tiny", "--lr", "1e-3,,1e-2"], "lr must be a number, got ''"),
         (["tiny", "--lr", "-1"], "lr must be positive, got -1.0"),
         (["simplex", "--steps", "5"], "steps must be left out for simplex, which needs no training, got '5'"),
@@ -158,11 +157,11 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> Non
         (["--list", "--rows", "4-ary"], "rows must be left out for --list, which needs no training, got '4-ary'"),
         (["--rows", "4-ary"], "name must be given with rows, such as tiny, got none"),
         (["--dry-run"], "name must be given with dry-run, such as tiny, got none"),
-        (["tiny", "--dry-run", "--products", "tf23"], "unknown products 'tf23'; did you mean 'tf32'?"),
+        (["tiny", "--dry-run", "--precision", "tf23"], "unknown precision 'tf23'; did you mean 'tf32'?"),
         (
             ["--report"],
             "out must hold finished runs, got none of a cell in 'out/reproduce' and no records in "
-            "'reproduction/records': train some by concretely reproduce NAME",
+            "'reproduction/records': train some with concretely reproduce NAME",
         ),
         (
             ["tiny", "--recipe", "slow"],
@@ -175,7 +174,7 @@ def test_what_is_wrong_is_refused_in_a_sentence(arguments: list[str], sentence: 
     assert not Path("out").exists()
 
 
-def test_missing_data_is_said_before_any_training(trained: list[str]) -> None:
+def test_missing_data_is_said_before_any_training(trained: list[Path]) -> None:
     change('data = "digits"', 'data = "nowhere.npz"')
     code, stdout, stderr = call("reproduce", "tiny")
     assert (code, stdout, stderr) == (2, "", "data file 'nowhere.npz' does not exist\n")
@@ -183,20 +182,11 @@ def test_missing_data_is_said_before_any_training(trained: list[str]) -> None:
     assert not Path("out").exists()
 
 
-def test_an_interrupted_table_shows_what_there_is_and_goes_on(
-    trained: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = loop.train_together
-
-    def interrupted(members: Sequence[Member], **others: Any) -> Any:
-        if len(trained) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", interrupted)
+def test_an_interrupted_table_shows_what_there_is_and_goes_on(trained: list[Path], interrupt: Interrupt) -> None:
+    interrupt(lambda: len(trained) == 3)
     code, stdout, stderr = call("reproduce", "tiny")
     assert code == 130
-    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     shown = lines(stdout)
     assert ["–" in line for line in shown] == [False, False, False, True, True]
     assert shown[4] == ["6H~64V", "concrete", "1", "–", "26.1", "–", "–", "25.9", "–", "–", "–"]
@@ -207,16 +197,14 @@ def test_an_interrupted_table_shows_what_there_is_and_goes_on(
 
 
 def test_an_interruption_while_scoring_keeps_what_was_trained(
-    trained: list[str], monkeypatch: pytest.MonkeyPatch
+    trained: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from concretely.report import run as report
-
     with monkeypatch.context() as patch:
 
         def scored(*arguments: Any, **others: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(report, "scored", scored)
+        patch.setattr(scoring, "score_split", scored)
         code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear")
         assert (code, lines(stdout)[0][3]) == (130, "–")
     code, stdout, _ = call("reproduce", "tiny", "--rows", "nonlinear")
@@ -224,23 +212,21 @@ def test_an_interruption_while_scoring_keeps_what_was_trained(
     assert "–" not in lines(stdout)[0]
 
 
-def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from concretely.report import run as report
+def test_what_was_scored_before_an_interruption_is_kept(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    score, parts = scoring.score_split, list[str]()
 
-    score, parts = report.scored, list[str]()
-
-    def interrupted(*inputs: Any, part: str, **others: Any) -> Any:
-        parts.append(part)
-        if part == "train":
+    def interrupted(*inputs: Any, split: str, **others: Any) -> Any:
+        parts.append(split)
+        if split == "train":
             os.kill(os.getpid(), signal.SIGINT)
-        return score(*inputs, part=part, **others)
+        return score(*inputs, split=split, **others)
 
-    monkeypatch.setattr(report, "scored", interrupted)
+    monkeypatch.setattr(scoring, "score_split", interrupted)
     one = ("reproduce", "tiny", "--rows", "nonlinear")
     assert call(*one)[0] == 130
-    metrics = read(Path("out/reproduce/tiny") / trained[0] / "record.json")["metrics"]
+    metrics = read_record(trained[0] / "record.json")["metrics"]
     assert [name for name in metrics if name.count("_") == 1] == ["test_nll", "valid_nll"]
-    monkeypatch.setattr(report, "scored", score)
+    monkeypatch.setattr(scoring, "score_split", score)
     assert call(*one)[0] == 0
     assert parts == ["valid", "test", "train"]
 
@@ -248,17 +234,13 @@ def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monk
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["tiny", "--samples", "1", "--rows", "linear"], "scored"),
-        (["tiny", "--samples", "1", "--rows", "linear", "--programs", "2"], "scored"),
-        (["warm"], "relaxed"),
+        (["tiny", "--samples", "1", "--rows", "linear"], "score_split"),
+        (["tiny", "--samples", "1", "--rows", "linear", "--programs", "2"], "score_split"),
+        (["warm"], "relaxed_objective"),
     ],
 )
 def test_scoring_is_interrupted_in_the_middle(arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from concretely.report import run as report
-    from concretely.report import temperature
-
-    module: Any = {"scored": report, "relaxed": temperature}[name]
-    score, begun, ended = getattr(module, name), list[str](), list[str]()
+    score, begun, ended = getattr(scoring, name), list[str](), list[str]()
     with monkeypatch.context() as patch:
 
         def interrupted(*inputs: Any, **others: Any) -> Any:
@@ -270,41 +252,31 @@ def test_scoring_is_interrupted_in_the_middle(arguments: list[str], name: str, m
             ended.append(name)
             return found
 
-        patch.setattr(module, name, interrupted)
+        patch.setattr(scoring, name, interrupted)
         code, _, stderr = call("reproduce", *arguments)
     assert (code, begun, ended) == (130, [name], [])
-    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     code, stdout, _ = call("reproduce", *arguments)
     assert (code, any("–" in line[:4] for line in lines(stdout))) == (0, False)
 
 
-def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
-    trained: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(trained: list[Path], interrupt: Interrupt) -> None:
     from concretely.data import load
-    from concretely.report.run import leave, scored
 
-    train = loop.train_together
-
-    def interrupted(members: Sequence[Member], **others: Any) -> Any:
-        if not trained:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", interrupted)
+    interrupt(lambda: not trained)
     call("reproduce", "tiny", "--rows", "nonlinear")
-    folder, data = Path("out/reproduce/tiny") / trained[0], load("digits")
+    folder, data = trained[0], load("digits")
     begun, model, _ = run.restored(folder)
-    parts = {part: scored(begun.recipe, model, data, part=part, samples=20) for part in recipe.PARTS}
-    leave(folder, begun, model, data=data, found=parts)
-    early = read(folder / "record.json")
+    parts = {part: scoring.score_split(begun.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
+    scoring.add_scores(folder, begun, model, data=data, found=parts)
+    early = read_record(folder / "record.json")
     call("reproduce", "tiny", "--rows", "nonlinear")
-    late = read(folder / "record.json")
+    late = read_record(folder / "record.json")
     assert (early["step"], late["step"]) == (1, 12)
     assert early["metrics"]["test_nll"]["value"] != late["metrics"]["test_nll"]["value"]
 
 
-def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> None:
+def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[Path]) -> None:
     change("[estimator.nvil]", "[estimator.concrete]\nlr = 1e9\n\n[estimator.nvil]")
     for _ in range(2):
         code, stdout, _ = call("reproduce", "tiny", "--samples", "1", "--rows", "linear")
@@ -315,7 +287,7 @@ def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> 
     assert len(trained) == 2
 
 
-def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> None:
+def test_a_temperature_figure_is_drawn_from_the_records(trained: list[Path]) -> None:
     code, stdout, stderr = call("reproduce", "warm")
     assert code == 0, stderr
     half, two = lines(stdout)
@@ -324,7 +296,7 @@ def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> N
     assert stdout.splitlines()[-2:] == [str(file) for file in files]
     assert all(file.exists() for file in files)
     for line, title in zip((half, two), trained, strict=True):
-        metrics = read(Path("out/reproduce/warm") / title / "record.json")["metrics"]
+        metrics = read_record(title / "record.json")["metrics"]
         names = ("test_nll", "test_relaxed", "train_nll", "train_relaxed")
         assert all(metrics[name]["samples"] == 1 for name in names)
         shown = [float(line[index]) for index in (2, 5, 8, 11)]
@@ -354,7 +326,7 @@ def test_without_a_name_all_are_listed(arguments: list[str]) -> None:
 
 
 def test_recipes_of_the_package_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "FOLDER", Path(recipe.__file__).parent)
+    monkeypatch.setattr(paper, "FOLDER", Path(paper.__file__).parent / "table")
     _, stdout, _ = call("reproduce")
     for name in ("table-1", "structured-prediction", "table-3", "temperature"):
         assert f" {name} " in stdout
@@ -362,13 +334,13 @@ def test_recipes_of_the_package_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(set(stdout.splitlines())) == 48
 
 
-def test_a_folder_of_another_recipe_is_left_alone(trained: list[str]) -> None:
+def test_a_folder_of_another_recipe_is_left_alone(trained: list[Path]) -> None:
     call("reproduce", "tiny", "--rows", "nonlinear")
     change("steps = 12", "steps = 12\nbatch = 32")
     code, _, stderr = call("reproduce", "tiny")
-    folder = Path("out/reproduce/tiny") / trained[0]
+    folder = trained[0]
     assert (code, len(trained)) == (2, 1)
-    assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder by --out\n"
+    assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder\n"
     assert json.loads((folder / "record.json").read_text())["recipe"]["batch"] == 64
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from concretely.report import figure
+from concretely.report import style
 
 from .command import call
 
@@ -47,7 +47,7 @@ def test_rows_and_columns_count_images(
         drawn.append(figure)
         return []
 
-    monkeypatch.setattr(figure, "save", noted)
+    monkeypatch.setattr(style, "save_figure", noted)
     call("sample", str(request.getfixturevalue(kind)), *options, "--out", str(tmp_path))
     assert [len(each.axes[0].images) for each in drawn] == [images]
 

@@ -92,6 +92,17 @@ def test_temperatures_are_the_given_ones_then_those_of_the_run(studies: Studies,
     assert found == [Pathwise(2 / 3, 1 / 4), Pathwise(3 / 4, 1 / 4), Pathwise(3 / 4, 1 / 2)]
 
 
+def test_every_estimator_with_a_prior_temperature_has_that_of_the_run(studies: Studies, run: Path) -> None:
+    own = (run / "recipe.toml").read_text().replace('"concrete"', '"logistic-normal"')
+    _retell(run, own.replace("prior_temperature = 0.5", "prior_temperature = 0.8"))
+    call("study", str(run), "--estimators", "concrete,logistic-normal", *QUICK)
+    ((_, options),) = studies
+    assert options["estimators"] == {
+        "concrete": Pathwise(2 / 3, 0.8),
+        "logistic-normal": Pathwise(2 / 3, 0.8, noise="normal"),
+    }
+
+
 def test_points_and_draws_follow_from_the_seed(studies: Studies) -> None:
     for seed in ("0", "0", "1"):
         call("study", "6H-64V", "--estimators", "reinforce", *QUICK, "--seed", seed)
@@ -111,7 +122,7 @@ def test_points_and_draws_follow_from_the_seed(studies: Studies) -> None:
         (["6H-64V", "--samples", "0", "--estimators", "reinforce"], "samples must be at least 1, got 0"),
         (["6H-64V", "--repeats", "1"], "repeats must be at least 2, got 1"),
         (["6H-64V", "--points", "0"], "points must be at least 1, got 0"),
-        (["6H-64V", "--points", "1298"], "points must be at most 1,297, those for training, got 1298"),
+        (["6H-64V", "--points", "1298"], "points must be at most 1,297, the size of the training set, got 1298"),
         (["6H-64V", "--seed", "-1"], "seed must not be negative, got -1"),
         *(
             (["6H-64V", "--temperature", text], f"temperature must be a positive number, got {text!r}")

@@ -3,36 +3,23 @@
 import json
 import os
 import signal
-from collections.abc import Sequence
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from concretely.report.record import read as read_record
-from concretely.training import loop, run
-from concretely.training.member import Member
+from concretely.experiment.record import read_record
+from concretely.training import run
 from concretely.training.recipe import read, resolve
 
 from .command import call
+from .conftest import Interrupt
 
 pytestmark = pytest.mark.unchecked
 
 GRID = ("--lr", "1e-3,3e-2", "--weight-decay", "0,1")
 SMALL = ("sweep", "6H-64V", "--steps", "20", "--score-samples", "10")
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that are trained in, as they are."""
-    folders, train = list[Path](), loop.train_together
-
-    def watched(members: Sequence[Member], **others: Any) -> Any:
-        folders.extend(member.folder for member in members)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", watched)
-    return folders
 
 
 def lines(stdout: str) -> list[list[str]]:
@@ -116,27 +103,20 @@ def test_a_member_that_diverges_is_reported_once_and_stops_no_other(tmp_path: Pa
 def test_nothing_is_chosen_if_all_diverge(tmp_path: Path) -> None:
     code, stdout, stderr = call(*SMALL, "--lr", "1e9", "--weight-decay", "0", "--out", str(tmp_path))
     assert code == 1
-    assert stderr.splitlines()[-1] == "no member can be chosen, as all have diverged: try a smaller lr"
+    assert stderr.splitlines()[-1] == "no member can be selected, as all have diverged: try a smaller lr"
     assert "best" not in stdout
     assert not (tmp_path / "best.toml").exists()
     assert told(tmp_path)["best"] is None
 
 
 def test_an_interrupted_sweep_goes_on_to_the_same_end(
-    tmp_path: Path, trained: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: list[Path], interrupt: Interrupt
 ) -> None:
     call(*SMALL, *GRID, "--out", str(tmp_path / "whole"))
-    train = loop.train_together
-
-    def interrupted(members: Sequence[Member], **others: Any) -> Any:
-        if len(trained) == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", interrupted)
+    interrupt(lambda: len(trained) == 4)
     code, stdout, stderr = call(*SMALL, *GRID, "--out", str(tmp_path / "halves"))
     assert (code, stdout) == (130, "")
-    assert stderr.splitlines()[-1] == "stopped and saved; the same command goes on"
+    assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     assert len(trained) == 8
     assert not (tmp_path / "halves" / "sweep.json").exists()
     assert run.restored(trained[-1])[0].step == 1
@@ -148,15 +128,25 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
     assert whole == halves
 
 
-def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> None:
-    from concretely.cli.list import choices
-    from concretely.cli.sweep import GRID
+def test_data_that_are_loaded_can_be_interrupted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
 
-    assert len(choices(GRID)) == 12
-    assert {choice["lr"] for choice in choices(GRID)} == {"1e-4", "3e-4", "1e-3"}
-    assert {choice["weight_decay"] for choice in choices(GRID)} == {"0", "1e-2", "1e-1", "1"}
-    assert len(choices({**GRID, "lr": "1", "temperature": "1/2,1", "seed": "0..2"})) == 24
-    assert len(choices({"lr": [1e-3, 1e-4], "weight_decay": 0.0})) == 2
+    monkeypatch.setattr(run, "load", slow)
+    sentence = "stopped before the data were complete; downloaded files are kept\n"
+    assert call("sweep", "6H-64V", "--out", str(tmp_path)) == (130, "", sentence)
+
+
+def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> None:
+    from concretely.experiment.grid import expand_grid
+    from concretely.experiment.search import PAPER_GRID
+
+    assert len(expand_grid(PAPER_GRID)) == 12
+    assert {choice["lr"] for choice in expand_grid(PAPER_GRID)} == {"1e-4", "3e-4", "1e-3"}
+    assert {choice["weight_decay"] for choice in expand_grid(PAPER_GRID)} == {"0", "1e-2", "1e-1", "1"}
+    assert len(expand_grid({**PAPER_GRID, "lr": "1", "temperature": "1/2,1", "seed": "0..2"})) == 24
+    assert len(expand_grid({"lr": [1e-3, 1e-4], "weight_decay": 0.0})) == 2
 
 
 @pytest.mark.parametrize(
@@ -169,8 +159,8 @@ def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> Non
         (["--batch", "64,128"], "batch must be a number, got '64,128'"),
         (["--estimator", "vimcoo"], "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         (["--score-samples", "0"], "score-samples must be at least 1, got 0"),
-        (["--data", "digits,mnist"], "data must have one value, as one member is chosen, got 'digits,mnist'"),
-        (["--train-on", "train,whole"], "train-on must have one value, as one member is chosen, got 'train,whole'"),
+        (["--data", "digits,mnist"], "data must have one value, as one member is selected, got 'digits,mnist'"),
+        (["--train-on", "train,whole"], "train_on must have one value, as one member is selected, got 'train,whole'"),
         (["--data", "mnist"], "data must have 64 bits for each point, as the model has, got 784 in 'mnist'"),
         (
             ["--lr", "1e-3,0.001", "--weight-decay", "0"],
@@ -203,12 +193,11 @@ def test_folders_of_other_runs_are_left_alone(tmp_path: Path, trained: list[Path
     (folder,) = trained
     code, _, stderr = call(*SMALL, *command, "--batch", "32")
     assert code == 2
-    assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder by --out\n"
+    assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder\n"
     code, _, stderr = call(*SMALL, *command, "--steps", "10")
     assert code == 2
     assert stderr == (
-        f"steps must be at least 20, which the run in {str(folder)!r} has taken, got 10: "
-        "choose another folder by --out\n"
+        f"steps must be at least 20, which the run in {str(folder)!r} has taken, got 10: choose another folder\n"
     )
     assert run.load_recipe(folder).steps == 20
     assert len(trained) == 1
@@ -216,4 +205,4 @@ def test_folders_of_other_runs_are_left_alone(tmp_path: Path, trained: list[Path
 
 def test_a_sweep_holds_out_what_it_chooses_by() -> None:
     found = call("sweep", "6H-64V", "--train-on", "whole")
-    assert found == (2, "", "train-on must be train, as members are chosen by what is held out, got 'whole'\n")
+    assert found == (2, "", "train_on must be 'train', as members are selected on the validation set, got 'whole'\n")

@@ -16,10 +16,9 @@ from threading import Thread
 
 import pytest
 
-from concretely.cli.screen import described, screen
-from concretely.cli.terminal import console
-from concretely.report import run as reporting
-from concretely.report.record import PARTS
+from concretely.cli.terminal import console, describe_rows, training_progress
+from concretely.experiment import scoring
+from concretely.experiment.record import KEYS
 from concretely.training import checkpoint
 from concretely.training import run as training
 from concretely.training.recipe import read, resolve
@@ -74,7 +73,7 @@ def test_without_a_terminal_there_are_lines(finished: tuple[Path, str, str]) -> 
 def test_everything_that_a_run_leaves_is_there_and_opens(finished: tuple[Path, str, str]) -> None:
     folder = finished[0]
     record = json.loads((folder / "record.json").read_text())
-    assert set(PARTS) < set(record)
+    assert set(KEYS) < set(record)
     assert record["metrics"]["test_nll"].keys() >= {"value", "standard_error", "samples", "seconds"}
     with (folder / "curve.csv").open(newline="") as file:
         assert [row["step"] for row in csv.DictReader(file)] == ["10", "20"]
@@ -137,7 +136,7 @@ def test_flags_go_before_the_file_and_the_file_before_the_paper(tmp_path: Path) 
         (["4H-64V", "--steps", "1.5"], "steps must be a whole number, got '1.5'"),
         (["4H-64V", "--data", "minst"], "data must be a known name or a path that ends in .npz, got 'minst'; "),
         (["4H-65V"], "data must have 65 bits for each point, as the model has, got 64 in 'digits'"),
-        (["4H-64V", "--device", "cude"], "device must be one that torch has here, such as "),
+        (["4H-64V", "--device", "cude"], "device must be available to torch, such as "),
         (["4H-64V", "--checkpoint-seconds", "-1"], "checkpoint-seconds must not be negative, got -1.0"),
         (["4H-64V", "--checkpoint-seconds", "nan"], "checkpoint-seconds must not be negative, got nan"),
         (["4H-64V", "--score-samples", "0"], "score-samples must be at least 1, got 0"),
@@ -168,7 +167,7 @@ def test_a_folder_that_holds_a_run_is_not_trained_in_again(finished: tuple[Path,
     code, stdout, stderr = call(*TINY, "--out", str(folder))
     assert (code, stdout) == (2, "")
     assert stderr == (
-        f"{str(folder)!r} holds a run already: go on with it by --resume, or choose another folder by --out\n"
+        f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out\n"
     )
 
 
@@ -197,13 +196,13 @@ def test_a_finished_run_goes_on_for_more_steps(finished: tuple[Path, str, str], 
     ("arguments", "sentence"),
     [
         (["--steps", "19"], "steps must be at least 20, which the run has taken, got 19"),
-        (["--lr", "1"], "a run that goes on keeps its recipe but for steps and where data are, got lr"),
+        (["--lr", "1"], "a resumed run keeps its recipe except for steps and the path of its data, got lr"),
         (
             ["--steps", "30", "--seed", "1"],
-            "a run that goes on keeps its recipe but for steps and where data are, got ",
+            "a resumed run keeps its recipe except for steps and the path of its data, got ",
         ),
-        (["5H-64V"], "a run that goes on keeps its recipe but for steps and where data are, got notation"),
-        (["--out", "x"], "a run that goes on keeps its recipe but for steps and where data are, got out"),
+        (["5H-64V"], "a resumed run keeps its recipe except for steps and the path of its data, got notation"),
+        (["--out", "x"], "a resumed run keeps its recipe except for steps and the path of its data, got out"),
     ],
 )
 def test_a_run_that_goes_on_keeps_its_recipe(
@@ -244,7 +243,7 @@ def test_an_interrupted_command_saves_and_says_how_to_go_on(tmp_path: Path) -> N
                 break
         said += process.stderr.readlines()
     assert process.returncode == 130
-    found = re.fullmatch(r"stopped after step (\d+), saved; go on with: concretely (.*)\n", said[-1])
+    found = re.fullmatch(r"stopped after step (\d+) and saved; resume with: concretely (.*)\n", said[-1])
     assert found is not None
     assert 30 <= int(found[1]) < 300
     assert checkpoint.latest(folder).step == int(found[1])
@@ -268,9 +267,9 @@ def rows() -> list[Row]:
 
 
 def test_the_gap_between_the_relaxed_and_the_discrete_bound_is_shown_where_there_is_one() -> None:
-    relaxed, discrete = (resolve(notation="4H-6V", estimator=name) for name in ("concrete", "reinforce"))
-    assert described(relaxed, rows()) == "bound -4.00  discrete -5.50  gap +1.50  validation NLL 7.00, best 7.00"
-    assert described(discrete, rows()[1:]) == "bound -3.00"
+    relaxed, discrete = (resolve(notation="4H-6V", estimator=name) for name in ("concrete", "score"))
+    assert describe_rows(relaxed, rows()) == "bound -4.00  discrete -5.50  gap +1.50  validation NLL 7.00, best 7.00"
+    assert describe_rows(discrete, rows()[1:]) == "bound -3.00"
 
 
 def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +287,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     reader.start()
     with os.fdopen(inner, "w") as terminal, monkeypatch.context() as patched:
         patched.setattr(sys, "stderr", terminal)
-        with screen(resolve(notation="4H-6V", steps=20), console(err=True), None) as watch:
+        with training_progress(resolve(notation="4H-6V", steps=20), console(err=True), None) as watch:
             watch.step(16)
             for row in rows():
                 watch.row(row)
@@ -322,7 +321,7 @@ def test_a_full_disk_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint, "save", fail)
     folder = tmp_path / "run"
     code, _, stderr = call("train", "4H-64V", "--steps", "5", "--out", str(folder))
-    way = f"make room, then go on with: concretely train --resume {folder}"
+    way = f"free some space, then resume with: concretely train --resume {folder}"
     assert (code, stderr.splitlines()[-1]) == (
         2,
         f"{str(folder)!r} cannot be written to: No space left on device; {way}",
@@ -335,7 +334,7 @@ def test_who_interrupts_the_scoring_is_told_that_the_model_is_safe(
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reporting, "evaluate", interrupt)
+    monkeypatch.setattr(scoring, "evaluate", interrupt)
     folder = tmp_path / "run"
     code, _, stderr = call("train", "4H-64V", "--steps", "5", "--out", str(folder))
     assert code == 130
@@ -349,4 +348,4 @@ def test_who_interrupts_before_the_data_are_there_is_told_so(tmp_path: Path, mon
 
     monkeypatch.setattr(training, "load", interrupt)
     found = call("train", "4H-64V", "--out", str(tmp_path / "run"))
-    assert found == (130, "", "stopped before the data were there; what was downloaded is kept\n")
+    assert found == (130, "", "stopped before the data were complete; downloaded files are kept\n")

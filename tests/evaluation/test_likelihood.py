@@ -475,7 +475,7 @@ def test_bad_data_are_refused_in_one_sentence(
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("argument", ["samples", "thorough", "chunk"])
+@pytest.mark.parametrize("argument", ["samples", "full_points", "chunk"])
 @pytest.mark.parametrize("number", [0, -3, 2.0, True, "5"])
 def test_counts_must_be_positive_whole_numbers(argument: str, number: object) -> None:
     with pytest.raises(ValueError, match=r"must be a positive whole number") as caught:

@@ -11,8 +11,9 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from concretely.report.curve import curve
-from concretely.report.figure import save
+from concretely.experiment.claim import GAP, TemperaturePoint
+from concretely.report.curve import curve, temperature_curve
+from concretely.report.style import save_figure
 
 
 def row(
@@ -135,5 +136,17 @@ def test_axes_have_units_and_all_words_are_on_the_page_and_apart() -> None:
 
 
 def test_the_same_rows_are_saved_as_the_same_bytes(tmp_path: Path) -> None:
-    first, second = ([file.read_bytes() for file in save(curve(RELAXED), tmp_path / name)] for name in "ab")
+    first, second = ([file.read_bytes() for file in save_figure(curve(RELAXED), tmp_path / name)] for name in "ab")
     assert first == second
+
+
+def test_a_large_gap_is_shaded() -> None:
+    points = [TemperaturePoint(2.0, 50.0, 50 + 8 * GAP), TemperaturePoint(0.5, 50.0, 50.0)]
+    (axes,) = temperature_curve(points).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[0.5, 2.0]] * 2
+    assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 50 + 8 * GAP], [50.0, 50.0]]
+    (shade,) = axes.patches
+    assert shade.get_x() == pytest.approx(0.6875)
+    assert not temperature_curve(points[1:]).axes[0].patches
+    with pytest.raises(ValueError, match=r"^points must hold at least one temperature, got none$"):
+        temperature_curve([])

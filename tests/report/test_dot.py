@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Normal
 from concretely import Bernoulli, BinaryConcrete, Concrete, HypercubeConcrete, Trace, mode, run
 from concretely.report.anatomy import GROUND
 from concretely.report.dot import dot
-from concretely.report.figure import PALE
+from concretely.report.style import PALE
 
 from .example import LOGITS, MASSES, ODD, TRACES, chain, detour, diamond, diverged, variable
 

@@ -13,8 +13,11 @@ from torch import Generator, Tensor
 from torch.distributions import Normal
 
 from concretely import Bernoulli, Draw, Model, density, mode, prediction, run
+from concretely.evaluation.pixel import complete_pixels, reconstruct_pixels, sample_pixels
+from concretely.experiment.picture import Picture
 from concretely.report import image
-from concretely.report.figure import DPI, save
+from concretely.report.style import DPI
+from concretely.report.style import save_figure as save
 
 
 def seeded() -> Generator:
@@ -23,6 +26,20 @@ def seeded() -> Generator:
 
 def bits(points: int, width: int) -> Tensor:
     return torch.randint(2, (points, width), generator=seeded())
+
+
+def samples(model: Model, *, rows: int, columns: int, generator: Generator | None = None) -> Figure:
+    made = sample_pixels(model, rows * columns, generator=generator)
+    return image.draw_picture(Picture(made.unflatten(0, (rows, columns))))
+
+
+def reconstructions(model: Model, x: Tensor, *, generator: Generator | None = None) -> Figure:
+    return image.draw_picture(Picture(reconstruct_pixels(model, x, generator=generator).unsqueeze(0), x))
+
+
+def completions(model: Model, context: Tensor, x: Tensor, *, samples: int, generator: Generator) -> Figure:
+    made = complete_pixels(model, context, samples=samples, generator=generator)
+    return image.draw_picture(Picture(made.transpose(0, 1), x, context))
 
 
 def shown(figure: Figure, shades: str) -> list[np.ndarray]:
@@ -44,7 +61,7 @@ def place(drawn: AxesImage) -> tuple[float, float]:
 def test_samples_are_the_pixel_probabilities_given_latents_from_the_prior() -> None:
     model = density("6H-16V")
     drawn = run(model.p, mode.Discrete(), samples=6, generator=seeded())["x"].distribution.probs
-    figure = image.samples(model, rows=2, columns=3, generator=seeded())
+    figure = samples(model, rows=2, columns=3, generator=seeded())
     np.testing.assert_allclose(shown(figure, image.MODEL), drawn.detach().view(6, 4, 4))
     assert not shown(figure, image.DATA)
 
@@ -52,7 +69,7 @@ def test_samples_are_the_pixel_probabilities_given_latents_from_the_prior() -> N
 def test_each_reconstruction_is_below_its_data_and_is_given_latents_from_the_posterior() -> None:
     model, x = density("6H-16V"), bits(image.BROAD + 2, 16)
     p, _ = model.trace(x, mode=mode.Discrete(), generator=seeded())
-    figure = image.reconstructions(model, x, generator=seeded())
+    figure = reconstructions(model, x, generator=seeded())
     made = p["x"].distribution.probs.detach().view(-1, 4, 4)
     np.testing.assert_array_equal(shown(figure, image.DATA), x.view(-1, 4, 4))
     np.testing.assert_allclose(shown(figure, image.MODEL), made)
@@ -69,7 +86,7 @@ def test_completions_go_on_below_what_is_given() -> None:
     model, whole = prediction("6V-5H-3V"), bits(2, 9)
     given, x = whole.split([6, 3], -1)
     drawn = run(model.p, mode.Discrete(), given, samples=3, generator=seeded())["x"].distribution.probs
-    figure = image.completions(model, given, x, samples=3, generator=seeded())
+    figure = completions(model, given, x, samples=3, generator=seeded())
     np.testing.assert_allclose(shown(figure, image.MODEL), drawn.detach().transpose(0, 1).reshape(6, 1, 3))
     upper = [found for found in images(figure) if found.get_array().shape == (2, 3)]
     lower = [found for found in images(figure) if found.get_array().shape == (1, 3)]
@@ -87,7 +104,7 @@ def test_completions_go_on_below_what_is_given() -> None:
 @pytest.mark.parametrize("widths", [(6, 4), (5, 4)])
 def test_what_makes_no_square_or_no_whole_rows_is_shown_apart(widths: tuple[int, int]) -> None:
     given, x = bits(2, sum(widths)).split(widths, -1)
-    figure = image.completions(prediction(f"{widths[0]}V-5H-{widths[1]}V"), given, x, samples=3, generator=seeded())
+    figure = completions(prediction(f"{widths[0]}V-5H-{widths[1]}V"), given, x, samples=3, generator=seeded())
     assert len({place(found) for found in images(figure)}) == len(images(figure)) == 2 * 5
 
 
@@ -108,10 +125,10 @@ def test_pixels_are_the_bits_in_rows_and_nearly_a_square(width: int) -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: image.samples(density("3H-7V"), rows=2, columns=3, generator=seeded()),
-        lambda: image.samples(density("3H-900V"), rows=1, columns=1, generator=seeded()),
-        lambda: image.reconstructions(density("3H-9V"), bits(1, 9), generator=seeded()),
-        lambda: image.completions(prediction("6V-3H-9V"), bits(2, 6), bits(2, 9), samples=1, generator=seeded()),
+        lambda: samples(density("3H-7V"), rows=2, columns=3, generator=seeded()),
+        lambda: samples(density("3H-900V"), rows=1, columns=1, generator=seeded()),
+        lambda: reconstructions(density("3H-9V"), bits(1, 9), generator=seeded()),
+        lambda: completions(prediction("6V-3H-9V"), bits(2, 6), bits(2, 9), samples=1, generator=seeded()),
     ],
 )
 def test_images_are_on_the_page_and_apart_and_a_pixel_is_a_whole_number_of_dots(draw: Callable[[], Figure]) -> None:
@@ -139,7 +156,7 @@ def test_images_are_on_the_page_and_apart_and_a_pixel_is_a_whole_number_of_dots(
 
 def test_the_first_pixel_is_at_the_upper_left_and_a_one_is_dark(tmp_path: Path) -> None:
     x = torch.tensor([[1, 1, 1, 0, 0, 0, 1, 0, 0]])
-    png, _ = save(image.reconstructions(density("3H-9V"), x), tmp_path / "picture")
+    png, _ = save(reconstructions(density("3H-9V"), x), tmp_path / "picture")
     dots = imread(png)[..., :3].mean(-1)
     side = round(image.TILE / 3)
     middles = [image.MARGIN + side // 2 + side * place for place in range(3)]
@@ -149,7 +166,7 @@ def test_the_first_pixel_is_at_the_upper_left_and_a_one_is_dark(tmp_path: Path) 
 def test_the_same_seed_is_saved_as_the_same_bytes_and_another_is_not(tmp_path: Path) -> None:
     model = density("3H-9V")
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        save(image.samples(model, rows=2, columns=2, generator=Generator().manual_seed(seed)), tmp_path / name)
+        save(samples(model, rows=2, columns=2, generator=Generator().manual_seed(seed)), tmp_path / name)
     for kind in ("png", "svg"):
         first, second, other = ((tmp_path / f"{name}.{kind}").read_bytes() for name in "abc")
         assert first == second
@@ -159,27 +176,27 @@ def test_the_same_seed_is_saved_as_the_same_bytes_and_another_is_not(tmp_path: P
 def test_looking_teaches_a_model_nothing() -> None:
     model = density("3H-3H-9V").train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    image.samples(model, rows=1, columns=2)
-    image.reconstructions(model, bits(2, 9))
+    samples(model, rows=1, columns=2)
+    reconstructions(model, bits(2, 9))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
 
 
 def test_what_cannot_be_shown_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"^rows must be a positive whole number, got 0$"):
-        image.samples(density("3H-9V"), rows=0)
     with pytest.raises(ValueError, match=r"^samples must be a positive whole number, got 0$"):
-        image.completions(prediction("3V-3H-6V"), bits(1, 3), bits(1, 6), samples=0)
+        sample_pixels(density("3H-9V"), 0)
+    with pytest.raises(ValueError, match=r"^samples must be a positive whole number, got 0$"):
+        completions(prediction("3V-3H-6V"), bits(1, 3), bits(1, 6), samples=0, generator=seeded())
     with pytest.raises(ValueError, match=r"^x must have at least one data point, got shape \(0, 9\)$"):
-        image.reconstructions(density("3H-9V"), bits(0, 9))
+        reconstructions(density("3H-9V"), bits(0, 9))
     with pytest.raises(
         ValueError, match=r"^a model must have q to reconstruct data, got none: draw completions instead$"
     ):
-        image.reconstructions(prediction("3V-3H-6V"), bits(1, 6))
+        reconstructions(prediction("3V-3H-6V"), bits(1, 6))
 
     def p(draw: Draw, x: Tensor | None = None) -> Tensor:
         z = draw("z", Bernoulli(torch.zeros(9)))
         return draw("x", Normal(z, 1.0), observed=x)
 
     with pytest.raises(ValueError, match=r"^p must end with bits to be shown as an image, got Normal at node 'x'$"):
-        image.samples(Model(p))
+        sample_pixels(Model(p), 2)

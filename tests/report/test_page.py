@@ -15,8 +15,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from concretely import density
+from concretely.evaluation.pixel import sample_pixels
+from concretely.experiment.picture import Picture
 from concretely.report import image
-from concretely.report.page import Image, curved, page, shown
+from concretely.report.page import Image, curve_image, embed_figure, page
 
 RECIPE = {
     "notation": "32H~64V",
@@ -81,13 +83,13 @@ class Reader(HTMLParser):
 
 
 def pictures() -> list[Image]:
-    samples = image.samples(density("3H-9V"), rows=2, columns=3)
-    return [shown("Samples & <more>", samples), shown("Others", Figure(figsize=(2, 1)))]
+    samples = image.draw_picture(Picture(sample_pixels(density("3H-9V"), 6).view(2, 3, 9)))
+    return [embed_figure("Samples & <more>", samples), embed_figure("Others", Figure(figsize=(2, 1)))]
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return page(RECORD, curved(ROWS), pictures())
+    return page(RECORD, curve_image(ROWS), pictures())
 
 
 def test_the_page_says_all_that_the_record_says(text: str) -> None:
@@ -162,7 +164,7 @@ EVIL = "<script>alert('\"&</td>')</script>"
 def test_no_value_can_become_part_of_the_page() -> None:
     metric = {"value": 1.0, "standard_error": 0.1, "meaning": EVIL}
     record = {**RECORD, "recipe": {EVIL: EVIL}, "metrics": {EVIL: metric}, "versions": {EVIL: EVIL}, "seed": EVIL}
-    text = page(record, None, [shown(EVIL, Figure(figsize=(1, 1)))], title=EVIL, command=EVIL)
+    text = page(record, None, [embed_figure(EVIL, Figure(figsize=(1, 1)))], title=EVIL, command=EVIL)
     found = Reader(text)
     assert not found.all("script")
     assert found.text.count(EVIL) >= 9
@@ -172,12 +174,12 @@ def test_no_value_can_become_part_of_the_page() -> None:
 @pytest.mark.parametrize("missing", [*RECORD, "rows", "pictures"])
 def test_what_is_missing_is_left_out(missing: str) -> None:
     record: dict[str, Any] = {key: value for key, value in RECORD.items() if key != missing}
-    curve, images = (None if missing == "rows" else curved(ROWS)), ([] if missing == "pictures" else pictures())
-    whole, found = Reader(page(RECORD, curved(ROWS), pictures())), Reader(page(record, curve, images))
+    curve, images = (None if missing == "rows" else curve_image(ROWS)), ([] if missing == "pictures" else pictures())
+    whole, found = Reader(page(RECORD, curve_image(ROWS), pictures())), Reader(page(record, curve, images))
     assert len(found.text) < len(whole.text)
-    sections = {"metrics": "Results", "rows": "Training", "pictures": "What the model has learned", "recipe": "Recipe"}
-    headings = {name for name in [*sections.values(), "Circumstances"] if name in found.words}
-    assert headings == {*sections.values(), "Circumstances"} - {sections.get(missing)}
+    sections = {"metrics": "Results", "rows": "Training", "pictures": "Pictures", "recipe": "Recipe"}
+    headings = {name for name in [*sections.values(), "Environment"] if name in found.words}
+    assert headings == {*sections.values(), "Environment"} - {sections.get(missing)}
     assert "None" not in found.text
 
 
@@ -195,8 +197,8 @@ def test_an_empty_record_is_a_page_without_sections() -> None:
         (98.76543, None, "98.77"),
         (98.76543, float("inf"), "98.77"),
         (98.76543, 0.0, "98.77"),
-        (None, None, "not known"),
-        (float("nan"), 1.0, "not known"),
+        (None, None, "unknown"),
+        (float("nan"), 1.0, "unknown"),
         (float("inf"), float("inf"), "∞"),
         (float("-inf"), None, "−∞"),
     ],

@@ -1,12 +1,13 @@
-"""Ours beside the paper's."""
+"""Tables show our numbers and the paper's."""
 
 from io import StringIO
 from typing import Any
 
 from rich.console import Console
 
-from concretely.recipe import Cell, experiment
-from concretely.report.table import Line, table
+from concretely.experiment.paper import Cell, load_experiment
+from concretely.experiment.result import CellResult
+from concretely.report.table import cell_table
 
 
 def record(test: float | None, train: float | None) -> dict[str, Any]:
@@ -17,10 +18,10 @@ def record(test: float | None, train: float | None) -> dict[str, Any]:
     return {"metrics": metrics, "recipe": {"notation": "200H-784V", "steps": 12345}, "step": 12345, "seconds": 67.89}
 
 
-def shown(lines: list[Line]) -> list[str]:
+def shown(lines: list[CellResult]) -> list[str]:
     """The lines of a table that have words, with one space between those."""
     text = StringIO()
-    Console(width=200, file=text).print(table(lines, title="a title", caption="a caption"))
+    Console(width=200, file=text).print(cell_table(lines, title="a title", caption="a caption"))
     return [" ".join(words) for line in text.getvalue().splitlines() if (words := line.replace("─", "").split())]
 
 
@@ -28,12 +29,12 @@ def cells(name: str, **wished: Any) -> list[Cell]:
     def fits(cell: Cell) -> bool:
         return all(getattr(cell.recipe, key) == value for key, value in wished.items())
 
-    return [cell for cell in experiment(name).cells if fits(cell)]
+    return [cell for cell in load_experiment(name).cells if fits(cell)]
 
 
 def test_every_line_has_ours_and_its_error_the_papers_the_difference_and_the_cost() -> None:
     first, second = cells("table-1", notation="200H-784V", data="mnist", samples=1)
-    title, head, *lines, caption = shown([Line(first, record(107.05, 108.5)), Line(second)])
+    title, head, *lines, caption = shown([CellResult(first, record(107.05, 108.5)), CellResult(second)])
     assert (title, caption) == ("a title", "a caption")
     assert head == "model estimator test paper diff train paper diff steps seconds"
     assert lines == [
@@ -44,13 +45,13 @@ def test_every_line_has_ours_and_its_error_the_papers_the_difference_and_the_cos
 
 def test_steps_are_those_after_which_a_model_was_taken_of_all() -> None:
     early = record(107.05, 108.5) | {"step": 345}
-    *_, line, _ = shown([Line(cells("table-1")[0], early)])
+    *_, line, _ = shown([CellResult(cells("table-1")[0], early)])
     assert line.endswith(" 345 of 12,345 67.9")
 
 
 def test_a_cell_that_diverged_or_has_no_finite_number_says_so() -> None:
     first, second = cells("table-1", notation="200H-784V", data="mnist", samples=1)
-    _, _, *lines, _ = shown([Line(first, state="diverged"), Line(second, record(None, 104.0))])
+    _, _, *lines, _ = shown([CellResult(first, diverged=True), CellResult(second, record(None, 104.0))])
     assert lines == [
         "200H-784V concrete diverged 107.3 – diverged 107.5 – – –",
         "200H-784V nvil – 104.4 – 104.00 ± 0.12 104.2 −0.20 12,345 67.9",
@@ -59,12 +60,14 @@ def test_a_cell_that_diverged_or_has_no_finite_number_says_so() -> None:
 
 def test_the_papers_numbers_are_shown_to_the_letter() -> None:
     (cell,) = cells("table-3", notation="240H:8~784V", data="omniglot", samples=1)
-    _, _, line, _ = shown([Line(cell)])
+    _, _, line, _ = shown([CellResult(cell)])
     assert line == "240H:8~784V – 119.61 – – 105.3 – – –"
 
 
 def test_columns_are_what_cells_differ_in() -> None:
-    heads = {name: shown([Line(cell) for cell in experiment(name).cells])[1] for name in ("table-1", "table-3")}
+    heads = {
+        name: shown([CellResult(cell) for cell in load_experiment(name).cells])[1] for name in ("table-1", "table-3")
+    }
     assert heads["table-1"].startswith("model data estimator m test")
     assert heads["table-3"].startswith("model data m test")
-    assert shown([Line(cell) for cell in experiment("temperature").cells])[1] == "model λ steps seconds"
+    assert shown([CellResult(cell) for cell in load_experiment("temperature").cells])[1] == "model λ steps seconds"

@@ -312,7 +312,7 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path: Path) -> None:
     with holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        sentence = f"{str(tmp_path)!r} is being worked in by another process: wait for it, or choose another folder"
+        sentence = f"{str(tmp_path)!r} is in use by another process: wait for it, or choose another folder"
         with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
             trained(tmp_path)
         assert not (tmp_path / "recipe.toml").exists()

@@ -1,6 +1,6 @@
-"""The command, one file a verb.
+"""The command line interface, one file for each verb.
 
-Nothing here imports torch or matplotlib before a verb needs them, so that every `--help` answers at once.
+Torch and matplotlib are imported only when a verb runs, so that `--help` is fast.
 """
 
 from typing import Annotated
@@ -11,7 +11,7 @@ from .. import __version__
 from . import cite, compare, evaluate, figure, reproduce, sample, study, sweep, train
 
 app = typer.Typer(
-    help="Discrete random variables, relaxed into Concrete ones.",
+    help="Train, evaluate and compare models with discrete latent variables.",
     epilog=train.EXAMPLE,
     no_args_is_help=True,
     add_completion=False,
@@ -36,6 +36,6 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and stop.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None: ...

@@ -1,4 +1,4 @@
-"""`concretely cite`: what to cite, as BibTeX."""
+"""`concretely cite`: BibTeX entries."""
 
 import re
 from importlib import resources
@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..spelling import nearest
-from .terminal import refuse
+from ..spelling import did_you_mean
+from .terminal import fail
 
 EXAMPLE = "Example: concretely cite mnih2016variational"
 
@@ -24,13 +24,13 @@ def cite(
         list[str] | None,
         typer.Argument(metavar="KEY", help="Keys of the bibliography.", show_default="this software and the paper"),
     ] = None,
-    listed: Annotated[bool, typer.Option("--list", help="List all keys and titles instead.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List all keys and titles.")] = False,
 ) -> None:
-    """Print BibTeX entries of this software and the paper, or of what else is cited in its documentation."""
+    """Print BibTeX entries of this software and the paper, or of other references in the documentation."""
     known = entries()
     for key in keys or ():
         if key not in known:
-            refuse(f"unknown key {key!r}{nearest(key, known)}")
+            fail(f"unknown key {key!r}{did_you_mean(key, known)}")
     wanted = dict.fromkeys(keys or (known if listed else ("concretely", "maddison2017concrete")))
     if listed:
         width = max(map(len, wanted))
@@ -40,7 +40,7 @@ def cite(
 
 
 def entries() -> dict[str, str]:
-    """The entries of the bibliography by their keys, with that of this software first."""
+    """Return the entries of the bibliography by key, that of this software first."""
     text = (resources.files("concretely") / "references.bib").read_text(encoding="utf-8")
     found = re.finditer(r"^@\w+\{(\w+),.*?^\}", text, re.MULTILINE | re.DOTALL)
     return {"concretely": SOFTWARE, **{entry[1]: entry[0] for entry in found}}

@@ -1,29 +1,29 @@
-"""`concretely figure`: draw the paper's pictures of the Concrete density and of sampling graphs."""
+"""`concretely figure`: the paper's figures of Concrete densities and of stochastic graphs."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .terminal import numbers, prepare, refuse, save
+from ..file import writable_dir
+from .terminal import fail, numbers, report_errors, save
 
 if TYPE_CHECKING:
     from ..notation import Architecture
 
 app = typer.Typer(
-    help="Draw the paper's pictures of the Concrete density and of sampling graphs, as PNG and SVG.",
+    help="Draw the paper's figures of Concrete densities and of stochastic graphs, as PNG and SVG.",
     epilog="Example: concretely figure binary --alpha 1",
     no_args_is_help=True,
 )
 
 LAYERS, UNITS, ARITY = 8, 2048, 16
-"""The most that a drawn model may have, so that it fits on a page and into memory."""
+"""The largest model that is drawn, so that it fits on a page and into memory."""
 
-Temperature = Annotated[str, typer.Option(help="Temperatures λ separated by commas, one panel each; 0 is discrete.")]
-Out = Annotated[Path, typer.Option(help="The folder to write to, created where it is missing.")]
+Temperature = Annotated[str, typer.Option(help="Temperatures λ, separated by commas, one panel each; 0 is discrete.")]
+Out = Annotated[Path, typer.Option(help="Output folder.")]
 
 
 @app.command(epilog="Example: concretely figure simplex --alpha 1,1,1 --temperature 0,1/2,2")
@@ -34,14 +34,11 @@ def simplex(
     out: Out = Path("out/figure"),
 ) -> None:
     """Draw the density of three categories on a triangle."""
-    alphas, temperatures = numbers(alpha), _temperatures(temperature)
-    if len(alphas) != 3 or not _positive(alphas):
-        refuse(f"alpha must be three positive numbers, got {alpha!r}")
-    prepare(out)
+    alphas, temperatures = _alphas(alpha, "three positive numbers", 3, 3), _temperatures(temperature, out)
 
-    from ..report import figure
+    from ..report import relaxation
 
-    save(figure.simplex(alphas, temperatures), out / "simplex")
+    save(relaxation.simplex(alphas, temperatures), out / "simplex")
 
 
 @app.command(epilog="Example: concretely figure binary --alpha 1/2 --temperature 0,1/3,3")
@@ -51,26 +48,23 @@ def binary(
     *,
     out: Out = Path("out/figure"),
 ) -> None:
-    """Draw noisy log-odds, the curve they pass through and the density behind it."""
-    alphas, temperatures = numbers(alpha), _temperatures(temperature)
-    if len(alphas) != 1 or not _positive(alphas):
-        refuse(f"alpha must be one positive number, got {alpha!r}")
-    prepare(out)
+    """Draw noisy log-odds, the sigmoid that maps them, and the density of its output."""
+    alphas, temperatures = _alphas(alpha, "one positive number", 1, 1), _temperatures(temperature, out)
 
-    from ..report import figure
+    from ..report import relaxation
 
-    save(figure.binary(alphas[0], temperatures), out / "binary")
+    save(relaxation.binary(alphas[0], temperatures), out / "binary")
 
 
 @app.command(epilog="Example: concretely figure graph 200H~784V --temperature 2/3")
 def graph(
     notation: Annotated[
-        str | None, typer.Argument(help="A model in the paper's notation, whose networks to draw instead.")
+        str | None, typer.Argument(help="Model in the paper's notation, to draw its networks instead of a variable.")
     ] = None,
     alpha: Annotated[
         str | None,
         typer.Option(
-            help="Up to six unnormalised probabilities α, separated by commas; one alone is the odds of a binary one.",
+            help="Up to six unnormalised probabilities α, separated by commas; a single one is the odds of a one.",
             show_default="2,0.5,1",
         ),
     ] = None,
@@ -79,44 +73,47 @@ def graph(
     out: Out = Path("out/figure"),
 ) -> None:
     """Draw how a variable is sampled, or the networks of a model."""
-    temperatures = _temperatures(temperature)
-    alphas = numbers("2,0.5,1" if alpha is None else alpha)
-    if len(alphas) > 6 or not _positive(alphas):
-        refuse(f"alpha must be one to six positive numbers, got {alpha!r}")
+    alphas = _alphas("2,0.5,1" if alpha is None else alpha, "one to six positive numbers", 1, 6)
     architecture = None if notation is None else _architecture(notation)
     if architecture is not None and alpha is not None:
-        refuse(f"alpha must be left out beside a notation, got {alpha!r}")
-    prepare(out)
+        fail(f"alpha must be left out with a notation, got {alpha!r}")
+    temperatures = _temperatures(temperature, out)
 
-    from ..report import graph
+    from ..evaluation.illustration import network_traces, sampling_traces
+    from ..report.diagram import side_by_side
 
     if architecture is None:
-        save(graph.sampling(alphas, temperatures), out / "graph")
+        traces = sampling_traces(alphas, temperatures)
     else:
-        save(graph.networks(architecture, temperatures), out / "graph")
+        traces = network_traces(architecture, temperatures)
+    save(side_by_side(traces), out / "graph")
 
 
 def _architecture(notation: str) -> "Architecture":
-    """A model that can be drawn."""
+    """Parse the notation of a model that is small enough to be drawn."""
     from ..notation import parse
 
-    try:
+    with report_errors():
         architecture = parse(notation)
-    except ValueError as error:
-        refuse(str(error))
     layers = architecture.layers
     if len(layers) > LAYERS or any(layer.units > UNITS or layer.arity > ARITY for layer in layers):
         most = f"{LAYERS} layers of at most {UNITS} units and an arity of at most {ARITY}"
-        refuse(f"notation must have at most {most} to be drawn, got {shortened(str(architecture))}")
+        fail(f"notation must have at most {most} to be drawn, got {shortened(str(architecture))}")
     return architecture
 
 
-def _temperatures(text: str) -> list[float]:
+def _alphas(text: str, must: str, least: int, most: int) -> list[float]:
+    found = numbers(text)
+    if not least <= len(found) <= most or not all(0 < number < math.inf for number in found):
+        fail(f"alpha must be {must}, got {text!r}")
+    return found
+
+
+def _temperatures(text: str, out: Path) -> list[float]:
+    """Parse the temperatures, the last flag to be checked, and create the output folder."""
     temperatures = numbers(text)
     if not all(0 <= temperature < math.inf for temperature in temperatures):
-        refuse(f"temperature must be one or more numbers not below 0, got {text!r}")
+        fail(f"temperature must be one or more numbers that are not negative, got {text!r}")
+    with report_errors():
+        writable_dir(out)
     return temperatures
-
-
-def _positive(numbers: Sequence[float]) -> bool:
-    return all(0 < number < math.inf for number in numbers)

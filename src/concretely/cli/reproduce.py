@@ -1,55 +1,19 @@
-"""`concretely reproduce`: the paper's tables and figures, ours beside the paper's."""
+"""`concretely reproduce`: the paper's tables and figures, with our numbers and the paper's."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..file import draft
-from ..recipe import PARTS, RUNS, Cell, Experiment, experiment, names
-from ..spelling import nearest
-from ..training.member import OF_DATA, Member, data_key
-from ..training.recipe import Recipe, overridden, read
-from ..training.section import WHEN, sections
+from ..experiment.paper import RUNS, experiment_names, load_experiment
+from ..spelling import did_you_mean
 from . import figure
-from .candidate import Candidates, best, candidates_for, choices_made
-from .flags import loaded_once
-from .list import choices
-from .member import (
-    DIVERGED,
-    Stop,
-    Wish,
-    heeding,
-    interrupted,
-    known,
-    require_fitting,
-    score,
-    settled,
-    train_all,
-)
-from .terminal import (
-    Device,
-    Products,
-    console,
-    device,
-    prepare,
-    refuse,
-    refusing,
-    require,
-    require_known_products,
-    save,
-    show,
-)
+from .option import Device, FullPoints, Precision, require_precision, select_device
+from .terminal import fail, monitor, remark, report_errors, require_positive, save, show, stop_requested
 
 if TYPE_CHECKING:
-    import torch
-
-    from ..data import Dataset
-    from ..report.table import Line
+    from ..experiment.plan import Plan
 
 EXAMPLE = "Example: concretely reproduce simplex"
 
@@ -58,331 +22,172 @@ FIGURES: dict[str, tuple[str, Callable[..., None]]] = {
     "simplex": ("figure 2", figure.simplex),
     "binary": ("figure 3", figure.binary),
 }
-"""The figures that need no training, where they are in the paper, and what draws them."""
-
-AT_ONCE = 4
-"""How many programs share a GPU: one by itself leaves parts of it idle."""
-STEPS, SAMPLES, POINTS = 20, 10, 128
-"""What a smoke test takes: just enough to see that everything runs."""
-VALIDATING = 1_000
-"""The most samples by which candidates for a cell are compared."""
-TOLD = (*OF_DATA, "notation", "arity", "estimator", "samples", "temperature", "prior_temperature", "seed")
-"""The keys of a recipe that a cell has of its table, and that no other recipe may change."""
+"""The figures that need no training: where they are in the paper, and the function that draws them."""
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="A table or figure; without one, all are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Table or figure; omit it to list all.")] = None,
     *,
     rows: Annotated[str | None, typer.Option(help="Rows, by name or model.", show_default="all")] = None,
     data: Annotated[str | None, typer.Option(help="Data sets.", show_default="all")] = None,
-    samples: Annotated[str | None, typer.Option(help="Numbers m of samples.", show_default="all")] = None,
+    samples: Annotated[str | None, typer.Option(help="Numbers of samples m.", show_default="all")] = None,
     estimator: Annotated[str | None, typer.Option(help="Estimators.", show_default="all")] = None,
-    steps: Annotated[str | None, typer.Option(help="How many steps to train.", show_default="the paper's")] = None,
+    steps: Annotated[str | None, typer.Option(help="Number of training steps.", show_default="the paper's")] = None,
     lr: Annotated[
-        str | None, typer.Option(help="The learning rate, or several to choose from.", show_default="the paper's")
+        str | None, typer.Option(help="Learning rate, or several to select from.", show_default="the paper's")
     ] = None,
     weight_decay: Annotated[
-        str | None, typer.Option(help="The weight decay, or several to choose from.", show_default="the paper's")
+        str | None, typer.Option(help="Weight decay, or several to select from.", show_default="the paper's")
     ] = None,
     recipe: Annotated[
         Path | None,
-        typer.Option(help="A TOML file, or paper or fast, which the three flags above overrule.", show_default="none"),
+        typer.Option(help="TOML file, or paper or fast; the three flags above override it.", show_default="none"),
     ] = None,
     score_samples: Annotated[
-        int | None, typer.Option(help="Samples by which models are scored.", show_default="the paper's")
+        int | None, typer.Option(help="Samples for scoring models.", show_default="the paper's")
     ] = None,
-    thorough: Annotated[
-        int | None,
-        typer.Option(
-            help="Training points scored by all samples; the rest by 1,000, corrected by the mean difference on these.",
-            show_default="all",
-        ),
-    ] = None,
+    full_points: FullPoints = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help=f"Only see that all runs: {STEPS} steps, {POINTS} data points.")
+        bool, typer.Option("--smoke", help="Only check that everything runs: 20 steps, 128 data points.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and how.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the training commands and exit.")] = False,
     listing: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Add what is finished to the records, and write the report of all.")
+        bool, typer.Option("--report", help="Add finished runs to the records, and write the report of all records.")
     ] = False,
-    records: Annotated[
-        Path, typer.Option(help="The folder of the records, beside which the report is written.")
-    ] = Path("reproduction/records"),
-    out: Annotated[
-        Path, typer.Option(help="The folder of the runs, in which each table and figure has its own.")
-    ] = RUNS,
+    records: Annotated[Path, typer.Option(help="Folder of the records; the report is written next to it.")] = Path(
+        "reproduction/records"
+    ),
+    out: Annotated[Path, typer.Option(help="Folder of the runs, with a subfolder for each table and figure.")] = RUNS,
     programs: Annotated[
-        int | None, typer.Option(help="Programs that share the device at once.", show_default="4 on a GPU, 1 elsewhere")
+        int | None, typer.Option(help="Programs that share the device.", show_default="4 on a GPU, 1 elsewhere")
     ] = None,
     device_name: Device = None,
-    products: Products = None,
+    precision: Precision = None,
 ) -> None:
-    """Train what is missing of a table or figure of the paper, and show ours beside the paper's.
+    """Train the missing cells of a table or figure of the paper, and print our numbers and the paper's.
 
-    Rows, data sets, numbers of samples and estimators may be lists with commas. So may learning rates and weight
-    decays: a cell is then trained with each, and the best on the validation set is taken.
-    Ctrl-C saves; the same command goes on.
+    rows, data, samples and estimator may be lists, separated by commas. So may lr and weight-decay: then every cell is
+    trained with each of them, and the best on the validation set is selected. full-points applies to the training set.
+    Run the same command to go on after Ctrl-C.
     """
-    wished = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
-    how = {"steps": steps, "lr": lr, "weight_decay": weight_decay}
-    budget = {**how, "recipe": recipe, "score_samples": score_samples, "thorough": thorough}
-    training = {**wished, **budget, "smoke": smoke or None, "dry_run": dry_run or None}
-    training |= {"programs": programs, "device": device_name, "products": products}
+    only = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
+    changes = {"steps": steps, "lr": lr, "weight_decay": weight_decay}
+    training: dict[str, Any] = {**only, **changes, "recipe": recipe, "score_samples": score_samples}
+    training |= {"full_points": full_points, "smoke": smoke or None, "dry_run": dry_run or None}
+    training |= {"programs": programs, "device": device_name, "precision": precision}
     if report:
         _require_left_out("--report", name=name, list=listing or None, **training)
         _report(out, records)
-        return
-    if name is None or listing:
+    elif name is None or listing:
         for flag in (flag for flag, value in training.items() if value is not None and not listing):
-            refuse(f"name must be given with {flag.replace('_', '-')}, such as {names()[0]}, got none")
+            fail(f"name must be given with {flag.replace('_', '-')}, such as {experiment_names()[0]}, got none")
         _require_left_out("--list", **training)
         _list()
-        return
-    folder = out / name
-    if name in FIGURES:
+    elif name in FIGURES:
         _require_left_out(name, **training)
-        FIGURES[name][1](out=folder)
-        return
-    require(programs is None or programs >= 1, "programs", "be at least 1", programs)
-    require(score_samples is None or score_samples >= 1, "score-samples", "be at least 1", score_samples)
-    require(thorough is None or thorough >= 1, "thorough", "be at least 1", thorough)
-    changes = _changes(recipe, {**how, "steps": STEPS if smoke and steps is None else steps})
-    tried = [_chosen(name, wished, change) for change in changes]
-    chosen = tried[0]
-    if smoke:
-        chosen, folder = replace(chosen, score_samples=min(SAMPLES, chosen.score_samples)), folder / "smoke"
-    if score_samples is not None:
-        chosen = replace(chosen, score_samples=score_samples)
-    candidates = candidates_for(tried, folder)
-    require_known_products(products)
-    if dry_run:
-        from ..report.command import command
+        FIGURES[name][1](out=out / name)
+    else:
+        require_positive(programs=programs, score_samples=score_samples, full_points=full_points)
+        require_precision(precision)
+        if name not in experiment_names():
+            fail(f"unknown table or figure {name!r}{did_you_mean(name, [*experiment_names(), *FIGURES])}")
 
-        others: dict[str, Any] = {"score_samples": chosen.score_samples}
-        others |= {} if products is None else {"products": products}
-        for member in chain(*candidates.values()):
-            typer.echo(command(member.recipe, member.folder, **others))
-        return
-    on = device(device_name, products)
-    at_once = programs or (AT_ONCE if on.type == "cuda" else 1)
-    _make(chosen, candidates, folder, on=on, at_once=at_once, thorough=thorough, smoke=smoke)
+        from ..experiment.plan import plan_experiment
 
-
-def _list() -> None:
-    """Say what there is."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("name", "in the paper", "cells", "what"):
-        table.add_column(header, justify="right" if header == "cells" else "left")
-    for each in map(experiment, names()):
-        table.add_row(each.name, each.place, str(len(each.cells)), each.title)
-    for name, (place, draw) in FIGURES.items():
-        table.add_row(name, place, "–", (draw.__doc__ or "").removeprefix("Draw ").rstrip(".").capitalize())
-    show(table)
+        with report_errors():
+            plan = plan_experiment(
+                name,
+                only={key: [entry.strip() for entry in text.split(",")] for key, text in only.items() if text},
+                recipe=recipe,
+                changes={key: text for key, text in changes.items() if text is not None},
+                folder=out / name,
+                score_samples=score_samples,
+                smoke=smoke,
+            )
+        if dry_run:
+            _print_commands(plan, precision)
+        else:
+            device = select_device(device_name, precision)
+            _reproduce(plan, device=device, programs=programs, full_points=full_points)
 
 
 def _require_left_out(name: str, /, **given: Any) -> None:
     for flag, value in given.items():
         if value is not None:
             found = str(value) if isinstance(value, Path) else value
-            refuse(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {found!r}")
+            fail(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {found!r}")
 
 
-def _changes(recipe: Path | None, given: Mapping[str, str | int | None]) -> list[dict[str, Any]]:
-    """What is to be changed in the recipes of all cells; of several changes, each is tried."""
-    with refusing():
-        changes = {} if recipe is None else read(recipe)
-    for part in (changes, *(section.settings for section in sections(changes.get(WHEN, {})))):
-        for key in (key for key in TOLD if key in part):
-            refuse(f"recipe must leave {key} to the cells, got {part[key]!r} in {str(recipe)!r}")
-    with refusing():
-        return choices(overridden(changes, {key: value for key, value in given.items() if value is not None}))
+def _list() -> None:
+    """Print all tables and figures."""
+    from ..report.table import plain_table
+
+    table = plain_table()
+    for header in ("name", "in the paper", "cells", "title"):
+        table.add_column(header, justify="right" if header == "cells" else "left")
+    for each in map(load_experiment, experiment_names()):
+        table.add_row(each.name, each.place, str(len(each.cells)), each.title)
+    for name, (place, draw) in FIGURES.items():
+        table.add_row(name, place, "–", (draw.__doc__ or "").removeprefix("Draw ").rstrip(".").capitalize())
+    show(table)
 
 
-def _chosen(name: str, wished: dict[str, str | None], changes: dict[str, Any]) -> Experiment:
-    """The part of an experiment that was asked for."""
-    if name not in names():
-        refuse(f"unknown table or figure {name!r}{nearest(name, [*names(), *FIGURES])}")
-    asked = {flag: {entry.strip() for entry in text.split(",")} for flag, text in wished.items() if text is not None}
-    whole = experiment(name)
-    for flag, entries in asked.items():
-        every = {answer for cell in whole.cells for answer in _answers(cell, flag)}
-        for entry in sorted(entries - every):
-            refuse(f"unknown {'row' if flag == 'rows' else flag} {entry!r} in {name}{nearest(entry, every)}")
-    with refusing():
-        found = experiment(
-            name, lambda cell: all(entries & _answers(cell, flag) for flag, entries in asked.items()), **changes
-        )
-    if not found.cells:
-        refuse(f"{name} has no cell with {' and '.join(f'{flag} {wished[flag]}' for flag in asked)}")
-    return found
+def _print_commands(plan: "Plan", precision: str | None) -> None:
+    """Print the command that trains each member of a plan."""
+    from ..report.command import train_command
+
+    others: dict[str, Any] = {"score_samples": plan.experiment.score_samples}
+    others |= {} if precision is None else {"precision": precision}
+    for member in plan.members:
+        typer.echo(train_command(member.recipe, member.folder, **others))
 
 
-def _answers(cell: Cell, flag: str) -> set[str]:
-    """What a cell answers to."""
-    match flag:
-        case "rows":
-            return {cell.row, cell.recipe.notation}
-        case "estimator":
-            return {cell.heading, cell.recipe.estimator}
-        case _:
-            return {str(getattr(cell.recipe, flag))}
+def _reproduce(plan: "Plan", **how: Any) -> None:
+    """Train and score what is missing, and print all cells."""
+    from ..experiment.claim import temperature_points
+    from ..experiment.plan import SMOKE_POINTS, reproduce
+    from ..report.curve import temperature_curve
+    from ..report.table import cell_table
 
-
-def _make(
-    chosen: Experiment,
-    candidates: Candidates,
-    folder: Path,
-    *,
-    on: "torch.device",
-    at_once: int,
-    thorough: int | None,
-    smoke: bool,
-) -> None:
-    """Train and score what is missing, and show all of it."""
-    from ..report.table import table
-
-    members = list(chain(*candidates.values()))
-    for member in members:
-        require_fitting(member)
-    data = _data(members, smoke=smoke)
-    prepare(folder)
-    whole = False
-    with suppress(KeyboardInterrupt):
-        whole = _train(chosen, candidates, data, on=on, at_once=at_once, thorough=thorough)
-    lines = _lines(chosen, candidates)
-    show(table(lines, title=_title(chosen, smoke=smoke), caption=_caption(chosen)))
-    if whole:  # or else another may be better
-        for choice in choices_made(candidates):
-            typer.echo(choice)
-    if chosen.figure == "temperature":
-        _draw(lines, folder, note=_title(chosen, smoke=smoke) if smoke else "")
-    if not whole:
-        interrupted()
-
-
-def _data(members: Iterable[Member], *, smoke: bool) -> "Callable[[Recipe], Dataset]":
-    """All the data that members ask for, loaded before any of them trains."""
-    every = loaded_once(member.recipe for member in members)
-    used = {key: _few(data) if smoke else data for key, data in every.items()}
-    return lambda recipe: used[data_key(recipe)]
-
-
-def _few(data: "Dataset") -> "Dataset":
-    """A data set with few points, spread over all, which may be sorted."""
-    from ..data import Bits
-
-    def few(bits: Bits) -> Bits:
-        return Bits(bits.packed[:: max(1, len(bits) // POINTS)][:POINTS], bits.width)
-
-    return replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
-
-
-def _train(
-    chosen: Experiment,
-    candidates: Candidates,
-    data: "Callable[[Recipe], Dataset]",
-    *,
-    on: "torch.device",
-    at_once: int,
-    thorough: int | None,
-) -> bool:
-    """Train and score, some programs at once; whether none was interrupted."""
-    samples = chosen.score_samples
-    validated = {"valid": Wish(min(samples, VALIDATING))}
-    compared = {"test": Wish(samples), "train": Wish(samples, thorough)}
-
-    def then(group: Sequence[Member], stop: Stop) -> None:
-        for members in candidates.values():
-            here = [member for member in members if member in group]
-            if len(here) > 1:
-                for member in here:
-                    score(member, data(member.recipe), validated, on=on, stop=stop)
-            if here:
-                member = best(here)
-                points, holds = data(member.recipe), member.recipe.train_on == "train"
-                record = score(member, points, (validated if holds else {}) | compared, on=on, stop=stop)
-                if record is not None and chosen.figure == "temperature":
-                    _relax(member, record, points, on=on, stop=stop)
-
-    return train_all(list(chain(*candidates.values())), data, on=on, at_once=at_once, then=then)
-
-
-def _relax(member: Member, record: dict[str, Any], data: "Dataset", *, on: "torch.device", stop: Stop) -> None:
-    """Add the objective of the relaxed graph to a record, by as many samples as it has of the discrete one."""
-    from ..report.run import leave_record
-    from ..report.temperature import relaxed
-    from ..training.run import restored
-
-    metrics, new = record["metrics"], dict[str, dict[str, Any]]()
-    wished = {part: metrics[f"{part}_nll"]["samples"] for part in PARTS}
-    missing = [part for part in PARTS if metrics.get(f"{part}_relaxed", {}).get("samples") != wished[part]]
-    if missing:
-        run, model, _ = restored(member.folder, device=on)
-        with heeding(stop, model):
-            for part in missing:
-                new[f"{part}_relaxed"] = relaxed(
-                    run.recipe, model, data, part=part, samples=wished[part], step=run.chosen
-                )
-        leave_record(member.folder, run, model, data=data, found={}, others=new)
-
-
-def _lines(chosen: Experiment, candidates: Candidates) -> "list[Line]":
-    from ..report.table import Line
-
-    lines = []
-    for cell in chosen.cells:
-        members = candidates[cell.title]
-        filling = best(members)
-        if all((member.folder / DIVERGED).exists() for member in members):
-            lines.append(Line(cell, state="diverged"))
+    with report_errors(), stop_requested() as stop:
+        found = reproduce(plan, monitor=monitor(stop), **how)
+    experiment = plan.experiment
+    title = f"{experiment.title} ({experiment.place})"
+    if plan.smoke:
+        title = f"Smoke test of {experiment.name} on {SMOKE_POINTS} data points: these numbers mean nothing"
+    samples = f"{experiment.score_samples:,} sample{'s' * (experiment.score_samples > 1)}"
+    show(cell_table(found.results, title=title, caption=f"NLL in nats from {samples} ± standard error"))
+    for sentence in found.selections:
+        typer.echo(sentence)
+    if experiment.figure == "temperature":
+        points = temperature_points(found.results, "train")
+        if points:
+            save(temperature_curve(points, note=title if plan.smoke else ""), plan.folder / "temperature")
         else:
-            lines.append(Line(cell, known(filling) if settled(filling) else None))
-    return lines
-
-
-def _title(chosen: Experiment, *, smoke: bool) -> str:
-    if smoke:
-        return f"Smoke test of {chosen.name} on {POINTS} data points: these numbers mean nothing"
-    return f"{chosen.title} ({chosen.place})"
-
-
-def _caption(chosen: Experiment) -> str:
-    return f"NLL in nats from {chosen.score_samples:,} sample{'s' * (chosen.score_samples > 1)} ± standard error"
-
-
-def _draw(lines: "Sequence[Line]", folder: Path, *, note: str) -> None:
-    """Draw the objectives of the temperatures that are known."""
-    from ..report.temperature import point, temperature
-
-    found = (point(line.record, part="train") for line in lines if line.record is not None)
-    points = [each for each in found if each is not None]
-    if points:
-        save(temperature(points, note=note), folder / "temperature")
-    else:
-        console(err=True).print("there is nothing to draw yet")
+            remark("nothing to draw yet")
+    if not found.complete:
+        fail("stopped and saved; run the same command to go on", 130)
 
 
 def _report(runs: Path, records: Path) -> None:
-    """Add finished runs to the records, and write what all of them say."""
-    from ..report.archive import collected
-    from ..report.reproduction import gathered, page, report
+    """Add finished runs to the records, and write the report of all records."""
+    from ..evaluation.illustration import sampling_traces
+    from ..experiment.history import collect_records
+    from ..experiment.review import review_records
+    from ..file import write_text
+    from ..report.reproduction import html_report, markdown_report
 
-    err = console(err=True)
-    with refusing():
-        for each in map(experiment, names()):
-            _, refused = collected(each, runs / each.name, records)
-            for sentence in refused:
-                err.print(sentence, markup=False)
-        found = gathered(records)
-        if not found.known:
-            there = f"got none of a cell in {str(runs)!r} and no records in {str(records)!r}"
-            refuse(f"out must hold finished runs, {there}: train some by concretely reproduce NAME")
-        for name, text in (("README.md", report(found)), ("index.html", page(found))):
-            with draft(records.parent / name) as place:
-                place.write_text(text, encoding="utf-8")
+    with report_errors():
+        for each in map(load_experiment, experiment_names()):
+            for sentence in collect_records(each, runs / each.name, records)[1]:
+                remark(sentence)
+        review = review_records(records)
+        if not review.known:
+            found = f"got none of a cell in {str(runs)!r} and no records in {str(records)!r}"
+            fail(f"out must hold finished runs, {found}: train some with concretely reproduce NAME")
+        html = html_report(review, sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5]))
+        for name, text in (("README.md", markdown_report(review)), ("index.html", html)):
+            write_text(records.parent / name, text)
             typer.echo(records.parent / name)
-    typer.echo(f"{found.known} of {found.total} cells")
+    typer.echo(f"{review.known} of {review.total} cells")

@@ -1,73 +1,48 @@
-"""`concretely sample`: picture what a trained model makes."""
+"""`concretely sample`: draw images from a trained model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from .restore import LEFT, Folder, Place, restore
-from .terminal import Device, device, prepare, require, save
+from .option import EXAMPLE_RUN, DataPath, Device, RunFolder, restore_run, select_device
+from .terminal import report_errors, require, save
 
-if TYPE_CHECKING:
-    import torch
-    from matplotlib.figure import Figure
-
-    from ..data import Dataset
-    from ..model import Model
-    from ..training.recipe import Recipe
-
-EXAMPLE = f"Example: concretely sample {LEFT}"
+EXAMPLE = f"Example: concretely sample {EXAMPLE_RUN}"
 
 MOST = 50
-"""The most images in a row or a column, so that the picture fits into memory."""
+"""The most rows or columns, so that the picture fits into memory."""
 
 
 def sample(
-    run: Folder,
-    rows: Annotated[int, typer.Option(help="Rows of images: given a context, one for each data point.")] = 8,
+    run: RunFolder,
+    rows: Annotated[int, typer.Option(help="Rows of images; with a context, one for each data point.")] = 8,
     *,
     columns: Annotated[
         int | None,
-        typer.Option(help="Images in a row: given a context, completions of it.", show_default="12, or 8 completions"),
+        typer.Option(help="Images in a row; with a context, completions of it.", show_default="12, or 8 completions"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="The draws follow from it.", show_default="that of the run")] = None,
-    out: Annotated[Path, typer.Option(help="The folder to write to, created where it is missing.")] = Path(
-        "out/sample"
-    ),
-    place: Place = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed.", show_default="that of the run")] = None,
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/sample"),
+    data_path: DataPath = None,
     device_name: Device = None,
 ) -> None:
-    """Draw images from a run, as PNG and SVG: samples or, given a context, completions of test data."""
+    """Draw images from a run, as PNG and SVG: samples or, with a context, completions of test data."""
     for name, number in (("rows", rows), ("columns", columns)):
         require(number is None or 1 <= number <= MOST, name, f"be from 1 to {MOST}", number)
     require(seed is None or 0 <= seed < 2**63, "seed", "be from 0 to 2^63 - 1", seed)
-    on = device(device_name)
+    device = select_device(device_name)
 
+    from ..experiment.picture import sample_picture
+    from ..file import writable_dir
+    from ..report.image import draw_picture
     from ..training.rng import Purpose, generator_of
 
-    past, model, data = restore(run, on=on, place=place)
-    generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=on)
-    drawn = _drawn(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
-    prepare(out)
-    save(drawn, out / run.resolve().name)
-
-
-def _drawn(
-    recipe: "Recipe",
-    model: "Model",
-    data: "Dataset",
-    *,
-    rows: int,
-    columns: int | None,
-    generator: "torch.Generator",
-) -> "Figure":
-    """Samples of a model or, if it needs a context, completions of data points spread over the test set."""
-    from ..report import image
-    from ..training.train_state import inputs_of
-
-    if recipe.architecture.context is None:
-        return image.samples(model, rows=rows, columns=columns or 12, generator=generator)
-    points = len(data.test)
-    require(rows <= points, "rows", f"be at most {points}, the data points of the test set", rows)
-    inputs = inputs_of(recipe, data.test.spread(rows).to(generator.device))
-    return image.completions(model, *inputs, samples=columns or 8, generator=generator)
+    past, model, data = restore_run(run, device=device, data=data_path)
+    if past.recipe.architecture.context is not None:
+        require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
+    generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)
+    picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
+    with report_errors():
+        writable_dir(out)
+    save(draw_picture(picture), out / run.resolve().name)

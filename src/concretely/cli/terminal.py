@@ -1,159 +1,276 @@
-"""What all verbs share: one sentence for bad input, folders that can be written to, where things are printed."""
+"""Input errors, signals, and everything that is printed: tables, files, and the progress of training."""
 
-import os
 import re
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
-from ..spelling import nearest, number
+from ..spelling import number
+from ..training.member import Member
+from ..training.recipe import Recipe
 
 if TYPE_CHECKING:
-    import torch
     from matplotlib.figure import Figure
-    from rich.console import Console
-    from rich.table import Table
 
-
-Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, …", show_default="cuda where there is one")
-]
-
-PRODUCTS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
-"""How precise products of matrices are, and what torch calls it."""
-Products = Annotated[
-    str | None,
-    typer.Option(
-        "--products", help=f"The precision of products on a GPU: {', '.join(PRODUCTS)}.", show_default="float32"
-    ),
-]
+    from ..data import Dataset
+    from ..experiment.scheduler import Monitor
+    from ..model import Model
+    from ..training.loop import Callbacks
+    from ..training.run import Run
+    from ..training.train_state import Row
 
 TOO_LARGE = "allocate|out of memory|overflow"
-"""What torch says of tensors for which there is no room."""
+"""Torch's errors about tensors that do not fit into memory."""
+LINES = 10
+"""The number of lines that a run prints without a terminal."""
+REFRESH = 16
+"""The number of steps between two updates of the bar."""
+SMOOTHED = 20
+"""The number of rows over which metrics are averaged."""
+BRIEF = 1_000
+"""Members with fewer steps print no lines without a terminal."""
 
 
-def refuse(sentence: str) -> NoReturn:
-    """Say what is wrong with the input, and stop."""
+def fail(sentence: str, code: int = 2) -> NoReturn:
+    """Print an error and exit."""
     typer.echo(sentence, err=True)
-    raise typer.Exit(2)
+    raise typer.Exit(code)
 
 
 def require(holds: bool, name: str, must: str, found: Any) -> None:
-    """Go on if it holds, or say what a flag must be."""
+    """Exit with an error about a flag unless a condition holds."""
     if not holds:
-        refuse(f"{name} must {must}, got {found!r}")
+        fail(f"{name} must {must}, got {found!r}")
+
+
+def require_positive(**flags: int | None) -> None:
+    """Exit with an error unless flags are at least 1 or not given."""
+    for name, value in flags.items():
+        require(value is None or value >= 1, name.replace("_", "-"), "be at least 1", value)
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """Say what the library has to say about the input, and stop."""
+def report_errors() -> Iterator[None]:
+    """Print errors about the input in one sentence, and exit."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        refuse(str(error))
+        fail(str(error))
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search(TOO_LARGE, str(error), re.IGNORECASE):
             raise
-        refuse("this does not fit into memory: lower samples, batch or chunk")
+        fail("this does not fit into memory: lower samples, batch or chunk")
 
 
 @contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Whether the user or the system has asked to stop; asked a second time, it is not asked again."""
-    asked = False
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGINT or SIGTERM has come; a second signal has its usual effect."""
+    requested = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+    def request(number: int, frame: FrameType | None) -> None:
+        nonlocal requested
+        requested = True
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, request) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
 
 
 @contextmanager
-def interruptible(sentence: str) -> Iterator[None]:
-    """Say what an interruption means, and stop."""
+def interruptible(sentence: str = "stopped and saved; run the same command to go on") -> Iterator[None]:
+    """On KeyboardInterrupt, print a sentence and exit."""
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(sentence, err=True)
-        raise typer.Exit(130) from None
+        fail(sentence, 130)
+
+
+@contextmanager
+def interruptible_loading() -> Iterator[None]:
+    """On SIGINT while data are loaded, print a sentence and exit, even within `stop_requested`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interruptible("stopped before the data were complete; downloaded files are kept"):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers of a list, NaN in place of what is none."""
+    """Parse numbers that are separated by commas; NaN for anything else."""
     return [number(entry) for entry in text.split(",")]
 
 
-def prepare(out: Path) -> None:
-    """Make the folder, or say why it cannot be had."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        refuse(f"out must be a folder that can be written to, got {str(out)!r}: {error.strerror}")
-    if not os.access(out, os.W_OK):
-        refuse(f"out must be a folder that can be written to, got {str(out)!r}: Permission denied")
-
-
-def require_known_products(products: str | None) -> None:
-    """Refuse a precision that there is none of."""
-    if products is not None and products not in PRODUCTS:
-        refuse(f"unknown products {products!r}{nearest(products, PRODUCTS)}")
-
-
-def device(name: str | None, products: str | None = None) -> "torch.device":
-    """The device of a name, or the best there is, set to multiply in a precision."""
-    require_known_products(products)
-    import torch
-
-    torch.set_float32_matmul_precision(PRODUCTS[products or "float32"])
-
-    best = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(best if name is None else name)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError, ImportError, NotImplementedError):
-        refuse(f"device must be one that torch has here, such as {best!r}, got {name!r}")
-    if chosen.type not in ("cpu", "cuda"):
-        refuse(f"device must be a CPU or CUDA device, got {name!r}")
-    return chosen
-
-
-def console(*, err: bool = False) -> "Console":
-    """Where a verb prints: results on stdout, progress and remarks on stderr."""
-    from rich.console import Console
-
+def console(*, err: bool = False) -> Console:
+    """Return the console: results on stdout, progress and remarks on stderr."""
     return Console(stderr=err, highlight=False, emoji=False, soft_wrap=True)
 
 
+def remark(sentence: str, *, style: str = "") -> None:
+    """Print a remark on stderr."""
+    console(err=True).print(sentence, markup=False, style=style)
+
+
+def show_path(path: Path) -> None:
+    """Print the path of a result."""
+    console().print(str(path), style="bold", markup=False)
+
+
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure as PNG and SVG under a path without suffix, and say where."""
-    from rich.text import Text
+    """Write a figure as PNG and SVG under a path without suffix, and print the paths."""
+    from ..report.style import save_figure
 
-    from ..report import figure as report
-
-    with refusing():
-        files = report.save(figure, path)
+    with report_errors():
+        files = save_figure(figure, path)
     for file in files:
-        console().print(Text(str(file), style="bold"))
+        show_path(file)
 
 
-def show(table: "Table") -> None:
-    """Print a table, as wide as it likes to be where there is no terminal."""
-    from rich.measure import Measurement
-
+def show(table: Table) -> None:
+    """Print a table, at full width if there is no terminal."""
     out = console()
     if not out.is_terminal:
         out.width = Measurement.get(out, out.options.update(max_width=1_000), table).maximum
     out.print(table)
+
+
+def monitor(stop: Callable[[], bool]) -> "Monitor":
+    """Return callbacks for an experiment that print to stderr and write reports."""
+    from ..experiment.scheduler import Monitor
+
+    return Monitor(
+        stop,
+        loading=interruptible_loading,
+        training=_program_progress,
+        note=remark,
+        scored=write_run_report,
+        progress=console(err=True).is_terminal,
+    )
+
+
+def write_run_report(folder: Path, run: "Run", model: "Model", data: "Dataset", record: Mapping[str, Any]) -> Path:
+    """Draw pictures from a model, and write the report of its run."""
+    from ..experiment.picture import report_pictures
+    from ..report.page import write_report
+
+    return write_report(folder, run, record, report_pictures(run.recipe, model, data))
+
+
+def _program_progress(members: Sequence[Member], alone: bool) -> AbstractContextManager["Callbacks"]:
+    """Show the progress of a program; only one program at a time has a bar."""
+    from ..training.loop import Callbacks
+
+    err, recipe = console(err=True), members[0].recipe
+    together = f"{len(members)} members of {recipe.notation} as one program"
+    remark(members[0].folder.name if len(members) == 1 else together)
+    if recipe.steps < BRIEF and not err.is_terminal:
+        return nullcontext(Callbacks(note=remark))
+    return training_progress(recipe, err, None, bar=alone)
+
+
+@contextmanager
+def training_progress(
+    recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True
+) -> Iterator["Callbacks"]:
+    """Show a run as a bar on a terminal or as lines elsewhere, and optionally write TensorBoard events to a folder."""
+    from ..training.loop import Callbacks
+
+    with ExitStack() as stack:
+        shown = stack.enter_context((_bar if bar and console.is_terminal else _lines)(recipe, console))
+        if events is not None:
+            write = stack.enter_context(_tensorboard(events))
+            show = shown.row
+
+            def row(new: "Row") -> None:
+                show(new)
+                write(new)
+
+            shown = Callbacks(shown.step, row, shown.note)
+        yield shown
+
+
+def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
+    """Describe the last rows of a training curve."""
+    recent = rows[-SMOOTHED:]
+    bound, discrete = (sum(getattr(row, name) for row in recent) / len(recent) for name in ("bound", "discrete"))
+    text = f"bound {bound:.2f}"
+    if recipe.method.relaxes:
+        text += f"  discrete {discrete:.2f}  gap {bound - discrete:+.2f}"
+    validations = [row.valid for row in rows if row.valid is not None]
+    return text + (f"  validation NLL {validations[-1]:.2f}, best {min(validations):.2f}" if validations else "")
+
+
+@contextmanager
+def _bar(recipe: Recipe, console: Console) -> Iterator["Callbacks"]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ..training.loop import Callbacks
+
+    rows: list[Row] = []
+    text = TextColumn("{task.fields[rate]} {task.description}")
+    with Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console) as progress:
+        task = progress.add_task("", total=recipe.steps, rate="")
+
+        def step(taken: int) -> None:
+            if taken % REFRESH == 0 or taken == recipe.steps:
+                progress.update(task, completed=taken, rate=f"{progress.tasks[0].speed or 0:,.0f}/s")
+
+        def row(new: "Row") -> None:
+            rows.append(new)
+            progress.update(task, completed=new.step, description=describe_rows(recipe, rows))
+
+        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
+
+
+@contextmanager
+def _lines(recipe: Recipe, console: Console) -> Iterator["Callbacks"]:
+    from ..training.loop import Callbacks
+
+    rows: list[Row] = []
+    printed = 0
+
+    def row(new: "Row") -> None:
+        nonlocal printed
+        rows.append(new)
+        if new.step * LINES // recipe.steps > printed:
+            printed = new.step * LINES // recipe.steps
+            rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
+            text = f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}"
+            console.print(text, markup=False)
+
+    yield Callbacks(row=row, note=lambda sentence: console.print(sentence, markup=False))
+
+
+@contextmanager
+def _tensorboard(folder: Path) -> Iterator[Callable[["Row"], None]]:
+    """Yield a function that writes a row as TensorBoard events."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError("tensorboard is not installed: pip install 'concretely[tensorboard]'") from None
+    with ExitStack() as stack:
+        opened: list[SummaryWriter] = []
+
+        def row(new: "Row") -> None:
+            if not opened:  # a resumed run repeats steps, whose old events are dropped
+                opened.append(stack.enter_context(SummaryWriter(str(folder), purge_step=new.step)))
+            (writer,) = opened
+            for name in ("bound", "discrete", "valid", "lr", "temperature"):
+                value = getattr(new, name)
+                if value is not None:
+                    writer.add_scalar(name, value, new.step)
+
+        yield row

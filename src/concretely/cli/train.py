@@ -1,4 +1,4 @@
-"""`concretely train`: train a model of the paper, callbacks it, stop it, go on with it."""
+"""`concretely train`: train a model or a list of models, and resume runs."""
 
 import shlex
 from dataclasses import replace
@@ -7,222 +7,152 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..training.member import DIFFERENT, Member, data_key
-from ..training.recipe import FILE, Recipe
-from .compare import compared
-from .flags import loaded, loaded_once, resolved, with_recipe
-from .list import choices, differing, named, title
-from .member import (
-    Wish,
-    dry_run,
-    interrupted,
-    require_different,
-    require_fitting,
-    require_no_longer,
-    score,
-    train_all,
-)
+from ..experiment.grid import expand_grid, grid_title
+from ..training.recipe import FILE, Recipe, resolve
+from .option import Device, Notation, Precision, load_data, select_device, with_recipe
 from .terminal import (
-    Device,
-    Products,
     console,
-    device,
+    fail,
     interruptible,
-    prepare,
-    refuse,
-    refusing,
+    monitor,
+    remark,
+    report_errors,
     require,
+    require_positive,
     show,
-    stopping,
+    show_path,
+    stop_requested,
+    training_progress,
+    write_run_report,
 )
 
 if TYPE_CHECKING:
     import torch
 
     from ..data import Dataset
-    from ..training.run import Run
 
 EXAMPLE = "Example: concretely train 32H~64V --steps 500"
 
 
 @with_recipe
 def train(
-    notation: Annotated[
-        str | None, typer.Argument(help="The model in the paper's notation, such as 200H~784V.")
-    ] = None,
+    notation: Notation = None,
     *,
     given: dict[str, Any],
-    resume: Annotated[Path | None, typer.Option(help="The folder of a run to go on with; --steps may grow.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder of the run.", show_default="out/train/ and a name")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume; --steps may be larger.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="out/train/ and a name")] = None,
     device_name: Device = None,
-    products: Products = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="The seconds from one checkpoint to the next.")] = 60.0,
-    score_samples: Annotated[int, typer.Option(help="Samples by which the trained model is scored.")] = 100,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files into the folder.")] = False,
+    precision: Precision = None,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
+    score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = 100,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events.")] = False,
 ) -> None:
-    """Train a model, and leave a report of it. Ctrl-C saves and says how to go on.
+    """Train a model, score it and write a report. Ctrl-C saves a checkpoint and prints how to resume.
 
     data, binarize, train-on, lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4
-    or, of seeds, 0..7: all members are then trained as one program, each in a folder of its own, and the same command
-    goes on with them.
+    or, for seeds, 0..7. All members of a list train as one program, each in its own folder. Run the same command again
+    to go on with an interrupted list.
     """
     require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
-    require(score_samples >= 1, "score-samples", "be at least 1", score_samples)
-    recipes = [] if resume is not None else _recipes(notation, given)
-    if len(recipes) > 1:
-        if tensorboard:
-            refuse("tensorboard must be left out where there are several members, each of which has a curve.csv")
-        on = device(device_name, products)
-        _train_together(recipes, out, on=on, checkpoint_seconds=checkpoint_seconds, samples=score_samples)
-        return
-    if resume is None:
-        (recipe,) = recipes
-        folder = Path("out/train") / recipe.title if out is None else out
-        _require_unused(folder)
-        place = None
+    require_positive(score_samples=score_samples)
+    if resume is not None:
+        recipes, folder = [_resumed(resume, given, out)], resume
     else:
-        recipe, folder, place = _continued(resume, notation, given, out), resume, given.get("data")
-    on = device(device_name, products)
-    data = loaded(recipe, place, again=resume is not None)
-    run = _fit(recipe, folder, data, on=on, checkpoint_seconds=checkpoint_seconds, tensorboard=tensorboard)
-    if not run.finished:
-        typer.echo(f"stopped after step {run.step:,}, saved; go on with: {_way_on(folder)}", err=True)
-        raise typer.Exit(130)
-    _finish(folder, data, on=on, samples=score_samples)
+        with report_errors():
+            recipes = [resolve(**choice) for choice in expand_grid(given)]
+        folder = out or Path("out/train") / (recipes[0].title if len(recipes) == 1 else grid_title(recipes))
+        if (folder / FILE).exists():
+            fail(f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out")
+    if tensorboard and len(recipes) > 1:
+        fail("tensorboard must be left out for a list: each member has a curve.csv")
+    how: dict[str, Any] = {"device": select_device(device_name, precision), "checkpoint_seconds": checkpoint_seconds}
+    if len(recipes) > 1:
+        _train_list(recipes, folder, samples=score_samples, **how)
+        return
+    data = load_data(recipes[0], given.get("data") if resume else None, resumed=resume is not None)
+    _train_one(recipes[0], folder, data=data, tensorboard=tensorboard, **how)
+    _score(folder, data, device=how["device"], samples=score_samples)
 
 
-def _recipes(notation: str | None, given: dict[str, Any]) -> list[Recipe]:
-    """The recipes that lists mean."""
-    with refusing():
-        wished = choices(given)
-    return [resolved(notation, choice) for choice in wished]
+def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
+    """Train several models as one program, and print their scores."""
+    from ..experiment.search import train_list
+    from ..report.table import likelihood_table
 
-
-def _train_together(
-    recipes: list[Recipe], out: Path | None, *, on: "torch.device", checkpoint_seconds: float, samples: int
-) -> None:
-    """Train several models as one program, score each, and show them beside each other."""
-    keys = differing(recipes) or DIFFERENT  # else they are all the same, which is refused
-    folder = Path("out/train") / title(recipes) if out is None else out
-    members = [Member(recipe, folder / name) for recipe, name in zip(recipes, named(recipes, keys), strict=True)]
-    require_different(members)
-    _require_unused(folder)
-    for member in members:
-        require_fitting(member)
-        require_no_longer(member)
-    every = loaded_once(recipes)
-
-    def data(recipe: Recipe) -> "Dataset":
-        return every[data_key(recipe)]
-
-    with refusing():
-        dry_run(recipes[0], data(recipes[0]), on=on)
-    prepare(folder)
-    sources = "\n".join(each.source for each in every.values())
-    console(err=True).print(f"{len(members)} members in {folder}\n{sources}", markup=False, style="dim")
-    if not train_all(members, data, on=on, checkpoint_seconds=checkpoint_seconds):
-        interrupted()
-    try:
-        found = [score(member, data(member.recipe), {"test": Wish(samples)}, on=on) for member in members]
-    except KeyboardInterrupt:
-        interrupted()
-    records = {member.folder.name: record for member, record in zip(members, found, strict=True) if record is not None}
+    with report_errors(), interruptible(), stop_requested() as stop:
+        found = train_list(recipes, folder, **how, monitor=monitor(stop))
+    records = {member.folder.name: record for member, record in found if record is not None}
     if records:
-        show(compared(list(records.values()), "test", list(records)))
-        console().print(str(folder), style="bold", markup=False)
-    for member in members:
-        if member.folder.name not in records:
+        show(likelihood_table(list(records.values()), "test", list(records)))
+        show_path(folder)
+    for member, record in found:
+        if record is None:
             typer.echo(f"{member.folder.name} has diverged: try a smaller lr", err=True)
-    if len(records) < len(members):
+    if len(records) < len(found):
         raise typer.Exit(1)
 
 
-def _fit(
-    recipe: Recipe,
-    folder: Path,
-    data: "Dataset",
-    *,
-    on: "torch.device",
-    checkpoint_seconds: float = 60.0,
-    tensorboard: bool = False,
-) -> "Run":
-    """Train in a folder before the user's eyes, until it is finished or interrupted.
-
-    What has written events before goes on to do so.
-    """
+def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -> None:
+    """Train a model until it is finished; exit if it diverges or is interrupted."""
+    from ..experiment.state import check_step
+    from ..file import writable_dir
     from ..training.loop import DivergedError, train
-    from ..training.train_state import TrainState
-    from .screen import screen
 
-    with refusing():
-        TrainState(recipe, data, device=on).dry_run()  # what a step would refuse is refused before a folder is made
-    prepare(folder)
-    err = console(err=True)
-    err.print(f"{recipe.toml()}# {data.source}", markup=False, style="dim")
-    events = folder / "tensorboard"
-    written = events if tensorboard or events.is_dir() else None
-    with refusing(), screen(recipe, err, written) as callbacks, stopping() as stop:
+    with report_errors():
+        check_step(recipe, how["data"], device=how["device"])
+        writable_dir(folder)
+    remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
+    resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"
+    events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events
+    with (
+        report_errors(),
+        training_progress(recipe, console(err=True), events_folder) as callbacks,
+        stop_requested() as stop,
+    ):
         try:
-            return train(
-                recipe,
-                folder,
-                data=data,
-                device=on,
-                checkpoint_seconds=checkpoint_seconds,
-                callbacks=callbacks,
-                stop=stop,
-            )
+            run = train(recipe, folder, **how, callbacks=callbacks, stop=stop)
         except DivergedError as error:
-            err.print(str(error), markup=False)
+            remark(str(error))
             raise typer.Exit(1) from None
         except OSError as error:
             why = error.strerror or str(error)
-            refuse(f"{str(folder)!r} cannot be written to: {why}; make room, then go on with: {_way_on(folder)}")
+            fail(f"{str(folder)!r} cannot be written to: {why}; free some space, then resume with: {resume}")
+    if not run.finished:
+        fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
 
 
-def _finish(folder: Path, data: "Dataset", *, on: "torch.device", samples: int) -> None:
-    """Score what a folder holds, write its report, and say both."""
-    from ..report.run import leave, scored
+def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: int) -> None:
+    """Score the trained model in a folder, and write its report."""
+    from ..experiment.scoring import add_scores, score_split
     from ..training.run import restored
 
-    out = console()
-    with refusing():
-        run, model, damaged = restored(folder, device=on)
+    with report_errors():
+        run, model, damaged = restored(folder, device=device)
         for sentence in damaged:
-            console(err=True).print(f"{sentence}; scoring that of step {run.step:,}", markup=False)
-        way = f"concretely evaluate {shlex.quote(str(folder))}"
-        with interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {way}"):
-            found = scored(run.recipe, model, data, part="test", samples=samples, progress=True)
-        out.print(f"test {found}", markup=False)
-        with stopping():  # who interrupts now gets all of it a moment later, not half
-            *_, page = leave(folder, run, model, data=data, found={"test": found})
-    out.print(str(page), style="bold", markup=False)
+            remark(f"{sentence}; scoring the one of step {run.step:,}")
+        score = f"concretely evaluate {shlex.quote(str(folder))}"
+        with interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
+            found = score_split(run.recipe, model, data, split="test", samples=samples, progress=True)
+        console().print(f"test {found}", markup=False)
+        with stop_requested():  # a signal now must not leave half a report
+            record = add_scores(folder, run, model, data=data, found={"test": found})
+            page = write_run_report(folder, run, model, data, record)
+    show_path(page)
 
 
-def _way_on(folder: Path) -> str:
-    return f"concretely train --resume {shlex.quote(str(folder))}"
-
-
-def _require_unused(folder: Path) -> None:
-    if (folder / FILE).exists():
-        refuse(f"{str(folder)!r} holds a run already: go on with it by --resume, or choose another folder by --out")
-
-
-def _continued(resume: Path, notation: str | None, given: dict[str, Any], out: Path | None) -> Recipe:
-    """The recipe of a run that goes on."""
+def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> Recipe:
+    """Return the recipe of a run to resume."""
     from ..training.run import load_recipe, runs_in
 
-    others = [*given, *(["notation"] if notation else []), *(["out"] if out else [])]
-    if others := [name for name in others if name not in ("steps", "data")]:
-        refuse(f"a run that goes on keeps its recipe but for steps and where data are, got {', '.join(others)}")
-    with refusing():
+    others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data")]
+    if others:
+        fail(f"a resumed run keeps its recipe except for steps and the path of its data, got {', '.join(others)}")
+    with report_errors():
         try:
-            recipe = load_recipe(resume)
+            recipe = load_recipe(folder)
         except ValueError as error:
-            together = not (resume / FILE).exists() and runs_in(resume)
-            refuse(f"{error}{', or go on with all by the command that began them' if together else ''}")
-    if "steps" not in given:
-        return recipe
-    return replace(recipe, steps=resolved(recipe.notation, {"steps": given["steps"]}).steps)
+            several = not (folder / FILE).exists() and runs_in(folder)
+            fail(f"{error}{', or resume all with the command that started them' if several else ''}")
+        if "steps" not in given:
+            return recipe
+        return replace(recipe, steps=resolve(notation=recipe.notation, steps=given["steps"]).steps)

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from . import archive, digits, mnist, omniglot
 from .bits import Bits
 from .dataset import Dataset
@@ -33,7 +33,7 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
     name, rule = os.path.expanduser(name), _rule(binarize)
     if name not in WIDTHS and not name.endswith(".npz"):
         must = "data must be a known name or a path that ends in .npz"
-        raise ValueError(f"{must}, got {name!r}{nearest(name, WIDTHS)}")
+        raise ValueError(f"{must}, got {name!r}{did_you_mean(name, WIDTHS)}")
     if width is not None and width < 1:
         raise ValueError(f"width must be positive, got {width}")
     _require_width(name, WIDTHS.get(name, width), width)  # before anything is downloaded
@@ -55,7 +55,7 @@ def _rule(name: str) -> Rule:
     for rule in RULES:
         if rule == name:
             return rule
-    raise ValueError(f"unknown way to binarize {name!r}{nearest(name, RULES)}")
+    raise ValueError(f"unknown way to binarize {name!r}{did_you_mean(name, RULES)}")
 
 
 def _require_width(name: str, found: int | None, width: int | None) -> None:

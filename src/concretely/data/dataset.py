@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from ..spelling import nearest
+from ..spelling import did_you_mean
 from .bits import Bits
 
 SPLITS = ("train", "valid", "test")
@@ -72,6 +72,6 @@ class Dataset:
     def split(self, name: str) -> Bits:
         """The points of `train`, `valid` or `test`."""
         if name not in SPLITS:
-            raise ValueError(f"unknown split {name!r}{nearest(name, SPLITS)}")
+            raise ValueError(f"unknown split {name!r}{did_you_mean(name, SPLITS)}")
         split: Bits = getattr(self, name)
         return split

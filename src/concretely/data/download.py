@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from ..evaluation.progress import counting
-from ..file import alone, draft
+from ..file import atomic_write, file_lock
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as cut."""
@@ -40,14 +40,14 @@ def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual:
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(path.with_name(f"{path.name}.lock")):
+        with file_lock(path.with_name(f"{path.name}.lock")):
             if path.exists():  # brought by another process meanwhile
                 return
             _complete(part, url, size=size, progress=progress)
             if wrong := _mismatch(part, digest):
                 part.unlink()
                 raise DownloadError(f"what arrived {wrong}, and was deleted")
-            with draft(path) as place:
+            with atomic_write(path) as place:
                 part.replace(place)
     except OSError as error:
         reason = why(error, path.parent)

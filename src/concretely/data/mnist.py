@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..file import draft
+from ..file import atomic_write
 from .archive import stored
 from .bits import Bits, columns
 from .dataset import SPLITS, Dataset
@@ -62,7 +62,7 @@ def _make(path: Path, *, progress: bool) -> None:
     file = BytesIO()  # a disk that fills up would leave a broken archive that complains once more when it is freed
     np.savez_compressed(file, **packed)
     try:
-        with draft(path) as place:
+        with atomic_write(path) as place:
             place.write_bytes(file.getbuffer())
     except OSError as error:
         remedy = "try again, or move its .amat files to another folder and name that in CONCRETELY_DATA"

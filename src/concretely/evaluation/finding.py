@@ -1,4 +1,4 @@
-"""What a study finds about gradient estimators, and how it is printed."""
+"""The results of a gradient study, and how they are printed."""
 
 import math
 from collections.abc import Mapping
@@ -10,61 +10,61 @@ from .reference import Reference
 from .tally import Measure
 
 SURE = 1e-3
-"""The p-value below which a bias is found."""
+"""The p-value below which an estimator counts as biased."""
 
 
 @dataclass(frozen=True, eq=False)
 class Finding:
-    """What a study found about one estimator."""
+    """The results for one estimator."""
 
     samples: int
     reference: Reference
     mean: tuple[Tensor, ...] = field(repr=False)
     """The mean estimate, one tensor for each parameter."""
     squared_bias: Measure
-    """The squared length of the mean estimate less the reference; without what noise adds, it may be negative."""
+    """An unbiased estimate of the squared norm of the bias; it may be negative."""
     p_value: float
-    """How often an estimator without bias would look as biased as this; 2⁻¹⁵ if never, as far as one can tell."""
+    """The p-value of the hypothesis that the bias is zero; at least 2⁻¹⁵."""
     variance: Measure
-    """The trace of the covariance of one estimate."""
+    """The trace of the covariance matrix of one estimate."""
     seconds: float
     """The median time of one estimate."""
 
     @property
     def is_biased(self) -> bool:
-        """Whether a bias was found; fewer than 11 repeats find none."""
+        """Whether the bias is significant; fewer than 11 repeats cannot show one."""
         return self.p_value < SURE
 
     @property
     def bias(self) -> float:
-        """The bias in lengths of the reference, or zero where noise would explain more than all of it."""
+        """The norm of the bias relative to that of the reference; zero where the estimate of its square is negative."""
         return self.relative(self.squared_bias.value)
 
     @property
     def bias_limit(self) -> float:
-        """What the bias would be if it were two standard errors above the one found: as large as it may well be."""
+        """The relative bias two standard errors above the estimate."""
         return self.relative(max(self.squared_bias.value, 0) + 2 * self.squared_bias.error)
 
     @property
     def noise(self) -> Measure:
-        """The standard deviation of one estimate in lengths of the reference."""
+        """The standard deviation of one estimate relative to the norm of the reference."""
         value = self.relative(self.variance.value)
         return Measure(value, self.relative(self.variance.value + self.variance.error) - value)
 
     @property
     def seconds_to_signal(self) -> float:
-        """The time of as many estimates as have a noise of 1 if averaged."""
+        """The time to average estimates until the noise is 1."""
         return self.seconds * self.noise.value**2
 
     def relative(self, squared: float) -> float:
-        """The root of a squared length, in lengths of the reference."""
+        """Return the root of a squared norm, relative to the norm of the reference."""
         length = self.reference.length
         return math.sqrt(max(squared, 0)) / length if length else math.inf
 
 
 @dataclass(frozen=True, eq=False)
 class GradientStudy:
-    """What a study found, by the names of the estimators; to be printed."""
+    """The results of a study by the names of the estimators; print it for a table."""
 
     findings: Mapping[str, Finding]
 
@@ -73,7 +73,7 @@ class GradientStudy:
 
     @property
     def references(self) -> list[Reference]:
-        """The gradients that the estimators were judged by, one for each objective."""
+        """The reference gradients, one for each objective."""
         return list(dict.fromkeys(finding.reference for finding in self.findings.values()))
 
     def __str__(self) -> str:
@@ -83,9 +83,9 @@ class GradientStudy:
         lines = ["  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for name, *cells in table]
         notes = [
             *(f"gradient: {reference}" for reference in self.references),
-            "bias: of the mean estimate, in lengths of the gradient; ≤ x if none was found, and none above x is likely",
-            "noise: the standard deviation of one estimate, in lengths of the gradient",
-            "ms: the time of one estimate; times noise², that of as many as have a noise of 1 if averaged",
+            "bias: of the mean estimate, relative to the gradient; ≤ x where none is significant, x being its limit",
+            "noise: the standard deviation of one estimate, relative to the gradient",
+            "ms: the time of one estimate; ms × noise² is the time to average the noise down to 1",
         ]
         return "\n".join([*lines, "", *notes])
 

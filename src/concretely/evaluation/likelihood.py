@@ -1,4 +1,4 @@
-"""The log-likelihood of data under the discrete graph of a model: estimated from many samples, or by enumeration."""
+"""The log-likelihood of data under the discrete graph of a model, estimated from samples or by enumeration."""
 
 import math
 import time
@@ -22,40 +22,40 @@ from ..program import at_rest
 from .progress import counting
 
 PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
-"""How many pairs of a sample and a data point are run at once, where there is room: 784 units take 13 MB or 3 GB.
+"""The number of pairs of a sample and a data point in one run, if memory allows: 784 units take 13 MB or 3 GB.
 
-Beyond that a CPU spends its time on fresh memory; below it, a GPU spends its time on waiting to be told.
+More makes a CPU slower, since it has to allocate fresh memory; fewer leave a GPU waiting for launches.
 """
 FEW = 1_000
-"""The samples of data points that are not scored thoroughly."""
+"""The number of samples for data points outside of `full_points`."""
 SHARE, BYTES = 1 / 8, 8
-"""The share of free memory that is used there, and the bytes that a pair takes for every unit of a layer."""
+"""The share of free GPU memory to use, and the bytes of a pair for every unit of a layer."""
 
 Data = tuple[Tensor, ...]
-Estimate = tuple[Float64[Tensor, " points"], Float64[Tensor, " thorough"]]
-"""The log-likelihoods of data points, and the effective sample sizes of those that were scored thoroughly."""
+Estimate = tuple[Float64[Tensor, " points"], Float64[Tensor, " full_points"]]
+"""The log-likelihood of every data point, and the effective sample sizes of those that had all samples."""
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The log-likelihood of every data point, and how well it is known."""
+    """The log-likelihood of every data point, and its precision."""
 
     log_likelihood: Float64[Tensor, " points"]
-    """On average a lower bound, which more samples tighten; minus infinity if no sample can have given the data.
+    """In expectation a lower bound, which more samples tighten; minus infinity if no sample explains the data point.
 
-    Of those that were not scored thoroughly only the mean is.
+    For points that were not scored with all samples only the average is a lower bound.
     """
-    effective_sample_size: Float64[Tensor, " thorough"]
-    """The number of equal weights that would be worth as much as those found, zero if there are none but zeros."""
+    effective_sample_size: Float64[Tensor, " full_points"]
+    """The effective sample size of the importance weights; zero if all of them are zero."""
     samples: int
-    """The number of samples for each data point that was scored thoroughly."""
+    """The number of samples for each of the `full_points` data points."""
     seconds: float
-    doubt: float = 0.0
-    """The standard error of what has been added to data points that were not."""
+    correction_se: float = 0.0
+    """The standard error of the correction that was added to the other data points."""
 
     @property
-    def thorough(self) -> int:
-        """The number of data points that were scored thoroughly; what the others miss on average has been added."""
+    def full_points(self) -> int:
+        """The number of data points that had all samples; the others are corrected by their mean difference."""
         return len(self.effective_sample_size)
 
     @property
@@ -70,15 +70,12 @@ class Likelihood:
 
     @property
     def standard_error(self) -> float:
-        """How far chance in the choice of the data moves the mean; what chance in the samples adds is left out.
-
-        Chance in the choice of those that were scored thoroughly is part of it.
-        """
-        return math.hypot(standard_error(self.log_likelihood), self.doubt)
+        """The standard error of the mean over data points and of the correction; Monte Carlo error is left out."""
+        return math.hypot(standard_error(self.log_likelihood), self.correction_se)
 
     def __str__(self) -> str:
         points = len(self.log_likelihood)
-        some = f" for {self.thorough:,} of {points:,} data points" if self.thorough < points else ""
+        some = f" for {self.full_points:,} of {points:,} data points" if self.full_points < points else ""
         return (
             f"NLL {self.nll:.2f} ± {self.standard_error:.2f} ({self.samples:,} sample{'s' * (self.samples > 1)}{some}, "
             f"mean effective sample size {self.effective_sample_size.mean().item():,.0f}, {self.seconds:.1f} s)"
@@ -89,7 +86,7 @@ def evaluate(
     model: Model,
     *data: Shaped[Tensor, "points ..."],
     samples: int = 50_000,
-    thorough: int | None = None,
+    full_points: int | None = None,
     chunk: int | None = None,
     generator: Generator | None = None,
     progress: bool = False,
@@ -98,14 +95,13 @@ def evaluate(
 
     $$\log \frac1m \sum_{i=1}^m \frac{p(x, z_i)}{q(z_i \mid x)}, \quad z_i \sim q$$
 
-    The data are the inputs of the model: x, or the context and x. Their first axis counts data points. However many
-    there are, and however many samples, only `chunk` pairs of a sample and a data point are in memory at once, by
-    default as many as suit the device; which draws fall to which data point depends on it. The modules of the model
-    are in evaluation mode meanwhile. `progress` shows a bar on stderr.
+    The data are the inputs of the model: x, or the context and x. Their first axis counts data points. Memory holds
+    `chunk` pairs of a sample and a data point at a time, by default a number that suits the device; the draws of a data
+    point depend on it. The model runs in evaluation mode. `progress` shows a bar on stderr.
 
-    `thorough` gives so many samples to so many data points only, chosen by chance, and 1,000 to all, where that is less
-    work. What 1,000 miss on average is found from the former and added to the others: the mean is, on average, that of
-    all samples for all data points.
+    With `full_points`, only that many data points, chosen at random, get all samples, and all others get 1,000, if that
+    is less work. The mean difference between the two on the chosen points is added to the others, so that the mean is
+    in expectation that of all samples for all data points.
     See [burda2016importance] and [maddison2017concrete], section 5.
 
     >>> import concretely as c
@@ -117,10 +113,10 @@ def evaluate(
     _require_data(model, data)
     chunk = _suitable(model, data) if chunk is None else chunk
     points = len(data[0])
-    thorough = points if thorough is None else thorough
-    for name, number in (("samples", samples), ("thorough", thorough), ("chunk", chunk)):
-        _require_positive(name, number)
-    pairs = min(points * samples, points * FEW + thorough * samples)
+    full_points = points if full_points is None else full_points
+    for name, number in (("samples", samples), ("full_points", full_points), ("chunk", chunk)):
+        require_positive(name, number)
+    pairs = min(points * samples, points * FEW + full_points * samples)
     shown = counting("log-likelihood", pairs, shown=progress)
     with shown as advance, at_rest(model), torch.no_grad(), torch.cuda.device_of(data[0]):
         _require_scores(model, data, chunk)
@@ -129,18 +125,19 @@ def evaluate(
             return _estimated(model, part, samples, chunk=chunk, generator=generator, advance=advance)
 
         if pairs == points * samples:
-            found, effective, doubt = *estimated(data, samples), 0.0
+            found, effective, correction_se = *estimated(data, samples), 0.0
         else:
             device = "cpu" if generator is None else generator.device
-            chosen = torch.randperm(points, generator=generator, device=device)[:thorough].sort().values
-            found, effective, doubt = _surveyed(estimated, data, samples, chosen.cpu())
-    return Likelihood(found, effective, samples, seconds=time.perf_counter() - started, doubt=doubt)
+            chosen = torch.randperm(points, generator=generator, device=device)[:full_points].sort().values
+            found, effective, correction_se = _corrected(estimated, data, samples, chosen.cpu())
+    seconds = time.perf_counter() - started
+    return Likelihood(found, effective, samples, seconds=seconds, correction_se=correction_se)
 
 
 def standard_error(values: Float64[Tensor, " points"]) -> float:
-    """How far chance in the choice of the data moves the mean of values.
+    """Return the standard error of the mean of independent values.
 
-    It is infinite if nothing is known of it: for a single data point, and if the mean is infinite.
+    It is infinite for a single value, and if the mean is infinite.
 
     >>> standard_error(torch.tensor([1.0, 3.0], dtype=torch.float64))
     1.0
@@ -151,11 +148,11 @@ def standard_error(values: Float64[Tensor, " points"]) -> float:
 
 
 def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> Float64[Tensor, " points"]:
-    r"""Work out the log-likelihood of every data point from all states of the latents, of which 2²⁰ are allowed.
+    r"""Compute the exact log-likelihood of every data point by enumerating all states of the latents, at most 2²⁰.
 
     $$\log \sum_z p(x, z)$$
 
-    All states of at least one data point are in memory at once.
+    All states of one data point are in memory at once.
 
     >>> import concretely as c
     >>> exact_log_likelihood(c.density("2H-6V"), torch.zeros(10, 6)).shape
@@ -178,27 +175,27 @@ def _estimated(
     generator: Generator | None,
     advance: Callable[[int], None],
 ) -> Estimate:
-    """Every data point by so many samples."""
-    at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, all of nearly one size
+    """Estimate every data point with the same number of samples."""
+    at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, of nearly equal size
     sums = []
     for first, part in _parts(data, max(1, chunk // at_once)):
         runs = _log_sums(model, part, samples, at_once=at_once, generator=generator, advance=advance)
         sums.append(reduce(torch.logaddexp, runs))
-        if first == 0:  # not at every part, which would wait for the device
+        if first == 0:  # only once: each check waits for the device
             _numbers(sums[0].cpu())
     log_sum, log_sum_of_squares = _numbers(torch.cat(sums, -1).cpu())
     effective = torch.where(log_sum == -math.inf, 0, torch.exp(2 * log_sum - log_sum_of_squares))
     return log_sum - math.log(samples), effective
 
 
-def _surveyed(
-    estimated: Callable[[Data, int], Estimate], data: Data, samples: int, chosen: Int64[Tensor, " thorough"]
-) -> tuple[Float64[Tensor, " points"], Float64[Tensor, " thorough"], float]:
-    """All data points by few samples, and some by many, which say what few samples miss on average, and how surely."""
+def _corrected(
+    estimated: Callable[[Data, int], Estimate], data: Data, samples: int, chosen: Int64[Tensor, " full_points"]
+) -> tuple[Float64[Tensor, " points"], Float64[Tensor, " full_points"], float]:
+    """Score all data points with few samples and some with all, and correct the former by the mean difference."""
     found, _ = estimated(data, FEW)
     right, effective = estimated(tuple(tensor[chosen.to(tensor.device)] for tensor in data), samples)
     missed = right - found[chosen]
-    if not (found.isfinite().all() and missed.isfinite().all()):  # there is no average to add
+    if not (found.isfinite().all() and missed.isfinite().all()):  # the mean difference does not exist
         return *estimated(data, samples), 0.0
     found += missed.mean()
     found[chosen] = right
@@ -214,7 +211,7 @@ def _log_sums(
     generator: Generator | None,
     advance: Callable[[int], None],
 ) -> Iterator[Float64[Tensor, "2 points"]]:
-    """The logarithms of the sum of weights and of the sum of their squares, for some samples after another."""
+    """Yield the log of the sum of weights and of the sum of squared weights, one run of samples at a time."""
     for done in range(0, samples, at_once):
         drawn = min(at_once, samples - done)
         log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
@@ -223,31 +220,32 @@ def _log_sums(
 
 
 def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
-    """The log probability of the data together with every state of the latents."""
+    """Return the joint log probability of the data and every state of the latents."""
     weights = log_weights(model, *part, mode=Enumerate())
-    # without q, what was drawn was drawn from p
+    # without q, the latents are drawn from p
     terms = weights.log_p if weights.divides else {**weights.log_q, **weights.log_p}
     return total(terms.values()).double()
 
 
 def _suitable(model: Model, data: Data) -> int:
-    """How many pairs to run at once where the data are."""
+    """Return the number of pairs in one run that suits the device of the data."""
     device = data[0].device
     if device.type != "cuda":
         return PAIRS_ON_CPU
     free, _ = torch.cuda.mem_get_info(device)
     maps = (module.out_features for module in model.modules() if isinstance(module, nn.Linear))
     room = int(SHARE * free) // (BYTES * (sum(maps) + sum(tensor[0].numel() for tensor in data)))
-    return min(PAIRS_ON_GPU, 1 << max(room, 1).bit_length() - 1)  # of few sizes, as draws fall to data by chunks
+    return min(PAIRS_ON_GPU, 1 << max(room, 1).bit_length() - 1)  # powers of two: draws depend on the chunk
 
 
 def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:
-    """So many data points after another, and the index of the first of them."""
+    """Yield consecutive parts of the data, each with the index of its first data point."""
     for first in range(0, len(data[0]), points):
         yield first, tuple(tensor[first : first + points] for tensor in data)
 
 
-def _require_positive(name: str, number: int) -> None:
+def require_positive(name: str, number: int) -> None:
+    """Raise an error unless a number is a positive integer."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{name} must be a positive whole number, got {number!r}")
 
@@ -271,17 +269,17 @@ def _require_data(model: Model, data: Data) -> None:
 
 
 def _require_scores(model: Model, data: Data, chunk: int) -> None:
-    """Have the model score all data once, at its likeliest latents: what it refuses is refused before any work."""
+    """Score all data once, at the most probable latents, so that bad input raises before any work is done."""
     try:
-        for _, part in _parts(data, max(1, chunk // 4)):  # which leaves room for what a run remembers
+        for _, part in _parts(data, max(1, chunk // 4)):  # a trace keeps more tensors than a log weight does
             _score(model, part)
     except Exception:
         refused = True
     else:
         refused = False
     if refused:
-        _score(model, data)  # again, so that the place in its sentence is one in the whole data
-    _score(model, tuple(tensor[:1] for tensor in data))  # a lone data point without its axis does not pass for many
+        _score(model, data)  # again, so that the error names the index in the whole data
+    _score(model, tuple(tensor[:1] for tensor in data))  # a model that drops the axis of data points fails here
 
 
 def _score(model: Model, inputs: Data) -> None:
@@ -291,7 +289,7 @@ def _score(model: Model, inputs: Data) -> None:
 
 
 class _Likeliest(Mode):
-    """Every discrete node takes its most probable state, without any randomness."""
+    """A mode in which every discrete node takes its most probable state, without randomness."""
 
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
@@ -304,7 +302,7 @@ class _Likeliest(Mode):
 
 
 def _numbers(found: Float64[Tensor, "*sums points"]) -> Float64[Tensor, "*sums points"]:
-    """What was found for data points, refused if it is not a number."""
+    """Return the values unchanged; raise if any is NaN."""
     wrong = found.isnan().view(-1, found.shape[-1]).any(0)
     if wrong.any():
         index = int(wrong.nonzero()[0])

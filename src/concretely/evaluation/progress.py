@@ -1,15 +1,15 @@
-"""A progress bar, where one is asked for."""
+"""An optional progress bar."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], None]
-"""What is told how much has been done since it was last told."""
+"""A callback that takes the amount of work done since the last call."""
 
 
 @contextmanager
 def counting(title: str, total: int, *, shown: bool) -> Iterator[Advance]:
-    """A function to be told how much is done, which may show it on stderr."""
+    """Yield a callback that counts work, and show a bar on stderr if `shown`."""
     if not shown:
         yield lambda done: None
         return

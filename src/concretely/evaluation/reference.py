@@ -1,4 +1,4 @@
-"""The gradient that an estimator is judged by: that of the objective which it estimates, whatever was asked for."""
+"""Reference gradients: the gradient of the objective that an estimator estimates, exact or averaged."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,18 +15,18 @@ from .tally import Tally
 from .trial import Problem, Trial
 
 STATES = 2**16
-"""The most states, of all samples and data points together, that are enumerated unasked."""
+"""The most joint states of all samples and data points that are enumerated by default."""
 
 SAMPLES = 8
-"""The samples of each estimate of an average, which does not depend on their number."""
+"""The number of samples for each estimate of an average, whose value does not depend on it."""
 
 
 class Aim(NamedTuple):
-    """What an estimator estimates the gradient of."""
+    """The objective whose gradient an estimator estimates."""
 
     objective: Objective
     samples: int
-    """The number of samples that enter the objective; one if it is an average, whatever their number."""
+    """The number of samples in the objective; 1 for an average."""
 
     @property
     def title(self) -> str:
@@ -39,21 +39,21 @@ class Aim(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """The gradient that an estimator is judged by."""
+    """A reference gradient and its error."""
 
     aim: Aim
     gradient: tuple[Tensor, ...] = field(repr=False)
     """One tensor for each parameter."""
     method: str
-    """The estimator that it comes from."""
+    """The class of the estimator that computed it."""
     repeats: int
-    """How many gradients it is the mean of; one if it is exact."""
+    """The number of averaged estimates; 1 if it is exact."""
     error: float
-    """The length of its error, root mean square; zero if it is exact."""
+    """The root mean square norm of its error; zero if it is exact."""
 
     @property
     def length(self) -> float:
-        """The length of the gradient, without what noise adds to it."""
+        """The norm of the gradient, corrected for the noise in its estimate."""
         squared = sum(float(part.square().sum()) for part in self.gradient)
         return math.sqrt(max(squared - self.error**2, 0))
 
@@ -64,7 +64,7 @@ class Reference:
 
 
 def aim(trial: Trial) -> Aim:
-    """What a trial estimates, whatever it was asked for."""
+    """Return the objective that a trial estimates, which may differ from the requested one."""
     estimator, objective, samples = trial
     averages = objective is average or getattr(estimator, "averages", False)
     return Aim(average, 1) if averages or (objective is bound and samples == 1) else Aim(objective, samples)
@@ -73,10 +73,10 @@ def aim(trial: Trial) -> Aim:
 def refer(
     problem: Problem, aim: Aim, estimator: Estimator | None, *, repeats: int, groups: int, advance: Advance
 ) -> tuple[Reference, Tally]:
-    """The mean of so many estimates or, if it is exact, of one, by an unbiased estimator; and their tally."""
+    """Average unbiased estimates, or take one if the estimator is exact; return the reference and the tally."""
     estimator = _unbiased(problem, aim) if estimator is None else estimator
     if isinstance(estimator, Exact):
-        advance(repeats - 1)  # which need not be made
+        advance(repeats - 1)  # one is enough
         repeats = 1
     trial = Trial(estimator, aim.objective, SAMPLES if aim.objective is average else aim.samples)
     ((tally, _),) = problem.tallies([trial], repeats=repeats, groups=min(groups, repeats), advance=advance)
@@ -85,7 +85,7 @@ def refer(
 
 
 def _unbiased(problem: Problem, aim: Aim) -> Estimator:
-    """An estimator without bias: enumeration where that is little work, or else the one of least variance."""
+    """Choose an unbiased estimator: enumeration if there are few states, or else the one of least variance."""
     if _bits(problem, aim.samples) <= math.log2(STATES):
         return Exact()
     if aim.objective is average:
@@ -94,7 +94,7 @@ def _unbiased(problem: Problem, aim: Aim) -> Estimator:
 
 
 def _bits(problem: Problem, samples: int) -> float:
-    """The logarithm of the number of joint states of all samples and data points; infinite if a node is continuous."""
+    """Return log2 of the number of joint states of all samples and data points; infinite for continuous nodes."""
     trace = log_weights(problem.target, *problem.inputs, mode=Discrete(), generator=problem.generator).q
     bits = 0.0
     for name in trace.latent:

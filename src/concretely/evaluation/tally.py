@@ -1,6 +1,7 @@
-"""Many random vectors, tallied as they come: their mean, their variance, and whether their expectation is zero.
+"""Running mean and variance of random vectors, and an exact sign-flip test of zero mean.
 
-They are averaged in a few groups, so that memory does not grow with their number; errors are the spread of the groups.
+Vectors are averaged in a few groups, so that memory does not grow with their number; errors come from the spread of the
+groups.
 """
 
 import math
@@ -12,7 +13,7 @@ from torch import Tensor
 
 
 class Measure(NamedTuple):
-    """An estimate, and its standard error."""
+    """An estimate and its standard error."""
 
     value: float
     error: float
@@ -22,7 +23,7 @@ class Measure(NamedTuple):
 
 
 class Tally:
-    """What is kept of vectors: their mean, the means of groups, and a spread for each but the first."""
+    """Running statistics of vectors: the mean, the means of groups, and a squared residual for each but the first."""
 
     def __init__(self, size: int, *, groups: int) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64)
@@ -31,10 +32,10 @@ class Tally:
         self.spreads: list[float] = []
 
     def add(self, vector: Float64[Tensor, " size"], *, group: int) -> None:
-        """Take a vector into a group."""
+        """Add a vector to a group."""
         before, gap = sum(self.counts), vector - self.mean
         if before:
-            # recursive residuals: each has the variance as its mean, and hardly depends on the others
+            # recursive residuals: each has the variance as its expectation, and they are nearly independent
             self.spreads.append(float(gap @ gap) * before / (before + 1))
         self.mean += gap / (before + 1)
         self.counts[group] += 1
@@ -42,16 +43,16 @@ class Tally:
 
     @property
     def variance(self) -> Measure:
-        """The trace of the covariance of one vector; the error of a single spread is anyone's guess."""
+        """The trace of the covariance of one vector; the error from a single residual is infinite."""
         spreads = torch.tensor(self.spreads, dtype=torch.float64)
         error = float(spreads.std()) / math.sqrt(len(spreads)) if len(spreads) > 1 else math.inf
         return Measure(float(spreads.mean()), error)
 
 
 def squared_expectation(vectors: Float64[Tensor, "groups size"]) -> Measure:
-    """The squared length of the expectation of independent vectors, without what noise adds: it may be negative.
+    """Estimate the squared norm of the expectation of independent vectors without bias; it may be negative.
 
-    It is the mean product of two different vectors, with the error of the jackknife.
+    The estimate is the mean inner product of two different vectors, with a jackknife error.
 
     >>> squared_expectation(torch.ones(3, 4, dtype=torch.float64))
     Measure(value=4.0, error=0.0)
@@ -60,16 +61,17 @@ def squared_expectation(vectors: Float64[Tensor, "groups size"]) -> Measure:
     others = (gram.sum(1) - gram.diag()) / (groups - 1)
     squared = others.mean()
     if groups == 2:
-        return Measure(float(squared), math.inf)  # two vectors do not tell
+        return Measure(float(squared), math.inf)  # two vectors do not determine it
     error = 2 * math.sqrt((groups - 1) / groups) / (groups - 2) * float((others - squared).norm())
     return Measure(float(squared), error)
 
 
 def p_value(vectors: Float64[Tensor, "groups size"], *, rounding: float = 0.0) -> float:
-    """How often independent vectors of expectation zero have as long a mean, whatever their covariance.
+    """Exact sign-flip test of zero mean.
 
-    It is the share of all ways to flip vectors that give a mean as long: if the expectation is zero and the vectors
-    are symmetric, as means nearly are, all ways are as likely. A mean within rounding is as good as none.
+    The p-value is the share of all sign flips of the vectors that give a mean at least as long. If the expectation is
+    zero and the vectors are symmetric, as averages nearly are, all flips are equally likely, whatever the covariance.
+    A mean no longer than `rounding` counts as zero.
 
     >>> p_value(torch.ones(3, 4, dtype=torch.float64))
     0.25
@@ -77,7 +79,7 @@ def p_value(vectors: Float64[Tensor, "groups size"], *, rounding: float = 0.0) -
     if float(vectors.mean(0).norm()) <= rounding:
         return 1.0
     groups, gram = len(vectors), vectors @ vectors.T
-    ways = torch.arange(2 ** (groups - 1)).unsqueeze(-1)  # but for a flip of all, which changes nothing
+    ways = torch.arange(2 ** (groups - 1)).unsqueeze(-1)  # flipping all changes nothing, so the last sign is fixed
     flips = 1 - 2 * (ways >> torch.arange(groups) & 1).to(gram)
     lengths = ((flips @ gram) * flips).sum(1)
-    return float((lengths >= lengths[0] * (1 - 1e-9)).double().mean())  # what is equal on paper counts
+    return float((lengths >= lengths[0] * (1 - 1e-9)).double().mean())  # equal up to rounding counts

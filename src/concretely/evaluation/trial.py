@@ -1,4 +1,4 @@
-"""Gradients of one problem by several estimators: taken, timed and tallied."""
+"""Compute and time the gradients of one problem with several estimators."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from .tally import Tally
 
 
 class Trial(NamedTuple):
-    """An estimator, and what it is asked for."""
+    """An estimator, its objective and its number of samples."""
 
     estimator: Estimator
     objective: Objective
@@ -28,7 +28,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What gradients are taken of, and in which parameters."""
+    """A model or program, its inputs, and the parameters of the gradient."""
 
     target: Model | Program
     inputs: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Problem:
     generator: Generator | None
 
     def gradient(self, trial: Trial) -> Sequence[Tensor | None]:
-        """One estimate: a tensor for each parameter, none where it does not enter."""
+        """Return one estimate: a tensor for each parameter, or None where the parameter is not used."""
         loss = estimate(self.target, *self.inputs, **trial._asdict(), generator=self.generator).loss
         if not loss.requires_grad:
             return [None] * len(self.parameters)
@@ -45,10 +45,10 @@ class Problem:
     def tallies(
         self, trials: Sequence[Trial], *, repeats: int, groups: int, advance: Advance
     ) -> list[tuple[Tally, float]]:
-        """The tally of so many estimates of each trial, and the median time of one.
+        """Return the tally of `repeats` estimates for each trial, and the median time of one.
 
-        Trials take turns, so that all share the moods of the machine, but a group is taken at once: what an estimator
-        remembers of one estimate hardly reaches the next group.
+        Trials take turns, so that changes in the speed of the machine affect all of them. Each turn is a whole group,
+        so that the state of an estimator hardly correlates groups.
         """
         size = sum(parameter.numel() for parameter in self.parameters)
         tallies = [Tally(size, groups=groups) for _ in trials]
@@ -64,12 +64,12 @@ class Problem:
         return list(zip(tallies, map(median, seconds), strict=True))
 
     def split(self, vector: Float64[Tensor, " size"]) -> tuple[Tensor, ...]:
-        """A vector as one tensor for each parameter."""
+        """Split a flat vector into one tensor for each parameter."""
         parts = vector.split([parameter.numel() for parameter in self.parameters])
         return tuple(part.view(parameter.shape) for part, parameter in zip(parts, self.parameters, strict=True))
 
     def _flat(self, parts: Sequence[Tensor | None]) -> Float64[Tensor, " size"]:
-        """A gradient as one vector on the host, zero where a parameter does not enter."""
+        """Return a gradient as one float64 vector on the CPU, zero where a parameter is not used."""
         pairs = zip(parts, self.parameters, strict=True)
         filled = [torch.zeros_like(parameter) if part is None else part for part, parameter in pairs]
         return torch.cat([part.detach().cpu().double().flatten() for part in filled])

@@ -1,1 +1,1 @@
-"""What runs and distributions look like to a reader."""
+"""Tables, figures and pages. Nothing is computed here: results come from `evaluation` and `experiment`."""

@@ -1,4 +1,4 @@
-"""What there is to draw of a run of a stochastic graph: how every node made its state, and an example of it."""
+"""The parts of a stochastic graph that are drawn: how every node computes its state, and an example state."""
 
 import math
 from collections.abc import Sequence
@@ -10,41 +10,41 @@ from jaxtyping import Float
 from torch import Size, Tensor
 
 from ..distribution import Bernoulli, BinaryConcrete, Concrete, Discrete, Hypercube, HypercubeConcrete
+from ..spelling import format_number
 from ..trace import Outcome, Trace
-from .figure import written
 
 DETAIL = 12
-"""The most logits that a graph may have to be drawn with all of them."""
+"""The most logits of a graph that is drawn in full."""
 
 SHOWN = 4096
-"""The most entries of a state that are shown."""
+"""The most entries of a state that are drawn."""
 
 GROUND = "#e4e4e4"
-"""The grey under what was observed."""
+"""The background of observed nodes."""
 
 
 class Operation(NamedTuple):
-    """A step that makes a state."""
+    """An operation on the way to a state."""
 
     text: str
     discrete: bool
     stochastic: bool = False
     lends: bool = False
-    """Whether the state has nothing but its gradient from here."""
+    """Whether it contributes only a gradient to the state."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What there is to draw of a node: the first sample of the first data point."""
+    """A node as it is drawn: the first sample of the first data point."""
 
     name: str
     law: str
     observed: bool
     discrete: bool
     logits: Float[Tensor, "units n"]
-    """Of a law that has none, no columns."""
+    """Without columns for a distribution that has no logits."""
     noise: str
-    """The letter of the noise that was added to the logits, empty if none was."""
+    """The symbol of the noise that is added to the logits; empty without noise."""
     operations: tuple[Operation, ...]
     shape: tuple[int, ...]
     brightness: Float[Tensor, "units entries"]
@@ -56,25 +56,25 @@ class Node:
 
     @property
     def n(self) -> int:
-        """The number of logits of each, or none."""
+        """The number of logits of a unit; zero without logits."""
         return self.logits.shape[1]
 
     @property
     def table(self) -> Tensor:
-        """The state as a rectangle no more than four times as wide as high, filled up with NaN if it must be."""
+        """The state as a rectangle, at most four times as wide as high, filled up with NaN if needed."""
         state = self.brightness.flatten()[:SHOWN]
         n = len(state)
         rows = next((rows for rows in range(math.isqrt(n), 0, -1) if n % rows == 0 and n <= 4 * rows**2), math.isqrt(n))
         return torch.cat([state, state.new_full((-n % rows,), math.nan)]).view(rows, -1)
 
     def subscript(self, unit: int, entry: int) -> str:
-        """That of a logit, empty if there is one only."""
+        """Return the subscript of a logit; empty if there is only one."""
         digits = (str(unit + 1) if self.units > 1 else "") + (str(entry + 1) if self.n > 1 else "")
         return digits.translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
 
 def anatomy(trace: Trace) -> list[Node]:
-    """The nodes of a run, in the order of the program.
+    """Return the nodes of a run, in the order of the program.
 
     >>> from concretely import mode, run
     >>> (node,) = anatomy(run(lambda draw: draw("D", Discrete(torch.zeros(3))), mode.Discrete()))
@@ -90,12 +90,12 @@ def anatomy(trace: Trace) -> list[Node]:
 
 
 def is_small(nodes: Sequence[Node]) -> bool:
-    """Whether there is room for every logit."""
+    """Return whether a graph is small enough to be drawn in full."""
     return sum(node.units * max(node.n, 1) for node in nodes) <= DETAIL
 
 
 def extent(shape: Sequence[int]) -> str:
-    """A shape without its ones."""
+    """Format a shape without axes of length 1."""
     return " × ".join(str(length) for length in shape if length > 1) or "1"
 
 
@@ -131,10 +131,10 @@ def _node(trace: Trace, name: str) -> Node:
 
 
 def _unit_axes(trace: Trace, outcome: Outcome) -> int:
-    """The number of axes of a node that are neither of samples nor of data points."""
+    """Return the number of axes of a node, without those of samples and of data points."""
     value, law = outcome.value, outcome.distribution
     axes = len(law.batch_shape + law.event_shape)
-    if outcome.observed:  # unlike its distribution it may have no axis of samples
+    if outcome.observed:  # unlike its distribution, an observed value may have no axis of samples
         shapes = (trace.shape, trace.batch_shape, Size())
         return axes - next(len(shape) for shape in shapes if law.batch_shape[: len(shape)] == shape)
     return min(max(value.dim() - len(trace.shape), len(law.event_shape)), axes)
@@ -143,10 +143,10 @@ def _unit_axes(trace: Trace, outcome: Outcome) -> int:
 def _sampling(
     value: Tensor, mass: Bernoulli | Discrete | Hypercube, temperature: Tensor | None
 ) -> tuple[str, tuple[Operation, ...]]:
-    """The letter of the noise that was added to logits, and what made a value of them.
+    """Return the symbol of the noise, and the operations from noisy logits to a value.
 
-    Where the temperature is not known, a value that remembers its node is relaxed, and so is one between the states. A
-    state has no gradient of its own, so that one with a gradient has gone straight through.
+    Where the temperature is unknown, a value that has a node is relaxed, and so is one between the states. A discrete
+    state with a gradient is a straight-through value.
     """
     if temperature is None:
         discrete = getattr(value, "node", None) is None and bool(mass.support.check(value).all())
@@ -155,13 +155,13 @@ def _sampling(
     noise, hard, soft = _steps(mass)
     operations = [Operation(hard, discrete=True)] if discrete else []
     if not discrete or value.requires_grad:
-        text = "λ" if temperature is None or temperature.numel() > 1 else written(temperature.item())
+        text = "λ" if temperature is None or temperature.numel() > 1 else format_number(temperature.item())
         operations.append(Operation(soft.format(text), discrete=False, lends=discrete))
     return noise, tuple(operations)
 
 
 def _steps(mass: Bernoulli | Discrete | Hypercube) -> tuple[str, str, str]:
-    """The letter of the noise, and the operation that makes a state of noisy logits, hard and soft."""
+    """Return the symbol of the noise, and the discrete and the relaxed operation on noisy logits."""
     if isinstance(mass, Bernoulli):
         return "L", "step", "sigmoid( · / {} )"
     if isinstance(mass, Discrete):

@@ -1,4 +1,4 @@
-"""How training went, as a figure."""
+"""Curves: the bound against training steps, and the objectives against the temperature."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,20 +7,21 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-from .figure import DARK, INK, PALE, STRONG
+from ..experiment.claim import GAP, TemperaturePoint, large_gap_start
+from ..spelling import format_number
+from .style import DARK, INK, PALE, STRONG
 
 Row = Mapping[str, Any]
-"""What is known at a step: `step` and, each of them a number or None, `bound`, `discrete` and `valid`."""
+"""The metrics at a step: `step` and, each a number or None, `bound`, `discrete` and `valid`."""
 
 
 def curve(rows: Sequence[Row]) -> Figure:
-    """The bound that is trained and, where it is another, that of the discrete graph, with the gap between them.
+    """Draw the training bound and, if it differs, that of the discrete graph, with the gap between them.
 
-    Circles are the negative log-likelihood of the validation set, its sign changed so that up is better. The axis
-    reaches no lower than all but the first tenth of the rows do: those lie so far below that they would flatten the
-    rest.
+    Circles are minus the NLL of the validation set, so that up is better. The first tenth of the rows does not extend
+    the axis: early values lie so far below the others that they would flatten the rest.
 
     >>> (axes,) = curve([{"step": 1, "bound": -20.0, "discrete": None, "valid": None}]).axes
     >>> [line.get_label() for line in axes.lines]
@@ -36,19 +37,62 @@ def curve(rows: Sequence[Row]) -> Figure:
         heights = [-nll for nll in points.values()]
         axes.plot(list(points), heights, "o", color=DARK, markerfacecolor="white", label="validation, − NLL", zorder=4)
     axes.set(xlim=(0, 1.02 * max(1, *(row["step"] for row in rows))), ylim=_limits(rows))
-    axes.set_xlabel("step", fontsize=9, color=INK)
-    axes.set_ylabel("nats per data point", fontsize=9, color=INK)
+    _label(axes, "step", "nats per data point")
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
     axes.grid(axis="y", color=PALE, linewidth=0.4, alpha=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper right", ncols=2, frameon=False, fontsize=8, labelcolor=INK)
     return figure
 
 
+def temperature_curve(points: Sequence[TemperaturePoint], *, note: str = "") -> Figure:
+    """Draw the two objectives against the temperature, and shade where the gap between them is large.
+
+    There the units of the relaxed graph take values between the states. See [maddison2017concrete], figure 4.
+
+    >>> (axes,) = temperature_curve([TemperaturePoint(0.5, 60.0, 60.1), TemperaturePoint(2.0, 50.0, 70.0)]).axes
+    >>> [line.get_label() for line in axes.lines]
+    ['discrete graph', 'relaxed graph']
+    """
+    if not points:
+        raise ValueError("points must hold at least one temperature, got none")
+    points = sorted(points)
+    temperatures = [point.temperature for point in points]
+    figure = Figure(figsize=(6, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    for label, color, marker in (("discrete", DARK, "o"), ("relaxed", STRONG, "s")):
+        heights = [getattr(point, label) for point in points]
+        face = color if label == "discrete" else "white"
+        axes.plot(
+            temperatures, heights, color=color, marker=marker, markerfacecolor=face, label=f"{label} graph", zorder=3
+        )
+    axes.set_xscale("log")
+    axes.set_xlim(temperatures[0] / 1.1, temperatures[-1] * 1.1)
+    start = large_gap_start(points)
+    if start is not None:
+        axes.axvspan(
+            start, temperatures[-1] * 1.1, color=PALE, alpha=0.4, linewidth=0, label=f"gap above {GAP:g} nats", zorder=1
+        )
+    axes.xaxis.set_major_locator(FixedLocator(temperatures))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, place: format_number(value)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    _label(axes, "temperature λ", "training objective in nats, lower is better")
+    axes.set_title(note, fontsize=8, color=INK, loc="left", parse_math=False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    """Label the axes, and draw only those two."""
+    axes.set_xlabel(x, fontsize=9, color=INK)
+    axes.set_ylabel(y, fontsize=9, color=INK)
+    axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
-    """One line or two, and what lies between them."""
+    """Draw one or two lines, and the gap between them."""
     bound, discrete = _known(rows, "bound"), _known(rows, "discrete")
     lines = [("training bound", bound, STRONG)]
     if any(bound.get(step) != height for step, height in discrete.items()):
@@ -60,7 +104,7 @@ def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _draw_gap(axes: Axes, bounds: Mapping[int, tuple[float, float]]) -> None:
-    """What the trained bound has more than the discrete one."""
+    """Shade the gap between the trained and the discrete bound."""
     if bounds:
         trained, discrete = zip(*bounds.values(), strict=True)
         late = slice(-math.ceil(len(bounds) / 10), None)  # single rows are noisy
@@ -70,13 +114,13 @@ def _draw_gap(axes: Axes, bounds: Mapping[int, tuple[float, float]]) -> None:
 
 
 def _known(rows: Sequence[Row], name: str) -> dict[int, float]:
-    """What was found at the steps at which it was, without what is not a number."""
+    """Return the finite values of a metric by step."""
     found = ((row["step"], row.get(name)) for row in rows)
     return {step: float(value) for step, value in found if value is not None and math.isfinite(value)}
 
 
 def _limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """From below the later nine tenths of the rows to above all of them."""
+    """Return the limits of the axis: below the last nine tenths of the rows, and above all."""
     heights = _heights(rows)
     low, high = min(_heights(rows[len(rows) // 10 :]) or heights), max(heights)
     room = 0.05 * (high - low) or 1.0
@@ -84,6 +128,6 @@ def _limits(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def _heights(rows: Sequence[Row]) -> list[float]:
-    """Where there is something to see."""
+    """Return the heights of everything that is drawn."""
     bounds = [height for name in ("bound", "discrete") for height in _known(rows, name).values()]
     return bounds + [-nll for nll in _known(rows, "valid").values()]

@@ -1,16 +1,16 @@
-"""Runs of stochastic graphs as Graphviz source, with the shapes and colours of the paper's figure of a graph."""
+"""Graphviz source of runs of stochastic graphs, with the shapes and colours of the paper's figure 1."""
 
 from html import escape
 
 from ..trace import Trace
 from .anatomy import GROUND, Node, anatomy, extent, is_small
-from .figure import DARK, INK, PALE
+from .style import DARK, INK, PALE
 
 
 def dot(trace: Trace) -> str:
-    """The source of a drawing by Graphviz: the parents, logits, noise, operations and state of every node.
+    """Return Graphviz source with the parents, logits, noise, operations and state of every node.
 
-    A temperature is written as λ: a run does not record it, unless the program itself draws relaxed variables.
+    Temperatures are written as λ, since a run does not record them unless the program itself draws relaxed variables.
 
     >>> import torch
     >>> from concretely import Discrete, mode, run
@@ -36,7 +36,7 @@ def dot(trace: Trace) -> str:
 
 
 def _statements(node: Node, key: str, *, detailed: bool) -> tuple[list[str], list[str]]:
-    """The lines of a node, and the parts that its parents point to."""
+    """Return the statements of a node, and the parts that arrows from its parents point to."""
     lines, entrances = list[str](), list[str]()
     for unit in range(node.units if detailed else 1):
         sources = []
@@ -66,7 +66,7 @@ def _statements(node: Node, key: str, *, detailed: bool) -> tuple[list[str], lis
 
 
 def _cells(node: Node, *, detailed: bool) -> str:
-    """A state as a table of Graphviz."""
+    """Return a state as a Graphviz table."""
     side, border = (16, 1) if detailed else (6, 0)
     rows = []
     for row in [node.brightness.flatten().tolist()] if detailed else node.table.tolist():
@@ -80,6 +80,6 @@ def _cells(node: Node, *, detailed: bool) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A text between the quotes of Graphviz, which reads entities and backslashes."""
+    """Escape text for a quoted Graphviz string, in which entities and backslashes are special."""
     printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
     return escape(printable, quote=False).replace("\\", "\\\\").replace('"', '\\"')

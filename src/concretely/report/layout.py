@@ -1,4 +1,4 @@
-"""Where the nodes of a graph and the arrows between them go on a page: in layers, which follow the arrows."""
+"""Layered layout of a graph: the positions of nodes, and the paths of the arrows between them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ from matplotlib.path import Path
 from .pen import Point
 
 GAP = 0.36
-"""From node to node, in inches."""
+"""The distance between nodes, in inches."""
 
 Flow = Literal["up", "right", "left"]
-"""Where arrows point."""
+"""The direction of arrows."""
 
 Key = str | tuple[str, str, int]
-"""The name of a node or, of an edge that passes a layer, those of its ends and the number of the layer."""
+"""The name of a node or, for an edge that passes a layer, the names of its ends and the number of the layer."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A graph with a place for everything, in inches from its lower left corner."""
+    """The centres of nodes and the paths of arrows, in inches from the lower left corner."""
 
     middles: Mapping[str, Point]
     arrows: Sequence[Path]
@@ -32,14 +32,14 @@ class Layout:
 
 
 def layout(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point], *, flow: Flow) -> Layout:
-    """Put each node one layer after the last of its parents, and lead an edge between the nodes of those it passes.
+    """Put each node one layer after the last of its parents, and route edges between the nodes of layers they pass.
 
     >>> drawn = layout({"a": [], "b": ["a"]}, {"a": (1.0, 1.0), "b": (1.0, 2.0)}, flow="right")
     >>> drawn.middles["a"], drawn.height
     ((0.5, 1.0), 2.0)
     """
     layers, chains = _layers(parents)
-    # along the flow and across it; an edge that passes a layer has a place there, as a node has
+    # sizes along and across the flow; an edge that passes a layer takes a place in it, as a node does
     extents: dict[Key, Point] = {key: (0.0, 0.0) for layer in layers for key in layer}
     extents |= {name: size[::-1] if flow == "up" else size for name, size in sizes.items()}
     end, spans, across = -GAP, dict[Key, Point](), dict[Key, float]()
@@ -75,7 +75,7 @@ def layout(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point], *, 
 
 
 def _layers(parents: Mapping[str, Sequence[str]]) -> tuple[list[list[Key]], list[list[Key]]]:
-    """What stands in every layer, from end to end, and every edge as all that it joins and passes."""
+    """Return the entries of every layer in order, and every edge as the chain of entries that it connects."""
     depth: dict[Key, int] = {}
     chains: list[list[Key]] = []
     for child, before in parents.items():
@@ -90,7 +90,7 @@ def _layers(parents: Mapping[str, Sequence[str]]) -> tuple[list[list[Key]], list
 
 
 def _untangle(layers: Sequence[list[Key]], chains: Sequence[Sequence[Key]]) -> None:
-    """Order each layer by the mean place of what its members are tied to in the layers beside it, a few times over."""
+    """Sort each layer by the mean position of its neighbours in the adjacent layers, a few times over."""
     ties: dict[Key, list[Key]] = {key: [] for layer in layers for key in layer}
     for chain in chains:
         for one, other in pairwise(chain):
@@ -103,7 +103,7 @@ def _untangle(layers: Sequence[list[Key]], chains: Sequence[Sequence[Key]]) -> N
 
 
 def _line(stops: Sequence[Point]) -> tuple[list[Point], list[int]]:
-    """Points and, as in a path, what they mean: straight past the layers, on a curve through the gaps between them."""
+    """Return the points and codes of a path: straight within layers, curved in the gaps between them."""
     points, codes = [stops[0]], [int(Path.MOVETO)]
     for leg, ((start, before), (end, after)) in enumerate(pairwise(stops)):
         if leg % 2:

@@ -1,44 +1,42 @@
-"""A run on one page: a single HTML file that needs nothing else, neither files nor a network nor scripts."""
+"""The report of a run: a single HTML file without scripts or external files, and its pictures."""
 
 import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from .curve import Row
-from .curve import curve as curve_of
-from .figure import rendered
-from .record import measured, surveys
+from ..experiment.picture import Picture
+from ..experiment.record import format_value, is_corrected
+from ..file import atomic_write, write_text
+from ..training.run import Run
+from .curve import Row, curve
+from .image import CAPTIONS, draw_picture
+from .style import render_figure
+
+FILE = "report.html"
 
 AGAIN = "concretely train --recipe recipe.toml"
-"""What makes a run again from a copy of its recipe."""
+"""The command that repeats a run from a copy of its recipe."""
 
 KINDS = {"png": "png", "svg": "svg+xml"}
-"""What a page calls the kinds of images."""
+"""The MIME subtypes of images."""
 
 MEANINGS = {
     "nll": "The negative log-likelihood of a data point under the discrete graph, in nats. Lower is better.",
     "bound": "A lower bound on the log-likelihood of a data point, in nats. Higher is better.",
     "gap": "By how much the relaxed bound exceeds that of the discrete graph, in nats. Near zero is better.",
 }
-"""What a metric means, by the last word of its name."""
-
-
-class Metric(NamedTuple):
-    """A number to read."""
-
-    name: str
-    value: Any
-    text: str
-    meaning: str
+"""The meaning of a metric, by the last word of its name."""
 
 
 class Image(NamedTuple):
-    """A figure to look at, in pixels of the page."""
+    """A rendered figure, with its size in CSS pixels."""
 
     caption: str
     kind: str
@@ -48,19 +46,30 @@ class Image(NamedTuple):
 
     @property
     def source(self) -> str:
-        """Itself, in place of the address of a file."""
+        """The image as a data URL."""
         return f"data:image/{self.kind};base64,{b64encode(self.content).decode()}"
 
 
-def shown(caption: str, figure: Figure, kind: Literal["png", "svg"] = "png") -> Image:
-    """A figure as an image with a caption."""
-    width, height = figure.get_size_inches() * 96  # of these, a page has so many to the inch
-    return Image(caption, KINDS[kind], rendered(figure, kind), round(width), round(height))
+def write_report(folder: Path, run: Run, record: Mapping[str, Any], pictures: Mapping[str, Picture]) -> Path:
+    """Write the pictures and the page of a run into its folder, and return the path of the page."""
+    images = {name: embed_figure(CAPTIONS[name], draw_picture(picture)) for name, picture in pictures.items()}
+    curve = curve_image([asdict(row) for row in run.rows])
+    for name, image in {**images, "curve": curve}.items():
+        with atomic_write(folder / f"{name}.png") as file:
+            file.write_bytes(image.content)
+    write_text(folder / FILE, page(record, curve if run.rows else None, list(images.values())))
+    return folder / FILE
 
 
-def curved(rows: Sequence[Row]) -> Image:
-    """How training went, as an image that is told in words as well."""
-    return shown(_story(rows), curve_of(rows))
+def embed_figure(caption: str, figure: Figure, kind: Literal["png", "svg"] = "png") -> Image:
+    """Render a figure as an image with a caption."""
+    width, height = figure.get_size_inches() * 96  # CSS pixels per inch
+    return Image(caption, KINDS[kind], render_figure(figure, kind), round(width), round(height))
+
+
+def curve_image(rows: Sequence[Row]) -> Image:
+    """Render the training curve, with a caption that gives its last values."""
+    return embed_figure(_curve_caption(rows), curve(rows))
 
 
 def page(
@@ -71,15 +80,15 @@ def page(
     title: str | None = None,
     command: str = AGAIN,
 ) -> str:
-    """A record, its curve and pictures as HTML; of a record that lacks a part, what there is.
+    """Return a record, its curve and its pictures as HTML; missing parts of the record are left out.
 
     >>> text = page({"recipe": {"notation": "32H~64V", "data": "digits", "estimator": "concrete"}})
     >>> "<h1>32H~64V on digits by concrete</h1>" in text
     True
     """
     recipe = {key: value for key, value in record.get("recipe", {}).items() if value is not None}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
+    template_environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = template_environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         title=title or _title(recipe),
         metrics=[_metric(name, metric) for name, metric in record.get("metrics", {}).items()],
@@ -88,7 +97,7 @@ def page(
         recipe=recipe,
         toml="".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()),
         command=command,
-        circumstances=dict(_circumstances(record)),
+        environment=dict(_environment(record)),
     )
 
 
@@ -97,28 +106,27 @@ def _title(recipe: Mapping[str, Any]) -> str:
     return " ".join(f"{word}{recipe[key]}" for word, key in words if key in recipe) or "A run"
 
 
-def _metric(name: str, metric: Mapping[str, Any]) -> Metric:
+def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     words = name.split("_")
     meaning = [metric.get("meaning", MEANINGS.get(words[-1], ""))]
     if "samples" in metric:
-        some = f" for {metric['thorough']:,} of {metric['points']:,} data points" if surveys(metric) else ""
+        some = f" for {metric['thorough']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
         meaning.append(f"Estimated from {samples}.")
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
-    text = measured(metric.get("value"), metric.get("standard_error"))
-    return Metric(title, metric.get("value"), text, " ".join(filter(None, meaning)))
+    text = format_value(metric.get("value"), metric.get("standard_error"))
+    return {"name": title, "value": metric.get("value"), "text": text, "meaning": " ".join(filter(None, meaning))}
 
 
-def _story(rows: Sequence[Row]) -> str:
-    """What a curve shows, in words."""
+def _curve_caption(rows: Sequence[Row]) -> str:
     last = rows[-1] if rows else {}
     ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
-    found = [f"the {name} is {measured(value, None)} nats" for name, value in ends if value is not None]
+    found = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
     return f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
 
 
-def _circumstances(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a record says of the circumstances, in words."""
+def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the environment of a record, in words."""
     if "commit" in record:
         found = record["commit"]
         yield "commit", (found["hash"] + ", with changes" * found["dirty"]) if found else "not in a repository"
@@ -135,7 +143,7 @@ def _circumstances(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _duration(seconds: float) -> str:
-    """So many seconds as one would say it."""
+    """Format a duration."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     hours, minutes = divmod(round(seconds / 60), 60)

@@ -1,18 +1,18 @@
-"""The strokes of pictures of graphs: arrows, boxes, circles and texts."""
+"""Arrows, boxes, circles and texts of diagrams."""
 
 from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from .figure import DARK, INK
+from .style import DARK, INK
 
 Point = tuple[float, float]
-"""In inches, to the right and up; of a size, its width and its height."""
+"""A position or a size in inches."""
 
 
 def arrow(axes: Axes, path: Path, *, dashed: bool = False) -> None:
-    """A line with a head."""
+    """Draw an arrow along a path."""
     style = "--" if dashed else "-"
     stroke = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=7, linestyle=style)
     stroke.set(facecolor=INK, edgecolor=INK, linewidth=0.8, zorder=2)
@@ -29,7 +29,7 @@ def box(
     edgecolor: str = DARK,
     zorder: float = 2,
 ) -> None:
-    """A rectangle, with corners that may be round."""
+    """Draw a rectangle, optionally with rounded corners."""
     (x, y), (width, height) = middle, size
     style = f"round,pad=0,rounding_size={rounding}" if rounding else "square,pad=0"
     stroke = FancyBboxPatch((x - width / 2, y - height / 2), width, height, boxstyle=style)
@@ -47,18 +47,18 @@ def circle(
     facecolor: str = "white",
     zorder: float = 2,
 ) -> None:
-    """A circle with a text in it."""
+    """Draw a circle with a label."""
     axes.add_patch(Circle(middle, radius, facecolor=facecolor, edgecolor=DARK, linewidth=0.8, zorder=zorder))
     text(axes, middle, label, size=size)
 
 
 def text(axes: Axes, middle: Point, letters: str, *, size: float, color: str = "black") -> None:
-    """A text as it stands, around a point."""
+    """Draw literal text, centred at a point."""
     axes.text(*middle, letters, ha="center", va="center", fontsize=size, color=color, parse_math=False, zorder=4)
 
 
 def legible(name: str) -> str:
-    """A name in letters that the font has, and not too many."""
+    """Escape characters that the font lacks, and shorten a long name."""
     font = get_font(findfont(FontProperties()))
     known = (letter.isprintable() and font.get_char_index(ord(letter)) > 0 for letter in name)
     letters = "".join(letter if is_known else ascii(letter)[1:-1] for letter, is_known in zip(name, known, strict=True))

@@ -1,4 +1,4 @@
-"""Nodes of stochastic graphs on paper: a small one in full, a large one as a box around its state."""
+"""Drawings of nodes: a small one in full, a large one as a box around its state."""
 
 import math
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ from matplotlib.axes import Axes
 from matplotlib.path import Path
 
 from .anatomy import GROUND, Node, extent
-from .figure import INK, PALE
 from .pen import Point, arrow, box, circle, legible, text
+from .style import INK, PALE
 
 PITCH, RADIUS, PLUS, CELL, LEVEL = 1.0, 0.2, 0.11, 0.28, 0.6
-"""Of a small node, in inches: from logit to logit, the radii of a leaf and of a sum, a state, from step to step."""
+"""For small nodes, in inches: the distance of logits, the radii of leaves and sums, a state, the distance of levels."""
 
 GRID = 1.0
-"""The state of a large node, in inches."""
+"""The size of the state of a large node, in inches."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A node as a box as blue as what is stochastic, or grey if it was observed: its name, its state and its shape."""
+    """A node as a box with its name, state and shape: blue, or grey if it is observed."""
 
     node: Node
 
     @property
     def size(self) -> Point:
-        """The room that it takes."""
+        """Its width and height."""
         return GRID + 0.24, self._table_size[1] + 0.58
 
     @property
@@ -36,7 +36,7 @@ class Box:
         return columns * side, rows * side
 
     def draw(self, axes: Axes, middle: Point) -> None:
-        """Draw it around a point."""
+        """Draw it centred at a point."""
         node, (x, y), (width, height) = self.node, middle, self._table_size
         color = GROUND if node.observed else PALE
         box(axes, middle, self.size, rounding=0 if node.discrete else 0.14, facecolor=color)
@@ -57,14 +57,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Full:
-    """A node unit by unit: logits and noise, their sums, what is done to them, the state, and above it the name."""
+    """A node unit by unit: logits and noise, their sums, operations, the state, and the name above."""
 
     node: Node
     framed: bool
 
     @property
     def size(self) -> Point:
-        """The room that it takes."""
+        """Its width and height."""
         width = max(self.node.units * self._unit_width, 0.1 * len(legible(self.node.name)))
         return width + 0.1, self._levels[-1] + CELL / 2 + 0.34
 
@@ -75,7 +75,7 @@ class Full:
 
     @property
     def _widths(self) -> list[float]:
-        """Those of the operations of a unit; one alone is wide enough for arrows straight up."""
+        """The widths of the operations of a unit; a single one is wide enough for vertical arrows."""
         widths = [0.066 * len(operation.text) + 0.24 for operation in self.node.operations]
         return [max(widths[0], (self.node.n - 1) * PITCH + 0.5)] if len(widths) == 1 else widths
 
@@ -86,7 +86,7 @@ class Full:
         return [RADIUS + 0.1 + LEVEL * (sum(steps[: place + 1]) - 1) for place in range(4)]
 
     def draw(self, axes: Axes, middle: Point) -> None:
-        """Draw it around a point."""
+        """Draw it centred at a point."""
         (x, y), (_, height) = middle, self.size
         leaf, total, step, state = (y - height / 2 + level for level in self._levels)
         if self.framed:
@@ -99,7 +99,7 @@ class Full:
         text(axes, (x, state + CELL / 2 + 0.18), legible(self.node.name), size=10)
 
     def _draw_leaves(self, axes: Axes, unit: int, middle: Point, *, total: float) -> list[Point]:
-        """Draw logits and, where there is noise, sums; tell where arrows leave them."""
+        """Draw logits and, with noise, sums; return where arrows leave them."""
         node, (centre, leaf), sources = self.node, middle, []
         for entry in range(node.n):
             x, index = centre + (entry - (node.n - 1) / 2) * PITCH, node.subscript(unit, entry)
@@ -114,7 +114,7 @@ class Full:
         return sources
 
     def _draw_operations(self, axes: Axes, sources: Sequence[Point], middle: Point, *, state: float) -> None:
-        """Draw what is done in a row, and all arrows from the sources to the state."""
+        """Draw the operations in a row, and all arrows from the sources to the state."""
         node, (centre, step), widths = self.node, middle, self._widths
         half, floor = CELL * node.brightness.shape[1] / 2, state - CELL / 2 - self._margin
         left = centre - _row(widths) / 2
@@ -135,7 +135,7 @@ class Full:
                 arrow(axes, Path([(x, y), (min(max(x, centre - half), centre + half), floor)]))
 
     def _draw_state(self, axes: Axes, unit: int, middle: Point) -> None:
-        """Draw a state as squares or, if it is relaxed, circles, and the ground under it if it was observed."""
+        """Draw a state as squares or, if it is relaxed, circles, on a grey background if it is observed."""
         node, (centre, y), shades = self.node, middle, self.node.brightness[unit].tolist()
         width, margin = CELL * len(shades), 2 * self._margin
         if node.observed:
@@ -150,17 +150,17 @@ class Full:
 
     @property
     def _margin(self) -> float:
-        """Of the ground around a state."""
+        """The margin of the background around a state."""
         return 0.07 if self.node.observed else 0.0
 
 
 def _row(widths: Sequence[float]) -> float:
-    """The width of things in a row."""
+    """Return the width of boxes in a row."""
     return sum(widths) + 0.2 * (len(widths) - 1)
 
 
 def _shortened(start: Point, end: Point, *, by: Point) -> Path:
-    """The line between two points, less so much at its ends."""
+    """Return the line between two points, shortened at its ends."""
     length = math.dist(start, end)
     ways = (by[0] / length, 1 - by[1] / length)
     return Path([(start[0] + way * (end[0] - start[0]), start[1] + way * (end[1] - start[1])) for way in ways])

@@ -1,23 +1,26 @@
-"""Ours beside the paper's: a table of the cells of an experiment."""
+"""Tables of the cells of an experiment: our numbers and the paper's."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
 
-from ..recipe import PARTS, Cell
-from ..training.recipe import Recipe, resolve
-from .figure import written
-from .finding import Score, signed
+from ..experiment.grid import differing_keys, format_setting
+from ..experiment.paper import SPLITS
+from ..experiment.record import format_value, is_corrected, validation_nll
+from ..experiment.result import CellResult
+from ..spelling import format_difference, format_number
+from ..training.member import Member
 
 MISSING = "–"
 
 WORDS = ("model", "data", "estimator", "optimizer", "experiment")
-"""The columns that hold no numbers."""
+"""The columns of text."""
 
 NAMES = {"samples": "m", "temperature": "λ"}
-"""The paper's names of keys of a recipe."""
+"""The paper's symbols for keys of a recipe."""
 
 OBJECTIVES = {
     "test_nll": "test discrete",
@@ -25,109 +28,86 @@ OBJECTIVES = {
     "train_nll": "train discrete",
     "train_relaxed": "train relaxed",
 }
-"""What is shown of a record where the paper has no numbers: what the discrete graph comes to, and the relaxed one."""
-
-
-class Line(NamedTuple):
-    """A cell, and what has become of it here."""
-
-    cell: Cell
-    record: Mapping[str, Any] | None = None
-    """What its run has left, if it has been scored."""
-    state: str = MISSING
-    """What to show in place of numbers if it has not."""
-
-    def score(self, name: str) -> Score | None:
-        """A metric of the record, if it is known; one that is not finite is null there."""
-        metric = (self.record or {}).get("metrics", {}).get(name) or {}
-        value, error = metric.get("value"), metric.get("standard_error")
-        return None if value is None or error is None else Score(value, error)
-
-    def difference(self, part: str) -> float | None:
-        """By how many nats ours is above the paper's."""
-        ours, paper = self.score(f"{part}_nll"), self.cell.paper.get(part)
-        return None if ours is None or paper is None else ours.value - paper
-
-    def ours(self, name: str) -> str:
-        """A metric of the record as it is shown."""
-        score = self.score(name)
-        return self.state if score is None else f"{score.value:.2f} ± {score.error:.2f}"
-
-    def compared(self, part: str) -> tuple[str, str, str]:
-        """Ours, the paper's, and the difference between the two."""
-        paper, difference = self.cell.paper.get(part), self.difference(part)
-        return (
-            self.ours(f"{part}_nll"),
-            MISSING if paper is None else f"{paper:g}" if round(paper, 1) != paper else f"{paper:.1f}",
-            MISSING if difference is None else signed(difference),
-        )
-
-    @property
-    def recipe(self) -> Recipe:
-        """How the cell was made, or is to be."""
-        return self.cell.recipe if self.record is None else resolve(**self.record["recipe"])
-
-    @property
-    def cost(self) -> tuple[str, str]:
-        """The steps of training, after which of them the model was taken, if not at the end, and the seconds."""
-        if self.record is None:
-            return MISSING, MISSING
-        taken, steps = self.record["step"], self.recipe.steps
-        of = "" if taken == steps else f" of {steps:,}"
-        return f"{taken:,}{of}", f"{self.record['seconds']:,.1f}"
+"""The metrics to show where the paper has no numbers."""
 
 
 class Grid(NamedTuple):
-    """A table before it is drawn."""
+    """The text of a table."""
 
     head: list[str]
     rows: list[list[str]]
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether columns hold numbers, which stand below each other by their last digits."""
+        """Whether columns hold numbers, which are aligned to the right."""
         return [name not in WORDS for name in self.head]
 
 
-def grid(lines: Sequence[Line]) -> Grid:
-    """A row for every cell: our numbers and their standard errors, the paper's, the difference, and the cost.
+def cell_grid(results: Sequence[CellResult]) -> Grid:
+    """Return a row for every cell: our numbers with standard errors, the paper's, the difference, and the cost.
 
-    What is the same for all cells has no column of its own. Where the paper tells no numbers, our objectives are shown.
+    Keys that are the same for all cells have no column. Where the paper has no numbers, our objectives are shown.
 
-    >>> from ..recipe import experiment
-    >>> grid([Line(cell) for cell in experiment("table-1").cells]).head
+    >>> from ..experiment.paper import load_experiment
+    >>> cell_grid([CellResult(cell) for cell in load_experiment("table-1").cells]).head
     ['model', 'data', 'estimator', 'm', 'test', 'paper', 'diff', 'train', 'paper', 'diff', 'steps', 'seconds']
     """
-    keys = [key for key in ("data", "estimator", "samples", "temperature") if _differs(key, lines)]
-    parts = [part for part in PARTS if any(part in line.cell.paper for line in lines)]
-    others = [] if parts else [name for name in OBJECTIVES if any(line.score(name) for line in lines)]
+    keys = [key for key in ("data", "estimator", "samples", "temperature") if _differs(key, results)]
+    splits = [split for split in SPLITS if any(split in result.cell.paper for result in results)]
+    others = [] if splits else [name for name in OBJECTIVES if any(result.score(name) for result in results)]
     return Grid(
         [
             "model",
             *(NAMES.get(key, key) for key in keys),
-            *(header for part in parts for header in (part, "paper", "diff")),
+            *(header for split in splits for header in (split, "paper", "diff")),
             *(OBJECTIVES[name] for name in others),
             "steps",
             "seconds",
         ],
         [
             [
-                line.cell.recipe.notation,
-                *(_setting(line.cell.recipe.settings.get(key)) for key in keys),
-                *(entry for part in parts for entry in line.compared(part)),
-                *(line.ours(name) for name in others),
-                *line.cost,
+                result.cell.recipe.notation,
+                *(_setting(result.cell.recipe.settings.get(key)) for key in keys),
+                *(entry for split in splits for entry in format_comparison(result, split)),
+                *(format_score(result, name) for name in others),
+                *format_cost(result),
             ]
-            for line in lines
+            for result in results
         ],
     )
 
 
-def table(lines: Sequence[Line], *, title: str, caption: str) -> Table:
-    """The same for a terminal."""
-    shown = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    shown.title_justify = shown.caption_justify = "left"
-    found = grid(lines)
+def format_score(result: CellResult, name: str) -> str:
+    """Format one of our metrics with its standard error."""
+    score = result.score(name)
+    if score is None:
+        return "diverged" if result.diverged else MISSING
+    return f"{score.value:.2f} ± {score.error:.2f}"
+
+
+def format_comparison(result: CellResult, split: str) -> tuple[str, str, str]:
+    """Format our NLL, the paper's, and the difference."""
+    paper, difference = result.cell.paper.get(split), result.difference(split)
+    return (
+        format_score(result, f"{split}_nll"),
+        MISSING if paper is None else f"{paper:g}" if round(paper, 1) != paper else f"{paper:.1f}",
+        MISSING if difference is None else format_difference(difference),
+    )
+
+
+def format_cost(result: CellResult) -> tuple[str, str]:
+    """Format the steps of training, with the step of the selected model if it is not the last, and the seconds."""
+    if result.record is None:
+        return MISSING, MISSING
+    taken, steps = result.record["step"], result.recipe.steps
+    of = "" if taken == steps else f" of {steps:,}"
+    return f"{taken:,}{of}", f"{result.record['seconds']:,.1f}"
+
+
+def cell_table(results: Sequence[CellResult], *, title: str, caption: str) -> Table:
+    """Return the same as a table for the terminal."""
+    shown = plain_table(title, caption)
+    found = cell_grid(results)
     for name, numeric in zip(found.head, found.numeric, strict=True):
         justify: Literal["left", "right"] = "right" if numeric else "left"
         shown.add_column(name, justify=justify, no_wrap=name == "model", overflow="fold" if numeric else "ellipsis")
@@ -137,15 +117,62 @@ def table(lines: Sequence[Line], *, title: str, caption: str) -> Table:
     return shown
 
 
-def _differs(key: str, lines: Sequence[Line]) -> bool:
-    """Whether cells are told apart by a key; the paper's temperatures follow from the arity and the estimator."""
-    known = [line.cell.recipe for line in lines]
-    alike = {(recipe.notation, recipe.estimator) for recipe in known}
-    found = {(recipe.notation, recipe.estimator, recipe.settings.get(key)) for recipe in known}
+def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, title: str, samples: int) -> Table:
+    """Return the members of a sweep as a table for the terminal, the best one in bold."""
+    table = plain_table(title, f"validation NLL in nats from {samples:,} samples ± standard error")
+    keys = differing_keys([member.recipe for member, _ in ranked])
+    for header in (*keys, "NLL", "steps", "seconds", ""):
+        table.add_column(header, justify="right" if header else "left", no_wrap=True)
+    for index, (member, record) in enumerate(ranked):
+        values = [format_setting(member.recipe.settings.get(name)) for name in keys]
+        best = "best" if index == 0 and math.isfinite(validation_nll(record)) else ""
+        cells = ("diverged", MISSING, MISSING)
+        if record is not None:
+            metric = record["metrics"]["valid_nll"]
+            nll = format_value(metric["value"], metric["standard_error"])
+            cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
+        table.add_row(*values, *cells, best, style="bold" if best else "")
+    return table
+
+
+def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> Table:
+    """Return the likelihoods of records on a split, after those of the baselines, optionally with a name for each."""
+    heads = ("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", *(["member"] if names else []))
+    table = Table(*heads, box=None, header_style="bold")
+    baselines = dict[tuple[str, float], str]()
+    for record in records:
+        if baseline := record["metrics"].get(f"{split}_factorised_nll"):
+            key = record["recipe"]["data"], baseline["value"]
+            baselines[key] = format_value(baseline["value"], baseline["standard_error"])
+    for (data, _), nll in baselines.items():
+        table.add_row("independent pixels", data, "", "", nll)
+    for index, record in enumerate(records):
+        recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
+        table.add_row(
+            *(str(recipe[key]) for key in ("notation", "data", "estimator", "samples")),
+            format_value(scored["value"], scored["standard_error"]),
+            f"{scored['samples']:,}" + (f" for {scored['thorough']:,} points" if is_corrected(scored) else ""),
+            f"{record['seconds']:.0f} s",
+            *names[index : index + 1],
+        )
+    return table
+
+
+def plain_table(title: str = "", caption: str = "") -> Table:
+    """Return an empty table for the terminal."""
+    table = Table(title=title or None, caption=caption or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.title_justify = table.caption_justify = "left"
+    return table
+
+
+def _differs(key: str, results: Sequence[CellResult]) -> bool:
+    """Return whether cells differ in a key; temperatures must differ for the same model and estimator."""
+    recipes = [result.cell.recipe for result in results]
     if key == "temperature":
-        return len(found) > len(alike)
-    return len({recipe.settings.get(key) for recipe in known}) > 1
+        alike = {(recipe.notation, recipe.estimator) for recipe in recipes}
+        return len({(recipe.notation, recipe.estimator, recipe.settings.get(key)) for recipe in recipes}) > len(alike)
+    return len({recipe.settings.get(key) for recipe in recipes}) > 1
 
 
 def _setting(value: Any) -> str:
-    return written(value) if isinstance(value, float) else MISSING if value is None else str(value)
+    return format_number(value) if isinstance(value, float) else MISSING if value is None else str(value)

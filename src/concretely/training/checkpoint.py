@@ -17,7 +17,7 @@ from safetensors.torch import load
 from safetensors.torch import save as serialized
 from torch import Tensor
 
-from ..file import draft
+from ..file import atomic_write
 
 FORMAT = 3
 """The version of the format; 2 is that of concretely 0.1."""
@@ -39,10 +39,10 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     """Write a checkpoint, delete all but the last two, and return the path of the tensors."""
     path = _tensors(folder, step)
     written = serialized({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    with draft(path) as place:
+    with atomic_write(path) as place:
         place.write_bytes(written)
     content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
-    with draft(path.with_suffix(".json")) as place:
+    with atomic_write(path.with_suffix(".json")) as place:
         place.write_bytes(_json({**content, "digest": _digest_of(content)}))
     # a later one is damaged, or the run would have gone on from there
     kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]

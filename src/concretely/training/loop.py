@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..circumstance import circumstances
 from ..data import Dataset
-from ..file import claimed
+from ..environment import describe_environment
+from ..file import exclusive_dir
 from . import checkpoint
 from .engine import Engine
 from .member import Member
@@ -91,12 +91,12 @@ def train_together(
         TrainState(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
     ]
     starts = [state.dry_run() for state in states]
-    environment = circumstances(str(states[0].device))
+    environment = describe_environment(str(states[0].device))
     with ExitStack() as stack:
         tasks = []
         for member, each, state, start in zip(members, own, states, starts, strict=True):
             member.folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(claimed(member.folder))
+            stack.enter_context(exclusive_dir(member.folder))
             tasks.append(_start(member, each, state, start, callbacks, environment))
         active = [task for task in tasks if task.is_active]
         while active:  # runs that were resumed from an earlier step catch up with the others

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..notation import Architecture, parse
 from ..schedule import Annealing
-from ..spelling import nearest, number
+from ..spelling import did_you_mean, number
 from . import section
 from .section import WHEN
 
@@ -355,7 +355,7 @@ def _plain(value: Any) -> Any:
 def _require_known(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in _keys():
-            raise ValueError(f"unknown key {name!r}{nearest(name, _keys())}")
+            raise ValueError(f"unknown key {name!r}{did_you_mean(name, _keys())}")
 
 
 def _keys() -> list[str]:
@@ -376,7 +376,7 @@ def _require_possible(name: str, value: Any) -> None:
     if name == "seed":
         _require(value < 2**63, name, "be below 2^63", value)
     if name in _CHOICES and value not in _CHOICES[name]:
-        raise ValueError(f"unknown {name} {value!r}{nearest(value, _CHOICES[name])}")
+        raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, _CHOICES[name])}")
     if name in _TEMPERATURES and isinstance(value, int | float):
         _require(0 < value < math.inf, name, "be positive", value)
 

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data import Dataset, load
-from ..file import draft
+from ..file import atomic_write
 from ..model import Model
 from . import checkpoint
 from .recipe import FILE, Recipe, read, resolve
@@ -139,7 +139,7 @@ def export(run: Run, train_state: TrainState, folder: Path) -> None:
     write(folder / CURVE, _csv(run.rows))
     if run.finished:
         parameters: dict[str, Tensor] = train_state.best or train_state.model.state_dict()
-        with draft(folder / PARAMETERS) as place:
+        with atomic_write(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))
 
 
@@ -153,5 +153,5 @@ def _csv(rows: tuple[Row, ...]) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with draft(path) as place:
+    with atomic_write(path) as place:
         place.write_text(text, encoding="utf-8")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..spelling import nearest
+from ..spelling import did_you_mean
 
 WHEN = "when"
 """The table of a file that holds its sections."""
@@ -69,7 +69,7 @@ def require(
             group = _group(name, groups)
             if group is None:
                 known = [*(kind for kinds in groups for kind in kinds), "m5"]
-                raise ValueError(f"unknown section {f'{place}.{name}'!r}{nearest(name, known)}")
+                raise ValueError(f"unknown section {f'{place}.{name}'!r}{did_you_mean(name, known)}")
             if group in [_group(kind, groups) for kind in outer]:
                 raise ValueError(f"[{place}.{name}] must hold for something, but nothing is both")
             require(value, groups, check, keys=keys, outer=(*outer, name))

@@ -1,0 +1,158 @@
+"""Flags that several verbs share, and the values they stand for."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..spelling import did_you_mean
+from ..training.recipe import ESTIMATORS, Recipe, overridden, read
+from .terminal import console, fail, interruptible_loading, report_errors
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..data import Dataset
+    from ..model import Model
+    from ..training.run import Run
+
+EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
+"""The run that the example of `concretely train` leaves, which the examples of other verbs use."""
+PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
+"""The precisions of matrix products, and torch's names for them."""
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+DataPath = Annotated[
+    str | None, typer.Option("--data", help="Path of the data, if they have moved.", show_default="where they were")
+]
+Device = Annotated[
+    str | None, typer.Option("--device", help="Device, such as cpu or cuda:1.", show_default="cuda if available")
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", help=f"Precision of matrix products on a GPU: {', '.join(PRECISIONS)}.", show_default="float32"
+    ),
+]
+Notation = Annotated[str | None, typer.Argument(help="Model in the paper's notation, such as 200H~784V.")]
+FullPoints = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of data points to score with all samples. The others get 1,000 and are corrected by the mean "
+        "difference.",
+        show_default="all",
+    ),
+]
+
+
+_RECIPE_FLAGS = {
+    "data": ("Data set: digits, mnist, omniglot, or a .npz file with train, test and maybe valid.", "digits"),
+    "binarize": ("How to turn grey values of a file into bits: bernoulli or threshold.", "bernoulli"),
+    "train_on": ("Training points: train, or whole to include the validation set.", "train"),
+    "estimator": (f"Gradient estimator: {', '.join(ESTIMATORS)}.", "concrete"),
+    "samples": ("Number of samples m in the bound.", "1, or 5 if the estimator needs several"),
+    "temperature": ("Temperature such as 2/3, or 1:1/2:10000 to anneal from 1 to 1/2.", "the paper's"),
+    "prior_temperature": ("Temperature of the prior.", "the paper's"),
+    "arity": ("Number of states of units without a suffix in the notation.", "2"),
+    "steps": ("Number of training steps; the paper takes 10,000,000.", "20000"),
+    "batch": ("Batch size.", "64"),
+    "lr": ("Learning rate.", "the paper's"),
+    "optimizer": ("Optimizer: adam, or muon for large batches and fewer steps.", "adam"),
+    "lr_schedule": ("Learning rate schedule: constant, linear or cosine.", "constant"),
+    "weight_decay": ("Factor of half the squared weights, divided by the number of data points.", "the paper's"),
+    "seed": ("Random seed.", "0"),
+    "validate": ("Steps between validations; the best model is kept.", "never"),
+    "validation_samples": ("Samples for each data point in a validation.", "10"),
+    "patience": ("Stop after this many validations without improvement.", "never"),
+}
+"""The help of every key of a recipe, and its default in words."""
+
+Verb = Callable[..., None]
+
+
+def with_recipe(verb: Verb) -> Verb:
+    """Add a flag for every key of a recipe, and --recipe for a TOML file, to a verb with an argument `given`."""
+    own = inspect.signature(verb)
+    recipe = _parameter("recipe", Path, "TOML file with these keys, or paper or fast; flags override it.", "none")
+    flags = [_parameter(name, str, *flag) for name, flag in _RECIPE_FLAGS.items()]
+    others = [parameter for name, parameter in own.parameters.items() if name != "given"]
+    at = next((i for i, parameter in enumerate(others) if parameter.kind is parameter.KEYWORD_ONLY), len(others))
+    parameters = [*others[:at], *flags, recipe, *others[at:]]
+
+    @wraps(verb)
+    def flagged(**arguments: Any) -> None:
+        flags = {name: arguments.pop(name) for name in _RECIPE_FLAGS}
+        file: Path | None = arguments.pop("recipe")
+        with report_errors():
+            given = read(file) if file is not None else {}
+            given = overridden(given, {name: value for name, value in flags.items() if value is not None})
+        if arguments.get("notation") is not None:
+            given["notation"] = arguments["notation"]
+        verb(given=given, **arguments)
+
+    flagged.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flagged
+
+
+def select_device(name: str | None, precision: str | None = None) -> "torch.device":
+    """Return the device of a name, or the best one, and set the precision of matrix products."""
+    require_precision(precision)
+    import torch
+
+    torch.set_float32_matmul_precision(PRECISIONS[precision or "float32"])
+
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(best if name is None else name)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, ImportError, NotImplementedError):
+        fail(f"device must be available to torch, such as {best!r}, got {name!r}")
+    if chosen.type not in ("cpu", "cuda"):
+        fail(f"device must be a CPU or CUDA device, got {name!r}")
+    return chosen
+
+
+def require_precision(precision: str | None) -> None:
+    """Exit with an error if a precision does not exist."""
+    if precision is not None and precision not in PRECISIONS:
+        fail(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
+
+
+def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False) -> "Dataset":
+    """Load the data of a recipe; those of a run that is resumed may have moved."""
+    from ..training.run import data_of
+
+    with report_errors(), interruptible_loading():
+        try:
+            return data_of(recipe, place=path, progress=True)
+        except FileNotFoundError as error:
+            fail(f"{error}{': pass the new path as --data' if resumed else ''}")
+
+
+def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tuple["Run", "Model", "Dataset"]:
+    """Return the run in a folder, its model and its data; say if a checkpoint is damaged or the run not finished."""
+    from ..training.run import require_same, restored
+
+    err = console(err=True)
+    with report_errors():
+        run, model, damaged = restored(folder, device=device)
+        found = load_data(run.recipe, data, resumed=True)
+        require_same(run, found)
+    for sentence in damaged:
+        err.print(f"{sentence}; using the one of step {run.step:,}", markup=False)
+    if not run.finished:
+        err.print(
+            f"the run is not finished; using its model after step {run.chosen:,} of {run.recipe.steps:,}", markup=False
+        )
+    return run, model, found
+
+
+def _parameter(name: str, kind: type, text: str, default: str) -> inspect.Parameter:
+    option = typer.Option(help=text, show_default=default)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

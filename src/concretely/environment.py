@@ -1,0 +1,63 @@
+"""What numbers depend on besides the recipe: commit, versions and device. Nothing here identifies a user or a host."""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("concretely", "torch", "numpy")
+"""Packages whose versions can change the numbers of a run."""
+
+COMMIT = "CONCRETELY_COMMIT"
+"""Environment variable with the commit of a source tree without git history; a trailing + marks uncommitted changes."""
+
+
+def describe_environment(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
+    """Return the commit, the package versions and the device, as they are stored in a record."""
+    return {"commit": commit(), "versions": versions(packages), "device": device(on)}
+
+
+def commit() -> dict[str, Any] | None:
+    """Return the commit of this package and whether its tree has changes, or None if it is unknown."""
+    named = os.environ.get(COMMIT)
+    if named:
+        return {"hash": named.removesuffix("+"), "dirty": named.endswith("+")}
+    try:
+        _git("ls-files", "--error-unmatch", "__init__.py")  # fails if installed inside some other repository
+        return {"hash": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Return the versions of Python and of those of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def device(on: str = "cpu") -> dict[str, Any]:
+    """Return the model and the number of cores of the CPU and, for a device such as cuda:0, the model of the GPU."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    found = {"cpu": model[1] if model else platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    if on.startswith("cuda"):
+        import torch  # not at the top, so that records can be read without torch
+
+        found["gpu"] = torch.cuda.get_device_name(on)
+        found["float32_products"] = torch.get_float32_matmul_precision()
+    return found
+
+
+def _git(*arguments: str) -> str:
+    command, package = ("git", *arguments), Path(__file__).parent
+    return subprocess.run(command, cwd=package, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,58 @@
+"""Pixel probabilities of models of binary images: samples, reconstructions and completions.
+
+They are the means of p(x | z), which are easier to read than bits drawn from them.
+"""
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Generator, Tensor
+
+from ..distribution import Bernoulli
+from ..graph import run
+from ..mode import Discrete
+from ..model import Model
+from ..program import at_rest
+from ..trace import Trace
+from .likelihood import require_positive
+
+
+def sample_pixels(model: Model, samples: int, *, generator: Generator | None = None) -> Float[Tensor, "samples width"]:
+    """Return the pixel probabilities given latents from the prior, for a model without a context.
+
+    >>> import concretely as c
+    >>> sample_pixels(c.density("2H-9V"), 6).shape
+    torch.Size([6, 9])
+    """
+    require_positive("samples", samples)
+    with at_rest(model), torch.no_grad():
+        return _probabilities(run(model.p, Discrete(), samples=samples, generator=generator))
+
+
+def reconstruct_pixels(
+    model: Model, x: Shaped[Tensor, "points width"], *, generator: Generator | None = None
+) -> Float[Tensor, "points width"]:
+    """Return the pixel probabilities given latents from the posterior q of each data point."""
+    if model.q is None:
+        raise ValueError("a model must have q to reconstruct data, got none: draw completions instead")
+    if not len(x):
+        raise ValueError(f"x must have at least one data point, got shape {tuple(x.shape)}")
+    with at_rest(model), torch.no_grad():
+        return _probabilities(model.trace(x, mode=Discrete(), generator=generator)[0])
+
+
+def complete_pixels(
+    model: Model, context: Shaped[Tensor, "points given"], *, samples: int, generator: Generator | None = None
+) -> Float[Tensor, "samples points width"]:
+    """Return the probabilities of the other pixels given a context, for several draws of the latents."""
+    require_positive("samples", samples)
+    with at_rest(model), torch.no_grad():
+        return _probabilities(run(model.p, Discrete(), context, samples=samples, generator=generator))
+
+
+def _probabilities(trace: Trace) -> Tensor:
+    """Return the probabilities of the bits at the last node of a run."""
+    *_, name = trace
+    law, value = trace[name].distribution, trace[name].value
+    if not isinstance(law, Bernoulli):
+        raise ValueError(f"p must end with bits to be shown as an image, got {type(law).__name__} at node {name!r}")
+    return law.probs.expand(value.shape)

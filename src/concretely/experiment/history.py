@@ -1,0 +1,214 @@
+"""All records of the cells of an experiment, and which of them is the best: the numbers behind the reproduction report.
+
+An experiment has one JSON file, with `best` and `history` for each cell by its title.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..file import file_lock
+from ..training.member import OF_DATA
+from ..training.recipe import resolve
+from .paper import SPLITS, Experiment, cell_title
+from .plan import SMOKE_POINTS
+from .record import (
+    FILE,
+    is_corrected,
+    merge_metrics,
+    precision,
+    read_record,
+    recipe_settings,
+    require_record,
+    write_record,
+)
+from .state import last_run
+
+IDENTITY = ("recipe", "commit", "data", "step", "seconds")
+"""The keys that two records of the same run share; a run may be scored more than once."""
+
+Record = Mapping[str, Any]
+
+
+class CellHistory(NamedTuple):
+    """The records of a cell."""
+
+    best: Record
+    history: list[Record]
+    """All records in the order in which they were added, including the best."""
+
+
+def collect_records(experiment: Experiment, runs: Path, records: Path) -> tuple[int, list[str]]:
+    """Add the records of finished runs in a folder to the history of an experiment.
+
+    Returns the number of runs with something new, and a sentence about every run that was left out.
+    """
+    new, left_out = 0, list[str]()
+    paths = sorted(runs.glob(f"*/{FILE}"))
+    if not paths:
+        return new, left_out
+    records.mkdir(parents=True, exist_ok=True)
+    with file_lock(records / f".{experiment.name}.lock"):  # or two processes could overwrite each other's records
+        known = read_history(experiment, records)
+        for path in paths:
+            try:
+                if _is_candidate(path):
+                    continue
+                title, record = _cell_record(path, experiment)
+            except (ValueError, OSError) as error:
+                left_out.append(f"{path.parent} is left out: {error}")
+                continue
+            before = known[title].history if title in known else []
+            history = _added(record, before)
+            if history != before:
+                known[title] = CellHistory(_best(history), history)
+                new += 1
+        if new:
+            titles = [cell.title for cell in experiment.cells]
+            cells = {title: known[title]._asdict() for title in sorted(known, key=titles.index)}
+            write_record(records / f"{experiment.name}.json", {"experiment": experiment.name, "cells": cells})
+    return new, left_out
+
+
+def read_history(experiment: Experiment, records: Path) -> dict[str, CellHistory]:
+    """Read and check the history of an experiment: the cells that have records, by title."""
+    path = records / f"{experiment.name}.json"
+    if not path.exists():
+        return {}
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"].items()
+        found = {title: CellHistory(cell["best"], [*cell["history"]]) for title, cell in cells}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"records must be those of an experiment, got a damaged file {path}: {error}") from None
+    titles = {cell.title for cell in experiment.cells}
+    if unknown := [title for title in found if title not in titles]:
+        raise ValueError(f"records must be of cells of {experiment.name}, got {unknown[0]!r} in {path}")
+    for title, (best, history) in found.items():
+        for record in history:
+            _require_run_record(record, path)
+        if not history or best != _best(history):
+            raise ValueError(f"records must have the best of a cell's history, got another for {title} in {path}")
+    return found
+
+
+def _added(record: Record, history: list[Record]) -> list[Record]:
+    """Add a record to a history; if the history has one of the same run, merge their metrics."""
+    for index, other in enumerate(history):
+        if all(record.get(key) == other.get(key) for key in IDENTITY):
+            # of two equally precise scores the older one stays, so that the order of copies changes nothing
+            both = {**record, **other, "metrics": merge_metrics(record["metrics"], other["metrics"])}
+            return [*history[:index], both, *history[index + 1 :]]
+    return [*history, record]
+
+
+def _best(history: Sequence[Record]) -> Record:
+    """Return the best record on the validation set, among those with the most samples there; without any, the last.
+
+    The test set never selects: the best of several test likelihoods would be biased.
+    """
+    scores = [(*score, record) for record in reversed(history) if (score := _validation(record)) is not None]
+    if not scores:
+        return history[-1]
+    most = max(precision for precision, _, _ in scores)
+    return min((score for score in scores if score[0] == most), key=lambda score: score[1])[2]
+
+
+def _validation(record: Record) -> tuple[tuple[int, int], float] | None:
+    """Return the precision and the value of the NLL of the validation set, if it is known."""
+    scores = (record["metrics"].get("valid_nll", {}), record.get("valid", {}))
+    known = [(precision(score), score["value"]) for score in scores if score.get("value") is not None]
+    return max(known) if known else None
+
+
+def _is_candidate(path: Path) -> bool:
+    """Return whether a run was scored on the validation set only, since another candidate was selected."""
+    metrics = read_record(path)["metrics"]
+    return "valid_nll" in metrics and not any(f"{split}_nll" in metrics for split in SPLITS)
+
+
+def _cell_record(path: Path, experiment: Experiment) -> tuple[str, Record]:
+    """Return the title of a run's cell and the record; raise an error if the run does not belong to the experiment."""
+    record = _finished(path)
+    _require_run_record(record, path)
+    # titles leave out the steps and the rest of the budget, which may differ from the paper's
+    recipe = resolve(**record["recipe"])
+    title = cell_title(recipe)
+    cell = next((cell for cell in experiment.cells if cell.title == title), None)
+    if cell is None:
+        raise ValueError(f"{experiment.name} has no cell {title}")
+    # the paper tuned the prior temperature of logistic-normal again, and does not report it
+    fixed = () if recipe.estimator == "logistic-normal" else ("prior_temperature",)
+    for name in (*OF_DATA, *fixed):
+        ours, expected = getattr(recipe, name), getattr(cell.recipe, name)
+        if ours != expected:
+            raise ValueError(f"{name} must be {expected!r}, got {ours!r}")
+    for split in cell.paper or SPLITS:
+        _require_scored(record, split, samples=experiment.score_samples)
+        if experiment.figure == "temperature":
+            _require_both_objectives(record, split, samples=experiment.score_samples)
+    return title, record
+
+
+def _require_run_record(record: Any, path: Path) -> None:
+    """Raise an error unless this is the record of a run, with its step and a valid recipe."""
+    require_record(record, path)
+    if not isinstance(record.get("step"), int):
+        raise ValueError(f"step of a record must be a whole number, got {record.get('step')!r} in {path}")
+    if not isinstance(record.get("valid", {}), dict):
+        raise ValueError(f"valid of a record must be a metric, got {record['valid']!r} in {path}")
+    if not all(isinstance(entry, str | int | None) for entry in record["device"].values()):
+        raise ValueError(f"device of a record must hold text and integers, got {record['device']!r} in {path}")
+    resolve(**record["recipe"])
+
+
+def _finished(path: Path) -> Record:
+    """Return the record of a finished run, with its best validation; raise an error if the run is not finished.
+
+    The record may have been copied without its run.
+    """
+    record = read_record(path)
+    run = last_run(path.parent)
+    if run is None:
+        if record.get("finished", record.get("step") == record["recipe"].get("steps")) is not True:
+            raise ValueError("it is not finished")
+        return record
+    if not run.finished:
+        raise ValueError("it is not finished")
+    if record["recipe"] != recipe_settings(run.recipe) or record.get("step") != run.chosen:
+        raise ValueError("it has not been scored since its last training step")
+    record |= {"seconds": run.seconds, "finished": True}  # it may have been scored before it was finished
+    if run.best is None or not math.isfinite(run.best[1]):
+        return record
+    return {**record, "valid": {"value": run.best[1], "samples": run.recipe.validation_samples}}
+
+
+def _require_scored(record: Record, split: str, *, samples: int) -> None:
+    """Raise an error unless a split was scored with enough samples."""
+    metric = record["metrics"].get(f"{split}_nll")
+    if metric is None:
+        raise ValueError(f"it is not scored on {split}")
+    if metric.get("samples", 0) < samples:
+        must = f"scored with {samples:,} sample{'s' * (samples > 1)}"
+        raise ValueError(f"it must be {must} on {split}, got {metric.get('samples', 0):,}")
+    if split != "train" and is_corrected(metric):  # models are compared by it
+        raise ValueError(f"all points must be scored with all samples on {split}, got {metric['thorough']:,} of them")
+    if metric.get("points", 0) <= SMOKE_POINTS:
+        raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")
+    if metric.get("value") is None or metric.get("standard_error") is None:
+        raise ValueError(f"its likelihood on {split} is not finite")
+
+
+def _require_both_objectives(record: Record, split: str, *, samples: int) -> None:
+    """Raise an error unless both graphs were scored with the same number of samples, so that they can be compared."""
+    metric = record["metrics"].get(f"{split}_relaxed")
+    if metric is None:
+        raise ValueError(f"its relaxed graph is not scored on {split}")
+    if metric.get("value") is None or metric.get("standard_error") is None:
+        raise ValueError(f"the objective of its relaxed graph on {split} is not finite")
+    for name, graph in (("nll", "discrete"), ("relaxed", "relaxed")):
+        found = record["metrics"][f"{split}_{name}"].get("samples", 0)
+        if found != samples:
+            must = f"with exactly {samples:,} sample{'s' * (samples > 1)}"
+            raise ValueError(f"its {graph} graph must be scored {must} on {split}, got {found:,}")

@@ -1,0 +1,141 @@
+"""The tables and figures of the paper as experiments: the models to train, and the numbers that the paper reports.
+
+Each is a TOML file in `table/`. It has a `title`, its `place` in the paper, the number of samples for scoring, the keys
+that all recipes share under `recipe`, and overrides for an estimator under `estimator`. A `row` is a model: its `name`,
+any keys of a recipe and, in `nll`, the lines of the paper's table: m and the numbers. `columns` is the head of the
+table: the `split` of the data for every number, and any keys of a recipe. A row without `nll` has one key with a list.
+"""
+
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..spelling import did_you_mean
+from ..training.recipe import Recipe, resolve
+
+FOLDER = Path(__file__).parent / "table"
+
+ORDER = ("table-1", "logistic-normal", "structured-prediction", "temperature", "table-3")
+"""The order in the paper."""
+
+RUNS = Path("out/reproduce")
+"""The default folder of runs."""
+SPLITS = ("test", "train")
+"""The splits for which the paper reports likelihoods."""
+
+VALIDATIONS = 50
+"""The least number of validations of a run that validates, even if it has few steps."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model that the paper trained."""
+
+    row: str
+    """The name of its row."""
+    heading: str
+    """The estimator in the head of the table."""
+    recipe: Recipe
+    paper: Mapping[str, float]
+    """The negative log-likelihoods in the paper, by split."""
+
+    @property
+    def title(self) -> str:
+        """A name that is unique within an experiment."""
+        return cell_title(self.recipe)
+
+
+def cell_title(recipe: Recipe) -> str:
+    """Return the title of the cell that a recipe belongs to."""
+    temperature = recipe.settings.get("temperature")
+    suffix = f"-t{temperature:g}" if isinstance(temperature, float) else ""
+    return f"{recipe.title}{suffix}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of the paper.
+
+    >>> table = load_experiment("table-1")
+    >>> table.place, len(table.cells), table.cells[0].paper
+    ('table 1', 48, {'test': 107.3, 'train': 107.5})
+    """
+
+    name: str
+    title: str
+    place: str
+    """Where it is in the paper."""
+    score_samples: int
+    """The number of samples for scoring a model."""
+    figure: str | None
+    """The figure to draw from it, if it is one."""
+    cells: tuple[Cell, ...]
+
+
+def experiment_names() -> list[str]:
+    """Return the names of all experiments, in the order of the paper."""
+    found = {path.stem for path in FOLDER.glob("*.toml")}
+    return [*(name for name in ORDER if name in found), *sorted(found.difference(ORDER))]
+
+
+def load_experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **changes: Any) -> Experiment:
+    """Read an experiment, optionally only some of its cells, and change keys of their recipes.
+
+    >>> load_experiment("tabel-3")
+    Traceback (most recent call last):
+    ValueError: unknown experiment 'tabel-3'; did you mean 'table-3'?
+    """
+    if name not in experiment_names():
+        raise ValueError(f"unknown experiment {name!r}{did_you_mean(name, experiment_names())}")
+    content = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    cells = tuple(cell for row in content["row"] for cell in _cells(row, content, only, changes))
+    return Experiment(name, content["title"], content["place"], content["score_samples"], content.get("figure"), cells)
+
+
+def _cells(
+    row: Mapping[str, Any], content: Mapping[str, Any], only: Callable[[Cell], bool], changes: Mapping[str, Any]
+) -> Iterator[Cell]:
+    """Yield the cells of a row, line by line and column by column."""
+    for line, paper in _lines(row, content):
+        given = {**content.get("recipe", {}), **line}
+        heading = given.get("estimator", "concrete")
+        if given.get("samples") == 1:
+            given["estimator"] = content.get("single", {}).get(heading, heading)
+        own = content.get("estimator", {}).get(given.get("estimator"), {})
+        cell = Cell(row["name"], heading, _recipe({**given, **own}), paper)
+        if only(cell):
+            yield replace(cell, recipe=_recipe({**given, **own, **changes}))
+
+
+def _recipe(given: dict[str, Any]) -> Recipe:
+    """Resolve a recipe; if it validates, make it validate often enough."""
+    recipe = resolve(**given)
+    interval = max(1, recipe.steps // VALIDATIONS)
+    return replace(recipe, validate=interval) if recipe.validate > interval else recipe
+
+
+def _lines(row: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+    """Yield the keys of every model of a row, and the paper's numbers for it."""
+    given = {name: value for name, value in row.items() if name not in ("name", "nll")}
+    for samples, *numbers in row.get("nll", []):
+        for column, paper in _columns(content["columns"], numbers):
+            yield {**given, "samples": samples, **column}, paper
+    for name, values in given.items():
+        if isinstance(values, list):
+            for value in values:
+                yield {**given, name: value}, {}
+
+
+def _columns(head: Mapping[str, list[str]], numbers: list[float]) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
+    """Group the numbers of a line by model, using the head of the table."""
+    found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+    for *values, number in zip(*head.values(), numbers, strict=True):
+        column = dict(zip(head, values, strict=True))
+        split = column.pop("split")
+        if not math.isnan(number):  # not in the paper
+            found.setdefault(tuple(column.items()), {})[split] = number
+    for key, paper in found.items():
+        yield dict(key), paper

@@ -1,0 +1,49 @@
+"""Images of a trained model, as tensors: samples, reconstructions and completions."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..data import Dataset
+from ..evaluation.pixel import complete_pixels, reconstruct_pixels, sample_pixels
+from ..model import Model
+from ..training.recipe import Recipe
+from ..training.rng import Purpose, generator_of
+from ..training.train_state import inputs_of
+
+POINTS = 12
+"""The number of data points in the pictures of a report."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Pixel probabilities of a model in rows of images and, where they depend on data, the data of each row."""
+
+    model: Tensor
+    """Of shape (rows, columns, width); for reconstructions (1, points, width)."""
+    data: Tensor | None = None
+    context: Tensor | None = None
+
+
+def sample_picture(
+    recipe: Recipe, model: Model, data: Dataset, *, rows: int, columns: int | None = None, generator: torch.Generator
+) -> Picture:
+    """Return samples or, for a model with a context, completions of data points spread over the test set."""
+    if recipe.architecture.context is None:
+        columns = 12 if columns is None else columns
+        return Picture(sample_pixels(model, rows * columns, generator=generator).unflatten(0, (rows, columns)))
+    context, x = inputs_of(recipe, data.test.spread(rows).to(generator.device))
+    made = complete_pixels(model, context, samples=8 if columns is None else columns, generator=generator)
+    return Picture(made.transpose(0, 1), x, context)
+
+
+def report_pictures(recipe: Recipe, model: Model, data: Dataset) -> dict[str, Picture]:
+    """Return the pictures of a report by name: samples and reconstructions, or completions."""
+    generator = generator_of(recipe.seed, Purpose.PICTURE, device=next(model.parameters()).device)
+    if recipe.architecture.context is not None:
+        return {"completions": sample_picture(recipe, model, data, rows=POINTS, generator=generator)}
+    samples = sample_picture(recipe, model, data, rows=8, generator=generator)
+    (x,) = inputs_of(recipe, data.test.spread(POINTS).to(generator.device))
+    reconstructed = reconstruct_pixels(model, x, generator=generator)
+    return {"samples": samples, "reconstructions": Picture(reconstructed.unsqueeze(0), x)}

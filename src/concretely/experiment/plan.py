@@ -1,0 +1,241 @@
+"""Reproduce a table or figure of the paper: plan which runs fill its cells, then train and score what is missing."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ..data import Dataset
+from ..file import writable_dir
+from ..spelling import did_you_mean
+from ..training.member import OF_DATA, Member
+from ..training.recipe import overridden, read
+from ..training.run import restored
+from ..training.section import WHEN, sections
+from . import scoring
+from .grid import differing_keys, expand_grid, recipe_names
+from .paper import RUNS, SPLITS, Cell, Experiment, load_experiment
+from .record import validation_nll
+from .result import CellResult
+from .scheduler import Monitor, score_member, train_members
+from .scoring import Precision, abort_on_stop, add_scores
+from .state import current_record, has_diverged, is_settled, load_data, require_trainable
+
+GPU_PROGRAMS = 4
+"""The default number of programs that share a GPU; a single one leaves parts of it idle."""
+SMOKE_STEPS, SMOKE_SAMPLES, SMOKE_POINTS = 20, 10, 128
+"""The budget of a smoke test."""
+VALIDATION_SAMPLES = 1_000
+"""The most samples for comparing candidates on the validation set."""
+NAME_KEYS = ("lr", "weight_decay")
+"""The keys of a recipe in the folder names of candidates."""
+CELL_KEYS = (*OF_DATA, "notation", "arity", "estimator", "samples", "temperature", "prior_temperature", "seed")
+"""The keys of a recipe that define a cell, which changes must not touch."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment or some of its cells, the candidates for each cell, and the folder of their runs."""
+
+    experiment: Experiment
+    candidates: Mapping[str, Sequence[Member]]
+    """Members by the title of their cell, of which the best on the validation set fills it."""
+    folder: Path
+    smoke: bool = False
+
+    @property
+    def members(self) -> list[Member]:
+        """All candidates of all cells."""
+        return list(chain(*self.candidates.values()))
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The result of every cell, and whether all cells were trained and scored."""
+
+    results: Sequence[CellResult]
+    complete: bool
+    selections: Sequence[str]
+    """A sentence about every cell that had several candidates, once all are known."""
+
+
+def plan_experiment(
+    name: str,
+    *,
+    only: Mapping[str, Collection[str]] = MappingProxyType({}),
+    recipe: Path | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    folder: Path | None = None,
+    score_samples: int | None = None,
+    smoke: bool = False,
+) -> Plan:
+    """Plan an experiment or some of its cells, selected by `rows`, `data`, `samples` and `estimator`.
+
+    The recipes of all cells are changed by those of a TOML file and then by `changes`. Learning rates and weight decays
+    may be lists: then every cell has several candidates. A smoke test takes few steps, samples and points.
+
+    >>> only = {"rows": ["4-ary"], "data": ["mnist"], "samples": ["1"]}
+    >>> plan = plan_experiment("table-3", only=only, changes={"lr": "1e-3,1e-2"})
+    >>> len(plan.experiment.cells), len(plan.members)
+    (2, 4)
+    """
+    if smoke:
+        changes = {"steps": SMOKE_STEPS, **changes}
+    _require_known(name, only)
+    variants = [
+        load_experiment(name, lambda cell: all(_answers(cell, key) & set(only[key]) for key in only), **change)
+        for change in _variants(recipe, changes)
+    ]
+    chosen, folder = variants[0], RUNS / name if folder is None else folder
+    if not chosen.cells:
+        found = " and ".join(f"{key} {','.join(entries)}" for key, entries in only.items())
+        raise ValueError(f"{name} has no cell with {found}")
+    if smoke:
+        chosen, folder = replace(chosen, score_samples=min(SMOKE_SAMPLES, chosen.score_samples)), folder / "smoke"
+    if score_samples is not None:
+        chosen = replace(chosen, score_samples=score_samples)
+    return Plan(chosen, _candidates(variants, folder), folder, smoke)
+
+
+def reproduce(
+    plan: Plan,
+    *,
+    device: torch.device | str = "cpu",
+    programs: int | None = None,
+    full_points: int | None = None,
+    monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
+) -> Reproduction:
+    """Train and score the members of a plan that are missing, and return the result of every cell.
+
+    Of several candidates for a cell the best on the validation set is scored. `programs` is the number of programs that
+    share the device, by default 4 on a GPU and 1 elsewhere. `full_points` is the number of training points that get all
+    samples. If the monitor stops it, the result is not complete; calling again goes on.
+    """
+    device = torch.device(device)
+    require_trainable(plan.members, longer=True)
+    recipes, points = [member.recipe for member in plan.members], SMOKE_POINTS if plan.smoke else None
+    with monitor.loading():
+        data = load_data(recipes, points=points, progress=monitor.progress)
+    writable_dir(plan.folder)
+    samples = plan.experiment.score_samples
+    valid = {"valid": Precision(min(samples, VALIDATION_SAMPLES))}
+    others = {"test": Precision(samples), "train": Precision(samples, full_points)}
+
+    def then(group: Sequence[Member], monitor: Monitor) -> None:
+        for members in plan.candidates.values():
+            here = [member for member in members if member in group]
+            for member in here if len(here) > 1 else ():
+                score_member(member, data(member.recipe), valid, device=device, monitor=monitor)
+            if here:
+                best = _best(here)
+                bits, wanted = data(best.recipe), (valid if best.recipe.train_on == "train" else {}) | others
+                record = score_member(best, bits, wanted, device=device, monitor=monitor)
+                if record is not None and plan.experiment.figure == "temperature":
+                    _score_relaxed(best, record, bits, device=device, stop=monitor.stop)
+
+    programs = programs or (GPU_PROGRAMS if device.type == "cuda" else 1)
+    complete = False
+    with suppress(KeyboardInterrupt):
+        complete = train_members(plan.members, data, device=device, programs=programs, monitor=monitor, then=then)
+    selections = list(_selections(plan)) if complete else []
+    return Reproduction(cell_results(plan), complete, selections)
+
+
+def cell_results(plan: Plan) -> list[CellResult]:
+    """Return what is known of every cell of a plan."""
+    results = []
+    for cell in plan.experiment.cells:
+        members = plan.candidates[cell.title]
+        if all(has_diverged(member) for member in members):
+            results.append(CellResult(cell, diverged=True))
+        else:
+            best = _best(members)
+            results.append(CellResult(cell, current_record(best) if is_settled(best) else None))
+    return results
+
+
+def _variants(recipe: Path | None, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every combination of changes to the recipes of cells, which must not touch what defines a cell."""
+    given = {} if recipe is None else read(recipe)
+    for part in (given, *(section.settings for section in sections(given.get(WHEN, {})))):
+        if key := next((key for key in CELL_KEYS if key in part), None):
+            raise ValueError(f"recipe must leave {key} to the cells, got {part[key]!r} in {str(recipe)!r}")
+    return expand_grid(overridden(given, changes))
+
+
+def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[Member]]:
+    """Return the members for every cell, one for each different recipe of its variants."""
+    found = dict[str, list[Member]]()
+    for cells in zip(*(variant.cells for variant in variants), strict=True):
+        title, recipes = cells[0].title, list(dict.fromkeys(cell.recipe for cell in cells))
+        names = [title]
+        if len(recipes) > 1:
+            if recipes[0].train_on != "train":
+                key = differing_keys(recipes)[0]
+                why = "as it has no validation set to select on: choose other cells by data, rows or estimator"
+                raise ValueError(f"{key} must have one value for {title}, {why}")
+            # the same keys for every grid, so that grids share runs
+            names = [f"{title},{name}" for name in recipe_names(recipes, NAME_KEYS)]
+        found[title] = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
+    return found
+
+
+def _best(members: Sequence[Member]) -> Member:
+    """Return the member with the lowest validation NLL; members without one come last."""
+    return min(members, key=_validation_nll)
+
+
+def _selections(plan: Plan) -> Iterator[str]:
+    """Yield a sentence about every cell that had several candidates, unless all of them diverged."""
+    for title, members in plan.candidates.items():
+        best = _best(members)
+        if len(members) > 1 and _validation_nll(best) < math.inf:
+            yield f"{best.folder.name} is the best of {len(members)} for {title} on the validation set"
+
+
+def _validation_nll(member: Member) -> float:
+    return math.inf if has_diverged(member) else validation_nll(current_record(member))
+
+
+def _require_known(name: str, only: Mapping[str, Collection[str]]) -> None:
+    """Raise an error if an experiment, or anything to select its cells by, does not exist."""
+    cells = load_experiment(name).cells
+    for key, entries in only.items():
+        known = {answer for cell in cells for answer in _answers(cell, key)}
+        for entry in sorted(set(entries) - known):
+            kind = "row" if key == "rows" else key
+            raise ValueError(f"unknown {kind} {entry!r} in {name}{did_you_mean(entry, known)}")
+
+
+def _answers(cell: Cell, key: str) -> set[str]:
+    """Return the values by which a cell can be selected."""
+    match key:
+        case "rows":
+            return {cell.row, cell.recipe.notation}
+        case "estimator":
+            return {cell.heading, cell.recipe.estimator}
+        case _:
+            return {str(getattr(cell.recipe, key))}
+
+
+def _score_relaxed(
+    member: Member, record: Mapping[str, Any], data: Dataset, *, device: torch.device, stop: Callable[[], bool]
+) -> None:
+    """Add the objective of the relaxed graph to a record, with as many samples as the NLL has."""
+    metrics, new = record["metrics"], dict[str, dict[str, Any]]()
+    samples = {split: metrics[f"{split}_nll"]["samples"] for split in SPLITS}
+    missing = [split for split in SPLITS if metrics.get(f"{split}_relaxed", {}).get("samples") != samples[split]]
+    if missing:
+        run, model, _ = restored(member.folder, device=device)
+        with abort_on_stop(stop, model):
+            for split in missing:
+                new[f"{split}_relaxed"] = scoring.relaxed_objective(
+                    run.recipe, model, data, split=split, samples=samples[split], step=run.chosen
+                )
+        add_scores(member.folder, run, model, data=data, found={}, others=new)

@@ -1,0 +1,133 @@
+"""The record of a run, `record.json`: its recipe, metrics and environment. Nothing in it identifies a user or a host.
+
+The names of metrics in the file are its format: `thorough` is `full_points`, and `made` the environment of a score.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..file import write_text
+from ..training.recipe import Recipe
+
+FILE = "record.json"
+"""The file name of a record in the folder of its run."""
+
+KEYS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
+"""The keys that every record has."""
+TABLES = ("recipe", "versions", "device", "metrics")
+"""Those that are JSON objects."""
+COUNTS = ("samples", "points", "thorough")
+"""The integers of a metric."""
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record as JSON; numbers that are not finite become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, f"{json.dumps(finite_or_none(record), indent=2, ensure_ascii=False)}\n")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read and check the record of a run."""
+    try:
+        found = finite_or_none(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a record must be JSON, got a damaged file {path}: {error}") from None
+    require_record(found, path)
+    return dict(found)
+
+
+def require_record(found: Any, path: Path) -> None:
+    """Raise an error unless a value is the record of a run."""
+    if not isinstance(found, dict):
+        raise ValueError(f"a record must be a JSON object, got {type(found).__name__} in {path}")
+    if missing := [key for key in KEYS if key not in found]:
+        raise ValueError(f"a record must have {', '.join(KEYS)}, got no {' and no '.join(missing)} in {path}")
+    for key in TABLES:
+        if not isinstance(found[key], dict):
+            raise ValueError(f"{key} of a record must be a JSON object, got {found[key]!r} in {path}")
+    if not _is_number(found["seconds"]):
+        raise ValueError(f"seconds of a record must be a number, got {found['seconds']!r} in {path}")
+    for name, metric in found["metrics"].items():
+        if not _is_metric(metric):
+            raise ValueError(f"{name} of a record must be a metric, got {metric!r} in {path}")
+
+
+def recipe_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as a record stores it: the data by name, without their path."""
+    return {**recipe.settings, "data": Path(recipe.data).name}
+
+
+def merge_metrics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge metrics. Of two with the same name the more precise one stays, or the new one if they are equal.
+
+    Metrics of the model come first, then those of baselines.
+    """
+    better = {name: was for name, was in old.items() if name not in new or precision(was) > precision(new[name])}
+    return dict(sorted({**new, **better}.items(), key=lambda item: (item[0].count("_"), item[0])))
+
+
+def precision(metric: Mapping[str, Any]) -> tuple[int, int]:
+    """Return what orders likelihoods by precision: the samples, then the data points that had all of them."""
+    return metric.get("samples", 0), metric.get("thorough", metric.get("points", 0))
+
+
+def is_sufficient(metric: Mapping[str, Any], *, samples: int, full_points: int | None = None) -> bool:
+    """Return whether a likelihood is at least as precise as requested; by default all data points need all samples.
+
+    >>> some = {"samples": 1_000, "points": 250, "thorough": 50}
+    >>> [is_sufficient(some, samples=1_000, full_points=number) for number in (50, 51, None)]
+    [True, False, False]
+    """
+    points = metric.get("points", 0)
+    return precision(metric) >= (samples, points if full_points is None else min(full_points, points))
+
+
+def is_corrected(metric: Mapping[str, Any]) -> bool:
+    """Return whether only some data points had all samples, so that the others are corrected."""
+    points = metric.get("points", 0)
+    return bool(metric.get("thorough", points) < points)
+
+
+def validation_nll(record: Mapping[str, Any] | None) -> float:
+    """Return the NLL of the validation set, by which runs are selected; infinite if it is unknown."""
+    value = None if record is None else record["metrics"].get("valid_nll", {}).get("value")
+    return math.inf if value is None else value
+
+
+def format_value(value: float | None, error: float | None) -> str:
+    """Format a number with its standard error, to two digits of the error if it is known.
+
+    >>> format_value(92.123, 0.278), format_value(92.123, None)
+    ('92.12 ± 0.28', '92.12')
+    """
+    if value is None or not math.isfinite(value):
+        return "unknown" if value is None or math.isnan(value) else "∞" if value > 0 else "−∞"
+    if error is None or not math.isfinite(error) or error <= 0:
+        return f"{value:,.4g}".replace("-", "−")
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
+
+
+def finite_or_none(value: Any) -> Any:
+    """Replace every number that is not finite by None, since JSON has no such numbers."""
+    if isinstance(value, Mapping):
+        return {key: finite_or_none(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_metric(metric: Any) -> bool:
+    """Return whether a value has the keys of a metric; a number that was not finite is null."""
+    return (
+        isinstance(metric, dict)
+        and all(metric.get(name) is None or _is_number(metric[name]) for name in ("value", "standard_error"))
+        and all(isinstance(metric.get(name, 0), int) for name in COUNTS)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

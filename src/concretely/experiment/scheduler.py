@@ -1,0 +1,171 @@
+"""Train and score many runs: members of one architecture as one program, and several programs on a device at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+
+from ..data import Dataset
+from ..file import write_text
+from ..model import Model
+from ..training import loop
+from ..training.member import Member, alike
+from ..training.run import Run, restored
+from . import scoring
+from .record import is_sufficient
+from .scoring import Precision, abort_on_stop, add_scores
+from .state import DIVERGED, DataOf, current_record, has_diverged, is_settled
+
+LARGEST_PROGRAM = 64
+"""The most members of one program."""
+POLL_SECONDS = 0.2
+"""How often the main thread wakes up while others work, so that Python can handle signals."""
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """Callbacks of an experiment. Where several programs share a device, they are called from their threads."""
+
+    stop: Callable[[], bool] = lambda: False
+    """Returns whether to stop. It is asked after every step, and before every layer of a model that is scored."""
+    loading: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Opened while data are loaded, during which `stop` is not asked."""
+    training: Callable[[Sequence[Member], bool], AbstractContextManager[loop.Callbacks]] = lambda members, alone: (
+        nullcontext(loop.Callbacks())
+    )
+    """Opens the callbacks of a program, given its members and whether it has the device for itself."""
+    note: Callable[[str], None] = lambda sentence: None
+    """Receives remarks, one sentence each."""
+    scored: Callable[[Path, Run, Model, Dataset, dict[str, Any]], object] = lambda *_: None
+    """Receives every run with new scores other than those on the validation set, and its record."""
+    progress: bool = False
+    """Whether to show progress bars on stderr while loading and scoring."""
+
+
+def train_members(
+    members: Sequence[Member],
+    data: DataOf,
+    *,
+    device: torch.device | str = "cpu",
+    programs: int = 1,
+    checkpoint_seconds: float = 60.0,
+    monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
+    then: Callable[[Sequence[Member], Monitor], None] = lambda group, monitor: None,
+) -> bool:
+    """Train the members that are not finished; return whether all of them are settled now.
+
+    Members of one architecture train as one program, and `programs` of them share the device. `then` is called with
+    the members of a program once it has ended, and with a monitor that also stops if another program fails. If it
+    raises KeyboardInterrupt, or anything else fails, all programs save a checkpoint and stop.
+    """
+    groups, failed, device = _programs(members), Event(), torch.device(device)
+    programs, stop = min(programs, len(groups)), monitor.stop
+    monitor = replace(monitor, stop=lambda: stop() or failed.is_set())
+
+    def work(group: Sequence[Member]) -> bool:
+        try:
+            with _stream(device):
+                waiting = [member for member in group if not is_settled(member)]
+                if monitor.stop():
+                    return False
+                if waiting:
+                    with monitor.training(waiting, programs == 1) as callbacks:
+                        found = loop.train_together(
+                            waiting,
+                            data=data,
+                            device=device,
+                            checkpoint_seconds=checkpoint_seconds,
+                            callbacks=callbacks,
+                            stop=monitor.stop,
+                        )
+                    if not _is_complete(waiting, found, monitor):
+                        return False
+                then(group, monitor)
+        except KeyboardInterrupt:
+            failed.set()
+            return False
+        except BaseException:
+            failed.set()  # so that the other programs save and stop
+            raise
+        return not monitor.stop()
+
+    if programs <= 1:
+        return all(work(group) for group in groups)
+    with ThreadPoolExecutor(programs) as pool:
+        futures = [pool.submit(work, group) for group in groups]
+        while wait(futures, timeout=POLL_SECONDS).not_done:
+            pass
+        complete = [future.result() for future in futures]  # of all futures, or an error would be lost
+    return all(complete)
+
+
+def score_member(
+    member: Member,
+    data: Dataset,
+    wanted: Mapping[str, Precision],
+    *,
+    device: torch.device | str = "cpu",
+    monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
+) -> dict[str, Any] | None:
+    """Score a trained member on splits of the data where its record is not precise enough; return the record.
+
+    Returns None if the member is not trained. An interruption keeps the splits that are already scored.
+    """
+    if not is_settled(member) or has_diverged(member):
+        return None
+    before = current_record(member)
+    metrics = {} if before is None else before["metrics"]
+    missing = {
+        split: precision
+        for split, precision in wanted.items()
+        if not is_sufficient(metrics.get(f"{split}_nll", {}), **precision._asdict())
+    }
+    if not missing:
+        return before
+    monitor.note(f"scoring {member.folder.name}")
+    run, model, _ = restored(member.folder, device=device)
+    found = {}
+    try:
+        with abort_on_stop(monitor.stop, model):
+            for split, precision in missing.items():
+                options = {**precision._asdict(), "progress": monitor.progress}
+                found[split] = scoring.score_split(run.recipe, model, data, split=split, **options)
+    finally:
+        if found:
+            record = add_scores(member.folder, run, model, data=data, found=found)
+            if found.keys() - {"valid"}:
+                monitor.scored(member.folder, run, model, data, record)
+    return current_record(member)
+
+
+def _programs(members: Sequence[Member]) -> list[list[Member]]:
+    """Group members that can train as one program."""
+    groups: list[list[Member]] = []
+    for member in members:
+        fitting = (group for group in groups if len(group) < LARGEST_PROGRAM and alike(group[0].recipe, member.recipe))
+        group = next(fitting, None)
+        if group is None:
+            groups.append([member])
+        else:
+            group.append(member)
+    return groups
+
+
+def _is_complete(members: Sequence[Member], found: Sequence[Run | loop.DivergedError], monitor: Monitor) -> bool:
+    """Mark the members that have diverged, and return whether all others are finished."""
+    for member, run in zip(members, found, strict=True):
+        if isinstance(run, loop.DivergedError):
+            if len(members) == 1:
+                monitor.note(str(run))  # of several, training itself has noted it
+            write_text(member.folder / DIVERGED, f"{run}\n")
+    return all(isinstance(run, loop.DivergedError) or run.finished for run in found)
+
+
+def _stream(device: torch.device) -> AbstractContextManager[object]:
+    """Return a CUDA stream for this thread, so that programs do not wait for each other."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()

@@ -1,0 +1,159 @@
+"""Lists of runs, and grid search: train every recipe, score it, and select the best on the validation set."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ..file import writable_dir, write_text
+from ..training.member import DIFFERENT, OF_DATA, Member
+from ..training.recipe import FILE, Recipe, resolve, section_settings
+from .grid import differing_keys, expand_grid, recipe_names
+from .record import validation_nll, write_record
+from .scheduler import Monitor, score_member, train_members
+from .scoring import Precision
+from .state import DIVERGED, check_step, load_data, require_trainable
+
+PAPER_GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
+"""The values that the paper chose from [maddison2017concrete, appendix D.5]."""
+NAME_KEYS = tuple(name for name in DIFFERENT if name not in OF_DATA)
+"""The keys of a recipe in the folder names of a sweep."""
+
+SWEEP, BEST = "sweep.json", "best.toml"
+
+
+class ScoredMember(NamedTuple):
+    """A member and its record, or None if it has diverged."""
+
+    member: Member
+    record: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The members of a sweep, the best on the validation set first."""
+
+    ranked: Sequence[ScoredMember]
+    folder: Path
+
+    @property
+    def best(self) -> Member | None:
+        """The selected member, or None if all have diverged."""
+        member, record = self.ranked[0]
+        return member if math.isfinite(validation_nll(record)) else None
+
+
+def train_list(
+    recipes: Sequence[Recipe],
+    folder: Path,
+    *,
+    samples: int = 100,
+    device: torch.device | str = "cpu",
+    checkpoint_seconds: float = 60.0,
+    monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
+) -> list[ScoredMember]:
+    """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
+
+    Calling it again goes on where it stopped. Raises KeyboardInterrupt if the monitor stops it.
+
+    >>> from tempfile import mkdtemp
+    >>> recipes = [resolve(notation="2H-64V", steps=2, seed=seed) for seed in range(2)]
+    >>> [member.folder.name for member, _ in train_list(recipes, Path(mkdtemp()), samples=1)]
+    ['seed=0', 'seed=1']
+    """
+    if (folder / FILE).exists():
+        raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
+    keys = differing_keys(recipes) or DIFFERENT
+    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
+    return _train(recipes, folder, keys=keys, split="test", samples=samples, **how)
+
+
+def sweep_recipes(**given: Any) -> list[Recipe]:
+    """Return the recipes of a grid; without learning rates or weight decays, with those of the paper.
+
+    >>> len(sweep_recipes(notation="2H-64V", lr="1e-3,1e-2"))
+    8
+    """
+    said = section_settings(given)
+    defaults = {key: values for key, values in PAPER_GRID.items() if key not in said}
+    return [resolve(**choice) for choice in expand_grid({**defaults, **given})]
+
+
+def sweep(
+    recipes: Sequence[Recipe],
+    folder: Path,
+    *,
+    samples: int = 100,
+    device: torch.device | str = "cpu",
+    checkpoint_seconds: float = 60.0,
+    monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
+) -> Sweep:
+    """Train recipes, rank them by the likelihood of the validation set, and write `sweep.json` and `best.toml`.
+
+    Calling it again goes on where it stopped. Raises KeyboardInterrupt if the monitor stops it.
+
+    >>> from tempfile import mkdtemp
+    >>> recipes = sweep_recipes(notation="2H-64V", steps=2, lr="1e-3,1e-2", weight_decay=0)
+    >>> found = sweep(recipes, Path(mkdtemp()), samples=1)
+    >>> len(found.ranked), found.best == found.ranked[0].member
+    (2, True)
+    """
+    for name in OF_DATA:
+        values = dict.fromkeys(recipe.settings[name] for recipe in recipes)
+        if len(values) > 1:
+            raise ValueError(f"{name} must have one value, as one member is selected, got {','.join(values)!r}")
+    if recipes[0].train_on != "train":
+        raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
+    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
+    found = _train(recipes, folder, keys=NAME_KEYS, split="valid", samples=samples, **how)
+    result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
+    best = result.best
+    members = [_summary(*each) for each in result.ranked]
+    content = {"score_samples": samples, "best": None if best is None else best.folder.name, "members": members}
+    write_record(folder / SWEEP, content)
+    if best is None:
+        (folder / BEST).unlink(missing_ok=True)
+    else:
+        write_text(folder / BEST, best.recipe.toml())
+    return result
+
+
+def _train(
+    recipes: Sequence[Recipe],
+    folder: Path,
+    *,
+    keys: Sequence[str],
+    split: str,
+    samples: int,
+    seconds: float,
+    **how: Any,
+) -> list[ScoredMember]:
+    """Train members in subfolders that are named by keys of their recipes, and score them on a split."""
+    names, monitor = recipe_names(recipes, keys), how["monitor"]
+    members = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
+    require_trainable(members)
+    with monitor.loading():
+        data = load_data(recipes, progress=monitor.progress)
+    check_step(recipes[0], data(recipes[0]), device=how["device"])  # the same for all members
+    writable_dir(folder)
+    sources = dict.fromkeys(data(recipe).source for recipe in recipes)
+    monitor.note("\n".join([f"{len(members)} members in {folder}", *sources]))
+    if not train_members(members, data, checkpoint_seconds=seconds, **how):
+        raise KeyboardInterrupt
+    return [
+        ScoredMember(member, score_member(member, data(member.recipe), {split: Precision(samples)}, **how))
+        for member in members
+    ]
+
+
+def _summary(member: Member, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the entry of a member in `sweep.json`."""
+    entry: dict[str, Any] = {"folder": member.folder.name, "recipe": member.recipe.settings}
+    if record is None:
+        return {**entry, "diverged": (member.folder / DIVERGED).read_text(encoding="utf-8").strip()}
+    metric = record["metrics"]["valid_nll"]
+    scores = {key: metric[key] for key in ("standard_error", "samples")}
+    return {**entry, "nll": metric["value"], **scores, "step": record["step"], "seconds": record["seconds"]}

@@ -1,0 +1,115 @@
+"""Figures of runs of stochastic graphs.
+
+As in the paper, white operations are deterministic and blue ones stochastic, rounded ones continuous and square ones
+discrete, and the brightness of an example state is its value. A path that carries only a gradient is dashed, and
+observed nodes have a grey background. See [maddison2017concrete], figure 1.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Affine2D
+
+from ..spelling import format_number
+from ..trace import Trace
+from .anatomy import anatomy, is_small
+from .layout import GAP, Flow, Layout, layout
+from .pen import Point, arrow
+from .portrait import Box, Full
+
+PAGE = 10.8
+"""The width of a figure in inches."""
+
+
+class Sketch(NamedTuple):
+    """A graph with a layout."""
+
+    portraits: Sequence[Box | Full]
+    layout: Layout
+
+
+Panel = tuple[str, Sequence[tuple[str, Sketch]]]
+"""A caption, and the column of sketches above it, which may have names."""
+
+
+def picture(trace: Trace) -> Figure:
+    """Draw a run in layers of nodes: a small graph in full and from the bottom up, a large one as boxes.
+
+    >>> import torch
+    >>> from concretely import Discrete, mode, run
+    >>> figure = picture(run(lambda draw: draw("D", Discrete(torch.zeros(3))), mode.Relaxed(0.5)))
+    """
+    sketch = _in_full(trace) if is_small(anatomy(trace)) else _in_boxes(trace, "right")
+    return _page([("", [("", sketch)])])
+
+
+def side_by_side(runs: Sequence[tuple[float, Mapping[str, Trace]]]) -> Figure:
+    """Draw runs at several temperatures in panels, each with one or more named runs below each other.
+
+    A single variable is drawn in full from the bottom up. Networks are drawn with a box for every node, p from left to
+    right and q from right to left. See [maddison2017concrete], figure 1.
+
+    >>> from concretely.evaluation.illustration import sampling_traces
+    >>> figure = side_by_side(sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5]))
+    """
+    flows: dict[str, Flow] = {"p": "right", "q": "left"}
+    return _page(
+        [
+            (
+                f"λ = {format_number(temperature)}",
+                [(name, _in_boxes(trace, flows[name]) if name else _in_full(trace)) for name, trace in traces.items()],
+            )
+            for temperature, traces in runs
+        ]
+    )
+
+
+def _in_full(trace: Trace) -> Sketch:
+    nodes = anatomy(trace)
+    return _sketch(trace, [Full(node, framed=len(nodes) > 1) for node in nodes], flow="up")
+
+
+def _in_boxes(trace: Trace, flow: Flow) -> Sketch:
+    return _sketch(trace, [Box(node) for node in anatomy(trace)], flow=flow)
+
+
+def _sketch(trace: Trace, portraits: Sequence[Box | Full], *, flow: Flow) -> Sketch:
+    sizes = {portrait.node.name: portrait.size for portrait in portraits}
+    return Sketch(portraits, layout(trace.parents, sizes, flow=flow))
+
+
+def _page(panels: Sequence[Panel]) -> Figure:
+    """Draw panels in rows that fit the width of a figure."""
+    if not panels:
+        raise ValueError("temperatures must hold at least one number, got none")
+    aside = 0.25 if any(name for _, column in panels for name, _ in column) else 0.0
+    foot = 0.3 if any(caption for caption, _ in panels) else 0.0
+    width = max(sketch.layout.width for _, column in panels for _, sketch in column) + 2 * aside + GAP
+    height = max(sum(sketch.layout.height + GAP for _, sketch in column) for _, column in panels) + foot
+    columns = min(len(panels), max(1, int(PAGE / width)))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(columns * width, rows * height))
+    axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[])
+    for place, (caption, column) in enumerate(panels):
+        left, top = place % columns * width, (rows - place // columns) * height - GAP / 2
+        centre = left + width / 2
+        for name, sketch in column:
+            bottom = top - sketch.layout.height
+            axes.text(left + GAP / 2, (top + bottom) / 2, name, va="center", fontsize=11, style="italic")
+            _draw(axes, sketch, (centre - sketch.layout.width / 2, bottom))
+            top = bottom - GAP
+        axes.text(centre, top + GAP - 0.14, caption, ha="center", va="top", fontsize=11)
+    axes.set(xlim=(0, columns * width), ylim=(0, rows * height))
+    return figure
+
+
+def _draw(axes: Axes, sketch: Sketch, corner: Point) -> None:
+    """Draw nodes and the arrows between them."""
+    for path in sketch.layout.arrows:
+        arrow(axes, path.transformed(Affine2D().translate(*corner)))
+    for portrait in sketch.portraits:
+        x, y = sketch.layout.middles[portrait.node.name]
+        portrait.draw(axes, (x + corner[0], y + corner[1]))
