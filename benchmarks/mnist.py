@@ -8,10 +8,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from concretely.cli.screen import screen
 from rich.console import Console
 from rich.table import Table
 
+from concretely.cli.terminal import training_progress
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
 from concretely.training.run import data_of, restored
@@ -47,8 +47,8 @@ def _result(recipe: Recipe, samples: int, folder: Path, console: Console) -> dic
     """What a recipe comes to."""
     console.print(recipe.title, markup=False)
     data = data_of(recipe, progress=True)
-    with screen(recipe, Console(stderr=True), None) as callbacks:
-        train(recipe, folder, data=data, callbacks=callbacks)
+    with training_progress(recipe, Console(stderr=True), None) as watch:
+        train(recipe, folder, data=data, callbacks=watch)
     run, model, _ = restored(folder)
     found = score_split(recipe, model, data, split="test", samples=samples, progress=True)
     return {

@@ -66,6 +66,14 @@ def test_kernels_are_known_to_few_rooms() -> None:
     assert rooms - {"kernel"} <= {"functional", "noise", "training"} | {"distribution"}  # until nodes are registered
 
 
+def test_only_the_command_and_reports_print() -> None:
+    for file in (PACKAGE / "experiment").glob("*.py"):
+        found = {
+            node.module or "" for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)
+        }
+        assert not {"rich", "typer", "matplotlib"} & {name.partition(".")[0] for name in found}, file.name
+
+
 def test_every_room_has_its_place_in_the_order() -> None:
     files = [file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")]
     assert {Path(file.parts[0]).stem for file in files} - {"__init__", "__main__"} == set(ORDER)

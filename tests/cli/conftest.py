@@ -1,16 +1,16 @@
 """Runs that are small enough to be trained for the tests."""
 
-from collections.abc import Sequence
-from io import BytesIO
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from concretely.data import load
-from concretely.report import image
+from concretely.report import page, reproduction
 from concretely.training import loop
 from concretely.training.loop import train
 from concretely.training.member import Member
@@ -19,7 +19,7 @@ from concretely.training.recipe import resolve
 from ..experiment.conftest import tables as tables
 
 STEPS = 30
-BLANK = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg/>"}
+Interrupt = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture(scope="session")
@@ -41,29 +41,41 @@ def run(density: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the folders that are trained in."""
-    folders, train = list[str](), loop.train_together
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of the runs that are trained."""
+    found, train = list[Path](), loop.train_together
 
     def watched(members: Sequence[Member], **others: Any) -> Any:
-        folders.extend(member.folder.name for member in members)
+        found.extend(member.folder for member in members)
         return train(members, **others)
 
     monkeypatch.setattr(loop, "train_together", watched)
-    return folders
+    return found
 
 
 @pytest.fixture
-def blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave pictures blank, as drawing those of a run takes several times as long as training it."""
-    if request.node.get_closest_marker("drawn"):
-        return
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
+    """Send SIGINT when a program starts, if a condition holds."""
 
-    def savefig(figure: Figure, file: BytesIO, **options: Any) -> None:
-        file.write(BLANK[options["format"]])
+    def arrange(when: Callable[[], bool]) -> None:
+        train = loop.train_together
 
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    monkeypatch.setattr(image, "_page", lambda *arguments: Figure())
+        def interrupted(members: Sequence[Member], **others: Any) -> Any:
+            if when():
+                os.kill(os.getpid(), signal.SIGINT)
+            return train(members, **others)
+
+        monkeypatch.setattr(loop, "train_together", interrupted)
+
+    return arrange
+
+
+@pytest.fixture
+def unpictured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which take longer than training."""
+    monkeypatch.setattr(page, "draw_picture", lambda picture: None)
+    monkeypatch.setattr(page, "embed_figure", lambda caption, *_: page.Image(caption, "png", b"", 1, 1))
+    monkeypatch.setattr(reproduction, "_figures", lambda *_: iter(()))
 
 
 def _trained(notation: str, folders: pytest.TempPathFactory) -> Path:

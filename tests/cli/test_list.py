@@ -1,49 +1,42 @@
 """Lists are trained as one program, and each member is left as it would be alone."""
 
 import json
-import os
-import signal
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from shutil import copytree
 
 import numpy as np
 import pytest
 
-from concretely.training import loop
-from concretely.training.member import Member
 from concretely.training.run import restored
 
 from .command import call
+from .conftest import Interrupt
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("unpictured")]
 
 TINY = ("train", "4H-64V", "--steps", "20", "--batch", "8", "--score-samples", "3")
 LISTS = ("--seed", "0..1", "--lr", "1e-3,1e-2")
 NAMES = ["lr=0.001,seed=0", "lr=0.001,seed=1", "lr=0.01,seed=0", "lr=0.01,seed=1"]
 
 
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the programs that are trained."""
-    sizes, train = list[int](), loop.train_together
-
-    def watched(members: Sequence[Member], **others: Any) -> Any:
-        sizes.append(len(members))
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", watched)
-    return sizes
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A list that was trained, to be read only, and the output of the command."""
+    folder = tmp_path_factory.mktemp("list") / "all"
+    code, stdout, stderr = call(*TINY, *LISTS, "--out", str(folder))
+    assert code == 0, stderr
+    return folder, stdout, stderr
 
 
-def test_members_are_one_program_and_are_left_as_if_alone(tmp_path: Path, programs: list[int]) -> None:
-    code, stdout, _ = call(*TINY, *LISTS, "--out", str(tmp_path / "all"))
-    assert (code, programs) == (0, [4])
-    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == NAMES
+def test_members_are_one_program_and_are_left_as_if_alone(listed: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder, stdout, stderr = listed
+    assert "4 members of 4H-64V as one program" in stderr
+    assert sorted(path.name for path in folder.iterdir()) == NAMES
     assert [line.split()[-1] for line in stdout.splitlines()[2:-1]] == NAMES
-    assert stdout.splitlines()[-1] == str(tmp_path / "all")
+    assert stdout.splitlines()[-1] == str(folder)
     code, *_ = call(*TINY, "--seed", "1", "--lr", "1e-2", "--out", str(tmp_path / "alone"))
-    member, alone = tmp_path / "all" / NAMES[3], tmp_path / "alone"
+    member, alone = folder / NAMES[3], tmp_path / "alone"
+    assert code == 0
     assert {path.name for path in member.iterdir()} == {path.name for path in alone.iterdir()}
     one, other = (json.loads((folder / "record.json").read_text()) for folder in (member, alone))
     assert one["recipe"] == other["recipe"]
@@ -52,24 +45,20 @@ def test_members_are_one_program_and_are_left_as_if_alone(tmp_path: Path, progra
     assert found["value"] == pytest.approx(expected["value"], rel=1e-5)
 
 
-def test_the_same_command_trains_nothing_and_a_longer_list_only_that(tmp_path: Path, programs: list[int]) -> None:
-    first = call(*TINY, *LISTS, "--out", str(tmp_path))
-    second = call(*TINY, *LISTS, "--out", str(tmp_path))
-    assert second[:2] == first[:2]
-    code, *_ = call(*TINY, "--seed", "0..2", *LISTS[2:], "--out", str(tmp_path))
-    assert (code, programs) == (0, [4, 2])
+def test_the_same_command_trains_nothing_and_a_longer_list_only_that(
+    listed: tuple[Path, str, str], tmp_path: Path, trained: list[Path]
+) -> None:
+    folder = copytree(listed[0], tmp_path / "all")
+    code, stdout, _ = call(*TINY, *LISTS, "--out", str(folder))
+    assert (code, stdout.splitlines()[:-1], trained) == (0, listed[1].splitlines()[:-1], [])
+    code, _, stderr = call(*TINY, "--seed", "0..2", *LISTS[2:], "--out", str(folder))
+    assert (code, len(trained)) == (0, 2)
+    assert "2 members of 4H-64V as one program" in stderr
 
 
-def test_an_interrupted_list_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = loop.train_together
-    with monkeypatch.context() as patch:
-
-        def interrupted(members: Sequence[Member], **others: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGINT)
-            return train(members, **others)
-
-        patch.setattr(loop, "train_together", interrupted)
-        code, stdout, stderr = call(*TINY, *LISTS, "--out", str(tmp_path))
+def test_an_interrupted_list_goes_on(tmp_path: Path, interrupt: Interrupt, trained: list[Path]) -> None:
+    interrupt(lambda: not trained)
+    code, stdout, stderr = call(*TINY, *LISTS, "--out", str(tmp_path))
     assert (code, stdout) == (130, "")
     assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     assert [restored(tmp_path / name)[0].step for name in NAMES] == [1, 1, 1, 1]
@@ -86,22 +75,22 @@ def test_a_member_that_diverges_is_told_and_the_others_are_shown(tmp_path: Path)
     assert [line.split()[-1] for line in stdout.splitlines()[2:-1]] == ["lr=0.001"]
 
 
-def test_data_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
+def test_data_may_be_a_list(tmp_path: Path, trained: list[Path]) -> None:
     points = np.random.default_rng(0).integers(0, 2, (60, 64)).astype(np.uint8)
     np.savez(tmp_path / "dots.npz", train=points[:40], test=points[40:])
     code, stdout, stderr = call(
         *TINY, "--data", f"digits,{tmp_path / 'dots.npz'}", "--seed", "0", "--out", str(tmp_path / "out")
     )
-    assert (code, programs) == (0, [2]), stderr
+    assert (code, len(trained)) == (0, 2), stderr
     assert {line.split()[1] for line in stdout.splitlines() if "4H-64V" in line} == {"digits", "dots.npz"}
 
 
-def test_what_is_trained_on_may_be_a_list(tmp_path: Path, programs: list[int]) -> None:
+def test_what_is_trained_on_may_be_a_list(tmp_path: Path, trained: list[Path]) -> None:
     grey = np.random.default_rng(0).random((60, 64)).astype(np.float32)
     np.savez(tmp_path / "grey.npz", train=grey[:30], valid=grey[30:40], test=grey[40:])
     lists = ("--binarize", "bernoulli,threshold", "--train-on", "train,whole")
     code, _, stderr = call(*TINY, "--data", str(tmp_path / "grey.npz"), *lists, "--out", str(tmp_path / "out"))
-    assert (code, programs) == (0, [4]), stderr
+    assert (code, len(trained)) == (0, 4), stderr
     folders = sorted((tmp_path / "out").iterdir())
     assert [folder.name for folder in folders] == [
         f"binarize={how},train_on={part}" for how in ("bernoulli", "threshold") for part in ("train", "whole")
@@ -109,17 +98,18 @@ def test_what_is_trained_on_may_be_a_list(tmp_path: Path, programs: list[int]) -
     assert len({restored(folder)[0].digest for folder in folders}) == 4
 
 
-def test_a_folder_of_members_is_not_resumed_but_its_members_are(tmp_path: Path) -> None:
-    call(*TINY, *LISTS, "--out", str(tmp_path))
+def test_a_folder_of_members_is_not_resumed_but_its_members_are(listed: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder = listed[0]
     for verb in (["train", "--resume"], ["evaluate"]):
-        code, stdout, stderr = call(*verb, str(tmp_path))
+        code, stdout, stderr = call(*verb, str(folder))
         assert (code, stdout) == (2, "")
         named = ", ".join(map(repr, NAMES))
-        sentence = f"run must be the folder of a run, got {str(tmp_path)!r}, which holds runs: choose one of {named}"
+        sentence = f"run must be the folder of a run, got {str(folder)!r}, which holds runs: choose one of {named}"
         way = ", or resume all with the command that started them" if verb[0] == "train" else ""
         assert stderr == f"{sentence}{way}\n"
-    code, *_ = call("train", "--resume", str(tmp_path / NAMES[1]), "--steps", "25", "--score-samples", "3")
-    assert (code, restored(tmp_path / NAMES[1])[0].step) == (0, 25)
+    member = copytree(folder / NAMES[1], tmp_path / "member")
+    code, *_ = call("train", "--resume", str(member), "--steps", "25", "--score-samples", "3")
+    assert (code, restored(member)[0].step) == (0, 25)
 
 
 def test_of_many_members_some_are_named(tmp_path: Path) -> None:
@@ -131,15 +121,14 @@ def test_of_many_members_some_are_named(tmp_path: Path) -> None:
     assert "'seed=15', …, or resume all" in stderr
 
 
-def test_a_list_of_one_is_a_single_run(tmp_path: Path, programs: list[int]) -> None:
+def test_a_list_of_one_is_a_single_run(tmp_path: Path, trained: list[Path]) -> None:
     code, *_ = call(*TINY, "--seed", "3..3", "--out", str(tmp_path / "out"))
-    assert (code, programs) == (0, [1])
+    assert (code, len(trained)) == (0, 1)
     assert restored(tmp_path / "out")[0].recipe.seed == 3
 
 
-def test_a_list_of_fewer_steps_than_were_taken_is_refused(tmp_path: Path) -> None:
-    call(*TINY, *LISTS, "--out", str(tmp_path))
-    code, stdout, stderr = call(*TINY, *LISTS, "--steps", "10", "--out", str(tmp_path))
+def test_a_list_of_fewer_steps_than_were_taken_is_refused(listed: tuple[Path, str, str]) -> None:
+    code, stdout, stderr = call(*TINY, *LISTS, "--steps", "10", "--out", str(listed[0]))
     assert (code, stdout) == (2, "")
     assert stderr.startswith("steps must be at least 20, which the run in ")
 

@@ -5,7 +5,6 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,15 @@ import pytest
 from concretely.evaluation import likelihood
 from concretely.experiment import paper, scoring
 from concretely.experiment.record import read_record
-from concretely.training import loop, run
-from concretely.training.member import Member
+from concretely.training import run
 
 from .command import call, change, lines
+from .conftest import Interrupt
 
-pytestmark = pytest.mark.usefixtures("tables", "blank_pictures")
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
 
 
-def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[str]) -> None:
+def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[Path]) -> None:
     code, stdout, stderr = call("reproduce", "tiny")
     assert code == 0, stderr
     assert stdout.splitlines()[0] == "A tiny table (nowhere)"
@@ -36,9 +35,9 @@ def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[
         ["6H~64V", "concrete", "1"],
     ]
     folder = Path("out/reproduce/tiny")
-    assert sorted(trained) == sorted(path.name for path in folder.iterdir())
-    assert trained[1] == "6H-64V-digits-nvil-m1-seed0"
-    metrics = read_record(folder / trained[1] / "record.json")["metrics"]
+    assert sorted(trained) == sorted(folder.iterdir())
+    assert trained[1].name == "6H-64V-digits-nvil-m1-seed0"
+    metrics = read_record(trained[1] / "record.json")["metrics"]
     test, train = metrics["test_nll"], metrics["train_nll"]
     assert (test["samples"], test["points"], train["points"]) == (20, 250, 1297)
     assert shown[1][4] == "±"
@@ -49,7 +48,7 @@ def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[
     assert shown[1][11:13] == ["30.0", f"{train['value'] - 30:+.2f}".replace("-", "−")]
 
 
-def test_a_second_call_trains_and_scores_nothing(trained: list[str]) -> None:
+def test_a_second_call_trains_and_scores_nothing(trained: list[Path]) -> None:
     _, first, _ = call("reproduce", "tiny", "--rows", "linear", "--samples", "1")
     assert len(trained) == 2
     before = {path: path.stat().st_mtime_ns for path in Path().rglob("record.json")}
@@ -59,18 +58,18 @@ def test_a_second_call_trains_and_scores_nothing(trained: list[str]) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in Path().rglob("record.json")}
 
 
-def test_more_steps_go_on_and_fewer_are_taken_as_done(trained: list[str]) -> None:
+def test_more_steps_go_on_and_fewer_are_taken_as_done(trained: list[Path]) -> None:
     one = ("reproduce", "tiny", "--rows", "linear", "--samples", "1", "--estimator", "concrete")
     call(*one)
     code, stdout, _ = call(*one, "--steps", "20")
     assert (code, lines(stdout)[0][-2]) == (0, "20")
-    assert run.restored(Path("out/reproduce/tiny") / trained[0])[0].step == 20
+    assert run.restored(trained[0])[0].step == 20
     assert len(trained) == 2
     assert call(*one)[1] == call(*one, "--steps", "20")[1]
     assert len(trained) == 2
 
 
-def test_more_samples_score_again_without_training(trained: list[str]) -> None:
+def test_more_samples_score_again_without_training(trained: list[Path]) -> None:
     one = ("reproduce", "tiny", "--rows", "nonlinear")
     call(*one)
     call(*one, "--score-samples", "30")
@@ -80,10 +79,10 @@ def test_more_samples_score_again_without_training(trained: list[str]) -> None:
     assert len(trained) == 1
 
 
-def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_training_points_may_get_all_samples(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "FEW", 3)
     one = ("reproduce", "tiny", "--rows", "nonlinear")
-    for flags, thorough in (
+    for flags, full_points in (
         (["--full-points", "40"], 40),
         (["--full-points", "30"], 40),  # that was enough
         (["--full-points", "50"], 50),
@@ -93,7 +92,7 @@ def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], mo
         call(*one, *flags)
         (record,) = Path().rglob("record.json")
         test, train = (read_record(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
-        assert (test["thorough"], train["thorough"], train["points"]) == (250, thorough, 1297)
+        assert (test["thorough"], train["thorough"], train["points"]) == (250, full_points, 1297)
     assert len(trained) == 1
 
 
@@ -110,14 +109,14 @@ def test_training_points_may_be_scored_thoroughly_in_part(trained: list[str], mo
         ("--data digits", 5),
     ],
 )
-def test_filters_choose_cells(flags: str, number: int, trained: list[str]) -> None:
+def test_filters_choose_cells(flags: str, number: int, trained: list[Path]) -> None:
     code, stdout, stderr = call("reproduce", "tiny", "--dry-run", *flags.split())
     assert (code, len(stdout.splitlines()), stderr) == (0, number, "")
     assert trained == []
     assert not Path("out").exists()
 
 
-def test_a_dry_run_names_commands_that_make_the_cells(trained: list[str]) -> None:
+def test_a_dry_run_names_commands_that_make_the_cells(trained: list[Path]) -> None:
     _, stdout, _ = call("reproduce", "tiny", "--dry-run", "--estimator", "nvil")
     program, *words = shlex.split(stdout)
     assert program == "concretely"
@@ -175,7 +174,7 @@ def test_what_is_wrong_is_refused_in_a_sentence(arguments: list[str], sentence: 
     assert not Path("out").exists()
 
 
-def test_missing_data_is_said_before_any_training(trained: list[str]) -> None:
+def test_missing_data_is_said_before_any_training(trained: list[Path]) -> None:
     change('data = "digits"', 'data = "nowhere.npz"')
     code, stdout, stderr = call("reproduce", "tiny")
     assert (code, stdout, stderr) == (2, "", "data file 'nowhere.npz' does not exist\n")
@@ -183,17 +182,8 @@ def test_missing_data_is_said_before_any_training(trained: list[str]) -> None:
     assert not Path("out").exists()
 
 
-def test_an_interrupted_table_shows_what_there_is_and_goes_on(
-    trained: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = loop.train_together
-
-    def interrupted(members: Sequence[Member], **others: Any) -> Any:
-        if len(trained) == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", interrupted)
+def test_an_interrupted_table_shows_what_there_is_and_goes_on(trained: list[Path], interrupt: Interrupt) -> None:
+    interrupt(lambda: len(trained) == 3)
     code, stdout, stderr = call("reproduce", "tiny")
     assert code == 130
     assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
@@ -207,7 +197,7 @@ def test_an_interrupted_table_shows_what_there_is_and_goes_on(
 
 
 def test_an_interruption_while_scoring_keeps_what_was_trained(
-    trained: list[str], monkeypatch: pytest.MonkeyPatch
+    trained: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
 
@@ -222,7 +212,7 @@ def test_an_interruption_while_scoring_keeps_what_was_trained(
     assert "–" not in lines(stdout)[0]
 
 
-def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_scored_before_an_interruption_is_kept(trained: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     score, parts = scoring.score_split, list[str]()
 
     def interrupted(*inputs: Any, split: str, **others: Any) -> Any:
@@ -234,7 +224,7 @@ def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monk
     monkeypatch.setattr(scoring, "score_split", interrupted)
     one = ("reproduce", "tiny", "--rows", "nonlinear")
     assert call(*one)[0] == 130
-    metrics = read_record(Path("out/reproduce/tiny") / trained[0] / "record.json")["metrics"]
+    metrics = read_record(trained[0] / "record.json")["metrics"]
     assert [name for name in metrics if name.count("_") == 1] == ["test_nll", "valid_nll"]
     monkeypatch.setattr(scoring, "score_split", score)
     assert call(*one)[0] == 0
@@ -250,12 +240,12 @@ def test_what_was_scored_before_an_interruption_is_kept(trained: list[str], monk
     ],
 )
 def test_scoring_is_interrupted_in_the_middle(arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    score, load_recipe, ended = getattr(scoring, name), list[str](), list[str]()
+    score, begun, ended = getattr(scoring, name), list[str](), list[str]()
     with monkeypatch.context() as patch:
 
         def interrupted(*inputs: Any, **others: Any) -> Any:
-            if not load_recipe:
-                load_recipe.append(name)
+            if not begun:
+                begun.append(name)
                 os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)  # until the main thread has heard of it
             found = score(*inputs, **others)
@@ -264,32 +254,21 @@ def test_scoring_is_interrupted_in_the_middle(arguments: list[str], name: str, m
 
         patch.setattr(scoring, name, interrupted)
         code, _, stderr = call("reproduce", *arguments)
-    assert (code, load_recipe, ended) == (130, [name], [])
+    assert (code, begun, ended) == (130, [name], [])
     assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     code, stdout, _ = call("reproduce", *arguments)
     assert (code, any("–" in line[:4] for line in lines(stdout))) == (0, False)
 
 
-def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
-    trained: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(trained: list[Path], interrupt: Interrupt) -> None:
     from concretely.data import load
 
-    train = loop.train_together
-
-    def interrupted(members: Sequence[Member], **others: Any) -> Any:
-        if not trained:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", interrupted)
+    interrupt(lambda: not trained)
     call("reproduce", "tiny", "--rows", "nonlinear")
-    folder, data = Path("out/reproduce/tiny") / trained[0], load("digits")
-    load_recipe, model, _ = run.restored(folder)
-    parts = {
-        part: scoring.score_split(load_recipe.recipe, model, data, split=part, samples=20) for part in paper.SPLITS
-    }
-    scoring.add_scores(folder, load_recipe, model, data=data, found=parts)
+    folder, data = trained[0], load("digits")
+    begun, model, _ = run.restored(folder)
+    parts = {part: scoring.score_split(begun.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
+    scoring.add_scores(folder, begun, model, data=data, found=parts)
     early = read_record(folder / "record.json")
     call("reproduce", "tiny", "--rows", "nonlinear")
     late = read_record(folder / "record.json")
@@ -297,7 +276,7 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(
     assert early["metrics"]["test_nll"]["value"] != late["metrics"]["test_nll"]["value"]
 
 
-def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> None:
+def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[Path]) -> None:
     change("[estimator.nvil]", "[estimator.concrete]\nlr = 1e9\n\n[estimator.nvil]")
     for _ in range(2):
         code, stdout, _ = call("reproduce", "tiny", "--samples", "1", "--rows", "linear")
@@ -308,8 +287,7 @@ def test_a_cell_that_diverges_says_so_and_stops_no_other(trained: list[str]) -> 
     assert len(trained) == 2
 
 
-@pytest.mark.drawn
-def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> None:
+def test_a_temperature_figure_is_drawn_from_the_records(trained: list[Path]) -> None:
     code, stdout, stderr = call("reproduce", "warm")
     assert code == 0, stderr
     half, two = lines(stdout)
@@ -318,7 +296,7 @@ def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> N
     assert stdout.splitlines()[-2:] == [str(file) for file in files]
     assert all(file.exists() for file in files)
     for line, title in zip((half, two), trained, strict=True):
-        metrics = read_record(Path("out/reproduce/warm") / title / "record.json")["metrics"]
+        metrics = read_record(title / "record.json")["metrics"]
         names = ("test_nll", "test_relaxed", "train_nll", "train_relaxed")
         assert all(metrics[name]["samples"] == 1 for name in names)
         shown = [float(line[index]) for index in (2, 5, 8, 11)]
@@ -328,7 +306,6 @@ def test_a_temperature_figure_is_drawn_from_the_records(trained: list[str]) -> N
     assert (len(trained), files[1].read_bytes()) == (2, before)
 
 
-@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
 def test_figures_without_training_are_those_of_the_figure_verb(name: str) -> None:
     code, stdout, _ = call("reproduce", name)
@@ -357,11 +334,11 @@ def test_recipes_of_the_package_are_listed(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(set(stdout.splitlines())) == 48
 
 
-def test_a_folder_of_another_recipe_is_left_alone(trained: list[str]) -> None:
+def test_a_folder_of_another_recipe_is_left_alone(trained: list[Path]) -> None:
     call("reproduce", "tiny", "--rows", "nonlinear")
     change("steps = 12", "steps = 12\nbatch = 32")
     code, _, stderr = call("reproduce", "tiny")
-    folder = Path("out/reproduce/tiny") / trained[0]
+    folder = trained[0]
     assert (code, len(trained)) == (2, 1)
     assert stderr == f"{str(folder)!r} holds a run with another batch: choose another folder\n"
     assert json.loads((folder / "record.json").read_text())["recipe"]["batch"] == 64

@@ -13,12 +13,12 @@ from concretely.training import run
 
 from .command import call
 
-pytestmark = pytest.mark.usefixtures("tables", "blank_pictures")
+pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
 
 PAPER = paper.FOLDER
 
 
-def test_smoke_is_apart_and_says_so(trained: list[str]) -> None:
+def test_smoke_is_apart_and_says_so(trained: list[Path]) -> None:
     code, stdout, _ = call("reproduce", "tiny", "--smoke", "--rows", "nonlinear")
     assert code == 0
     assert stdout.splitlines()[0] == "Smoke test of tiny on 128 data points: these numbers mean nothing"

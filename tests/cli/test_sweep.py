@@ -3,36 +3,23 @@
 import json
 import os
 import signal
-from collections.abc import Sequence
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from concretely.experiment.record import read_record
-from concretely.training import loop, run
-from concretely.training.member import Member
+from concretely.training import run
 from concretely.training.recipe import read, resolve
 
 from .command import call
+from .conftest import Interrupt
 
 pytestmark = pytest.mark.usefixtures("blank_pictures")
 
 GRID = ("--lr", "1e-3,3e-2", "--weight-decay", "0,1")
 SMALL = ("sweep", "6H-64V", "--steps", "20", "--score-samples", "10")
-
-
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that are trained in, as they are."""
-    folders, train = list[Path](), loop.train_together
-
-    def watched(members: Sequence[Member], **others: Any) -> Any:
-        folders.extend(member.folder for member in members)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", watched)
-    return folders
 
 
 def lines(stdout: str) -> list[list[str]]:
@@ -123,17 +110,10 @@ def test_nothing_is_chosen_if_all_diverge(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_sweep_goes_on_to_the_same_end(
-    tmp_path: Path, trained: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: list[Path], interrupt: Interrupt
 ) -> None:
     call(*SMALL, *GRID, "--out", str(tmp_path / "whole"))
-    train = loop.train_together
-
-    def interrupted(members: Sequence[Member], **others: Any) -> Any:
-        if len(trained) == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-        return train(members, **others)
-
-    monkeypatch.setattr(loop, "train_together", interrupted)
+    interrupt(lambda: len(trained) == 4)
     code, stdout, stderr = call(*SMALL, *GRID, "--out", str(tmp_path / "halves"))
     assert (code, stdout) == (130, "")
     assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
@@ -146,6 +126,16 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
         [(each["folder"], each["nll"]) for each in told(tmp_path / name)["members"]] for name in ("whole", "halves")
     )
     assert whole == halves
+
+
+def test_data_that_are_loaded_can_be_interrupted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+
+    monkeypatch.setattr(run, "load", slow)
+    sentence = "stopped before the data were complete; downloaded files are kept\n"
+    assert call("sweep", "6H-64V", "--out", str(tmp_path)) == (130, "", sentence)
 
 
 def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> None:

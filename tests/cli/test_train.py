@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from concretely.training.train_state import Row, TrainState
 
 from .command import call
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
+pytestmark = pytest.mark.unchecked
 
 TINY = ("train", "4H-64V", "--steps", "20", "--batch", "8", "--score-samples", "3")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -109,7 +108,6 @@ def test_a_run_that_goes_on_goes_on_with_its_event_files(finished: tuple[Path, s
     assert [event.step for event in events.Scalars("bound")] == [row.step for row in restored(folder)[0].rows]
 
 
-@pytest.mark.drawn
 def test_structured_prediction_leaves_completions(tmp_path: Path) -> None:
     code, _, stderr = call(
         "train", "32V-4H-32V", "--steps", "3", "--score-samples", "2", "--out", str(tmp_path / "run")
@@ -232,7 +230,6 @@ def test_divergence_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert re.search(r"\n(training has diverged|the (gradient|parameters)) .*: try a smaller lr\n$", stderr)
 
 
-@pytest.mark.slow
 def test_an_interrupted_command_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     folder, options = tmp_path / "it's mine", ("--steps", "300", "--batch", "8", "--score-samples", "2")
     command = [sys.executable, "-m", "concretely", "train", "4H-64V", "--estimator", "vimco", *options]
@@ -251,8 +248,10 @@ def test_an_interrupted_command_saves_and_says_how_to_go_on(tmp_path: Path) -> N
     assert 30 <= int(found[1]) < 300
     assert checkpoint.latest(folder).step == int(found[1])
     assert not (folder / "report.html").exists()
-    code, _, stderr = call(*shlex.split(found[2]), "--score-samples", "2")  # as a shell reads the sentence
-    assert code == 0, stderr
+    # the sentence is one that a shell understands
+    again = ["/bin/sh", "-c", f"{sys.executable} -m concretely {found[2]} --score-samples 2"]
+    done = subprocess.run(again, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert call("train", "4H-64V", "--estimator", "vimco", *options, "--out", str(tmp_path / "straight"))[0] == 0
     assert same(folder, tmp_path / "straight")
     assert (folder / "report.html").exists()
@@ -268,7 +267,7 @@ def rows() -> list[Row]:
 
 
 def test_the_gap_between_the_relaxed_and_the_discrete_bound_is_shown_where_there_is_one() -> None:
-    relaxed, discrete = (resolve(notation="4H-6V", estimator=name) for name in ("concrete", "reinforce"))
+    relaxed, discrete = (resolve(notation="4H-6V", estimator=name) for name in ("concrete", "score"))
     assert describe_rows(relaxed, rows()) == "bound -4.00  discrete -5.50  gap +1.50  validation NLL 7.00, best 7.00"
     assert describe_rows(discrete, rows()[1:]) == "bound -3.00"
 

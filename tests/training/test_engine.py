@@ -127,8 +127,8 @@ def test_members_may_have_data_of_their_own(stacked: bool) -> None:
 
 
 @kernel
-@pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("notation", NOTATIONS)
+@pytest.mark.parametrize("stacked", [False, True])
 def test_gradients_left_as_factors_take_the_same_steps(
     notation: str, stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,9 @@ import torch
 from concretely.training.rng import Purpose, keys_of
 from concretely.training.step_table import StepTable, lr_factor
 from concretely.training.train_state import TrainState
-from tests.kernel import DEVICE, PATHS
+from tests.kernel import DEVICE, PATHS, running
 
 from .example import data, recipe
-from .path import taken
 
 
 @pytest.mark.parametrize("width", [1, 33, 5000])
@@ -36,7 +35,7 @@ def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: 
     for run in runs:
         run.step = start
     table = StepTable(runs, draws=3)
-    with taken(path):
+    with running(path, "bits"):
         for step in range(start, start + 300):
             table.prepare(step)
             table.read()

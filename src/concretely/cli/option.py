@@ -10,7 +10,7 @@ import typer
 
 from ..spelling import did_you_mean
 from ..training.recipe import ESTIMATORS, Recipe, overridden, read
-from .terminal import console, fail, interruptible, report_errors
+from .terminal import console, fail, interruptible_loading, report_errors
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ DataPath = Annotated[
     str | None, typer.Option("--data", help="Path of the data, if they have moved.", show_default="where they were")
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", help="Device: cpu, cuda, cuda:1, ….", show_default="cuda if available")
+    str | None, typer.Option("--device", help="Device, such as cpu or cuda:1.", show_default="cuda if available")
 ]
 Precision = Annotated[
     str | None,
@@ -126,7 +126,7 @@ def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False)
     """Load the data of a recipe; those of a run that is resumed may have moved."""
     from ..training.run import data_of
 
-    with report_errors(), interruptible("stopped before the data were complete; downloaded files are kept"):
+    with report_errors(), interruptible_loading():
         try:
             return data_of(recipe, place=path, progress=True)
         except FileNotFoundError as error:

@@ -68,8 +68,8 @@ def reproduce(
     """Train the missing cells of a table or figure of the paper, and print our numbers and the paper's.
 
     rows, data, samples and estimator may be lists, separated by commas. So may lr and weight-decay: then every cell is
-    trained with each of them, and the best on the validation set is selected. Run the same command to go on after
-    Ctrl-C.
+    trained with each of them, and the best on the validation set is selected. full-points applies to the training set.
+    Run the same command to go on after Ctrl-C.
     """
     only = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
     changes = {"steps": steps, "lr": lr, "weight_decay": weight_decay}

@@ -21,7 +21,7 @@ def study(
     ],
     estimators: Annotated[
         str, typer.Option(help=f"Estimators, separated by commas: {', '.join(ESTIMATORS)}.")
-    ] = "concrete,vimco,rloo,nvil,reinforce",
+    ] = "concrete,vimco,rloo,nvil,score",
     *,
     data: Annotated[
         str | None,
@@ -64,10 +64,8 @@ def study(
             recipes = estimator_recipes(names, notation=notation_or_run, data=data, **given)
             recipe = recipes[names[0]]
             found = load_data(recipe)
-            model, title = (
-                build_model(recipe, found).to(device),
-                f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x"),
-            )
+            model = build_model(recipe, found).to(device)
+            title = f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x")
         result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
         writable_dir(out)
     typer.echo(f"{result}\n")

@@ -98,6 +98,17 @@ def interruptible(sentence: str = "stopped and saved; run the same command to go
         fail(sentence, 130)
 
 
+@contextmanager
+def interruptible_loading() -> Iterator[None]:
+    """On SIGINT while data are loaded, print a sentence and exit, even within `stop_requested`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interruptible("stopped before the data were complete; downloaded files are kept"):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def numbers(text: str) -> list[float]:
     """Parse numbers that are separated by commas; NaN for anything else."""
     return [number(entry) for entry in text.split(",")]
@@ -142,6 +153,7 @@ def monitor(stop: Callable[[], bool]) -> "Monitor":
 
     return Monitor(
         stop,
+        loading=interruptible_loading,
         training=_program_progress,
         note=remark,
         scored=write_run_report,

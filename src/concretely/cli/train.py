@@ -106,11 +106,11 @@ def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -
     events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events
     with (
         report_errors(),
-        training_progress(recipe, console(err=True), events_folder) as watch,
+        training_progress(recipe, console(err=True), events_folder) as callbacks,
         stop_requested() as stop,
     ):
         try:
-            run = train(recipe, folder, **how, callbacks=watch, stop=stop)
+            run = train(recipe, folder, **how, callbacks=callbacks, stop=stop)
         except DivergedError as error:
             remark(str(error))
             raise typer.Exit(1) from None

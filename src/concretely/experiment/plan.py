@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..data import Bits, Dataset
+from ..data import Dataset
 from ..file import writable_dir
 from ..spelling import did_you_mean
 from ..training.member import OF_DATA, Member
-from ..training.recipe import Recipe, overridden, read
+from ..training.recipe import overridden, read
 from ..training.run import restored
 from ..training.section import WHEN, sections
 from . import scoring
@@ -25,7 +25,7 @@ from .record import validation_nll
 from .result import CellResult
 from .scheduler import Monitor, score_member, train_members
 from .scoring import Precision, abort_on_stop, add_scores
-from .state import DataOf, current_record, has_diverged, is_settled, load_data, require_trainable
+from .state import current_record, has_diverged, is_settled, load_data, require_trainable
 
 GPU_PROGRAMS = 4
 """The default number of programs that share a GPU; a single one leaves parts of it idle."""
@@ -119,8 +119,9 @@ def reproduce(
     """
     device = torch.device(device)
     require_trainable(plan.members, longer=True)
-    data = load_data([member.recipe for member in plan.members], progress=monitor.progress)
-    data = _smaller(data) if plan.smoke else data
+    recipes, points = [member.recipe for member in plan.members], SMOKE_POINTS if plan.smoke else None
+    with monitor.loading():
+        data = load_data(recipes, points=points, progress=monitor.progress)
     writable_dir(plan.folder)
     samples = plan.experiment.score_samples
     valid = {"valid": Precision(min(samples, VALIDATION_SAMPLES))}
@@ -133,10 +134,10 @@ def reproduce(
                 score_member(member, data(member.recipe), valid, device=device, monitor=monitor)
             if here:
                 best = _best(here)
-                points, wanted = data(best.recipe), (valid if best.recipe.train_on == "train" else {}) | others
-                record = score_member(best, points, wanted, device=device, monitor=monitor)
+                bits, wanted = data(best.recipe), (valid if best.recipe.train_on == "train" else {}) | others
+                record = score_member(best, bits, wanted, device=device, monitor=monitor)
                 if record is not None and plan.experiment.figure == "temperature":
-                    _score_relaxed(best, record, points, device=device, stop=monitor.stop)
+                    _score_relaxed(best, record, bits, device=device, stop=monitor.stop)
 
     programs = programs or (GPU_PROGRAMS if device.type == "cuda" else 1)
     complete = False
@@ -221,19 +222,6 @@ def _answers(cell: Cell, key: str) -> set[str]:
             return {cell.heading, cell.recipe.estimator}
         case _:
             return {str(getattr(cell.recipe, key))}
-
-
-def _smaller(data: DataOf) -> DataOf:
-    """Return data sets with few points, evenly spaced, since the points may be sorted."""
-
-    def few(bits: Bits) -> Bits:
-        return Bits(bits.packed[:: max(1, len(bits) // SMOKE_POINTS)][:SMOKE_POINTS], bits.width)
-
-    def smaller(recipe: Recipe) -> Dataset:
-        whole = data(recipe)
-        return replace(whole, train=few(whole.train), valid=few(whole.valid), test=few(whole.test))
-
-    return smaller
 
 
 def _score_relaxed(

@@ -33,6 +33,8 @@ class Monitor:
 
     stop: Callable[[], bool] = lambda: False
     """Returns whether to stop. It is asked after every step, and before every layer of a model that is scored."""
+    loading: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Opened while data are loaded, during which `stop` is not asked."""
     training: Callable[[Sequence[Member], bool], AbstractContextManager[loop.Callbacks]] = lambda members, alone: (
         nullcontext(loop.Callbacks())
     )
@@ -72,13 +74,13 @@ def train_members(
                 if monitor.stop():
                     return False
                 if waiting:
-                    with monitor.training(waiting, programs == 1) as watch:
+                    with monitor.training(waiting, programs == 1) as callbacks:
                         found = loop.train_together(
                             waiting,
                             data=data,
                             device=device,
                             checkpoint_seconds=checkpoint_seconds,
-                            callbacks=watch,
+                            callbacks=callbacks,
                             stop=monitor.stop,
                         )
                     if not _is_complete(waiting, found, monitor):

@@ -135,7 +135,8 @@ def _train(
     names, monitor = recipe_names(recipes, keys), how["monitor"]
     members = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
     require_trainable(members)
-    data = load_data(recipes, progress=monitor.progress)
+    with monitor.loading():
+        data = load_data(recipes, progress=monitor.progress)
     check_step(recipes[0], data(recipes[0]), device=how["device"])  # the same for all members
     writable_dir(folder)
     sources = dict.fromkeys(data(recipe).source for recipe in recipes)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..data import Dataset
+from ..data import Bits, Dataset
 from ..training.member import Member, data_key
 from ..training.recipe import FILE, Recipe
 from ..training.run import Run, data_of, load_recipe, restored
@@ -49,12 +49,19 @@ def current_record(member: Member) -> dict[str, Any] | None:
     return found if found["recipe"] == recipe_settings(run.recipe) and found.get("step") == run.chosen else None
 
 
-def load_data(recipes: Sequence[Recipe], *, progress: bool = False) -> DataOf:
-    """Load the data of recipes, each data set once, and return the function that looks them up."""
-    found = {
-        key: data_of(recipe, progress=progress)
-        for key, recipe in {data_key(recipe): recipe for recipe in recipes}.items()
-    }
+def load_data(recipes: Sequence[Recipe], *, points: int | None = None, progress: bool = False) -> DataOf:
+    """Load the data of recipes, each data set once, and return the function that looks them up.
+
+    With `points`, splits have at most so many points, evenly spaced, since they may be sorted.
+    """
+
+    def few(bits: Bits) -> Bits:
+        return bits if points is None else Bits(bits.packed[:: max(1, len(bits) // points)][:points], bits.width)
+
+    found = {}
+    for recipe in {data_key(recipe): recipe for recipe in recipes}.values():
+        data = data_of(recipe, progress=progress)
+        found[data_key(recipe)] = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
     return lambda recipe: found[data_key(recipe)]
 
 

@@ -95,6 +95,14 @@ def is_launchable(tensor: Tensor) -> bool:
     return tensor.device.index == torch.cuda.current_device()
 
 
+def is_enabled(kernel: str, tensor: Tensor) -> bool:
+    """Whether the kernels of a module can be launched on a tensor and are not disabled.
+
+    Kernels that change their arguments in place are no operators: their callers ask this.
+    """
+    return kernel not in _DISABLED and is_launchable(tensor)
+
+
 def launching(device: torch.device) -> AbstractContextManager[Any]:
     """Launch kernels on a device, if it is a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -112,10 +112,8 @@ def _render(environment: Environment, name: str, review: Review, **others: Any) 
 
 def _standing(standing: Standing) -> str:
     cells, near, better, repeated, near_at_first = standing
-    text = (
-        f"Of the {cells} cells that can be compared, {near} are within {NEAR:g} nat of the paper's test NLL or better"
-    )
-    text += f", {better} of them better by more than that." if better else "."
+    text = f"Of the {cells} cells that can be compared, {near} are within {NEAR:g} nat of the paper's test NLL or "
+    text += f"better, {better} of them better by more than that." if better else "better."
     return text + (f" Before {repeated} of them were trained again, {near_at_first} were." if repeated else "")
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from ..kernel.operator import is_launchable
+from ..kernel import operator
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 MOMENTUM, ROUNDS, SMALL, LENGTH = 0.95, 5, 1e-7, 0.2
@@ -60,7 +60,7 @@ class StepLog(NamedTuple):
 
 def kernels(name: str, tensor: Tensor) -> Any | None:
     """The module of kernels with a name, or None if they cannot be launched where a tensor is."""
-    return import_module(f"concretely.kernel.{name}") if is_launchable(tensor) else None
+    return import_module(f"concretely.kernel.{name}") if operator.is_enabled(name, tensor) else None
 
 
 def corrections(steps: int) -> tuple[float, float]:
