@@ -27,7 +27,7 @@ Program = Callable[..., Any]
 
 
 @contextmanager
-def at_rest(program: Program) -> Iterator[None]:
+def eval_mode(program: Program) -> Iterator[None]:
     """Keep the modules of a program from learning anything, such as running averages, from runs that only look."""
     modules = list(program.modules()) if isinstance(program, nn.Module) else []
     training = [module.training for module in modules]

@@ -18,8 +18,8 @@ from matplotlib.patches import Circle, Polygon
 from torch import Tensor
 
 from ..distribution import BinaryConcrete, Concrete, Logistic
-from ..distribution.temperature import Temperature
 from ..file import draft
+from ..functional.temperature import Temperature
 
 SHADES = "Blues_r"
 """From dark to white in one hue, so that the order survives colour blindness and grey print."""

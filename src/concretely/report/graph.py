@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D
 from torch import Generator, Tensor
 
-from ..distribution import Bernoulli, Discrete
+from ..distribution import Bernoulli, OneHotCategorical
 from ..graph import run
 from ..mode import Discrete as DiscreteMode
 from ..mode import Mode, Relaxed, Replay
@@ -51,7 +51,7 @@ def picture(trace: Trace) -> Figure:
     """A run in layers of nodes: a small one in full and from the bottom up, a large one with a box for every node.
 
     >>> from concretely import mode
-    >>> figure = picture(run(lambda draw: draw("D", Discrete(torch.zeros(3))), mode.Relaxed(0.5)))
+    >>> figure = picture(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode.Relaxed(0.5)))
     """
     sketch = _in_full(trace) if is_small(anatomy(trace)) else _in_boxes(trace, "right")
     return _page([("", [("", sketch)])])
@@ -67,7 +67,7 @@ def sampling(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
     if not 1 <= len(alpha) <= 6:
         raise ValueError(f"alpha must be one to six positive numbers, got {len(alpha)}")
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    variable = Bernoulli(logits[0]) if len(alpha) == 1 else Discrete(logits)
+    variable = Bernoulli(logits[0]) if len(alpha) == 1 else OneHotCategorical(logits)
     panels = []
     for temperature in temperatures:
         name = "X" if temperature else "D"

@@ -20,7 +20,7 @@ from ..distribution import Bernoulli
 from ..graph import run
 from ..mode import Discrete
 from ..model import Model
-from ..program import at_rest
+from ..program import eval_mode
 from ..trace import Trace
 from .figure import DPI, INK, PALE
 
@@ -48,7 +48,7 @@ def samples(model: Model, *, rows: int = 8, columns: int = 12, generator: Genera
     """
     for name, number in (("rows", rows), ("columns", columns)):
         _require_positive(name, number)
-    with at_rest(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         trace = run(model.p, Discrete(), samples=rows * columns, generator=generator)
     tiles = [(Strip(image, MODEL),) for image in pixels(_probabilities(trace))]
     return _page([tiles[row * columns : (row + 1) * columns] for row in range(rows)], "p(x = 1 | z) for z ∼ p(z)")
@@ -64,7 +64,7 @@ def reconstructions(model: Model, x: Shaped[Tensor, "points width"], *, generato
     if model.q is None:
         raise ValueError("a model must have q to reconstruct data, got none: draw completions instead")
     _require_points(x)
-    with at_rest(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         trace, _ = model.trace(x, mode=Discrete(), generator=generator)
     seen = [(Strip(image, DATA),) for image in pixels(x)]
     made = [(Strip(image, MODEL),) for image in pixels(_probabilities(trace))]
@@ -94,7 +94,7 @@ def completions(
     """
     _require_positive("samples", samples)
     _require_points(x)
-    with at_rest(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         trace = run(model.p, Discrete(), context, samples=samples, generator=generator)
     side = _common_side(context.shape[1], x.shape[1])
     images = (pixels(context, side), pixels(x, side), pixels(_probabilities(trace), side).transpose(0, 1))

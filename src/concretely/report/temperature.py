@@ -12,7 +12,7 @@ from ..estimator import estimate
 from ..evaluation.likelihood import standard_error
 from ..evaluation.progress import counting
 from ..model import Model
-from ..program import at_rest
+from ..program import eval_mode
 from ..training.chance import Purpose, generator_of
 from ..training.method import cooled
 from ..training.recipe import Recipe
@@ -60,7 +60,7 @@ def relaxed(
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     bits, bounds = data.split(part), []
     points = max(1, (chunk or CHUNK) // samples)
-    with at_rest(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
+    with eval_mode(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
         for first in range(0, len(bits), points):
             inputs = inputs_of(recipe, bits[first : first + points].to(device))
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)

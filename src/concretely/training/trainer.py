@@ -17,7 +17,7 @@ from ..estimator import Estimate, Estimator, Reinforce, estimate
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
 from ..noise import Keys
-from ..program import at_rest
+from ..program import eval_mode
 from .chance import Order, Purpose, generator_of, keys_of
 from .fault import Fault, culprit
 from .method import anneals, at_step, cooled, estimator_of
@@ -220,7 +220,7 @@ class Trainer:
         """The estimate of the next step, of which nothing is learned, and the keys that it has used."""
         keys = self._keys(Purpose.NOISE, self.step)
         own = self.estimator if isinstance(self.estimator, nn.Module) else nn.Module()
-        with at_rest(self.model), at_rest(own), torch.no_grad():
+        with eval_mode(self.model), eval_mode(own), torch.no_grad():
             return self._estimate(self.step, keys), keys
 
     def _estimated(self, step: int) -> Estimate:
