@@ -20,6 +20,19 @@ from .relaxation import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 from .variable import Variable
 
 
+class _AffineLogits:
+    """Logits that an affine map makes when they are first used; those that are given take its place."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None or "_affine" not in vars(instance):
+            raise AttributeError(f"{owner.__name__!r} object has no attribute 'logits'")
+        with torch.set_grad_enabled(instance._differentiates):  # as if the layer had computed them, whoever asks
+            state, weight, bias = instance._affine
+            logits = affine(state, weight, bias, False)
+        instance.logits = cast(logits, compute_dtype(logits.dtype))
+        return instance.logits
+
+
 class Bernoulli(DiscreteVariable):
     r"""A variable on 0 and 1 with log-odds log α.
 
@@ -34,6 +47,7 @@ class Bernoulli(DiscreteVariable):
     arg_constraints = {"logits": constraints.real}  # noqa: RUF012
     support = constraints.boolean
     _logits_of = staticmethod(check.as_log_odds)
+    logits: Tensor = _AffineLogits()  # type: ignore[assignment]
     _affine: tuple[Tensor, Tensor, Tensor]
     _differentiates: bool
 
@@ -57,14 +71,6 @@ class Bernoulli(DiscreteVariable):
         new._affine, new._differentiates = (state, weight, bias), torch.is_grad_enabled()
         super(Variable, new).__init__(Size((*state.shape[:-1], len(weight))), Size(), validate_args=False)
         return new
-
-    def __getattr__(self, name: str) -> Tensor:
-        if name != "logits" or "_affine" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        with torch.set_grad_enabled(self._differentiates):  # as they would be computed by the layer, whoever asks
-            logits = affine(*self._affine, False)
-        self.logits = cast(logits, compute_dtype(logits.dtype))
-        return self.logits
 
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """The Concrete variable with the same logits."""
