@@ -20,6 +20,19 @@ from .relaxation import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 from .variable import Variable
 
 
+class _AffineLogits:
+    """Logits that an affine map makes when they are first used; those that are given take its place."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None or "_affine" not in vars(instance):
+            raise AttributeError(f"{owner.__name__!r} object has no attribute 'logits'")
+        with torch.set_grad_enabled(instance._differentiates):  # as if the layer had computed them, whoever asks
+            state, weight, bias = instance._affine
+            logits = affine(state, weight, bias, False)
+        instance.logits = cast(logits, compute_dtype(logits.dtype))
+        return instance.logits
+
+
 class Bernoulli(DiscreteVariable):
     r"""A variable on 0 and 1 with log-odds log α.
 
@@ -34,6 +47,7 @@ class Bernoulli(DiscreteVariable):
     arg_constraints = {"logits": constraints.real}  # noqa: RUF012
     support = constraints.boolean
     _logits_of = staticmethod(check.as_log_odds)
+    logits: Tensor = _AffineLogits()  # type: ignore[assignment]
     _affine: tuple[Tensor, Tensor, Tensor]
     _differentiates: bool
 
@@ -58,14 +72,6 @@ class Bernoulli(DiscreteVariable):
         super(Variable, new).__init__(Size((*state.shape[:-1], len(weight))), Size(), validate_args=False)
         return new
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name != "logits" or "_affine" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        with torch.set_grad_enabled(self._differentiates):  # as they would be computed by the layer, whoever asks
-            logits = affine(*self._affine, False)
-        self.logits = cast(logits, compute_dtype(logits.dtype))
-        return self.logits
-
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """The Concrete variable with the same logits."""
         return BinaryConcrete(self.logits, temperature, validate_args=self._validate_args)
@@ -74,14 +80,10 @@ class Bernoulli(DiscreteVariable):
     def _law(self) -> tuple[Any, Tensor, str]:
         return bernoulli, self.logits, "bit"
 
-    def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
-        """The log mass of a value, summed over the last batch axes."""
-        if axes == 1 and "logits" not in vars(self):
-            return affine_log_likelihood(*self._affine, self._checked(value))[0]
-        return super().summed_log_prob(value, axes)
-
     def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
-        if axes and self.logits.shape[self.logits.dim() - value.dim() :] == value.shape:  # samples share a value
+        if axes == 1 and "logits" not in vars(self):
+            return affine_log_likelihood(*self._affine, value)[0]
+        if axes and self.logits.shape[self.logits.dim() - value.dim() :] == value.shape:
             return cast(log_likelihood(self.logits, value, axes), self.logits.dtype)
         return super()._summed_log_mass(value, axes)
 

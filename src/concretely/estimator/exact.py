@@ -31,7 +31,8 @@ class Exact:
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Work out an objective."""
-        with eval_mode(target):  # running averages must not learn from states that are enumerated
+        # every state comes once, whatever its probability, so that running averages would learn something else
+        with eval_mode(target):
             weights = log_weights(target, *inputs, mode=Enumerate())
         log_w, log_q = weights.log_w, total(weights.log_q.values())
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)

@@ -47,7 +47,7 @@ def weighted(quantity: Float[Tensor, "*batch n"], weight: Float[Tensor, "*shape 
     return (weight * torch.where(weight == 0, 0, quantity)).sum(-1)
 
 
-def expectation(log_probs: Float[Tensor, "*batch n"], quantity: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+def expectation(log_probs: Float[Tensor, "*batch n"], quantity: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:
     """The expectation of a quantity over categories, to which impossible ones add nothing."""
     return weighted(quantity, log_probs.exp())
 
