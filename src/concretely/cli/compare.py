@@ -27,7 +27,10 @@ def compare(
     """Print the negative log-likelihoods of runs in nats, and that of independent pixels to measure them by."""
     if split not in SPLITS:
         refuse(f"unknown split {split!r}{nearest(split, SPLITS)}")
-    show(compared([_read(run, split) for run in runs], split))
+    records = [_read(run, split) for run in runs]
+    show(compared(records, split))
+    if len(runs) > 1:
+        typer.echo(summary(records, split))
 
 
 def compared(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> "Table":
@@ -60,6 +63,29 @@ def compared(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[s
             *([names[index]] if names else []),
         )
     return table
+
+
+def summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
+    """Say in a sentence which run is best, and by how much.
+
+    >>> def record(estimator, value):
+    ...     metrics = {"test_nll": {"value": value, "standard_error": 0.2}, "test_factorised_nll": {"value": 27.0}}
+    ...     return {"recipe": {"notation": "2H-64V", "estimator": estimator, "samples": 5}, "metrics": metrics}
+    >>> summary([record("vimco", 22.5), record("concrete", 22.0)], "test")
+    'best: 2H-64V, concrete, m = 5, test NLL 22.00 ± 0.20; next +0.50, independent pixels +5.00'
+    """
+    from ..report.record import measured
+
+    def nll(record: Mapping[str, Any]) -> float:
+        return float(record["metrics"][f"{split}_nll"]["value"])
+
+    best, second, *_ = sorted(records, key=nll)
+    recipe, scored = best["recipe"], best["metrics"][f"{split}_nll"]
+    named = f"best: {recipe['notation']}, {recipe['estimator']}, m = {recipe['samples']}"
+    sentence = f"{named}, {split} NLL {measured(scored['value'], scored['standard_error'])}"
+    pixels = best["metrics"].get(f"{split}_factorised_nll")
+    baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
+    return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
 
 
 def _read(run: Path, split: str) -> dict[str, Any]:
