@@ -1,24 +1,20 @@
 """Runs that are small enough to be trained for the tests."""
 
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from concretely import recipe
 from concretely.data import load
-from concretely.report import image
 from concretely.training import loop
 from concretely.training.loop import train
 from concretely.training.member import Member
 from concretely.training.recipe import resolve
 
 STEPS = 30
-BLANK = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg/>"}
 
 
 @pytest.fixture(scope="session")
@@ -58,19 +54,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(loop, "train_together", watched)
     return folders
-
-
-@pytest.fixture
-def blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave pictures blank, as drawing those of a run takes several times as long as training it."""
-    if request.node.get_closest_marker("drawn"):
-        return
-
-    def savefig(figure: Figure, file: BytesIO, **options: Any) -> None:
-        file.write(BLANK[options["format"]])
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    monkeypatch.setattr(image, "_page", lambda *arguments: Figure())
 
 
 def _trained(notation: str, folders: pytest.TempPathFactory) -> Path:
