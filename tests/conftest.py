@@ -1,6 +1,8 @@
 """A seed for every test, slow tests first, and checks of shapes where `tests/test_annotation.py` asks for them."""
 
 import os
+from io import BytesIO
+from typing import Any
 
 import pytest
 import torch
@@ -31,3 +33,19 @@ def seed() -> None:
     """Start every test from the same seed and with nothing compiled, so that a failure repeats."""
     torch.manual_seed(0)
     torch.compiler.reset()
+
+
+@pytest.fixture
+def blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave pictures blank, as drawing those of a run takes several times as long as training it."""
+    if request.node.get_closest_marker("drawn"):
+        return
+    from matplotlib.figure import Figure
+
+    from concretely.report import image
+
+    def savefig(figure: Figure, file: BytesIO, **options: Any) -> None:
+        file.write({"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg/>"}[options["format"]])
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    monkeypatch.setattr(image, "_page", lambda *arguments: Figure())

@@ -32,8 +32,11 @@ def test_a_run_stands_below_independent_pixels_with_the_numbers_of_its_record(sc
 
 def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
     _, stdout, _ = call("compare", str(scored), str(scored))
-    assert stdout.count("independent pixels") == 1
-    assert stdout.count("6H-64V") == 2
+    table, _, sentence = stdout.strip().rpartition("\n")
+    assert table.count("independent pixels") == 1
+    assert table.count("6H-64V") == 2
+    assert sentence.startswith("best: 6H-64V, concrete, m = 1, test NLL ")
+    assert "; next +0.00, independent pixels " in sentence
 
 
 def test_a_survey_is_told(scored: Path) -> None:

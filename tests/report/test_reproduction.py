@@ -20,6 +20,8 @@ from concretely.training.recipe import resolve
 from ..experiment.archived import TITLES, leave, made
 from .test_page import Reader
 
+pytestmark = pytest.mark.usefixtures("blank_pictures")
+
 COMMITTED = Path(__file__).parents[2] / "reproduction"
 HEADING = "^## (.* budgets?)$"
 
@@ -153,6 +155,7 @@ def test_temperatures_have_both_objectives_and_a_figure(tmp_path: Path) -> None:
     assert "figure 4, right" in str(Reader(page(review_records(tmp_path / "records"))).all("img")[-1]["alt"])
 
 
+@pytest.mark.drawn
 def test_the_page_is_the_same_and_needs_nothing_else(table: Experiment, tmp_path: Path) -> None:
     leave(tmp_path / "runs", table.cells[0], 109.25)
     collect_records(table, tmp_path / "runs", tmp_path / "records")

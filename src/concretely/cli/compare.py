@@ -19,11 +19,14 @@ def compare(
     split: Annotated[str, typer.Option(help="Split: test, valid or train.")] = "test",
 ) -> None:
     """Print the negative log-likelihoods of runs in nats, and that of a baseline of independent pixels."""
-    from ..report.table import likelihood_table
+    from ..report.table import likelihood_summary, likelihood_table
 
     if split not in SPLITS:
         fail(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
-    show(likelihood_table([_record(run, split) for run in runs], split))
+    records = [_record(run, split) for run in runs]
+    show(likelihood_table(records, split))
+    if len(runs) > 1:
+        typer.echo(likelihood_summary(records, split))
 
 
 def _record(run: Path, split: str) -> dict[str, Any]:

@@ -158,6 +158,28 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     return table
 
 
+def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
+    """Return a sentence that says which of several runs is best, and by how much.
+
+    >>> def record(estimator, value):
+    ...     metrics = {"test_nll": {"value": value, "standard_error": 0.2}, "test_factorised_nll": {"value": 27.0}}
+    ...     return {"recipe": {"notation": "2H-64V", "estimator": estimator, "samples": 5}, "metrics": metrics}
+    >>> likelihood_summary([record("vimco", 22.5), record("concrete", 22.0)], "test")
+    'best: 2H-64V, concrete, m = 5, test NLL 22.00 ± 0.20; next +0.50, independent pixels +5.00'
+    """
+
+    def nll(record: Mapping[str, Any]) -> float:
+        return float(record["metrics"][f"{split}_nll"]["value"])
+
+    best, second, *_ = sorted(records, key=nll)
+    recipe, scored = best["recipe"], best["metrics"][f"{split}_nll"]
+    named = f"best: {recipe['notation']}, {recipe['estimator']}, m = {recipe['samples']}"
+    sentence = f"{named}, {split} NLL {format_value(scored['value'], scored['standard_error'])}"
+    pixels = best["metrics"].get(f"{split}_factorised_nll")
+    baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
+    return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
+
+
 def plain_table(title: str = "", caption: str = "") -> Table:
     """Return an empty table for the terminal."""
     table = Table(title=title or None, caption=caption or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
