@@ -19,8 +19,6 @@ from concretely.training.train_state import build_model
 from .command import call
 from .conftest import STEPS
 
-pytestmark = pytest.mark.unchecked
-
 QUICK = ("--repeats", "12", "--points", "3", "--samples", "2")
 
 
