@@ -18,10 +18,10 @@ from ..kernel.operator import launching
 from ..noise import Keys
 from .capture import Captured
 from .member import alike
-from .optimizer import StepSizes, adam_, guard_, muon_
+from .optimizer import ParameterState, StepLog, StepSizes, adam_, guard_, muon_
 from .rng import Purpose
 from .step_table import StepTable
-from .train_state import GAP_INTERVAL, MemberLoss, TrainState, joined
+from .train_state import GAP_INTERVAL, MemberLoss, TrainState, joined, path_of
 
 Tensors = dict[str, Tensor]
 
@@ -90,13 +90,16 @@ class _Program:
         first = runs[0]
         self._runs, self._recipe, self._vmapped = runs, first.recipe, vmapped
         self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Reinforce(), first.recipe)
-        self._state = first.state if len(runs) == 1 else joined(runs)
-        self._decays = {name: _decays(name) for name in self._state.parameters}
-        own = dict(first.loss.named_parameters())
-        self._leaves = {
-            name: state.parameter.requires_grad_() if vmapped else own[name]
-            for name, state in self._state.parameters.items()
+        state = first.state if len(runs) == 1 else joined(runs)
+        own: Tensors = dict(first.loss.named_parameters())
+        self._parameters = {
+            name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in own
         }
+        self._buffers = {name: state[path_of(name)] for name, _ in first.loss.named_buffers()}
+        self._log = StepLog(state["row/sums"], state["row/first_nonfinite"])
+        stacked = {name: each.parameter.detach().requires_grad_() for name, each in self._parameters.items()}
+        self._leaves = stacked if vmapped else own
+        self._decays = {name: _decays(name) for name in own}
         self._table = StepTable(runs, draws=first.draws)
         self._ones = torch.ones(len(runs), device=first.device)
         self._take: Callable[[], None] = self._step
@@ -116,8 +119,7 @@ class _Program:
 
     def set_metrics(self) -> None:
         """Copy the metrics of all members from the device, which waits for it."""
-        log = self._state.log
-        metrics = torch.cat([log.sums, log.first_nonfinite.unsqueeze(-1)], -1).tolist()
+        metrics = torch.cat([self._log.sums, self._log.first_nonfinite.unsqueeze(-1)], -1).tolist()
         for run, own in zip(self._runs, metrics, strict=True):
             run.set_metrics(own)
 
@@ -134,13 +136,12 @@ class _Program:
             if slope is not None
         }
         with torch.no_grad():
-            log = self._state.log
             if gap:
                 excess = self._losses(self._discrete_loss, bits, Purpose.GAP) - loss
-                log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
+                self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
             # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
             watched = [gradient for name, gradient in gradients.items() if not self._decays[name]]
-            sizes = guard_(log, watched, loss.detach(), self._table.sizes)
+            sizes = guard_(self._log, watched, loss.detach(), self._table.sizes)
             self._update(gradients, sizes)
 
     def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
@@ -155,13 +156,13 @@ class _Program:
             return loss
 
         stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1))(
-            self._leaves, self._state.buffers, bits, keys, temperatures
+            self._leaves, self._buffers, bits, keys, temperatures
         )
         return stacked
 
     def _update(self, gradients: dict[str, Tensor], sizes: StepSizes) -> None:
         """Move all parameters by their gradients, some of which are still pairs of factors."""
-        states = self._state.parameters
+        states = self._parameters
         if self._recipe.optimizer == "muon":
             matrices = [name for name, decays in self._decays.items() if decays]
             products = [materialized(gradients.pop(name)) for name in matrices]

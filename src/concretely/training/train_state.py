@@ -14,7 +14,6 @@ from ..noise import Keys
 from ..program import at_rest
 from .method import Temperatures, at_step, at_temperature, estimator_of
 from .nonfinite import first_nonfinite_layer
-from .optimizer import ParameterState, StepLog
 from .recipe import Recipe
 from .rng import Order, Purpose, generator_of, keys_of
 from .step_table import lr_factor
@@ -39,13 +38,17 @@ class Row:
     """The negative log-likelihood of the validation set, if it was evaluated after this step."""
 
 
-@dataclass(frozen=True)
-class State:
-    """Everything that training steps change. The first axis of every tensor counts members."""
+State = dict[str, Tensor]
+"""Everything that training steps change, by the names that it has in a checkpoint.
 
-    parameters: dict[str, ParameterState]
-    buffers: dict[str, Tensor]
-    log: StepLog
+Parameters and buffers are `model/…` and `estimator/…`, the moments of gradients `first/…` and `second/…`, and the log
+of the steps is `row/sums` and `row/first_nonfinite`. The first axis of every tensor counts members.
+"""
+
+
+def path_of(name: str) -> str:
+    """The name in a state of a parameter or buffer of a loss, such as `model/p.top.logits`."""
+    return name.replace(".", "/", 1)
 
 
 def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
@@ -123,10 +126,8 @@ class TrainState:
 
     def bind(self, state: State) -> None:
         """Move to a state of one member that lies elsewhere and holds the same values."""
-        for name, own in self.loss.named_parameters():
-            own.data = state.parameters[name].parameter.detach()[0]
-        for name, buffer in self.loss.named_buffers():
-            buffer.data = state.buffers[name][0]
+        for name, own in (*self.loss.named_parameters(), *self.loss.named_buffers()):
+            own.data = state[path_of(name)][0]
         self.state = state
 
     def set_metrics(self, metrics: Sequence[float]) -> None:
@@ -156,7 +157,7 @@ class TrainState:
     def row(self) -> Row:
         """The row of the steps since the last one; it starts the next."""
         mean, (*_, gap, gaps, first_nonfinite) = self.bound(), self._metrics
-        self.state.log.sums.zero_()
+        self.state["row/sums"].zero_()
         self._metrics = (0.0, 0.0, 0.0, 0.0, first_nonfinite)
         self.since = self.step
         return Row(
@@ -196,24 +197,17 @@ class TrainState:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint: all that later steps depend on, without the axis of members."""
-        found = {f"best/{name}": tensor for name, tensor in self.best.items()}
-        for name, tensors in self.state.parameters.items():
-            parts = zip((_path(name), f"first/{name}", f"second/{name}"), tensors, strict=True)
-            found |= {part: tensor.detach()[0] for part, tensor in parts}
-        found |= {_path(name): tensor[0] for name, tensor in self.state.buffers.items()}
-        return {**found, "row/sums": self.state.log.sums[0]}
+        own = {name: tensor[0] for name, tensor in self.state.items()}
+        return {**own, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
 
     def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
         """Go back to a checkpoint."""
-        own = self.tensors()
-        self.best = {
-            name.removeprefix("best/"): t.to(self.device) for name, t in tensors.items() if name[:5] == "best/"
-        }
-        for name, tensor in own.items():
-            if not name.startswith("best/"):
-                tensor.copy_(tensors[name])
+        for name, tensor in self.state.items():
+            tensor[0].copy_(tensors[name])
+        best = (name for name in tensors if name.startswith("best/"))
+        self.best = {name.removeprefix("best/"): tensors[name].to(self.device) for name in best}
         self.step, self.seconds = step, seconds
-        self.set_metrics([*self.state.log.sums[0].tolist(), self.state.log.first_nonfinite.item()])
+        self.set_metrics([*self.state["row/sums"][0].tolist(), self.state["row/first_nonfinite"].item()])
         self.since = step - int(self._metrics[1])
 
     def _loss(self, step: int) -> tuple[Tensor, Keys]:
@@ -227,41 +221,19 @@ class TrainState:
 
 def joined(runs: Sequence[TrainState]) -> State:
     """The states of several runs as one, of which the state of each becomes a view."""
-    parts = [run.state for run in runs]
-    names = parts[0].parameters
-    own = {name: [part.parameters[name] for part in parts] for name in names}
-    state = State(
-        {name: ParameterState(*map(_cat, zip(*states, strict=True))) for name, states in own.items()},
-        {name: _cat([part.buffers[name] for part in parts]) for name in parts[0].buffers},
-        StepLog(*(_cat(logs) for logs in zip(*(part.log for part in parts), strict=True))),
-    )
-    for k, run in enumerate(runs):
-        at = slice(k, k + 1)
-        run.bind(
-            State(
-                {name: ParameterState(*(t.detach()[at] for t in each)) for name, each in state.parameters.items()},
-                {name: tensor[at] for name, tensor in state.buffers.items()},
-                StepLog(*(tensor[at] for tensor in state.log)),
-            )
-        )
+    state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
+    for member, run in enumerate(runs):
+        run.bind({name: tensor[member : member + 1] for name, tensor in state.items()})
     return state
 
 
-def _cat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach() for tensor in tensors])
-
-
-def _initial(loss: nn.Module, device: torch.device) -> State:
-    """The state before the first step, of which the parameters and buffers of a loss are views."""
-    parameters = {name: own.detach().unsqueeze(0) for name, own in loss.named_parameters()}
-    sums = torch.zeros((1, 4), dtype=torch.float64, device=device)
-    return State(
-        {name: ParameterState(own, torch.zeros_like(own), torch.zeros_like(own)) for name, own in parameters.items()},
-        {name: buffer.unsqueeze(0) for name, buffer in loss.named_buffers()},
-        StepLog(sums, torch.full((1,), -1, dtype=torch.int64, device=device)),
-    )
-
-
-def _path(name: str) -> str:
-    """The name of a tensor in a checkpoint, such as `model/p.top.logits`."""
-    return name.replace(".", "/", 1)
+def _initial(loss: MemberLoss, device: torch.device) -> State:
+    """The state before the first step, which shares the memory of the parameters and buffers of a loss."""
+    state = {
+        path_of(name): own.detach().unsqueeze(0) for name, own in (*loss.named_parameters(), *loss.named_buffers())
+    }
+    for name, parameter in loss.named_parameters():
+        state |= {f"{moment}/{name}": torch.zeros_like(parameter[None].detach()) for moment in ("first", "second")}
+    state["row/sums"] = torch.zeros((1, 4), dtype=torch.float64, device=device)
+    state["row/first_nonfinite"] = torch.full((1,), -1, device=device)
+    return state
