@@ -43,7 +43,7 @@ class Generative(nn.Module):
         )
 
     def forward(self, draw: c.Draw, x: Tensor | None = None) -> Tensor:
-        code = draw("code", c.Discrete(self.logits))
+        code = draw("code", c.OneHotCategorical(self.logits))
         return draw("x", c.Bernoulli(over_images(self.decoder, code.flatten(-2))), observed=x)
 
 
@@ -63,7 +63,7 @@ class Inference(nn.Module):
         )
 
     def forward(self, draw: c.Draw, x: Tensor) -> None:
-        draw("code", c.Discrete(self.encoder(2 * x - 1)))
+        draw("code", c.OneHotCategorical(self.encoder(2 * x - 1)))
 
 
 def train(model: c.Model, estimator: c.Estimator, *, samples: int, data: Tensor, steps: int) -> None:

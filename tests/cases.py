@@ -28,6 +28,8 @@ class Case:
     has_categories: bool
     location: Callable[[float], float] = abs
     """The size of the node that a logit leads to at temperature 1."""
+    determined: int = 4
+    """A number of categories with which a value determines its node."""
 
     def logits(self, n: int, *, dtype: torch.dtype = torch.float64, batch: tuple[int, ...] = ()) -> Tensor:
         """Ordinary logits, the same at every call."""
@@ -55,7 +57,7 @@ def _circuit_node(noise: str) -> Callable[..., Any]:
 
 MASSES = (
     Case("Bernoulli", c.Bernoulli, has_categories=False),
-    Case("Discrete", c.Discrete, has_categories=True),
+    Case("OneHotCategorical", c.OneHotCategorical, has_categories=True),
     Case("Hypercube", c.Hypercube, has_categories=True),
 )
 LOG_SPACE = (
@@ -73,8 +75,8 @@ NODES = (
 RELAXATIONS = (
     Case("BinaryConcrete", c.BinaryConcrete, has_categories=False),
     Case("Concrete", c.Concrete, has_categories=True),
-    Case("HypercubeConcrete", c.HypercubeConcrete, has_categories=True),
-    Case("HypercubeLogisticNormal", c.HypercubeLogisticNormal, has_categories=True),
+    Case("HypercubeConcrete", c.HypercubeConcrete, has_categories=True, determined=2),
+    Case("HypercubeLogisticNormal", c.HypercubeLogisticNormal, has_categories=True, determined=2),
     Case("LogisticNormal", c.LogisticNormal, has_categories=True),
     Case("BinaryCircuit-normal", _circuit("normal"), has_categories=False),
     Case("BinaryCircuit-laplace", _circuit("laplace"), has_categories=False),
@@ -83,6 +85,10 @@ RELAXATIONS = (
 TEMPERED = (*NODES, *RELAXATIONS)
 GUMBEL = Case("Gumbel", lambda logits, temperature, **options: c.Gumbel(logits, **options), has_categories=False)
 CONTINUOUS = (*TEMPERED, GUMBEL)
+
+
+EDGE = pytest.mark.filterwarnings("ignore::concretely.functional.squash.EdgeWarning")
+"""For laws that score values on the edge, of which a warning says that they are many."""
 
 
 def each(*cases: Case) -> pytest.MarkDecorator:

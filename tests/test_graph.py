@@ -19,7 +19,7 @@ MODES = {
 }
 MASSES = {
     "bernoulli": lambda logits: c.Bernoulli(logits[..., 0]),
-    "discrete": c.Discrete,
+    "discrete": c.OneHotCategorical,
     "hypercube": c.Hypercube,
     "hypercube-binary": lambda logits: c.Hypercube(logits[..., :1]),
 }
@@ -110,7 +110,7 @@ def test_relaxed_nodes_are_scored_at_their_node(mass: Any) -> None:
         return draw("z", mass(logits))
 
     trace = c.run(program, c.mode.Relaxed(0.5), samples=3)
-    node = trace.values["z"].node
+    node = trace["z"].node
     torch.testing.assert_close(trace.log_probs["z"], mass(logits).relax(0.5).node.log_prob(node), rtol=1e-5, atol=1e-5)
 
 
@@ -122,7 +122,7 @@ def test_mass_scores_of_relaxed_nodes_weigh_the_states(mass: Any) -> None:
         return draw("z", mass(logits))
 
     trace = c.run(program, c.mode.Relaxed(0.5, scored_by="mass"), samples=3)
-    node = trace.values["z"].node
+    node = trace["z"].node
     log_probs = mass(logits).log_prob(mass(logits).enumerate_support()).movedim(0, -1)
     weight = torch.stack([torch.sigmoid(-node), torch.sigmoid(node)], -1) if log_probs.shape[-1] == 2 else node.exp()
     torch.testing.assert_close(trace.log_probs["z"], (weight * log_probs).sum(-1))
@@ -154,7 +154,7 @@ def test_straight_through_with_a_temperature_passes_the_gradient_of_the_relaxed_
 def test_enumeration_runs_through_every_joint_state_once() -> None:
     def program(draw: c.Draw, x: Tensor) -> Tensor:
         a = draw("a", c.Bernoulli(x))
-        b = draw("b", c.Discrete(torch.stack([a.sum(-1), -a.sum(-1), a[..., 0]], -1)))
+        b = draw("b", c.OneHotCategorical(torch.stack([a.sum(-1), -a.sum(-1), a[..., 0]], -1)))
         draw("c", c.Hypercube(b.sum(-1, keepdim=True).unsqueeze(-1).expand(*b.shape[:-1], 1, 4)))
         return a.sum(-1)
 
@@ -281,7 +281,7 @@ def test_parents_are_the_nodes_that_a_distribution_depends_on() -> None:
 def test_parents_are_found_through_steps_without_a_derivative() -> None:
     def program(draw: c.Draw) -> None:
         a = draw("a", c.Bernoulli(torch.zeros(())))
-        b = draw("b", c.Discrete(torch.zeros(3)))
+        b = draw("b", c.OneHotCategorical(torch.zeros(3)))
         d = draw("d", c.Hypercube(torch.zeros(2, 4)))
         draw("of a", c.Bernoulli((a > 0.5).float()))
         draw("of b", c.Bernoulli(b.argmax(-1).float()))
@@ -418,9 +418,9 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
         ),
         (
             diamond,
-            c.Discrete(torch.zeros(2)),
+            c.OneHotCategorical(torch.zeros(2)),
             {},
-            "mode must be a mode, such as concretely.mode.Discrete(), got Discrete",
+            "mode must be a mode, such as concretely.mode.Discrete(), got OneHotCategorical",
         ),
         (no_data, c.mode.Discrete(), {}, "the observed value of node 'a' must be a tensor, got float"),
         (
@@ -517,18 +517,18 @@ def test_with_normal_noise_a_node_is_the_control_with_its_logits(size: int) -> N
     mode = c.mode.Relaxed(0.5, noise="normal")
     trace = c.run(lambda draw: draw("a", c.Hypercube(logits)), mode, samples=4)
     value = trace["a"].value
-    torch.testing.assert_close(trace["a"].log_prob, control.node_log_prob(value))
+    node = trace["a"].node
+    torch.testing.assert_close(trace["a"].log_prob, control.node.log_prob(node))
     assert (value.abs() <= 1).all()
     assert control.discretize().logits.shape == c.Hypercube(logits).logits.shape
     other = c.HypercubeLogisticNormal(logits + 1 + torch.arange(size), 0.7)
-    torch.testing.assert_close(
-        mode.score("a", other.discretize(), value), c.HypercubeLogisticNormal(other.logits, 0.5).node_log_prob(value)
-    )
+    scored = mode.score("a", other.discretize(), value, node=node)
+    torch.testing.assert_close(scored, c.HypercubeLogisticNormal(other.logits, 0.5).node.log_prob(node))
 
 
 def test_discrete_nodes_have_a_control_and_bits_have_none() -> None:
     mode = c.mode.Relaxed(0.5, noise="normal")
-    value = c.run(lambda draw: draw("a", c.Discrete(torch.zeros(5, 3))), mode)["a"].value
+    value = c.run(lambda draw: draw("a", c.OneHotCategorical(torch.zeros(5, 3))), mode)["a"].value
     torch.testing.assert_close(value.sum(-1), torch.ones(5))
     with pytest.raises(NotImplementedError, match="Bernoulli has no relaxation by normal noise"):
         c.run(lambda draw: draw("a", c.Bernoulli(torch.zeros(5))), mode)

@@ -22,7 +22,7 @@ ORDER = [
     "distribution",
     "trace",
     "program",
-    "dependence",
+    "parents",
     "mode",
     "graph",
     "model",

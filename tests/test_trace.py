@@ -56,7 +56,7 @@ def rest(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
     """The same without a unit on zero and one, which has no control."""
     second = draw("second", c.Hypercube((bits + x).unsqueeze(-1)))
     third = draw("third", c.Hypercube(second * states))
-    draw("fourth", c.Discrete((third.sum(-1, keepdim=True) + states)[..., :3]))
+    draw("fourth", c.OneHotCategorical((third.sum(-1, keepdim=True) + states)[..., :3]))
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:

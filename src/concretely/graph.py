@@ -9,11 +9,11 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from .dependence import parents
-from .distribution.base import Mass
+from .distribution.discrete import DiscreteVariable
 from .mode import Mode, Shape, Structure
 from .noise import Source
-from .program import Program, at_rest
+from .parents import parents
+from .program import Program, eval_mode
 from .spelling import did_you_mean
 from .trace import Outcome, Trace
 
@@ -60,7 +60,9 @@ def run(
         if observed is not None:
             _require_data(name, observed, batch_shape)
             _require_fit(name, distribution, observed, batch_shape, samples)
-            summed = partial(distribution.summed_log_prob, observed) if isinstance(distribution, Mass) else None
+            summed = (
+                partial(distribution.summed_log_prob, observed) if isinstance(distribution, DiscreteVariable) else None
+            )
             known = partial(distribution.log_prob, observed)
             outcome = Outcome(observed, distribution, observed=True, score=known, summed=summed)
         else:
@@ -71,7 +73,14 @@ def run(
             shape = (*sample_shape, *distribution.batch_shape)
             axes = max(len(shape) - len(batch_shape) - (samples is not None), 0)
             drawn = mode.draw(name, distribution, sample_shape, generator, axes)
-            outcome = Outcome(drawn.value, distribution, observed=False, score=drawn.score, summed=drawn.summed)
+            outcome = Outcome(
+                drawn.value,
+                distribution,
+                observed=False,
+                score=drawn.score,
+                summed=drawn.summed,
+                node=drawn.node,
+            )
             sample_axis = samples is not None
         outcomes[name] = outcome
         return outcome.value
@@ -110,12 +119,16 @@ class _Structure:
             _require_new(name, shapes)
             _require_batch(name, distribution, self.batch_shape)
             shape = distribution.batch_shape
-            categories = len(distribution.enumerate_support(expand=False)) if isinstance(distribution, Mass) else None
+            categories = (
+                len(distribution.enumerate_support(expand=False))
+                if isinstance(distribution, DiscreteVariable)
+                else None
+            )
             shapes[name] = Shape(shape, shape[len(self.batch_shape) :], categories)
-            return distribution.mode if isinstance(distribution, Mass) else distribution.mean
+            return distribution.mode if isinstance(distribution, DiscreteVariable) else distribution.mean
 
         # the compiler cannot put modules to rest
-        resting = nullcontext() if torch.compiler.is_compiling() else at_rest(self.program)
+        resting = nullcontext() if torch.compiler.is_compiling() else eval_mode(self.program)
         with resting, torch.no_grad():
             self.program(draw, *self.inputs)
         return shapes

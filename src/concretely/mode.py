@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Literal, NamedTuple
 
@@ -16,12 +17,12 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from .distribution.base import Mass, Relaxation
-from .distribution.check import known
-from .distribution.fused import summed
-from .distribution.temperature import Temperature
-from .distribution.variable import Drawn, Variable
-from .functional.peek import is_hidden
+from .distribution.discrete import DiscreteVariable
+from .distribution.node import Node
+from .distribution.relaxation import Relaxation
+from .functional.draw import Drawn, sum_axes
+from .functional.peek import bool_or_none, is_hidden
+from .functional.temperature import Temperature
 from .noise import Source
 from .spelling import did_you_mean
 from .trace import Trace
@@ -85,12 +86,13 @@ class Mode(ABC):
         """Give a node its value, whose log probability is best asked for summed over so many axes of units."""
 
     @abstractmethod
-    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
-        """The log probability of a value, drawn in this mode at another distribution."""
+    def score(
+        self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
+    ) -> Tensor:
+        """The log probability under a distribution of a value that another drew, summed over so many axes of units.
 
-    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
-        """Likewise, summed over so many axes of units, which may be less work than to sum it."""
-        return summed(self.score(name, distribution, value), axes)
+        A relaxed value that was drawn comes with its node, which is exact where the value was rounded to an edge.
+        """
 
 
 @dataclass(frozen=True)
@@ -101,19 +103,15 @@ class Discrete(Mode):
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Draw a state."""
-        if not isinstance(distribution, Mass):
+        if not isinstance(distribution, DiscreteVariable):
             return _pathwise(name, distribution, sample_shape, generator)
         return distribution.drawn(sample_shape, generator=generator, axes=axes)
 
-    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
+    def score(
+        self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
+    ) -> Tensor:
         """The log mass."""
-        return distribution.log_prob(value)
-
-    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
-        """The log mass, summed over units."""
-        if not isinstance(distribution, Mass):
-            return super().summed(name, distribution, value, axes)
-        return distribution.summed_log_prob(value, axes)
+        return _log_mass(distribution, value, axes)
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ class Relaxed(Mode):
     """Every discrete node becomes its Concrete twin with the same logits.
 
     The temperature is one for all, or a map from the names of all nodes to theirs. Values are scored by the log density
-    of their node or, which bounds nothing, by the discrete log masses weighed as the value weighs the states.
+    of their node or, which bounds nothing, by the discrete log masses weighted as the value weights the states.
     With normal noise the twin is the paper's control, which has a Gaussian in the place of a Gumbel.
     See [maddison2017concrete], section 3.3 and appendix C.
 
@@ -144,27 +142,24 @@ class Relaxed(Mode):
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Draw a relaxed value, which carries the pathwise gradient."""
-        if not isinstance(distribution, Mass):
+        if not isinstance(distribution, DiscreteVariable):
             return _pathwise(name, distribution, sample_shape, generator)
         relaxed = _relaxed(name, distribution, self.temperature, self.noise)
         drawn = relaxed.drawn(sample_shape, generator=generator, axes=axes)
         if self.scored_by == "mass":
-            return Drawn(drawn.value, lambda: distribution.interpolated_log_prob(drawn.value))
+            value, node = drawn.value, drawn.node
+            return Drawn(value, lambda: distribution.interpolated_log_prob(value, node), node=node)
         return drawn
 
-    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
-        """The log density of the node behind a relaxed value, or the weighed log masses."""
-        if not isinstance(distribution, Mass):
-            return distribution.log_prob(value)
+    def score(
+        self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
+    ) -> Tensor:
+        """The log density of the node behind a relaxed value, or the weighted log masses."""
+        if not isinstance(distribution, DiscreteVariable):
+            return sum_axes(distribution.log_prob(value), axes)
         if self.scored_by == "mass":
-            return distribution.interpolated_log_prob(value)
-        return _relaxed(name, distribution, self.temperature, self.noise).node_log_prob(value)
-
-    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
-        """The log density of the node, or the weighed log masses, summed over units."""
-        if not isinstance(distribution, Mass) or self.scored_by == "mass":
-            return super().summed(name, distribution, value, axes)
-        return _relaxed(name, distribution, self.temperature, self.noise).node_log_prob(value, axes)
+            return sum_axes(distribution.interpolated_log_prob(value, node), axes)
+        return _relaxed(name, distribution, self.temperature, self.noise).node_log_prob(value, axes, node=node)
 
 
 @dataclass(frozen=True)
@@ -190,7 +185,7 @@ class StraightThrough(Mode):
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Draw a state with a gradient that is not its own."""
-        if not isinstance(distribution, Mass):
+        if not isinstance(distribution, DiscreteVariable):
             return _pathwise(name, distribution, sample_shape, generator)
         noise = distribution.noise(sample_shape, generator=generator)
         if self.temperature is None:
@@ -200,11 +195,13 @@ class StraightThrough(Mode):
         value = distribution.push(noise) + (soft - soft.detach())
         return Drawn(value, lambda: self.score(name, distribution, value))
 
-    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
+    def score(
+        self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
+    ) -> Tensor:
         """The log mass, extended to a function with a gradient in the value."""
-        if not isinstance(distribution, Mass):
-            return distribution.log_prob(value)
-        return distribution.interpolated_log_prob(value)
+        if not isinstance(distribution, DiscreteVariable):
+            return sum_axes(distribution.log_prob(value), axes)
+        return sum_axes(distribution.interpolated_log_prob(value), axes)
 
 
 @dataclass(frozen=True)
@@ -240,7 +237,7 @@ class Enumerate(Mode):
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
         """Lay out the states of a node beside those of the others."""
-        assert isinstance(distribution, Mass)
+        assert isinstance(distribution, DiscreteVariable)
         assert self.shapes is not None
         batch_shape, unit_shape, categories = self.shapes[name]
         assert categories is not None
@@ -255,9 +252,11 @@ class Enumerate(Mode):
         value = value.expand(-1, *batch_shape, *distribution.event_shape)
         return Drawn(value, lambda: self.score(name, distribution, value))
 
-    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
+    def score(
+        self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
+    ) -> Tensor:
         """The log mass."""
-        return distribution.log_prob(value)
+        return _log_mass(distribution, value, axes)
 
 
 @dataclass(frozen=True)
@@ -290,16 +289,15 @@ class Replay(Mode):
             raise ValueError(
                 f"a replayed run must have every node of the graph, got no {name!r}{did_you_mean(name, values)}"
             )
-        given = name, distribution, values[name]
-        return Drawn(values[name], lambda: self.score(*given), lambda axes: self.summed(*given, axes))
+        value, node = values[name], self.trace[name].node if isinstance(self.trace, Trace) else None
+        score = partial(self.score, name, distribution, value, node=node)
+        return Drawn(value, score, score, node)
 
-    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
+    def score(
+        self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
+    ) -> Tensor:
         """The log probability in the other mode."""
-        return self._other.score(name, distribution, value)
-
-    def summed(self, name: str, distribution: Distribution, value: Tensor, axes: int) -> Tensor:
-        """The log probability in the other mode, summed over units."""
-        return self._other.summed(name, distribution, value, axes)
+        return self._other.score(name, distribution, value, axes, node=node)
 
     @property
     def _other(self) -> Mode:
@@ -313,8 +311,8 @@ def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ..
             f"node {name!r} must be one of concretely's masses, or have a pathwise gradient, "
             f"got {type(distribution).__name__}"
         )
-    if isinstance(distribution, Variable):
-        value = distribution.rsample(sample_shape, generator=generator)  # type: ignore[call-arg]
+    if isinstance(distribution, Node | Relaxation):
+        value = distribution.rsample(sample_shape, generator=generator)
     elif generator is None:
         value = distribution.rsample(Size(sample_shape))
     else:
@@ -324,12 +322,18 @@ def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ..
     return Drawn(value, lambda: distribution.log_prob(value))
 
 
-def _relaxed(name: str, mass: Mass, temperature: Temperatures, noise: Noise = "gumbel") -> Relaxation:
+def _log_mass(distribution: Distribution, value: Tensor, axes: int) -> Tensor:
+    if isinstance(distribution, DiscreteVariable):
+        return distribution.summed_log_prob(value, axes)
+    return sum_axes(distribution.log_prob(value), axes)
+
+
+def _relaxed(name: str, mass: DiscreteVariable, temperature: Temperatures, noise: Noise = "gumbel") -> Relaxation:
     if not isinstance(temperature, float | Tensor) and isinstance(temperature, Mapping):  # quicker in this order
         if name not in temperature:
             raise ValueError(f"temperature must name every node, got none for {name!r}")
         temperature = temperature[name]
-    relaxed = mass.relax(temperature) if noise == "gumbel" else mass.control(temperature)
+    relaxed = mass.relax(temperature) if noise == "gumbel" else mass.relax_gaussian(temperature)
     if relaxed.batch_shape != mass.batch_shape:  # the axes that it adds would be taken for samples or data
         raise ValueError(
             f"temperature must broadcast to the batch shape {tuple(mass.batch_shape)} of node {name!r}, "
@@ -347,7 +351,7 @@ def _require_positive(temperature: Temperatures) -> None:
     for name, entry in by_name.items():
         place = f" at node {name!r}" if name else ""
         if isinstance(entry, Tensor):
-            positive = None if is_hidden(entry) else known(((entry > 0) & (entry < math.inf)).all())
+            positive = None if is_hidden(entry) else bool_or_none(((entry > 0) & (entry < math.inf)).all())
         elif isinstance(entry, Real) and not isinstance(entry, bool):
             positive = 0 < entry < math.inf
         else:

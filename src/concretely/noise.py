@@ -55,8 +55,7 @@ def logistic(
     >>> logistic((2, 3), generator=torch.Generator().manual_seed(0)).shape
     torch.Size([2, 3])
     """
-    signed = _fractions(shape, dtype, device, generator, signed=True)
-    return signed.abs().logit_().copysign_(signed)  # by the smaller of the two tail probabilities
+    return logistic_of(_fractions(shape, dtype, device, generator, signed=True))
 
 
 def gumbel(
@@ -67,8 +66,7 @@ def gumbel(
     generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
     """Standard Gumbel noise, minus the logarithm of exponential noise."""
-    # by the upper tail probability, which is precise where the noise is large and decides
-    return uniform(shape, dtype, device=device, generator=generator).neg_().log1p_().neg_().log_().neg_()
+    return gumbel_of(uniform(shape, dtype, device=device, generator=generator))
 
 
 def normal(
@@ -79,9 +77,7 @@ def normal(
     generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
     """Standard normal noise."""
-    signed = _fractions(shape, dtype, device, generator, signed=True)
-    quantile: Tensor = torch.special.ndtri(signed.abs())
-    return quantile.copysign_(signed)
+    return normal_of(_fractions(shape, dtype, device, generator, signed=True))
 
 
 def uniform(
@@ -92,8 +88,28 @@ def uniform(
     generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
     """Uniform noise strictly between 0 and 1, with all its precision near 0."""
-    noise = _fractions(shape, dtype, device, generator, signed=False)
-    return noise if dtype == torch.float64 else noise.mul_(1 - 2.0**-24)  # what lies next to 1 was rounded to it
+    return uniform_of(_fractions(shape, dtype, device, generator, signed=False))
+
+
+def logistic_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Logistic noise from fractions in (-1/2, 1/2), by the smaller of the two tail probabilities."""
+    return signed.abs().logit_().copysign_(signed)
+
+
+def gumbel_of(tail: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Gumbel noise from its upper tail probability, which is precise where the noise is large; it is overwritten."""
+    return tail.neg_().log1p_().neg_().log_().neg_()
+
+
+def normal_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Normal noise from fractions in (-1/2, 1/2), by the smaller of the two tail probabilities."""
+    quantile: Tensor = torch.special.ndtri(signed.abs())
+    return quantile.copysign_(signed)
+
+
+def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Fractions strictly below 1, to which float32 has rounded the last of them; they are overwritten."""
+    return fractions if fractions.dtype == torch.float64 else fractions.mul_(1 - 2.0**-24)
 
 
 def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:

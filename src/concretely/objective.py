@@ -13,7 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from .distribution.base import Mass
+from .distribution.discrete import DiscreteVariable
 from .functional import bound as functional
 from .functional.bound import average, bound, total
 from .graph import run
@@ -49,7 +49,7 @@ class LogWeights:
     @property
     def scored(self) -> list[str]:
         """The nodes without a pathwise gradient, whose log q a score-function estimator multiplies by a signal."""
-        return [name for name in self.q.latent if isinstance(self.q[name].distribution, Mass)]
+        return [name for name in self.q.latent if isinstance(self.q[name].distribution, DiscreteVariable)]
 
     @property
     def log_w(self) -> Tensor:

@@ -34,7 +34,7 @@ _EVALUATED_LOCK = Lock()
 
 
 @contextmanager
-def at_rest(program: Program) -> Iterator[None]:
+def eval_mode(program: Program) -> Iterator[None]:
     """Put the modules of a program into evaluation mode, so that a run changes nothing, such as a running average.
 
     Threads may do so at the same time: the last one to leave puts every module back into the mode that the first one

@@ -24,10 +24,13 @@ class Outcome:
         observed: bool,
         score: Callable[[], Tensor],
         summed: Callable[[int], Tensor] | None = None,
+        node: Tensor | None = None,
     ) -> None:
         self.value = value
         self.distribution = distribution
         self.observed = observed
+        self.node = node
+        """The unbounded node of a relaxed value, by which another distribution scores it exactly."""
         self._score: Callable[[], Tensor] | Tensor = score
         self.summed = summed
         """The log probability summed over so many axes of units, where that is less work than to sum it."""

@@ -68,9 +68,3 @@ def test_logits_are_differentiated_as_if_the_layer_had_computed_them() -> None:
         assert bits.logits.requires_grad
         constant = c.Bernoulli.from_affine(*leaves)
     assert not constant.logits.requires_grad
-
-
-def test_a_variable_has_no_other_attributes() -> None:
-    for bits in (c.Bernoulli.from_affine(*given()), c.Bernoulli(torch.zeros(3))):
-        with pytest.raises(AttributeError, match="'Bernoulli' object has no attribute 'logit'"):
-            bits.logit  # noqa: B018

@@ -167,7 +167,7 @@ class Gamble(nn.Module):
 
     def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
         """The cost."""
-        code = draw("code", c.Discrete(self.encoder(x)))
+        code = draw("code", c.OneHotCategorical(self.encoder(x)))
         gate = draw("gate", c.Bernoulli(self.gate.expand(len(x), 2)))
         return (code @ self.price - gate).square().sum(-1) + gate.prod(-1) * x[..., 0]
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from concretely.kernel.discrete import Squash, naive
 from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely.distribution import Discrete, Hypercube
+from concretely.distribution import Hypercube, OneHotCategorical
 from concretely.kernel import discrete
-from concretely.kernel.discrete import Squash, naive
-from tests.kernel import fast, opcheck
+from tests.kernel import opcheck
 from tests.kernel.test_exp_concrete import DEVICE, SIZES, given, needs_triton, noise, typed
 
 SQUASHES: tuple[Squash, ...] = ("one-hot", "corner")
@@ -27,7 +27,7 @@ def test_the_definition_is_the_distribution(members: int, samples: int, units: i
         truth = value
         scored = Hypercube(logits.unsqueeze(1)).log_prob(value)
     else:
-        law = (Hypercube if squash == "corner" else Discrete)(logits.unsqueeze(1))
+        law = (Hypercube if squash == "corner" else OneHotCategorical)(logits.unsqueeze(1))
         truth, scored = law.push(noise(key, samples, units, n).float()), law.log_prob(value)
     assert torch.equal(value, truth)
     assert_close(log_mass, scored, rtol=1e-5, atol=1e-5)
@@ -39,7 +39,7 @@ def test_the_definition_is_the_distribution(members: int, samples: int, units: i
 def test_the_kernel_is_its_definition(
     members: int, samples: int, units: int, n: int, squash: Squash, dtype: torch.dtype
 ) -> None:
-    triton = fast("discrete")
+    triton = pytest.importorskip("concretely.kernel.discrete.triton")
     logits, _, key = given(members, units, n, dtype)
     value, log_mass = triton.draw(logits, key, samples, squash)
     truth = naive.draw(logits, key, samples, squash)
@@ -55,7 +55,7 @@ def test_the_kernel_is_its_definition(
 
 @needs_triton
 def test_the_kernel_rules_categories_out() -> None:
-    triton = fast("discrete")
+    triton = pytest.importorskip("concretely.kernel.discrete.triton")
     _, _, key = given(1, 1, 1)
     logits = torch.tensor([0.0, -math.inf, 1.0, -math.inf], device=DEVICE).view(1, 1, 4)
     for kernel in naive, triton:
@@ -71,7 +71,7 @@ def test_the_kernel_rules_categories_out() -> None:
 
 @needs_triton
 def test_of_equals_the_first_is_chosen() -> None:
-    triton = fast("discrete")
+    triton = pytest.importorskip("concretely.kernel.discrete.triton")
     value = torch.tensor([[0.0, 1.0, 1.0], [1.0, 1.0, 1.0]], device=DEVICE).view(1, 1, 2, 3)
     logits = torch.randn(1, 2, 3, device=DEVICE)
     assert_close(triton.score(value, logits, "one-hot"), naive.score(value, logits, "one-hot"))

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.func import vmap
 from torch.testing import assert_close
 
-from concretely import noise as philox
 from concretely.distribution import (
     Concrete,
     ExpConcrete,
@@ -18,11 +17,13 @@ from concretely.distribution import (
     HypercubeLogisticNormal,
     LogisticNormal,
 )
-from concretely.distribution.constraint import smallest
 from concretely.distribution.hypercube import corners
-from concretely.kernel import exp_concrete, tile
+from concretely.functional.edge import smallest
+from concretely.kernel import exp_concrete
+from concretely.kernel.category import tile
 from concretely.kernel.exp_concrete import Squash, naive
-from tests.kernel import fast, opcheck
+from concretely.kernel.philox import naive as philox
+from tests.kernel import opcheck
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NO_TRITON = not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -57,7 +58,7 @@ by_both = pytest.mark.parametrize("normal", [False, True])
 
 def noise(key: Tensor, samples: int, units: int, n: int, normal: bool = False) -> Tensor:
     """The noise of a draw in float64, from the same words."""
-    places = -(-samples * units // 4)
+    places = philox.quarter(samples * units)
     tail = philox.fractions(key, 4 * places * n, torch.float32, normal)
     gumbel = -(-(-(tail * (1 - 2.0**-24)).double()).log1p()).log()
     drawn = torch.special.ndtri(tail.double().abs()).copysign(tail) if normal else gumbel
@@ -113,7 +114,7 @@ def test_constants_are_those_of_the_distributions() -> None:
 def test_the_kernel_draws_its_definition(
     members: int, samples: int, units: int, n: int, squash: Squash, dtype: torch.dtype, normal: bool
 ) -> None:
-    triton = fast("exp_concrete")
+    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
     logits, temperature, key = given(members, units, n, dtype)
     node, value, log_density = triton.draw(logits, temperature, key, samples, squash, normal=normal)
     definition = naive.draw(logits, temperature, key, samples, squash, normal=normal)
@@ -143,7 +144,7 @@ def test_the_kernel_draws_its_definition(
 def test_the_kernel_scores_as_its_definition(
     members: int, samples: int, units: int, n: int, dtype: torch.dtype, normal: bool
 ) -> None:
-    triton = fast("exp_concrete")
+    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
     logits, temperature, key = given(members, units, n, dtype)
     node = naive.draw(2 * logits, temperature, key, samples, "none")[0].to(dtype)
     truth = law(logits, temperature, normal).log_prob(node.double())
@@ -169,7 +170,7 @@ def test_the_kernel_scores_as_its_definition(
 
 @needs_triton
 def test_the_kernel_takes_members_that_share_and_gradients_that_are_expanded() -> None:
-    triton = fast("exp_concrete")
+    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
     logits, temperature, key = (each[:1].expand(3, *each.shape[1:]) for each in given(1, 5, 4))
     whole = [each.contiguous() for each in (logits, temperature, key)]
     for shared, own in zip(
@@ -189,7 +190,7 @@ def test_the_kernel_takes_members_that_share_and_gradients_that_are_expanded() -
 @needs_triton
 @by_both
 def test_large_logits_and_low_temperatures_stay_finite(normal: bool) -> None:
-    triton = fast("exp_concrete")
+    triton = pytest.importorskip("concretely.kernel.exp_concrete.triton")
     _, _, key = given(1, 1, 1)
     logits = torch.tensor([[[1e4, 0.0, -1e4]]], device=DEVICE)
     temperature = torch.full((1,), 1e-3, dtype=torch.float64, device=DEVICE)
@@ -312,7 +313,7 @@ def test_tiles_cover_all_rows() -> None:
         for length in 1, units:
             drawn = tile.draw_tile(members, samples * units, n, length)
             assert drawn.length in (1, length)
-            assert drawn.programs * (drawn.units if drawn.length == 1 else length) >= -(-samples * units // 4)
+            assert drawn.programs * (drawn.units if drawn.length == 1 else length) >= philox.quarter(samples * units)
             scored = tile.score_tile(members, samples, units, n, length)
             assert scored.samples * scored.steps * scored.grid[1] >= samples
             assert scored.length in (1, length)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from tests.cases import CONTINUOUS, DEVICES, DTYPES, TEMPERATURES, TEMPERED, Case, each, sweep
+from tests.cases import CONTINUOUS, DEVICES, DTYPES, EDGE, TEMPERATURES, TEMPERED, Case, each, sweep
+
+pytestmark = EDGE
 
 DRAWS = 16
 
@@ -23,12 +25,14 @@ def test_own_draws_their_densities_and_gradients_are_finite_and_valid(
             assert value.dtype == dtype
             assert value.isfinite().all(), where
             assert variable.support.check(value).all(), where
-            log_prob = variable.log_prob(value)
-            assert log_prob.dtype == dtype
-            assert log_prob.isfinite().all(), where
             cotangent = torch.randn_like(value)
             (pathwise,) = torch.autograd.grad((value * cotangent).mean(0).sum(), logits, retain_graph=True)
             assert pathwise.isfinite().all(), where
+            if n > case.determined == 2:
+                continue
+            log_prob = variable.log_prob(value)
+            assert log_prob.dtype == dtype
+            assert log_prob.isfinite().all(), where
             (score,) = torch.autograd.grad(log_prob.mean(0).sum(), logits)
             assert score.isfinite().all(), where
 

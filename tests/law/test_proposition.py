@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import concretely as c
+from concretely.functional.edge import near_one, near_zero
 from tests.budget import assert_frequency, assert_mean, assert_uniform
 from tests.cases import DTYPES
 
@@ -22,11 +23,22 @@ def test_draws_on_the_line_follow_the_distribution_function(
     logits = torch.tensor(logit, dtype=dtype)
     for variable in (
         c.Logistic(logits, temperature),
-        c.BinaryConcrete(logits, temperature),
         *(c.CircuitNode(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
-        *(c.BinaryCircuit(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
     ):
         assert_uniform(variable.cdf(variable.sample((DRAWS,))), f"{variable} {logit}")
+    for variable in (
+        c.BinaryConcrete(logits, temperature),
+        *(c.BinaryCircuit(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
+    ):
+        # draws on the edge have a cell in common, of which only the probability is known
+        value, low, high = variable.sample((DRAWS,)), near_zero(dtype), near_one(dtype)
+        lower, upper = value.double() <= low.last, value.double() >= 1 - high.last
+        wide = variable.node.cdf(torch.tensor([low.border, 1 - high.border], dtype=torch.float64).logit())
+        assert_frequency(int(lower.sum()), of=DRAWS, probability=wide[0].item())
+        assert_frequency(int(upper.sum()), of=DRAWS, probability=1 - wide[1].item())
+        for threshold in (1e-6, 0.01, 0.3, 0.5, 0.9):
+            below = variable.cdf(torch.tensor(threshold, dtype=dtype)).item()
+            assert_frequency(int((value <= threshold).sum()), of=DRAWS, probability=below)
     gumbel = c.Gumbel(logits)
     assert_uniform(gumbel.cdf(gumbel.sample((DRAWS,))), "Gumbel")
 
@@ -55,7 +67,7 @@ def test_rounding_a_binary_relaxation_gives_its_bernoulli(noise: str, temperatur
 @pytest.mark.parametrize("temperature", [0.0, 1e-3, 0.1, 1.0, 10.0])
 def test_relaxed_and_discrete_draws_of_shared_noise_agree(temperature: float, dtype: torch.dtype) -> None:
     logits = torch.tensor([[0.0, 1.0, -1.0, 0.5], [50.0, -50.0, 0.0, 49.0], [1e3, 999.0, 1e3, -1e3]], dtype=dtype)
-    for mass in (c.Discrete(logits), c.Bernoulli(logits)):
+    for mass in (c.OneHotCategorical(logits), c.Bernoulli(logits)):
         noise = mass.noise((1000,))
         hard, soft = mass.push(noise), mass.relax(temperature).push(noise)
         if isinstance(mass, c.Bernoulli):
@@ -74,7 +86,12 @@ def test_relaxed_and_discrete_draws_of_shared_noise_agree(temperature: float, dt
 @pytest.mark.parametrize("cold", [0.0, torch.tensor(0.0)], ids=["number", "tensor"])
 def test_temperature_zero_is_the_discrete_limit(cold: float | Tensor, dtype: torch.dtype) -> None:
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=dtype, requires_grad=True)
-    for mass in (c.Bernoulli(logits), c.Discrete(logits), c.Hypercube(logits), c.Hypercube(logits.unsqueeze(-1))):
+    for mass in (
+        c.Bernoulli(logits),
+        c.OneHotCategorical(logits),
+        c.Hypercube(logits),
+        c.Hypercube(logits.unsqueeze(-1)),
+    ):
         noise = mass.noise((100,))
         limit = mass.relax(cold).push(noise)
         assert torch.equal(limit, mass.push(noise))
@@ -101,9 +118,9 @@ def test_some_members_of_a_batch_may_be_at_temperature_zero() -> None:
 def test_categories_are_drawn_with_their_probabilities_among_a_thousand(dtype: torch.dtype) -> None:
     logits = torch.zeros(1024, dtype=dtype)
     logits[0] = 7
-    probability = c.Discrete(logits.double()).probs[0].item()
+    probability = c.OneHotCategorical(logits.double()).probs[0].item()
     draws = 4000
-    for variable in (c.Discrete(logits), c.ExpConcrete(logits, 10.0), c.Concrete(logits, 0.5)):
+    for variable in (c.OneHotCategorical(logits), c.ExpConcrete(logits, 10.0), c.Concrete(logits, 0.5)):
         hits = int((variable.sample((draws,)).argmax(-1) == 0).sum())
         assert_frequency(hits, of=draws, probability=probability, what=f"{variable}")
     corner = c.Hypercube(logits).sample((draws,))
@@ -117,7 +134,7 @@ def test_rare_events_are_within_reach_of_float32_noise() -> None:
         logits = torch.full((4,), -20.0)
         assert c.Bernoulli(logits).sample().tolist() == [0, 0, 1, 1]
     with mock.patch.object(torch, "randint", return_value=torch.tensor([2**31, 0]).int().view(torch.int64)):
-        assert c.Discrete(torch.tensor([0.0, -20.0])).sample().tolist() == [0.0, 1.0]
+        assert c.OneHotCategorical(torch.tensor([0.0, -20.0])).sample().tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("noise", ["logistic", "normal", "laplace", "cauchy"])
@@ -132,11 +149,11 @@ def test_both_tails_of_the_noise_of_a_circuit_are_alike(noise: str) -> None:
 def test_logits_that_a_narrow_dtype_cannot_subtract_make_no_difference(dtype: torch.dtype) -> None:
     logits = torch.full((64,), 0.0156, dtype=dtype)
     logits[0] = 4.16
-    mass = c.Discrete(logits)
+    mass = c.OneHotCategorical(logits)
     noise = mass.noise((20_000,))
     hard, soft = mass.push(noise), mass.relax(0.5).push(noise)
     assert torch.equal(hard.argmax(-1), soft.argmax(-1))
-    probability = c.Discrete(logits.double()).probs[0].item()
+    probability = c.OneHotCategorical(logits.double()).probs[0].item()
     assert_frequency(int(hard[:, 0].sum()), of=20_000, probability=probability)
 
 

@@ -5,7 +5,9 @@ import torch
 from torch.distributions import Independent
 
 import concretely as c
-from tests.cases import MASSES, TEMPERED, Case, each
+from tests.cases import EDGE, MASSES, TEMPERED, Case, each
+
+pytestmark = EDGE
 
 
 @each(*TEMPERED)
@@ -25,7 +27,7 @@ from tests.cases import MASSES, TEMPERED, Case, each
 def test_temperature_broadcasts_against_the_batch_everywhere(
     case: Case, batch: tuple[int, ...], temperature: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    variable = case.build(case.logits(4, batch=batch), torch.full(temperature, 0.5))
+    variable = case.build(case.logits(case.determined, batch=batch), torch.full(temperature, 0.5))
     assert variable.batch_shape == expected
     for sample_shape in ((), (7,), (2, 3)):
         value, log_prob = variable.rsample_and_log_prob(sample_shape)
@@ -55,7 +57,7 @@ def test_masses_agree_in_shape(case: Case) -> None:
 @each(*MASSES, *TEMPERED)
 def test_expanded_variable_scores_and_draws_alike(case: Case) -> None:
     options = () if case in MASSES else (0.5,)
-    variable = case.build(case.logits(4, batch=(3, 1)), *options)
+    variable = case.build(case.logits(case.determined, batch=(3, 1)), *options)
     larger = variable.expand((2, 3, 4))
     assert type(larger) is type(variable)
     assert larger.batch_shape == (2, 3, 4)
@@ -69,7 +71,7 @@ def test_expanded_variable_scores_and_draws_alike(case: Case) -> None:
 @each(*MASSES, *TEMPERED)
 def test_independent_sums_the_scores(case: Case) -> None:
     options = () if case in MASSES else (0.5,)
-    variable = case.build(case.logits(4, batch=(3, 2)), *options)
+    variable = case.build(case.logits(case.determined, batch=(3, 2)), *options)
     together = Independent(variable, 1)
     value = together.sample((5,))
     torch.testing.assert_close(together.log_prob(value), variable.log_prob(value).sum(-1))
@@ -78,8 +80,8 @@ def test_independent_sums_the_scores(case: Case) -> None:
 @each(*MASSES, *TEMPERED)
 def test_scores_broadcast_against_values(case: Case) -> None:
     options = () if case in MASSES else (0.5,)
-    one = case.build(case.logits(4), *options)
-    many = case.build(case.logits(4, batch=(3,)), *options)
+    one = case.build(case.logits(case.determined), *options)
+    many = case.build(case.logits(case.determined, batch=(3,)), *options)
     value = one.sample((5, 1))
     assert many.log_prob(value).shape == (5, 3)
 

@@ -5,7 +5,9 @@ import torch
 
 import concretely as c
 from tests.budget import assert_frequency, assert_mean
-from tests.cases import CONTINUOUS, DEVICES, LOG_SPACE, MASSES, Case, each
+from tests.cases import CONTINUOUS, DEVICES, EDGE, LOG_SPACE, MASSES, Case, each
+
+pytestmark = EDGE
 
 TRACED = tuple(case for case in CONTINUOUS if case.name not in ("CircuitNode-logistic", "CircuitNode-laplace"))
 
@@ -20,7 +22,7 @@ def drawn(case: Case, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 @pytest.mark.unchecked
 @each(*TRACED)
 def test_variable_is_one_graph_under_compile(case: Case) -> None:
-    logits = case.logits(4, batch=(5,), dtype=torch.float32).requires_grad_()
+    logits = case.logits(case.determined, batch=(5,), dtype=torch.float32).requires_grad_()
     compiled = torch.compile(lambda logits: drawn(case, logits), fullgraph=True, backend="aot_eager")
     value, log_prob, scored = compiled(logits)
     assert case.build(logits, 0.5).support.check(value).all()
@@ -44,7 +46,7 @@ def test_mass_is_one_graph_under_compile(case: Case) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_program_draws_the_right_law(device: str) -> None:
     logits = torch.tensor([7.0, *[0.0] * 1023], device=device)
-    probability = c.Discrete(logits.double()).probs[0].item()
+    probability = c.OneHotCategorical(logits.double()).probs[0].item()
     compiled = torch.compile(lambda logits: c.ExpConcrete(logits, 0.5).rsample_and_log_prob((4000,)), fullgraph=True)
     value, log_prob = compiled(logits)
     assert_frequency(int((value.argmax(-1) == 0).sum()), of=4000, probability=probability)
@@ -65,7 +67,7 @@ def test_compiled_program_takes_changing_shapes_and_temperatures() -> None:
 
 @each(*CONTINUOUS)
 def test_vmap_is_a_loop(case: Case) -> None:
-    logits = case.logits(4, batch=(6, 5))
+    logits = case.logits(case.determined, batch=(6, 5))
     noise = case.build(logits, 0.5).noise()
 
     def program(logits: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +82,8 @@ def test_vmap_is_a_loop(case: Case) -> None:
 
 @each(*CONTINUOUS)
 def test_vmap_draws_differ_or_not_as_asked(case: Case) -> None:
-    logits = case.logits(4, batch=(5,)).expand(6, *case.logits(4, batch=(5,)).shape)
+    logits = case.logits(case.determined, batch=(5,))
+    logits = logits.expand(6, *logits.shape)
     for randomness, distinct in (("different", 6), ("same", 1)):
         value = torch.func.vmap(lambda logits: drawn(case, logits)[0], randomness=randomness)(logits)
         assert len(value.flatten(1).unique(dim=0)) == distinct
@@ -88,7 +91,7 @@ def test_vmap_draws_differ_or_not_as_asked(case: Case) -> None:
 
 @each(*CONTINUOUS)
 def test_functional_gradient_is_that_of_autograd(case: Case) -> None:
-    logits = case.logits(4, batch=(5,)).requires_grad_()
+    logits = case.logits(case.determined, batch=(5,)).requires_grad_()
     noise = case.build(logits, 0.5).noise((3,)).detach()
 
     def loss(logits: torch.Tensor) -> torch.Tensor:
@@ -113,7 +116,7 @@ def test_forward_and_reverse_derivatives_agree(case: Case) -> None:
 
 @each(*CONTINUOUS)
 def test_autocast_changes_nothing(case: Case) -> None:
-    logits = case.logits(4, batch=(5,), dtype=torch.float32)
+    logits = case.logits(case.determined, batch=(5,), dtype=torch.float32)
     variable = case.build(logits, 0.5)
     noise = variable.noise()
     plain = variable.push(noise)

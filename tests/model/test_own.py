@@ -24,7 +24,7 @@ def with_prior(prior: Any) -> c.Model:
     [
         (Normal(torch.zeros(1), 1.0), "Normal with event shape ()"),
         (torch.distributions.Bernoulli(logits=torch.zeros(1), validate_args=False), "Bernoulli with event shape ()"),
-        (c.Discrete(torch.zeros(1, 2)), "Discrete with event shape (2,)"),
+        (c.OneHotCategorical(torch.zeros(1, 2)), "OneHotCategorical with event shape (2,)"),
     ],
 )
 @pytest.mark.parametrize("estimator", [c.Pathwise(0.5), c.Reinforce()])
@@ -64,11 +64,11 @@ def test_exact_gradient_is_finite_where_a_state_is_impossible() -> None:
     logits = torch.zeros(1, 2, requires_grad=True)
 
     def p(draw: c.Draw, x: Tensor) -> None:
-        draw("z", c.Discrete(torch.zeros(3)))
+        draw("z", c.OneHotCategorical(torch.zeros(3)))
         draw("x", Normal(torch.zeros(3), 1.0), observed=x)
 
     def q(draw: c.Draw, x: Tensor) -> None:
-        draw("z", c.Discrete(torch.cat([logits, torch.full((1, 1), -math.inf)], -1)))
+        draw("z", c.OneHotCategorical(torch.cat([logits, torch.full((1, 1), -math.inf)], -1)))
 
     for samples in (1, 2):
         loss = c.estimate(c.Model(p, q), torch.zeros(1, 3), estimator=c.Exact(), samples=samples).loss

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from concretely import Bernoulli, Discrete, Draw, Hypercube, Trace, mode, run
+from concretely import Bernoulli, Draw, Hypercube, OneHotCategorical, Trace, mode, run
 
 LOGITS = torch.tensor([0.3, -0.2, 0.1, 0.0], requires_grad=True)
 MASSES = {
     "Bernoulli": lambda: Bernoulli(LOGITS[:1].squeeze()),
-    "Discrete": lambda: Discrete(LOGITS[:3]),
+    "OneHotCategorical": lambda: OneHotCategorical(LOGITS[:3]),
     "Hypercube": lambda: Hypercube(LOGITS),
     "binary Hypercube": lambda: Hypercube(LOGITS[:1]),
 }
@@ -25,7 +25,7 @@ def variable(law: Callable[[], Distribution], **options: object) -> Trace:
 
 def diamond(draw: Draw) -> None:
     """Two independent nodes and one that depends on both."""
-    a = draw("a", Discrete(LOGITS[:3]))
+    a = draw("a", OneHotCategorical(LOGITS[:3]))
     b = draw("b", Bernoulli(LOGITS[3]))
     draw("c", Bernoulli(torch.stack([a[..., 0] * b, a[..., 1] - b], -1)))
 
@@ -53,7 +53,7 @@ def diverged(units: int) -> Trace:
 
 
 TRACES = {
-    "variable": lambda: variable(MASSES["Discrete"]),
+    "variable": lambda: variable(MASSES["OneHotCategorical"]),
     "diamond": lambda: run(diamond, mode.StraightThrough(0.5)),
     "chain": lambda: run(chain, mode.Relaxed(0.5)),
     "detour": lambda: run(detour, mode.Relaxed(0.5), torch.randn(4, 8), samples=3),

@@ -19,7 +19,7 @@ from .example import LOGITS, MASSES, ODD, TRACES, chain, detour, diamond, diverg
 
 STEPS = {
     "Bernoulli": ("L", "step", "sigmoid( · / {} )"),
-    "Discrete": ("G", "argmax", "softmax( · / {} )"),
+    "OneHotCategorical": ("G", "argmax", "softmax( · / {} )"),
     "Hypercube": ("G", "C argmax", "C softmax( · / {} )"),
     "binary Hypercube": ("L", "2 step − 1", "2 sigmoid( · / {} ) − 1"),
 }
@@ -130,7 +130,7 @@ def test_only_noise_and_laws_without_any_are_blue() -> None:
 
 
 def test_an_observed_node_has_logits_and_a_state_on_grey_and_nothing_between() -> None:
-    source = Source(variable(MASSES["Discrete"], observed=torch.tensor([0.0, 1.0, 0.0])))
+    source = Source(variable(MASSES["OneHotCategorical"], observed=torch.tensor([0.0, 1.0, 0.0])))
     assert set(source.parts) == {*(f"n0_logit_0_{k}" for k in range(3)), "n0_state"}
     assert GROUND in source.parts["n0_state"]
     assert source.shades(0) == [0, 1, 0]

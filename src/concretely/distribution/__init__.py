@@ -2,13 +2,12 @@
 
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
-from .concrete import Concrete, Discrete
+from .concrete import Concrete, LogisticNormal, OneHotCategorical
 from .divergence import monte_carlo_kl
-from .exp_concrete import ExpConcrete
+from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
-from .logistic_normal import ExpLogisticNormal, LogisticNormal
 
 __all__ = [
     "Bernoulli",
@@ -16,7 +15,6 @@ __all__ = [
     "BinaryConcrete",
     "CircuitNode",
     "Concrete",
-    "Discrete",
     "ExpConcrete",
     "ExpLogisticNormal",
     "Gumbel",
@@ -25,5 +23,6 @@ __all__ = [
     "HypercubeLogisticNormal",
     "Logistic",
     "LogisticNormal",
+    "OneHotCategorical",
     "monte_carlo_kl",
 ]

@@ -1,29 +1,39 @@
-"""Binary variables: the Bernoulli mass and its relaxation on the unit interval."""
+"""Binary variables: the Bernoulli variable and its relaxation on the unit interval."""
 
-from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from jaxtyping import Float
 from torch import Size, Tensor
 from torch.distributions import constraints
-from torch.nn.functional import logsigmoid
 
-from .. import noise
+from ..functional import bernoulli
 from ..functional.affine import affine
+from ..functional.cast import cast, compute_dtype, to_float64
 from ..functional.likelihood import affine_log_likelihood, log_likelihood
-from ..kernel import bernoulli as kernel
-from ..noise import Source
-from . import check, fused
-from .base import Mass
-from .cast import cast, wide, working
+from ..functional.squash import Sigmoid
+from ..functional.temperature import Temperature
+from . import check
+from .discrete import DiscreteVariable
 from .logistic import Logistic
-from .squash import OnUnitInterval
-from .temperature import Temperature
+from .relaxation import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 from .variable import Variable
 
 
-class Bernoulli(Mass):
+class _AffineLogits:
+    """Logits that an affine map makes when they are first used; those that are given take its place."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None or "_affine" not in vars(instance):
+            raise AttributeError(f"{owner.__name__!r} object has no attribute 'logits'")
+        with torch.set_grad_enabled(instance._differentiates):  # as if the layer had computed them, whoever asks
+            state, weight, bias = instance._affine
+            logits = affine(state, weight, bias, False)
+        instance.logits = cast(logits, compute_dtype(logits.dtype))
+        return instance.logits
+
+
+class Bernoulli(DiscreteVariable):
     r"""A variable on 0 and 1 with log-odds log α.
 
     $$X = 1 \text{ if } L + \log α ≥ 0 \text{ else } 0$$
@@ -36,6 +46,8 @@ class Bernoulli(Mass):
 
     arg_constraints = {"logits": constraints.real}  # noqa: RUF012
     support = constraints.boolean
+    _logits_of = staticmethod(check.as_log_odds)
+    logits: Tensor = _AffineLogits()  # type: ignore[assignment]
     _affine: tuple[Tensor, Tensor, Tensor]
     _differentiates: bool
 
@@ -43,11 +55,6 @@ class Bernoulli(Mass):
         validate = check.validates(validate_args)
         logits = check.as_logits(logits, infinite="either", validate=validate)
         super().__init__(logits, logits.shape, Size(), validate=validate)
-
-    @classmethod
-    def from_probs(cls, probs: Tensor | float, *, validate_args: bool | None = None) -> Self:
-        """Build the variable from the probability of 1."""
-        return cls(check.as_log_odds(probs, validate_args=validate_args), validate_args=validate_args)
 
     @classmethod
     def from_affine(
@@ -65,61 +72,28 @@ class Bernoulli(Mass):
         super(Variable, new).__init__(Size((*state.shape[:-1], len(weight))), Size(), validate_args=False)
         return new
 
-    def __getattr__(self, name: str) -> Tensor:
-        if name != "logits" or "_affine" not in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        with torch.set_grad_enabled(self._differentiates):  # as they would be computed by the layer, whoever asks
-            logits = affine(*self._affine, False)
-        self.logits = cast(logits, working(logits.dtype))
-        return self.logits
-
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """The Concrete variable with the same logits."""
         return BinaryConcrete(self.logits, temperature, validate_args=self._validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw standard logistic noise."""
-        return self._drawn(noise.logistic, sample_shape, generator)
-
-    def push(self, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """One where the noisy log-odds are not negative."""
-        return (self.logits + self._shaped("noise", noise) >= 0).to(self.logits.dtype)
-
-    def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> fused.Draw | None:
-        return self._unit.draw(sample_shape, self.batch_shape, generator, "bit", axes)
-
-    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        lead = self.logits.shape[: self.logits.dim() - value.dim()]
-        if axes and fused.suits(self.logits) and self.logits.shape == lead + value.shape:
-            return log_likelihood(self.logits, value, axes)
-        return self._unit.score(value, axes, "bit")
-
     @property
-    def _unit(self) -> fused.Unit:
-        return fused.Unit(kernel, self.logits, 0)
+    def _law(self) -> tuple[Any, Tensor, str]:
+        return bernoulli, self.logits, "bit"
 
-    def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
-        """The log mass of a value, summed over the last axes of the batch."""
+    def _summed_log_mass(self, value: Tensor, axes: int) -> Tensor:
         if axes == 1 and "logits" not in vars(self):
-            return affine_log_likelihood(*self._affine, self._checked(value))[0]
-        return super().summed_log_prob(value, axes)
+            return affine_log_likelihood(*self._affine, value)[0]
+        if axes and self.logits.shape[self.logits.dim() - value.dim() :] == value.shape:
+            return cast(log_likelihood(self.logits, value, axes), self.logits.dtype)
+        return super()._summed_log_mass(value, axes)
 
-    def _log_mass(self, value: Tensor) -> Tensor:
-        logits = cast(self.logits, working(self.logits.dtype))
-        sign = 2 * value.detach().to(logits.dtype) - 1
-        return logsigmoid(logits * sign)  # one pass, where a choice between the logits and their negative takes three
-
-    def _interpolated_log_mass(self, value: Tensor) -> Tensor:
-        logits, value = (cast(tensor, working(tensor.dtype)) for tensor in (self.logits, value))
-        # an impossible state that the value leaves out adds nothing
-        one = torch.where(value == 0, 0, logsigmoid(logits))
-        zero = torch.where(value == 1, 0, logsigmoid(-logits))
-        return value * one + (1 - value) * zero
+    def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
+        return bernoulli.interpolated_log_mass(value, self.logits)
 
     @property
     def probs(self) -> Float[Tensor, "..."]:
         """The probability of 1."""
-        return cast(torch.sigmoid(wide(self.logits)), self.logits.dtype)
+        return cast(torch.sigmoid(to_float64(self.logits)), self.logits.dtype)
 
     @property
     def mean(self) -> Float[Tensor, "..."]:
@@ -134,14 +108,14 @@ class Bernoulli(Mass):
     @property
     def variance(self) -> Float[Tensor, "..."]:
         """The variance."""
-        logits = wide(self.logits)
+        logits = to_float64(self.logits)
         return cast(torch.sigmoid(logits) * torch.sigmoid(-logits), self.logits.dtype)
 
     def entropy(self) -> Float[Tensor, "..."]:
         """The entropy in nats."""
-        size = wide(self.logits).abs()
-        certain = torch.where(size.isinf(), 0, size)  # an impossible state adds nothing
-        return cast(torch.log1p(torch.exp(-size)) + torch.sigmoid(-size) * certain, self.logits.dtype)
+        size = to_float64(self.logits).abs()
+        finite = torch.where(size.isinf(), 0, size)  # an impossible state adds nothing
+        return cast(torch.log1p(torch.exp(-size)) + torch.sigmoid(-size) * finite, self.logits.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Float[Tensor, "2 ..."]:
         """The two states, along a new first axis."""
@@ -150,30 +124,35 @@ class Bernoulli(Mass):
         return states.expand(-1, *self.batch_shape) if expand else states
 
 
-class BinaryConcrete(OnUnitInterval):
+class BinaryConcrete(Relaxation):
     r"""A Concrete variable on the unit interval, the relaxation of a Bernoulli one.
 
     $$X = σ((L + \log α) / λ)$$
 
-    At temperatures up to 1 its density is log-convex, so that no mode lies inside. A drawn value remembers its node,
-    and `log_prob` scores it there; a value rounded to the edge that has lost its node is refused.
-    See [maddison2017concrete], appendix B.
+    At temperatures up to 1 its density is log-convex, so that no mode lies inside. A float on the edge is scored by the
+    average density over all numbers that round to it. See [maddison2017concrete], appendix B.
 
-    >>> relaxed = Bernoulli(torch.tensor(8.0)).relax(temperature=0.05)
+    >>> relaxed = Bernoulli(torch.tensor(1.0)).relax(temperature=0.5)
     >>> value, log_prob = relaxed.rsample_and_log_prob((4,))
     >>> bool((relaxed.log_prob(value) - log_prob).abs().max() < 1e-3)
     True
     """
 
+    support = constraints.unit_interval
+    _logits_of = staticmethod(check.as_log_odds)
+
     def __init__(self, logits: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> None:
         node = Logistic(logits, temperature, validate_args=validate_args)
-        super().__init__(node, logits=node.logits, event_shape=Size())
-
-    @classmethod
-    def from_probs(cls, probs: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> Self:
-        """Build the variable from the probability that it rounds to 1."""
-        return cls(check.as_log_odds(probs, validate_args=validate_args), temperature, validate_args=validate_args)
+        super().__init__(node, Sigmoid(), logits=node.logits, event_shape=Size())
 
     def discretize(self) -> Bernoulli:
         """The Bernoulli variable with the same logits."""
         return Bernoulli(self.logits, validate_args=self._validate_args)
+
+    def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The probability of a smaller value."""
+        return cdf_on_unit_interval(self, value)
+
+    def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The value below which the variable falls with a given probability."""
+        return icdf_on_unit_interval(self, value)

@@ -8,18 +8,9 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from .cast import cast, wide
-from .temperature import Temperature
-
-
-def known(condition: Tensor) -> bool | None:
-    """The truth of a condition, or None inside a compiled, captured or batched program, which cannot branch on data."""
-    if torch.compiler.is_compiling() or (condition.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return None
-    try:
-        return bool(condition)
-    except RuntimeError:  # vmap, and tensors without storage
-        return None
+from ..functional.cast import cast, to_float64
+from ..functional.peek import bool_or_none
+from ..functional.temperature import Temperature
 
 
 def is_finite(value: Tensor) -> Tensor:
@@ -43,7 +34,7 @@ def first(value: Tensor, offending: Tensor) -> str:
 
 def require(name: str, must: str, value: Tensor, holds: Tensor) -> None:
     """Raise one sentence unless the condition holds in every entry."""
-    if known(holds.all()) is False:
+    if bool_or_none(holds.all()) is False:
         raise ValueError(f"{name} must {must}, got {first(value, ~holds)}")
 
 
@@ -55,7 +46,7 @@ def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "ei
         raise TypeError(f"logits must be a floating tensor or a number, got {type(logits).__name__}")
     if not logits.is_floating_point():
         raise TypeError(f"logits must be a floating tensor, got {logits.dtype}; convert them with logits.float()")
-    if validate and known(is_finite(logits)) is False:
+    if validate and bool_or_none(is_finite(logits)) is False:
         require("logits", "be numbers", logits, ~logits.isnan())
         if infinite == "minus":
             require("logits", "be below infinity", logits, logits < math.inf)
@@ -113,7 +104,7 @@ def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
         raise TypeError(f"value must be a tensor, got {type(value).__name__}")
     if validate:
         require("value", "lie between 0 and 1", value, (value >= 0) & (value <= 1))
-    return wide(value)
+    return to_float64(value)
 
 
 def validates(validate_args: bool | None) -> bool:
@@ -146,26 +137,17 @@ def broadcast(batch_shape: Size, temperature: Temperature) -> Size:
 def has_density(temperature: Temperature | None) -> None:
     """Refuse to score at temperature zero."""
     cold = temperature is not None and temperature == 0
-    if cold is True or (isinstance(cold, Tensor) and known(cold.any())):
+    if cold is True or (isinstance(cold, Tensor) and bool_or_none(cold.any())):
         raise ValueError("temperature must be positive to have a density, got 0: score the discrete variable instead")
 
 
 def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) -> None:
     """Refuse a value outside the support."""
     holds = support.check(value)
-    if known(holds.all()) is False:
+    if bool_or_none(holds.all()) is False:
         index = tuple((~holds).nonzero()[0].tolist())
         found = str(value[index].tolist()) if support.event_dim else f"{value[index].item():.9g}"
         raise ValueError(f"value must lie in the support of {owner}, got {shortened(found)}{place(index)}")
-
-
-def determined(value: Tensor, holds: Tensor, *, owner: str) -> None:
-    """Refuse a value that was rounded to the edge of the support and has forgotten its node."""
-    if known(holds.all()) is False:
-        raise ValueError(
-            f"value must lie far enough inside the support of {owner} for {value.dtype} to tell its density, "
-            f"got {first(value, ~holds)}: score the very tensor that was drawn, which remembers its node, or the node"
-        )
 
 
 def shortened(text: str, width: int = 60) -> str:
@@ -176,13 +158,13 @@ def shortened(text: str, width: int = 60) -> str:
 def as_log_odds(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
     """The log-odds of probabilities."""
     probs = as_probs(probs, validate=validates(validate_args))
-    return cast(torch.logit(wide(probs)), probs.dtype)
+    return cast(torch.logit(to_float64(probs)), probs.dtype)
 
 
 def as_log_probs(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
     """The logarithms of probabilities, which need not be normalised."""
     probs = as_probs(probs, validate=validates(validate_args))
-    return cast(wide(probs).log(), probs.dtype)
+    return cast(to_float64(probs).log(), probs.dtype)
 
 
 def as_probs(probs: Tensor | float, *, validate: bool) -> Tensor:

@@ -1,39 +1,38 @@
-"""Categorical variables: the discrete mass on one-hot vectors and its relaxation on the simplex."""
+"""Categorical variables on one-hot vectors, and their relaxations on the simplex."""
 
-from collections.abc import Sequence
-from typing import Self
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Size, Tensor
+from torch import Tensor
 from torch.distributions import constraints
 
-from .. import noise
-from ..kernel import discrete as kernel
-from ..noise import Source
-from . import check, fused
-from .base import Mass, Relaxation
-from .cast import cast, wide
-from .constraint import one_hot
-from .exp_concrete import ExpConcrete
-from .log_simplex import one_hot_argmax, perturb
-from .squash import OnSimplex
-from .temperature import Temperature
+from ..functional import categorical
+from ..functional.cast import cast, to_float64
+from ..functional.log_simplex import one_hot_argmax
+from ..functional.squash import Exponential
+from ..functional.temperature import Temperature
+from . import check
+from .constraint import one_hot, simplex
+from .discrete import DiscreteVariable
+from .exp_concrete import ExpConcrete, ExpLogisticNormal
+from .relaxation import Relaxation
 
 
-class Discrete(Mass):
-    r"""A one-hot vector with unnormalised log probabilities log α.
+class OneHotCategorical(DiscreteVariable):
+    r"""A one-hot vector with unnormalised log probabilities log α, which the paper calls Discrete.
 
     $$X_k = 1 \text{ if } \log α_k + G_k \text{ is the largest of all, else } 0$$
 
     A logit of minus infinity rules a category out. See [maddison2017concrete], section 3.1.
 
-    >>> Discrete(torch.tensor([0.0, 1e4, 0.0])).sample()
+    >>> OneHotCategorical(torch.tensor([0.0, 1e4, 0.0])).sample()
     tensor([0., 1., 0.])
     """
 
     arg_constraints = {"logits": constraints.real_vector}  # noqa: RUF012
     support = one_hot
+    _logits_of = staticmethod(check.as_log_probs)
 
     def __init__(self, logits: Tensor, *, validate_args: bool | None = None) -> None:
         validate = check.validates(validate_args)
@@ -41,47 +40,23 @@ class Discrete(Mass):
         batch_shape, event_shape = check.split(logits, 1)
         super().__init__(logits, batch_shape, event_shape, validate=validate)
 
-    @classmethod
-    def from_probs(cls, probs: Tensor, *, validate_args: bool | None = None) -> Self:
-        """Build the variable from the probabilities of its categories."""
-        return cls(check.as_log_probs(probs, validate_args=validate_args), validate_args=validate_args)
-
     def relax(self, temperature: Temperature) -> "Concrete":
         """The Concrete variable with the same logits."""
         return Concrete(self.logits, temperature, validate_args=self._validate_args)
 
-    def control(self, temperature: Temperature) -> Relaxation:
+    def relax_gaussian(self, temperature: Temperature) -> "LogisticNormal":
         """The logistic-normal variable with the same logits."""
-        from .logistic_normal import LogisticNormal
-
         return LogisticNormal(self.logits, temperature, validate_args=self._validate_args)
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw standard Gumbel noise for every category."""
-        return self._drawn(noise.gumbel, sample_shape, generator)
-
-    def push(self, noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
-        """One at the largest noisy logit."""
-        return one_hot_argmax(perturb(self.logits, self._shaped("noise", noise))).to(self.logits.dtype)
-
-    def _fused(self, sample_shape: Sequence[int], generator: Source | None, axes: int) -> fused.Draw | None:
-        return self._unit.draw(sample_shape, self.batch_shape, generator, "one-hot", axes)
+    @property
+    def _law(self) -> tuple[Any, Tensor, str]:
+        return categorical, self.logits, "one-hot"
 
     def _log_probs(self) -> Tensor:
-        return wide(self.logits).log_softmax(-1)
+        return categorical.log_probs(self.logits)
 
-    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        return self._unit.score(value, axes, "one-hot")
-
-    @property
-    def _unit(self) -> fused.Unit:
-        return fused.Unit(kernel, self.logits, 1)
-
-    def _log_mass(self, value: Tensor) -> Tensor:
-        return log_mass_of(self._log_probs(), value.argmax(-1))
-
-    def _interpolated_log_mass(self, value: Tensor) -> Tensor:
-        return weighed(self._log_probs(), wide(value))
+    def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
+        return categorical.weighted(self._log_probs(), to_float64(value))
 
     @property
     def probs(self) -> Float[Tensor, "*batch n"]:
@@ -106,7 +81,7 @@ class Discrete(Mass):
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """The entropy in nats."""
-        return cast(-expected(self._log_probs(), self._log_probs()), self.logits.dtype)
+        return cast(-categorical.expectation(self._log_probs(), self._log_probs()), self.logits.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Float[Tensor, "n ..."]:
         """The n states, along a new first axis."""
@@ -116,40 +91,55 @@ class Discrete(Mass):
         return states.expand(n, *self.batch_shape, n) if expand else states
 
 
-def log_mass_of(log_probs: Tensor, category: Tensor) -> Tensor:
-    """The log probability of a category."""
-    shape = Size(torch.broadcast_shapes(log_probs.shape[:-1], category.shape))
-    log_probs = log_probs.expand(shape + log_probs.shape[-1:])
-    return log_probs.gather(-1, category.expand(shape).unsqueeze(-1)).squeeze(-1)
-
-
-def weighed(log_probs: Tensor, weight: Tensor) -> Tensor:
-    """The sum of weights times log probabilities, to which impossible categories of no weight add nothing."""
-    return (weight * torch.where(weight == 0, 0, log_probs)).sum(-1)
-
-
-def expected(log_probs: Tensor, quantity: Tensor) -> Tensor:
-    """The expectation of a quantity over categories, to which impossible ones add nothing."""
-    return weighed(quantity, log_probs.exp())
-
-
-class Concrete(OnSimplex):
-    r"""A Concrete variable on the simplex, the relaxation of a discrete one.
+class Concrete(Relaxation):
+    r"""A Concrete variable on the simplex, the relaxation of a categorical one.
 
     $$X = \mathrm{softmax}((\log α + G) / λ), \quad
     p(x) = (n-1)! \, λ^{n-1} \prod_k α_k x_k^{-λ-1} / \sum_i α_i x_i^{-λ}$$
 
-    At temperatures up to 1 / (n-1) its density is log-convex, so that no mode lies inside. A drawn value remembers its
-    node, and `log_prob` scores it there. See [maddison2017concrete], definition 1 and proposition 1.
+    At temperatures up to 1 / (n-1) its density is log-convex, so that no mode lies inside. Entries that were rounded
+    to the edge are scored by the average density over all numbers that round there.
+    See [maddison2017concrete], definition 1 and proposition 1.
 
-    >>> relaxed = Discrete(torch.tensor([0.7, -0.7, 0.0])).relax(temperature=0.5)
+    >>> relaxed = OneHotCategorical(torch.tensor([0.7, -0.7, 0.0])).relax(temperature=0.5)
     >>> value, log_prob = relaxed.rsample_and_log_prob((4,))
     >>> value.shape, log_prob.shape
     (torch.Size([4, 3]), torch.Size([4]))
     """
 
-    node_class = ExpConcrete
+    support = simplex
+    _logits_of = staticmethod(check.as_log_probs)
+    is_ranked = True
 
-    def discretize(self) -> Discrete:
-        """The discrete variable with the same logits."""
-        return Discrete(self.logits, validate_args=self._validate_args)
+    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
+        node = ExpConcrete(logits, temperature, validate_args=validate_args)
+        super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
+
+    def discretize(self) -> OneHotCategorical:
+        """The categorical variable with the same logits."""
+        return OneHotCategorical(self.logits, validate_args=self._validate_args)
+
+
+class LogisticNormal(Relaxation):
+    r"""A softmax of logits with Gaussian noise, the control of the paper's experiments.
+
+    $$X = \mathrm{softmax}((\log α + ε) / λ), \quad ε \sim N(0, I)$$
+
+    Its argmax does not follow the softmax of the logits. `discretize` gives the categorical variable of the logits all
+    the same, as the paper evaluated it. See [maddison2017concrete], section 5.2.
+
+    >>> LogisticNormal(torch.zeros(3), temperature=1.0).sample((2,)).shape
+    torch.Size([2, 3])
+    """
+
+    support = simplex
+    _logits_of = staticmethod(check.as_log_probs)
+    is_ranked = True
+
+    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
+        node = ExpLogisticNormal(logits, temperature, validate_args=validate_args)
+        super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
+
+    def discretize(self) -> OneHotCategorical:
+        """The categorical variable with the same logits."""
+        return OneHotCategorical(self.logits, validate_args=self._validate_args)

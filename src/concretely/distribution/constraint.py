@@ -13,7 +13,8 @@ from torch.distributions.transforms import (
     Transform,
 )
 
-from .cast import working
+from ..functional.cast import compute_dtype
+from ..functional.edge import smallest
 
 
 class Simplex(constraints.Constraint):
@@ -27,7 +28,7 @@ class Simplex(constraints.Constraint):
     def check(self, value: Tensor) -> Tensor:
         n = value.shape[-1]
         slack = torch.finfo(value.dtype).eps + _arithmetic(value.dtype, n) + n * smallest(value.dtype)
-        return (value.amin(-1) >= 0) & ((value.sum(-1, dtype=working(value.dtype)) - 1).abs() <= slack)
+        return (value.amin(-1) >= 0) & ((value.sum(-1, dtype=compute_dtype(value.dtype)) - 1).abs() <= slack)
 
 
 class LogSimplex(constraints.Constraint):
@@ -41,13 +42,13 @@ class LogSimplex(constraints.Constraint):
     def check(self, value: Tensor) -> Tensor:
         n = value.shape[-1]
         slack = torch.finfo(value.dtype).eps * (1 + math.log(n)) + _arithmetic(value.dtype, n)
-        total = value.to(working(value.dtype)).exp().sum(-1)
+        total = value.to(compute_dtype(value.dtype)).exp().sum(-1)
         return (value.amax(-1) <= 0) & ((total - 1).abs() <= slack)
 
 
 def _arithmetic(dtype: torch.dtype, n: int) -> float:
     """The error of a normalisation over n categories before its result is rounded, and of the check of it."""
-    return float(8 * torch.finfo(working(dtype)).eps * (1 + math.log(n)))
+    return float(8 * torch.finfo(compute_dtype(dtype)).eps * (1 + math.log(n)))
 
 
 class OneHot(constraints.Constraint):
@@ -77,14 +78,6 @@ class Cube(constraints.Constraint):
 
     def check(self, value: Tensor) -> Tensor:
         return (value.abs() <= 1).all(-1)
-
-
-def smallest(dtype: torch.dtype) -> float:
-    """The smallest positive number that a squashed value may take."""
-    if dtype == torch.float16:
-        return 2.0**-24  # its normal numbers end at 6e-5, so early that a thousand of them would leave the simplex
-    # far enough above the smallest normal number that the slope of a log density, of order 1/x, is finite
-    return float(torch.finfo(dtype).tiny / torch.finfo(working(dtype)).eps)
 
 
 simplex = Simplex()

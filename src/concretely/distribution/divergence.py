@@ -7,31 +7,34 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
+from ..functional.cast import cast, to_float64
+from ..functional.categorical import expectation
+from ..functional.circuit import NormalNoise
+from ..functional.integral import mean_log_sum, mean_soft_size
+from ..functional.peek import bool_or_none
 from ..noise import Source
-from .base import Relaxation
 from .binary import Bernoulli, BinaryConcrete
-from .cast import cast, wide
-from .check import known
-from .circuit import BinaryCircuit, CircuitNode, NormalNoise
-from .concrete import Concrete, Discrete, expected
-from .exp_concrete import ExpConcrete
+from .circuit import BinaryCircuit, CircuitNode
+from .concrete import Concrete, LogisticNormal, OneHotCategorical
+from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
-from .integral import mean_log_sum, mean_soft_size
 from .logistic import Logistic
-from .logistic_normal import ExpLogisticNormal, LogisticNormal
-from .node import Tempered
-from .variable import Continuous, Variable
+from .node import Node
+from .relaxation import Relaxation
+from .variable import Variable
 
 
-def monte_carlo_kl(p: Continuous, q: Continuous, samples: int = 1, *, generator: Source | None = None) -> Tensor:
+def monte_carlo_kl(
+    p: Node | Relaxation, q: Node | Relaxation, samples: int = 1, *, generator: Source | None = None
+) -> Tensor:
     """An unbiased Monte Carlo estimate of the divergence of p from q, with a pathwise gradient.
 
     >>> p, q = Concrete(torch.zeros(3), 0.5), Concrete(torch.ones(3), 2 / 3)
     >>> monte_carlo_kl(p, q, samples=100).shape
     torch.Size([])
     """
-    if not (isinstance(p, Continuous) and isinstance(q, Continuous)):
+    if not (isinstance(p, Node | Relaxation) and isinstance(q, Node | Relaxation)):
         names = f"{type(p).__name__} and {type(q).__name__}"
         raise TypeError(f"p and q must have densities, got {names}: kl_divergence is exact for discrete variables")
     if samples < 1:
@@ -44,21 +47,23 @@ def monte_carlo_kl(p: Continuous, q: Continuous, samples: int = 1, *, generator:
 
 @register_kl(Gumbel, Gumbel)
 def _gumbel(p: Gumbel, q: Gumbel) -> Tensor:
-    shift = wide(p.logits) - wide(q.logits)
+    shift = to_float64(p.logits) - to_float64(q.logits)
     return cast(torch.expm1(-shift) + shift, p.logits.dtype)
 
 
 @register_kl(Bernoulli, Bernoulli)
 def _bernoulli(p: Bernoulli, q: Bernoulli) -> Tensor:
-    log_p, log_q = (torch.nn.functional.logsigmoid(torch.stack([-wide(d.logits), wide(d.logits)], -1)) for d in (p, q))
-    return cast(expected(log_p, log_p - log_q), p.logits.dtype)
+    log_p, log_q = (
+        torch.nn.functional.logsigmoid(torch.stack([-to_float64(d.logits), to_float64(d.logits)], -1)) for d in (p, q)
+    )
+    return cast(expectation(log_p, log_p - log_q), p.logits.dtype)
 
 
-@register_kl(Discrete, Discrete)
-def _discrete(p: Discrete, q: Discrete) -> Tensor:
+@register_kl(OneHotCategorical, OneHotCategorical)
+def _categorical(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
     comparable(p, q)
-    log_p, log_q = wide(p.logits).log_softmax(-1), wide(q.logits).log_softmax(-1)
-    return cast(expected(log_p, log_p - log_q), p.logits.dtype)
+    log_p, log_q = to_float64(p.logits).log_softmax(-1), to_float64(q.logits).log_softmax(-1)
+    return cast(expectation(log_p, log_p - log_q), p.logits.dtype)
 
 
 @register_kl(Hypercube, Hypercube)
@@ -69,9 +74,9 @@ def _hypercube(p: Hypercube, q: Hypercube) -> Tensor:
 @register_kl(Logistic, Logistic)
 def _logistic(p: Logistic, q: Logistic) -> Tensor:
     if same_temperature(p, q):
-        return cast(_coth_form(wide(p.logits) - wide(q.logits)), p.logits.dtype)
-    stretch = wide(q.temperature) / wide(p.temperature)
-    mean = mean_soft_size(stretch, stretch * wide(p.logits) - wide(q.logits))
+        return cast(_coth_form(to_float64(p.logits) - to_float64(q.logits)), p.logits.dtype)
+    stretch = to_float64(q.temperature) / to_float64(p.temperature)
+    mean = mean_soft_size(stretch, stretch * to_float64(p.logits) - to_float64(q.logits))
     return cast(mean - 2 - stretch.log(), p.logits.dtype)
 
 
@@ -92,7 +97,7 @@ def _exp_concrete(p: ExpConcrete, q: ExpConcrete) -> Tensor:
             "estimate it with monte_carlo_kl(p, q, samples)"
         )
     n = p.event_shape[0]
-    shifts = wide(q.logits) - wide(p.logits)
+    shifts = to_float64(q.logits) - to_float64(p.logits)
     digamma = float(torch.digamma(torch.tensor(n, dtype=torch.float64)))
     return cast(n * (mean_log_sum(shifts) - digamma) - shifts.sum(-1), p.logits.dtype)
 
@@ -102,8 +107,8 @@ def _exp_logistic_normal(p: ExpLogisticNormal, q: ExpLogisticNormal) -> Tensor:
     comparable(p, q)
     # Gaussians on the n - 1 dimensions that a common shift leaves
     n = p.event_shape[0]
-    stretch = wide(q.temperature) / wide(p.temperature)
-    shift = stretch.unsqueeze(-1) * wide(p.logits) - wide(q.logits)
+    stretch = to_float64(q.temperature) / to_float64(p.temperature)
+    shift = stretch.unsqueeze(-1) * to_float64(p.logits) - to_float64(q.logits)
     spread = (n - 1) * (stretch.square() - 1 - 2 * stretch.log())
     return cast((spread + (shift - shift.mean(-1, keepdim=True)).square().sum(-1)) / 2, p.logits.dtype)
 
@@ -116,7 +121,7 @@ def _circuit(p: CircuitNode, q: CircuitNode) -> Tensor:
             "estimate it with monte_carlo_kl(p, q, samples)"
         )
     comparable(p, q)
-    stretch = wide(q.temperature) / wide(p.temperature)
+    stretch = to_float64(q.temperature) / to_float64(p.temperature)
     shift = stretch * p._location() - q._location()
     return cast((stretch.square() - 1 - 2 * stretch.log() + shift.square()) / 2, p.logits.dtype)
 
@@ -139,10 +144,10 @@ def comparable(p: Variable, q: Variable) -> None:
         raise ValueError(f"event shapes must be equal, got {tuple(p.event_shape)} and {tuple(q.event_shape)}")
 
 
-def same_temperature(p: Tempered, q: Tempered) -> bool:
+def same_temperature(p: Node, q: Node) -> bool:
     """Whether two variables are known to have one temperature."""
     comparable(p, q)
     if p._temperature is q._temperature:
         return True
     same = p._temperature == q._temperature
-    return same if isinstance(same, bool) else known(same.all()) is True
+    return same if isinstance(same, bool) else bool_or_none(same.all()) is True

@@ -1,20 +1,20 @@
-"""The ExpConcrete node: the logarithm of a Concrete variable, and what is scored in its place."""
+"""Nodes on the logarithm of the simplex: that of a Concrete variable, and that of the logistic-normal control."""
 
 import math
-from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .. import noise
-from ..kernel import exp_concrete as kernel
-from ..noise import Source
-from .cast import wide
-from .log_simplex import OnLogSimplex
-from .temperature import log
+from ..functional import exp_concrete, exp_logistic_normal
+from ..functional.normal import LOG_TWO_PI
+from ..functional.temperature import log
+from . import check
+from .constraint import log_simplex
+from .node import Node
 
 
-class ExpConcrete(OnLogSimplex):
+class ExpConcrete(Node):
     r"""The logarithm of a Concrete variable, the stochastic node of n-ary relaxations.
 
     $$\log κ(y) = \log (n-1)! + (n-1) \log λ + \sum_k a_k - n \log \sum_k e^{a_k}, \quad a_k = \log α_k - λ y_k$$
@@ -22,28 +22,53 @@ class ExpConcrete(OnLogSimplex):
     The density is with respect to the measure that exp carries over from the simplex, dy₁ … dyₙ₋₁ / xₙ, which cancels
     in every ratio of densities. See [maddison2017concrete], appendix C.3 and cheat sheet.
 
-    >>> import torch
     >>> node = ExpConcrete(torch.tensor([1e4, 0.0, -1e4]), temperature=1e-3)
     >>> value, log_prob = node.rsample_and_log_prob((5,))
     >>> value.shape, bool(log_prob.isfinite().all())
     (torch.Size([5, 3]), True)
     """
 
-    def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw standard Gumbel noise for every category."""
-        return self._drawn(noise.gumbel, sample_shape, generator)
+    support = log_simplex
+    _logits_of = staticmethod(check.as_log_probs)
+    is_ranked = True
+    law = exp_concrete
 
-    _kernel = kernel
-
-    def _log_density_of_noise(self, noise: Tensor) -> Tensor:
-        # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe
-        n = self.event_shape[0]
-        total = wide(noise.sum(-1))
-        log_sum = wide(noise.neg_().exp().sum(-1)).log()
-        return (math.lgamma(n) + (n - 1) * log(self._batch_temperature)) - total - n * log_sum
+    @property
+    def mode(self) -> Float[Tensor, "*batch n"]:
+        """The point of highest density: the log softmax of the logits over the temperature."""
+        return self.push(torch.zeros_like(self.logits))
 
     def entropy(self) -> Float[Tensor, "*batch"]:
         """The differential entropy, which the logits do not change."""
         n = self.event_shape[0]
         harmonic = math.fsum(1 / k for k in range(1, n))
         return self._filled(n * harmonic - math.lgamma(n) - (n - 1) * log(self._batch_temperature))
+
+
+class ExpLogisticNormal(Node):
+    r"""The logarithm of a logistic-normal variable, with the measure of `ExpConcrete`.
+
+    $$\log κ(y) = (n-1)(\log λ - \tfrac12 \log 2π) - \tfrac12 \log n - \tfrac12 \sum_k (d_k - \bar d)^2,
+    \quad d_k = λ y_k - \log α_k$$
+
+    See [maddison2017concrete], section 5.2 and appendix C.4.
+
+    >>> ExpLogisticNormal(torch.zeros(3), temperature=1.0).sample().shape
+    torch.Size([3])
+    """
+
+    support = log_simplex
+    _logits_of = staticmethod(check.as_log_probs)
+    is_ranked = True
+    law = exp_logistic_normal
+
+    @property
+    def mode(self) -> Float[Tensor, "*batch n"]:
+        """The point of highest density: the log softmax of the logits over the temperature."""
+        return self.push(torch.zeros_like(self.logits))
+
+    def entropy(self) -> Float[Tensor, "*batch"]:
+        """The differential entropy, which the logits do not change."""
+        n = self.event_shape[0]
+        spread = (1 + LOG_TWO_PI) / 2 - log(self._batch_temperature)
+        return self._filled((n - 1) * spread + math.log(n) / 2)

@@ -1,41 +1,24 @@
 """What all random variables share: logits, noise, and a deterministic function that pushes one through the other.
 
-Methods that begin with an underscore compute, in at least float32 and in float64 where terms may cancel; the public
-ones round the result, once.
+The arithmetic is that of `functional`, in at least float32 and in float64 where terms may cancel; the classes check
+arguments and round results, once.
 """
 
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, Self
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from ..functional.cast import cast, cast_in_order
+from ..functional.draw import Drawn
+from ..functional.temperature import Temperature
 from ..noise import Source
 from . import check
-from .cast import cast, cast_in_order, working
-from .site import Site
-from .temperature import Temperature
-
-
-@runtime_checkable
-class Law(Protocol):
-    """A way of drawing noise, as in `concretely.noise`."""
-
-    def __call__(
-        self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None
-    ) -> Tensor: ...
-
-
-class Drawn(NamedTuple):
-    """A value, and how to work out its log probability."""
-
-    value: Tensor
-    score: Callable[[], Tensor]
-    summed: Callable[[int], Tensor] | None = None
-    """The log probability summed over so many of the last axes of the batch, where that is less work than to sum it."""
+from .pyro import PyroMixin
 
 
 def expanded(logits: Tensor, shape: Size) -> Tensor:
@@ -43,20 +26,33 @@ def expanded(logits: Tensor, shape: Size) -> Tensor:
     return logits if logits.shape == shape else logits.expand(shape)
 
 
-class Variable(Site):
-    """A random variable that is a deterministic function of its parameters and of noise with a fixed law."""
+class Variable(PyroMixin):
+    """A random variable that is a deterministic function of its parameters and of noise with a fixed law.
+
+    It is mixed into a `Distribution` of torch.
+    """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (declared so by torch)
     support: constraints.Constraint
     is_ranked = False
     """Whether the largest entry of a value stands for a category."""
     _temperature: Temperature | None = None
+    _logits_of: Callable[..., Tensor]
+    """How probabilities become logits: as log-odds of the upper state, or as logarithms."""
 
     def __init__(self, logits: Tensor, batch_shape: Size, event_shape: Size, *, validate: bool) -> None:
         self.logits = logits
         # The checks of torch know neither the value nor the place of what is wrong; ours ran before.
         super().__init__(batch_shape, event_shape, validate_args=False)
         self._validate_args = validate
+
+    @classmethod
+    def from_probs(
+        cls, probs: Tensor | float, *parameters: Any, validate_args: bool | None = None, **options: Any
+    ) -> Self:
+        """Build the variable from probabilities in the place of logits; what else it takes follows."""
+        logits = cls._logits_of(probs, validate_args=validate_args)
+        return cls(logits, *parameters, validate_args=validate_args, **options)  # type: ignore[call-arg]
 
     @abstractmethod
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
@@ -78,11 +74,6 @@ class Variable(Site):
         new.logits = self.logits.expand(new.batch_shape + self.logits.shape[len(self.batch_shape) :])
         return new
 
-    def _drawn(self, law: Law, sample_shape: Sequence[int], generator: Source | None) -> Tensor:
-        """Noise of a law in the shape of values."""
-        shape = Size(sample_shape) + self.batch_shape + self.event_shape
-        return law(shape, working(self.logits.dtype), device=self.logits.device, generator=generator)
-
     def _shaped(self, name: str, value: Tensor) -> Tensor:
         return check.as_shaped(name, value, batch_shape=self.batch_shape, event_shape=self.event_shape)
 
@@ -90,17 +81,11 @@ class Variable(Site):
         """A value in the dtype of the logits."""
         return (cast_in_order if self.is_ranked else cast)(value, self.logits.dtype)
 
-    def _drawn_with(self, value: Tensor, score: Callable[[int], Tensor]) -> Drawn:
-        """A value of a kernel with its log probabilities, in the dtype of the logits."""
-
-        def rounded(axes: int) -> Tensor:
-            return cast(score(axes), self.logits.dtype)
-
-        return Drawn(value, lambda: rounded(0), rounded)
-
-    def _fused_score(self, value: Tensor, axes: int) -> Tensor | None:
-        """The log probability of a value, summed over the last axes of the batch, from a kernel, if there is one."""
-        return None
+    def _rounded_draw(self, drawn: Drawn, value: Tensor, node: Tensor | None) -> Drawn:
+        """A draw with its log probabilities in the dtype of the logits."""
+        dtype, summed = self.logits.dtype, drawn.summed
+        rounded = None if summed is None else lambda axes: cast(summed(axes), dtype)
+        return Drawn(value, lambda: cast(drawn.score(), dtype), rounded, node)
 
     def _require_density(self) -> None:
         """Refuse what the discrete limit does not have."""
@@ -108,7 +93,7 @@ class Variable(Site):
             check.has_density(self._temperature)
 
     def _checked(self, value: Tensor) -> Tensor:
-        """A value to be scored; its shape is always looked at, its entries when arguments are validated."""
+        """A value to be scored; its shape is always checked, its entries when arguments are validated."""
         self._require_density()
         value = self._shaped("value", value)
         if self._validate_args:
@@ -119,19 +104,3 @@ class Variable(Site):
         parameters = ((name, getattr(self, name)) for name in self.arg_constraints)
         shown = (f"{name}: {tuple(p.shape) if p.dim() else f'{p.item():.6g}'}" for name, p in parameters)
         return f"{type(self).__name__}({', '.join(shown)})"
-
-
-class Continuous(Variable):
-    """A random variable with a density and a pathwise gradient."""
-
-    has_rsample = True
-
-    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw values that carry the pathwise gradient."""
-        return self.push(self.noise(sample_shape, generator=generator))
-
-    @abstractmethod
-    def rsample_and_log_prob(
-        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Draw values and their log densities from the same noise: the form to train with."""

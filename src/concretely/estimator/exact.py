@@ -13,7 +13,7 @@ from ..mode import STATES, Enumerate
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective, log_weights
-from ..program import Program, at_rest
+from ..program import Program, eval_mode
 from .base import Estimate, bound_target
 
 
@@ -31,7 +31,8 @@ class Exact:
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
         """Work out an objective."""
-        with at_rest(target):  # states come as often as others here, whatever their probability: nothing to learn from
+        # every state comes once, whatever its probability, so that running averages would learn something else
+        with eval_mode(target):
             weights = log_weights(target, *inputs, mode=Enumerate())
         log_w, log_q = weights.log_w, total(weights.log_q.values())
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)

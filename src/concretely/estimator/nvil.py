@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..distribution.base import Mass
+from ..distribution.discrete import DiscreteVariable
 from ..functional.bound import average, total
 from ..functional.signal import normalize
 from ..graph import run
@@ -15,7 +15,7 @@ from ..model.base import Model
 from ..model.layer import MLP
 from ..noise import Source
 from ..objective import LogWeights, Objective, log_weights, loss
-from ..program import Program, at_rest
+from ..program import Program, eval_mode
 from ..trace import Trace
 from .base import Estimate, bound_target
 
@@ -59,9 +59,9 @@ class NVIL(nn.Module):
     ) -> None:
         super().__init__()
         self.rate, self.centre, self.scale = rate, centre, scale
-        with at_rest(target), torch.no_grad():
+        with eval_mode(target), torch.no_grad():
             p, q = _runs(target, inputs)
-        self.nodes = [name for name in q.latent if isinstance(q[name].distribution, Mass)]
+        self.nodes = [name for name in q.latent if isinstance(q[name].distribution, DiscreteVariable)]
         if not self.nodes:
             raise ValueError("the target of NVIL must draw a discrete node, got none")
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from ..estimator import Estimator
 from ..model.base import Model
 from ..objective import Objective, average, bound
-from ..program import Program, at_rest
+from ..program import Program, eval_mode
 from .finding import Finding, GradientStudy
 from .progress import counting
 from .reference import Aim, aim, refer
@@ -111,7 +111,7 @@ def _undisturbed(target: Any, *estimators: Any) -> Iterator[None]:
     modules = [estimator for estimator in estimators if isinstance(estimator, nn.Module)]
     kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
     try:
-        with at_rest(target):
+        with eval_mode(target):
             yield
     finally:
         for buffer, before in kept:

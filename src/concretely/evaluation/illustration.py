@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Generator, Tensor
 
-from ..distribution import Bernoulli, Discrete
+from ..distribution import Bernoulli, OneHotCategorical
 from ..graph import run
 from ..mode import Discrete as DiscreteMode
 from ..mode import Mode, Relaxed, Replay
@@ -29,7 +29,7 @@ def sampling_traces(alpha: Sequence[float], temperatures: Sequence[float]) -> li
     if not 1 <= len(alpha) <= 6:
         raise ValueError(f"alpha must be one to six positive numbers, got {len(alpha)}")
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    variable = Bernoulli(logits[0]) if len(alpha) == 1 else Discrete(logits)
+    variable = Bernoulli(logits[0]) if len(alpha) == 1 else OneHotCategorical(logits)
 
     def trace(temperature: float) -> Trace:
         name = "X" if temperature else "D"

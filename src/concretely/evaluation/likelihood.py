@@ -11,14 +11,14 @@ from jaxtyping import Float64, Int64, Shaped
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
-from ..distribution.base import Mass
-from ..distribution.variable import Drawn
+from ..distribution.discrete import DiscreteVariable
 from ..functional.bound import total
+from ..functional.draw import Drawn
 from ..mode import Discrete, Enumerate, Mode
 from ..model.base import Model
 from ..noise import Source
 from ..objective import log_weights
-from ..program import at_rest
+from ..program import eval_mode
 from .progress import counting
 
 PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
@@ -118,7 +118,7 @@ def evaluate(
         require_positive(name, number)
     pairs = min(points * samples, points * FEW + full_points * samples)
     shown = counting("log-likelihood", pairs, shown=progress)
-    with shown as advance, at_rest(model), torch.no_grad(), torch.cuda.device_of(data[0]):
+    with shown as advance, eval_mode(model), torch.no_grad(), torch.cuda.device_of(data[0]):
         _require_scores(model, data, chunk)
 
         def estimated(part: Data, samples: int) -> Estimate:
@@ -159,7 +159,7 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> F
     torch.Size([10])
     """
     _require_data(model, data)
-    with at_rest(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         _require_scores(model, data, _suitable(model, data))
         states = len(_log_joint(model, tuple(tensor[:1] for tensor in data)))
         parts = _parts(data, max(1, _suitable(model, data) // states))
@@ -294,11 +294,13 @@ class _Likeliest(Mode):
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        value = distribution.mode if isinstance(distribution, Mass) else distribution.sample()
+        value = distribution.mode if isinstance(distribution, DiscreteVariable) else distribution.sample()
         return Drawn(value, lambda: self.score(name, distribution, value))
 
-    def score(self, name: str, distribution: Distribution, value: Tensor) -> Tensor:
-        return distribution.log_prob(value)
+    def score(
+        self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
+    ) -> Tensor:
+        return Discrete().score(name, distribution, value, axes)
 
 
 def _numbers(found: Float64[Tensor, "*sums points"]) -> Float64[Tensor, "*sums points"]:

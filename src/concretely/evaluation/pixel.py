@@ -11,7 +11,7 @@ from ..distribution import Bernoulli
 from ..graph import run
 from ..mode import Discrete
 from ..model import Model
-from ..program import at_rest
+from ..program import eval_mode
 from ..trace import Trace
 from .likelihood import require_positive
 
@@ -24,7 +24,7 @@ def sample_pixels(model: Model, samples: int, *, generator: Generator | None = N
     torch.Size([6, 9])
     """
     require_positive("samples", samples)
-    with at_rest(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         return _probabilities(run(model.p, Discrete(), samples=samples, generator=generator))
 
 
@@ -36,7 +36,7 @@ def reconstruct_pixels(
         raise ValueError("a model must have q to reconstruct data, got none: draw completions instead")
     if not len(x):
         raise ValueError(f"x must have at least one data point, got shape {tuple(x.shape)}")
-    with at_rest(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         return _probabilities(model.trace(x, mode=Discrete(), generator=generator)[0])
 
 
@@ -45,7 +45,7 @@ def complete_pixels(
 ) -> Float[Tensor, "samples points width"]:
     """Return the probabilities of the other pixels given a context, for several draws of the latents."""
     require_positive("samples", samples)
-    with at_rest(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         return _probabilities(run(model.p, Discrete(), context, samples=samples, generator=generator))
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..distribution.base import Mass
+from ..distribution.discrete import DiscreteVariable
 from ..estimator import RLOO, VIMCO, Estimator, Exact, Reinforce
 from ..mode import Discrete
 from ..objective import Objective, average, bound, log_weights
@@ -99,7 +99,7 @@ def _bits(problem: Problem, samples: int) -> float:
     bits = 0.0
     for name in trace.latent:
         mass = trace[name].distribution
-        if not isinstance(mass, Mass):
+        if not isinstance(mass, DiscreteVariable):
             return math.inf
         units = mass.batch_shape[len(trace.batch_shape) :].numel()
         bits += units * math.log2(len(mass.enumerate_support(expand=False)))

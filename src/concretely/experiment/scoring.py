@@ -17,7 +17,7 @@ from ..evaluation.progress import counting
 from ..file import file_lock
 from ..model import Model
 from ..model.layer import RARE
-from ..program import at_rest
+from ..program import eval_mode
 from ..training.method import estimator_at_step
 from ..training.recipe import Recipe
 from ..training.rng import Purpose, generator_of
@@ -67,7 +67,7 @@ def relaxed_objective(
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
     bits, bounds = data.split(split), []
     points = max(1, (chunk or PAIRS_ON_CPU) // samples)
-    with at_rest(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
+    with eval_mode(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
         for first in range(0, len(bits), points):
             inputs = inputs_of(recipe, bits[first : first + points].to(device))
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)

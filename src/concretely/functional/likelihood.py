@@ -5,12 +5,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from ..kernel.deferred import is_deferring
 from ..kernel.operator import Arranged, is_plain, operator
 from . import affine as maps
 from .affine import affine
+from .bernoulli import log_mass
+from .cast import compute_dtype
 
 
 def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arranged:
@@ -43,11 +44,10 @@ def log_likelihood(
     Logits may have more axes than bits, between so many axes of members and the others. The bits may be of any dtype
     and have no gradient. The result is at least of float32.
     """
-    logits = logits if logits.dtype.itemsize > 2 else logits.float()
-    sign = 2 * bits.detach().to(logits.dtype) - 1
+    bits = bits.to(compute_dtype(logits.dtype))
     if members and logits.dim() > bits.dim():
-        sign = sign.view(*bits.shape[:members], *[1] * (logits.dim() - bits.dim()), *bits.shape[members:])
-    return logsigmoid(logits * sign).sum(tuple(range(-axes, 0)))
+        bits = bits.view(*bits.shape[:members], *[1] * (logits.dim() - bits.dim()), *bits.shape[members:])
+    return log_mass(bits, logits).sum(tuple(range(-axes, 0)))
 
 
 def _is_eligible(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any) -> bool:

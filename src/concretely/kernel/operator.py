@@ -165,6 +165,12 @@ class Operator(Generic[P, R]):
             return self._apply(*leaves, spec)
         return self._forward(*arguments)
 
+    def runs_kernel(self, *arguments: Any) -> bool:
+        """Whether a call with these arguments would run the kernel."""
+        first = arguments[self._first]
+        first = first if isinstance(first, Tensor) else first[0]
+        return is_launchable(first) and self._is_eligible(arguments) and not _is_transformed()
+
     @cached_property
     def _module(self) -> ModuleType:
         return import_module(f"concretely.kernel.{self.kernel}")
@@ -427,3 +433,8 @@ def parted(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
 def joined(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """The sum of its parts."""
     return parts.squeeze(1) if parts.shape[1] == 1 else parts.sum(1).to(dtype)
+
+
+def row_sums(log_prob: Tensor, length: int) -> Tensor:
+    """The sums over rows of so many neighbouring units, along the last axis."""
+    return log_prob if length == 1 else log_prob.unflatten(-1, (log_prob.shape[-1] // length, length)).sum(-1)

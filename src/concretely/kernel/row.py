@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 BLOCK = 128
 BUSY = 2048
@@ -236,8 +235,3 @@ def load_stretch(
     along = tl.arange(0, BLOCK)[None, :]
     mask = inside if EVEN else inside & (offset + along < LENGTH)
     return tl.load(rows + (row * LENGTH + offset) + along, mask=mask, other=other).to(tl.float32)
-
-
-def summed(log_prob: Tensor, length: int) -> Tensor:
-    """The sums over rows of so many units."""
-    return log_prob if length == 1 else log_prob.unflatten(-1, (log_prob.shape[-1] // length, length)).sum(-1)

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ..distribution.base import Mass
+from ..distribution.discrete import DiscreteVariable
 from ..graph import run
 from ..mode import Discrete, Mode, Replay
 from ..noise import Source
@@ -78,7 +78,7 @@ class Model(nn.Module):
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
     """Refuse to score a discrete node, or what it was relaxed into, as something else."""
-    is_discrete = isinstance(p, Mass) or isinstance(q, Mass)
+    is_discrete = isinstance(p, DiscreteVariable) or isinstance(q, DiscreteVariable)
     if is_discrete and (type(p) is not type(q) or p.event_shape != q.event_shape):
         found = f"{type(p).__name__} with event shape {tuple(p.event_shape)}"
         raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be one alike in p, got {found}")

@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from ..distribution.binary import Bernoulli
-from ..distribution.cast import cast, working
-from ..distribution.check import first, known
+from ..distribution.check import first
 from ..distribution.hypercube import Hypercube
 from ..functional.affine import affine
-from ..functional.peek import is_hidden
+from ..functional.cast import cast, compute_dtype
+from ..functional.peek import bool_or_none, is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3
@@ -144,7 +144,7 @@ class Centre(nn.Module):
 
 def _wide_enough(logits: Tensor) -> Tensor:
     """Logits in at least float32, in which log probabilities are summed; autocast would leave them in less."""
-    return cast(logits, working(logits.dtype))
+    return cast(logits, compute_dtype(logits.dtype))
 
 
 def node_shape(layer: Layer) -> tuple[int, int]:
@@ -178,7 +178,7 @@ def as_bits(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Te
     if is_hidden(bits):
         return bits
     low, high = torch.aminmax(torch.addcmul(bits, bits, bits, value=-1)) if bits.numel() else (bits, bits)
-    if known(((low == 0) & (high == 0)).all()) is False:  # x - x² is zero for bits alone, and two quick passes
+    if bool_or_none(((low == 0) & (high == 0)).all()) is False:  # x - x² is zero for bits alone, and two quick passes
         raise ValueError(f"{name} must be bits of 0 and 1, got {first(bits, (bits != 0) & (bits != 1))}")
     return bits
 
@@ -194,6 +194,6 @@ def as_rate(rate: Tensor, units: int) -> Tensor:
         raise ValueError(
             f"base_rate must have shape ({units},), one rate for each observed unit, got {tuple(rate.shape)}"
         )
-    if known(((rate >= 0) & (rate <= 1)).all()) is False:
+    if bool_or_none(((rate >= 0) & (rate <= 1)).all()) is False:
         raise ValueError(f"base_rate must lie between 0 and 1, got {first(rate, (rate < 0) | (rate > 1))}")
     return rate

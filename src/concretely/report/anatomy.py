@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Size, Tensor
 
-from ..distribution import Bernoulli, BinaryConcrete, Concrete, Discrete, Hypercube, HypercubeConcrete
+from ..distribution import Bernoulli, BinaryConcrete, Concrete, Hypercube, HypercubeConcrete, OneHotCategorical
 from ..spelling import format_number
 from ..trace import Outcome, Trace
 
@@ -77,7 +77,7 @@ def anatomy(trace: Trace) -> list[Node]:
     """Return the nodes of a run, in the order of the program.
 
     >>> from concretely import mode, run
-    >>> (node,) = anatomy(run(lambda draw: draw("D", Discrete(torch.zeros(3))), mode.Discrete()))
+    >>> (node,) = anatomy(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode.Discrete()))
     >>> node.noise, [operation.text for operation in node.operations]
     ('G', ['argmax'])
     """
@@ -112,8 +112,8 @@ def _node(trace: Trace, name: str) -> Node:
     mass, temperature = law, None
     if isinstance(law, BinaryConcrete | Concrete | HypercubeConcrete):
         mass, temperature = law.discretize(), law.temperature
-    if isinstance(mass, Bernoulli | Discrete | Hypercube):
-        noise, operations = _sampling(value, mass, temperature)
+    if isinstance(mass, Bernoulli | OneHotCategorical | Hypercube):
+        noise, operations = _sampling(trace[name], mass, temperature)
         discrete = operations[0].discrete
         if observed:
             noise, operations = "", ()
@@ -141,15 +141,16 @@ def _unit_axes(trace: Trace, outcome: Outcome) -> int:
 
 
 def _sampling(
-    value: Tensor, mass: Bernoulli | Discrete | Hypercube, temperature: Tensor | None
+    outcome: Outcome, mass: Bernoulli | OneHotCategorical | Hypercube, temperature: Tensor | None
 ) -> tuple[str, tuple[Operation, ...]]:
     """Return the symbol of the noise, and the operations from noisy logits to a value.
 
     Where the temperature is unknown, a value that has a node is relaxed, and so is one between the states. A discrete
     state with a gradient is a straight-through value.
     """
+    value = outcome.value
     if temperature is None:
-        discrete = getattr(value, "node", None) is None and bool(mass.support.check(value).all())
+        discrete = outcome.node is None and bool(mass.support.check(value).all())
     else:
         discrete = not temperature.any()
     noise, hard, soft = _steps(mass)
@@ -160,11 +161,11 @@ def _sampling(
     return noise, tuple(operations)
 
 
-def _steps(mass: Bernoulli | Discrete | Hypercube) -> tuple[str, str, str]:
+def _steps(mass: Bernoulli | OneHotCategorical | Hypercube) -> tuple[str, str, str]:
     """Return the symbol of the noise, and the discrete and the relaxed operation on noisy logits."""
     if isinstance(mass, Bernoulli):
         return "L", "step", "sigmoid( · / {} )"
-    if isinstance(mass, Discrete):
+    if isinstance(mass, OneHotCategorical):
         return "G", "argmax", "softmax( · / {} )"
     if mass.logits.shape[-1] == 1:
         return "L", "2 step − 1", "2 sigmoid( · / {} ) − 1"

@@ -39,8 +39,8 @@ def picture(trace: Trace) -> Figure:
     """Draw a run in layers of nodes: a small graph in full and from the bottom up, a large one as boxes.
 
     >>> import torch
-    >>> from concretely import Discrete, mode, run
-    >>> figure = picture(run(lambda draw: draw("D", Discrete(torch.zeros(3))), mode.Relaxed(0.5)))
+    >>> from concretely import OneHotCategorical, mode, run
+    >>> figure = picture(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode.Relaxed(0.5)))
     """
     sketch = _in_full(trace) if is_small(anatomy(trace)) else _in_boxes(trace, "right")
     return _page([("", [("", sketch)])])

@@ -13,8 +13,8 @@ def dot(trace: Trace) -> str:
     Temperatures are written as λ, since a run does not record them unless the program itself draws relaxed variables.
 
     >>> import torch
-    >>> from concretely import Discrete, mode, run
-    >>> "argmax" in dot(run(lambda draw: draw("D", Discrete(torch.zeros(3))), mode.Discrete()))
+    >>> from concretely import OneHotCategorical, mode, run
+    >>> "argmax" in dot(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode.Discrete()))
     True
     """
     nodes = anatomy(trace)

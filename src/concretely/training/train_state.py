@@ -11,7 +11,7 @@ from ..estimator import Estimator, Reinforce, estimate
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
 from ..noise import Keys
-from ..program import at_rest
+from ..program import eval_mode
 from .method import Temperatures, at_step, at_temperature, estimator_of
 from .nonfinite import first_nonfinite_layer
 from .recipe import Recipe
@@ -136,7 +136,7 @@ class TrainState:
 
     def dry_run(self) -> float:
         """The objective of the next step, without taking it; what a step would refuse is refused by this."""
-        with at_rest(self.loss), torch.no_grad():
+        with eval_mode(self.loss), torch.no_grad():
             loss, keys = self._loss(self.step)
         self._draws = keys.used
         return -loss.item()

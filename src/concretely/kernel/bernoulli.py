@@ -1,12 +1,15 @@
 """A binary unit drawn and scored in one pass or scored in one, and the gradient of both in another."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
-from .operator import joined, parted, rows
+from .operator import joined, parted, row_sums, rows
 from .philox import quarter, words_beside
 from .row import (
     BLOCK,
@@ -24,7 +27,6 @@ from .row import (
     row_tiling,
     store_piece,
     store_rows,
-    summed,
     tiling,
 )
 
@@ -146,7 +148,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     total, logits, by_rows = samples * units, rows(logits), has_quarters(samples * units, length)
     log_mass = value.new_empty((members, samples, units // length if by_rows else units))
     if not value.numel():
-        return value, summed(log_mass, 1 if by_rows else length)
+        return value, row_sums(log_mass, 1 if by_rows else length)
     if by_rows:
         programs, points = total // length // 4, units // length
         cut = pieces(length, busy=programs * members >= BUSY)
@@ -162,7 +164,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
         SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
         num_warps=1 if programs * members >= 2 * BUSY else 4,
     )  # fmt: skip
-    return value, summed(log_mass, length)
+    return value, row_sums(log_mass, length)
 
 
 @triton.jit
@@ -278,8 +280,23 @@ def _backward(
     tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
-def backward(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
-    """The gradient of the logits, over all samples."""
+def draw_backward(
+    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor]:
+    """The gradient of the logits, through the log masses of draws."""
+    (logits, _, _, squash, length), pull = inputs, by[1]
+    assert pull is not None
+    return (_gradient(pull, outputs[0], logits, squash, length),)
+
+
+def score_backward(
+    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[None, Tensor]:
+    """The gradient of the logits, through the log masses of given states."""
+    return None, _gradient(by[0], *inputs)
+
+
+def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     members, samples, units = value.shape
     if not value.numel():
         return torch.zeros_like(logits)

@@ -1,12 +1,17 @@
-"""Variables as sites of pyro programs: the interface that pyro adds to torch's, borrowed when it is asked for."""
+"""Variables as sites of pyro programs: the interface that pyro adds to torch's, looked up when it is asked for."""
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
+
+if TYPE_CHECKING:
+    _Base = Distribution
+else:
+    _Base = object
 
 
 class _Borrowed:
@@ -25,8 +30,8 @@ class _Borrowed:
         return getattr(TorchDistributionMixin, self.name).__get__(instance, owner)
 
 
-class Site(Distribution):
-    """A distribution that `pyro.sample` takes as it takes pyro's own."""
+class PyroMixin(_Base):
+    """Makes `pyro.sample` take a distribution as it takes pyro's own."""
 
     event_dim = _Borrowed()
     expand_by = _Borrowed()
@@ -42,9 +47,9 @@ class Site(Distribution):
         # pyro asks whether a site is of its kind; a program that has not imported pyro has no sites
         pyro = None if torch.compiler.is_compiling() else sys.modules.get("pyro.distributions.torch_distribution")
         if pyro is not None:
-            pyro.TorchDistributionMixin.register(Site)
+            pyro.TorchDistributionMixin.register(PyroMixin)
 
     def __call__(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw values, with the pathwise gradient if there is one."""
         shape = tuple(sample_shape)
-        return self.rsample(shape) if self.has_rsample else self.sample(shape)
+        return self.rsample(Size(shape)) if self.has_rsample else self.sample(Size(shape))

@@ -46,12 +46,12 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.to(dtype)
 
 
-def wide(value: Tensor) -> Tensor:
+def to_float64(value: Tensor) -> Tensor:
     """A tensor in float64, the dtype in which given values are scored."""
     return cast(value, WIDE)
 
 
-def working(dtype: torch.dtype) -> torch.dtype:
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of noise and of what is computed from it: at least float32."""
     return dtype if dtype.itemsize > 2 else torch.float32
 
@@ -66,7 +66,9 @@ def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype.itemsize > 2:
         return narrow
     largest = narrow.detach().amax(-1, keepdim=True)
-    below = cast(wide(largest) - 0.75 * torch.finfo(dtype).eps * wide(largest).abs(), dtype)  # the number before it
+    below = cast(
+        to_float64(largest) - 0.75 * torch.finfo(dtype).eps * to_float64(largest).abs(), dtype
+    )  # the number before it
     first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
     ordered = torch.where(first, narrow, torch.minimum(narrow, below))
     return narrow + (ordered - narrow).detach()

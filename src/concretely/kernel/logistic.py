@@ -1,12 +1,15 @@
 """A logistic node drawn in one pass or scored in one, and the gradients of both in another."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
-from .operator import joined, parted, rows
+from .operator import joined, parted, row_sums, rows
 from .philox import fraction, logistic, quarter, words_beside
 from .row import (
     BLOCK,
@@ -24,7 +27,6 @@ from .row import (
     row_tiling,
     store_piece,
     store_rows,
-    summed,
     tiling,
 )
 
@@ -151,7 +153,7 @@ def draw(
     log_density = node.new_empty((members, samples, units // length if by_rows else units))
     given, strides = (logits, temperature, key.contiguous()), (logits.stride(0), temperature.stride(0))
     if not node.numel():
-        return node, value, summed(log_density, 1 if by_rows else length)
+        return node, value, row_sums(log_density, 1 if by_rows else length)
     if by_rows:
         programs, points = total // length // 4, units // length
         cut = pieces(length, busy=programs * members >= BUSY)
@@ -167,7 +169,7 @@ def draw(
         SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
         num_warps=1 if programs * members >= 2 * BUSY else 4,
     )  # fmt: skip
-    return node, value, summed(log_density, length)
+    return node, value, row_sums(log_density, length)
 
 
 @triton.jit
@@ -201,27 +203,26 @@ def _draw_backward(
 
 
 def draw_backward(
-    by_node: Tensor | None,
-    by_value: Tensor | None,
-    node: Tensor,
-    temperature: Tensor,
-    squash: str,
-    dtype: torch.dtype,
-) -> Tensor:
+    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor | None]:
     """The gradient of the logits, over all samples."""
-    members, samples, units = node.shape
+    (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
+    by_node, by_value = by[0], None if squash == "none" else by[1]
+    if by_node is None and by_value is None:
+        return (None,)
+    (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():
-        return node.new_zeros((members, units), dtype=dtype)
+        return (torch.zeros_like(logits),)
     tile, node = tiling(members, samples, units, sums=True), node.contiguous()
-    by = [node if each is None else each for each in (by_node, by_value)]
+    by_both = [node if each is None else each for each in (by_node, by_value)]
     by_logits = parted(tile.parts, node[:, 0], dtype)
     _draw_backward[tile.grid](
-        *by, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
-        *by[0].stride(), *by[1].stride(), temperature.stride(0),
+        *by_both, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
+        *by_both[0].stride(), *by_both[1].stride(), temperature.stride(0),
         NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, ROWS=tile.rows, UNITS=tile.units,
         num_warps=tile.warps,
     )  # fmt: skip
-    return joined(by_logits, dtype)
+    return (joined(by_logits, dtype),)
 
 
 @triton.jit
@@ -345,19 +346,19 @@ def _score_backward(
 
 
 def score_backward(
-    by: Tensor, node: Tensor, logits: Tensor, temperature: Tensor, needs_node: bool, needs_logits: bool, length: int = 1
-) -> tuple[Tensor, Tensor]:
+    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor, Tensor | None]:
     """The gradients of the nodes and of the logits, the latter over all samples."""
-    members, samples, units = node.shape
-    dtype, none = logits.dtype, by.new_empty((members, 0))
+    (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
+    (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():
-        return torch.empty_like(node if needs_node else none), torch.zeros_like(logits if needs_logits else none)
+        return torch.empty_like(node), torch.zeros_like(logits)
     node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=needs_logits)
-    by_node = torch.empty((members, samples, units), dtype=node.dtype, device=node.device) if needs_node else none
+    by_node = torch.empty((members, samples, units) if needs_node else 0, dtype=node.dtype, device=node.device)
     by_logits = parted(tile.parts, node[:, 0], dtype) if needs_logits else by_node
     _score_backward[tile.grid](
-        by, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
-        *by.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
+        pull, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
+        *pull.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
         NODE=needs_node, LOGITS=needs_logits, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
-    return by_node, joined(by_logits, dtype) if needs_logits else torch.empty_like(none)
+    return by_node, joined(by_logits, dtype) if needs_logits else None

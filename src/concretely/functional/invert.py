@@ -1,47 +1,52 @@
-"""The noise behind a value, recovered without cancellation: where a log density begins."""
+"""The noise behind a value, computed without cancellation: where a log density begins."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .cast import cast, wide
+from .cast import cast, to_float64
 from .temperature import Temperature
 
 MILD = 2.0
 """Up to this temperature the terms of a log density have one sign, so that float32 loses nothing in their sum."""
 
 
-def recover(value: Tensor, logits: Tensor, temperature: Temperature, *, up_to_shift: bool = False) -> Tensor:
+def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_to_shift: bool = False) -> Tensor:
     """The temperature times the value less the logits, in float64, rounded to the dtype that scores need.
 
     The difference may be small beside its terms. Up to a shift, that is, less the smallest entry of the last axis, it
     stays precise beside a normaliser of any size.
 
-    >>> recover(torch.tensor(1e4), torch.tensor(9999.0), 1.0)
+    >>> invert_noise(torch.tensor(1e4), torch.tensor(9999.0), 1.0)
     tensor(1.)
     """
     if is_narrow(value, logits, temperature) and not torch.compiler.is_compiling():
-        found: Tensor = _Recover.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
+        found: Tensor = _InvertNoise.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
         return found
-    noise = temperature * wide(value) - wide(logits)
+    noise = temperature * to_float64(value) - to_float64(logits)
     noise = noise - noise.detach().amin(-1, keepdim=True) if up_to_shift else noise
     return noise.to(torch.float32) if is_narrow(value, logits, temperature) else noise
 
 
+def is_transformed() -> bool:
+    """Whether a compiler or a transform of `torch.func` traces the program."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
 def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
-    """Whether scores need the noise in float32 only, once it has been recovered."""
+    """Whether scores need the noise in float32 only, once it has been computed in float64."""
     is_mild = isinstance(temperature, float) and temperature <= MILD
     return is_mild and value.dtype.itemsize < 8 and logits.dtype.itemsize < 8
 
 
 def narrow(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
     """The noise in float64, of values that are narrower."""
-    return wide(value).mul_(temperature) - wide(logits)
+    return to_float64(value).mul_(temperature) - to_float64(logits)
 
 
 def keep(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:
-    """Remember what the derivatives of the noise need to know."""
+    """Save what the derivatives of the noise need."""
     ctx.temperature = temperature
     ctx.value, ctx.logits = (value.shape, value.dtype), (logits.shape, logits.dtype)
 
@@ -64,8 +69,8 @@ def push(ctx: Any, by_value: Tensor | None, by_logits: Tensor | None) -> Tensor:
     return torch.as_tensor(moved - drawn).expand(shape)
 
 
-class _Recover(torch.autograd.Function):
-    """The recovery of float32 noise."""
+class _InvertNoise(torch.autograd.Function):
+    """Float32 noise, computed in float64."""
 
     generate_vmap_rule = True
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Transform
 
-from .distribution import Discrete, Hypercube
-from .distribution.base import Mass
-from .program import Program, at_rest
+from .distribution import Hypercube, OneHotCategorical
+from .distribution.discrete import DiscreteVariable
+from .program import Program, eval_mode
 from .trace import Outcome
 
 REPLAYS = 4
@@ -24,7 +24,7 @@ def parents(program: Program, inputs: tuple[Any, ...], trace: Mapping[str, Outco
     be found is taken to depend on all nodes before it.
     """
     values = {name: outcome.value.detach() for name, outcome in trace.items()}
-    with at_rest(program):
+    with eval_mode(program):
         with torch.enable_grad():
             leaves = {name: value.clone().requires_grad_(value.is_floating_point()) for name, value in values.items()}
             seen = _replayed_parameters(program, inputs, leaves)
@@ -83,14 +83,14 @@ def _connected(parameters: list[Tensor], leaves: dict[str, Tensor]) -> set[str]:
 def _others(outcome: Outcome) -> Iterator[Tensor]:
     """The opposite of a value, then others at random."""
     value, distribution = outcome.value.detach(), outcome.distribution
-    if not isinstance(distribution, Mass):
+    if not isinstance(distribution, DiscreteVariable):
         yield value + 1 if value.is_floating_point() else value.flip(0)
         return
     states = distribution.enumerate_support(expand=False).reshape(-1, *distribution.event_shape)
     match distribution:
         case Hypercube():
             yield -value
-        case Discrete():
+        case OneHotCategorical():
             yield value.roll(1, -1)
         case _:
             yield 1 - value

@@ -1,6 +1,8 @@
 """An ExpConcrete draw in one pass, its log density, and the gradients of both; or the same by normal noise."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -20,11 +22,10 @@ from .category import (
     store_sums,
     unit_of,
 )
-from .exp_concrete.naive import log_scale, value_shape
 from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
-from .operator import joined, parted, rows
+from .operator import joined, parted, row_sums, rows
 from .philox import fraction, normal, quarter, words_beside
-from .row import point_of, summed
+from .row import point_of
 from .tile import draw_tile, score_tile, unit_tile
 
 
@@ -112,9 +113,22 @@ def _draw(
 
 
 def draw(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1, normal: bool = False
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes, values and log densities of rows of units."""
+    return _drawn(logits, temperature, key, samples, squash, length, normal=False)
+
+
+def draw_gaussian(
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with normal noise."""
+    return _drawn(logits, temperature, key, samples, squash, length, normal=True)
+
+
+def _drawn(
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int, *, normal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     members, units, n = logits.shape
     node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
     total, logits = samples * units, rows(logits)
@@ -128,12 +142,21 @@ def draw(
             N=n, SHARED=samples > 1, SQUASH=squash, BITS=n.bit_length() - 1,
             LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
         )  # fmt: skip
-    return node, value, summed(log_density, length // tile.length)
+    return node, value, row_sums(log_density, length // tile.length)
 
 
 def constant(n: int, normal: bool) -> float:
-    """What the log density at temperature 1 has beside what depends on the noise."""
-    return log_scale(n) if normal else math.lgamma(n) - n * math.log(n)  # there is the logarithm of a mean
+    """The part of the log density at temperature 1 that does not depend on the noise."""
+    if normal:
+        return -((n - 1) * math.log(2 * math.pi) + math.log(n)) / 2
+    return math.lgamma(n) - n * math.log(n)  # the other part has the logarithm of a mean
+
+
+def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
+    """The shape of the values of nodes; values that would be the nodes are left empty."""
+    if squash == "none":
+        return node[0], 0
+    return (*node[:-1], int(node[-1]).bit_length() - 1) if squash == "cube" else tuple(node)
 
 
 @triton.jit
@@ -174,28 +197,30 @@ def _draw_backward(
 
 
 def draw_backward(
-    by_node: Tensor | None,
-    by_value: Tensor | None,
-    node: Tensor,
-    temperature: Tensor,
-    squash: str,
-    dtype: torch.dtype,
-) -> Tensor:
+    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor | None]:
     """The gradient of the logits, over all samples."""
-    members, samples, units, n = node.shape
+    (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
+    by_node, by_value = by[0], None if squash == "none" else by[1]
+    if by_node is None and by_value is None:
+        return (None,)
+    (members, samples, units, n), dtype = node.shape, logits.dtype
     if not node.numel():
-        return node.new_zeros((members, units, n), dtype=dtype)
+        return (torch.zeros_like(logits),)
     tile = unit_tile(members, samples, units, n, least=STEPS)
     partial = parted(tile.grid[1], node[:, 0], dtype)
     node = node.contiguous()
-    by = [node if each is None else rows(each) for each in (by_node, by_value)]
+    by_both = [node if each is None else rows(each) for each in (by_node, by_value)]
     _draw_backward[*tile.grid, members](
-        *by, node, temperature, partial,
-        samples, units, tile.steps, by[0].stride(0), by[1].stride(0), temperature.stride(0),
+        *by_both, node, temperature, partial,
+        samples, units, tile.steps, by_both[0].stride(0), by_both[1].stride(0), temperature.stride(0),
         N=n, NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, BITS=n.bit_length() - 1,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
-    return joined(partial, dtype)
+    return (joined(partial, dtype),)
+
+
+draw_gaussian_backward = draw_backward  # noise has no part in it
 
 
 @triton.jit
@@ -253,8 +278,17 @@ def _score(
         store_sums(log_density, member, samples, sums, SAMPLES)
 
 
-def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, normal: bool = False) -> Tensor:
+def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
     """The log density of given nodes, of rows of units."""
+    return _scored(node, logits, temperature, length, normal=False)
+
+
+def score_gaussian(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
+    """The same with normal noise."""
+    return _scored(node, logits, temperature, length, normal=True)
+
+
+def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int, *, normal: bool) -> Tensor:
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
     found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
@@ -266,7 +300,7 @@ def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, no
             N=n, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal,
             num_warps=tile.warps,
         )  # fmt: skip
-    return summed(found, length // tile.length)
+    return row_sums(found, length // tile.length)
 
 
 @triton.jit
@@ -306,28 +340,34 @@ def _score_backward(
 
 
 def score_backward(
-    by: Tensor,
-    node: Tensor,
-    logits: Tensor,
-    temperature: Tensor,
-    needs_node: bool,
-    needs_logits: bool,
-    length: int = 1,
-    normal: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of the nodes and of the logits, the latter over all samples; none of what has no need of it."""
+    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the nodes and of the logits, the latter over all samples."""
+    return _gradients_of_score(by, needs, inputs, normal=False)
+
+
+def score_gaussian_backward(
+    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """The same with normal noise."""
+    return _gradients_of_score(by, needs, inputs, normal=True)
+
+
+def _gradients_of_score(
+    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], *, normal: bool
+) -> tuple[Tensor, Tensor | None]:
+    (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     members, samples, units, n = node.shape
-    none = by.new_empty((members, 0))
-    by_node = torch.empty(node.shape, dtype=node.dtype, device=node.device) if needs_node else none
+    by_node = torch.empty(node.shape if needs_node else 0, dtype=node.dtype, device=node.device)
     if not node.numel():
-        return by_node, torch.zeros_like(logits) if needs_logits else torch.empty_like(none)
+        return by_node, torch.zeros_like(logits)
     tile = unit_tile(members, samples, units, n, least=STEPS if needs_logits else 1)
-    partial = parted(tile.grid[1], logits, logits.dtype) if needs_logits else none
+    partial = parted(tile.grid[1], logits, logits.dtype) if needs_logits else by_node
     node, given = rows(node), rows(logits)
     _score_backward[*tile.grid, members](
-        by, node, given, temperature, by_node, partial,
-        samples, units, tile.steps, *by.stride(), node.stride(0), given.stride(0), temperature.stride(0),
+        pull, node, given, temperature, by_node, partial,
+        samples, units, tile.steps, *pull.stride(), node.stride(0), given.stride(0), temperature.stride(0),
         N=n, NODE=needs_node, LOGITS=needs_logits, LENGTH=length,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
     )  # fmt: skip
-    return by_node, joined(partial, logits.dtype) if needs_logits else torch.empty_like(none)
+    return by_node, joined(partial, logits.dtype) if needs_logits else None

@@ -1,5 +1,8 @@
 """A discrete draw in one pass, its log mass, and the gradient of the latter."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -17,13 +20,12 @@ from .category import (
     store_sums,
     unit_of,
 )
-from .discrete.naive import value_shape
+from .exp_concrete import exponential
 from .native import exp, log
-from .operator import joined, parted, rows
+from .operator import joined, parted, row_sums, rows
 from .philox import quarter, words_beside
-from .row import point_of, summed
+from .row import point_of
 from .tile import draw_tile, power, score_tile, unit_tile
-from .triton_exp_concrete import exponential
 
 
 @triton.jit
@@ -71,7 +73,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     total, logits, bits = samples * units, rows(logits), n.bit_length() - 1
     tile = draw_tile(members, total, n, length)
     log_mass = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=logits.device)
-    value = log_mass.new_empty(value_shape((members, samples, units, n), squash))
+    value = log_mass.new_empty((members, samples, units, bits if squash == "corner" else n))
     if log_mass.numel():
         _draw[tile.programs, members](
             logits, key.contiguous(), value, log_mass,
@@ -79,7 +81,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
             N=n, SHARED=samples > 1, SQUASH=squash, BITS=bits, BIT_WIDTH=power(bits),
             LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return value, summed(log_mass, length // tile.length)
+    return value, row_sums(log_mass, length // tile.length)
 
 
 @triton.jit
@@ -155,7 +157,7 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
             N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length,
             SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return summed(found, length // tile.length)
+    return row_sums(found, length // tile.length)
 
 
 @triton.jit
@@ -187,8 +189,23 @@ def _score_backward(
     store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
 
 
-def score_backward(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
-    """The gradient of the logits, over all samples."""
+def draw_backward(
+    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[Tensor]:
+    """The gradient of the logits, through the log masses of draws."""
+    (logits, _, _, squash, length), pull = inputs, by[1]
+    assert pull is not None
+    return (_gradient(pull, outputs[0], logits, squash, length),)
+
+
+def score_backward(
+    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+) -> tuple[None, Tensor]:
+    """The gradient of the logits, through the log masses of given values."""
+    return None, _gradient(by[0], *inputs)
+
+
+def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     members, samples, units, _ = value.shape
     n, dtype = logits.shape[-1], logits.dtype
     if not by.numel():

@@ -1,0 +1,61 @@
+"""The binary unit: states by the sign of noisy log-odds, and their log masses."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from ..kernel.operator import operator, row_sums
+from ..noise import fractions, logistic_of
+from ..noise import logistic as noise
+from .cast import cast, compute_dtype
+
+__all__ = ["draw", "interpolated_log_mass", "log_mass", "noise", "push", "score"]
+
+
+category_axes = 0
+
+
+def push(logits: Float[Tensor, "..."], noise: Float[Tensor, "..."], squash: str = "bit") -> Float[Tensor, "..."]:
+    """The upper state where the noisy log-odds are not negative: 1 instead of 0 ("bit") or of -1 ("corner")."""
+    upper = (logits + noise >= 0).to(logits.dtype)
+    return 2 * upper - 1 if squash == "corner" else upper
+
+
+def log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: str = "bit") -> Float[Tensor, "..."]:
+    """The log probability of a state."""
+    logits = cast(logits, compute_dtype(logits.dtype))
+    state = value.detach().to(logits.dtype)
+    # one pass, where a choice between the logits and their negative takes three
+    return logsigmoid(logits * (state if squash == "corner" else 2 * state - 1))
+
+
+def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The log masses of the two states, weighted as a value between them weights the states."""
+    logits, value = (cast(tensor, compute_dtype(tensor.dtype)) for tensor in (logits, value))
+    # an impossible state that the value leaves out adds nothing
+    one = torch.where(value == 0, 0, logsigmoid(logits))
+    zero = torch.where(value == 1, 0, logsigmoid(-logits))
+    return value * one + (1 - value) * zero
+
+
+@operator("bernoulli_draw", kernel="bernoulli", nondifferentiable=[0])
+def draw(
+    logits: Float[Tensor, "members units"], key: Int64[Tensor, "members 2"], samples: int, squash: str, length: int = 1
+) -> tuple[Tensor, Tensor]:
+    """States, as 0 and 1 ("bit") or as -1 and +1 ("corner"), and their log masses summed over rows of so many units.
+
+    The noise is that of a key for each member: the same key gives the states that nodes of a logistic draw round to.
+    """
+    members, units = logits.shape
+    signed = fractions(key, samples * units, torch.float32, True).view(members, samples, units)
+    value = push(logits.detach().float().unsqueeze(1), logistic_of(signed), squash)
+    return value, score.definition(value, logits, squash, length)
+
+
+@operator("bernoulli_score", kernel="bernoulli")
+def score(
+    value: Float[Tensor, "members m units"], logits: Float[Tensor, "members units"], squash: str, length: int = 1
+) -> Float[Tensor, "members m rows"]:
+    """The log masses of given states, whose samples share their logits, summed over rows of so many units."""
+    return row_sums(log_mass(value, logits.float().unsqueeze(1), squash), length)

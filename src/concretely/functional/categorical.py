@@ -1,0 +1,89 @@
+"""The n-ary unit: categories by the largest noisy logit, and their log masses."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Size, Tensor
+
+from ..kernel.operator import operator, row_sums
+from ..kernel.tile import fits
+from ..noise import gumbel as noise
+from .cast import to_float64
+from .hypercube import category_of, corners
+from .log_simplex import noise_of_key, one_hot_argmax, perturb
+
+__all__ = ["draw", "expectation", "log_mass", "log_probs", "noise", "push", "score", "weighted"]
+
+
+category_axes = 1
+
+
+def push(
+    logits: Float[Tensor, "*batch n"], noise: Float[Tensor, "*shape n"], squash: str = "one-hot"
+) -> Float[Tensor, "*out width"]:
+    """The category of the largest noisy logit as a one-hot vector ("one-hot") or a corner of a hypercube ("corner")."""
+    noisy = perturb(logits, noise)
+    if squash == "corner":
+        return corners(logits.shape[-1], dtype=logits.dtype, device=logits.device)[noisy.argmax(-1)]
+    return one_hot_argmax(noisy).to(logits.dtype)
+
+
+def log_probs(logits: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    """The log probabilities of the categories, in float64."""
+    return to_float64(logits).log_softmax(-1)
+
+
+def log_mass(
+    value: Float[Tensor, "*shape width"], logits: Float[Tensor, "*batch n"], squash: str = "one-hot"
+) -> Float[Tensor, "*out"]:
+    """The log probability of a value, in float64."""
+    category, scores = category_of(value) if squash == "corner" else value.argmax(-1), log_probs(logits)
+    shape = Size(torch.broadcast_shapes(scores.shape[:-1], category.shape))
+    scores = scores.expand(shape + scores.shape[-1:])
+    return scores.gather(-1, category.expand(shape).unsqueeze(-1)).squeeze(-1)
+
+
+def weighted(quantity: Float[Tensor, "*batch n"], weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:
+    """The weighted sum of a quantity over categories, to which impossible categories of no weight add nothing."""
+    return (weight * torch.where(weight == 0, 0, quantity)).sum(-1)
+
+
+def expectation(log_probs: Float[Tensor, "*batch n"], quantity: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:
+    """The expectation of a quantity over categories, to which impossible ones add nothing."""
+    return weighted(quantity, log_probs.exp())
+
+
+@operator(
+    "categorical_draw",
+    kernel="categorical",
+    eligible=lambda logits, key, samples, *_: fits(samples * logits.shape[1], logits.shape[2]),
+    nondifferentiable=[0],
+)
+def draw(
+    logits: Float[Tensor, "members units n"],
+    key: Int64[Tensor, "members 2"],
+    samples: int,
+    squash: str,
+    length: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """Values, as one-hot vectors ("one-hot") or corners of a hypercube ("corner"), and their log masses.
+
+    The noise is that of a key for each member. Log masses are summed over rows of so many units.
+    """
+    _, units, n = logits.shape
+    value = push(logits.detach().float().unsqueeze(1), noise_of_key(key, samples, units, n), squash)
+    return value, score.definition(value, logits, squash, length)
+
+
+@operator(
+    "categorical_score",
+    kernel="categorical",
+    eligible=lambda value, logits, *_: fits(value.shape[1] * value.shape[2], logits.shape[2]),
+)
+def score(
+    value: Float[Tensor, "members m units width"],
+    logits: Float[Tensor, "members units n"],
+    squash: str,
+    length: int = 1,
+) -> Float[Tensor, "members m rows"]:
+    """The log masses of given values, whose samples share their logits, summed over rows of so many units."""
+    return row_sums(log_mass(value, logits.unsqueeze(1), squash).float(), length)

@@ -1,0 +1,136 @@
+r"""The node of the logistic-normal control: Gaussian noise in the place of Gumbel noise, all else the same.
+
+$$\log κ(y) = (n-1)(\log λ - \tfrac12 \log 2π) - \tfrac12 \log n - \tfrac12 \sum_k (d_k - \bar d)^2,
+\quad d_k = λ y_k - \log α_k$$
+
+See [maddison2017concrete], section 5.2 and appendix C.4.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from numpy.polynomial.hermite import hermgauss
+from torch import Tensor
+
+from ..kernel.operator import operator, row_sums
+from ..kernel.tile import fits
+from ..noise import normal as noise
+from . import normal
+from .invert import invert_noise
+from .log_simplex import noise_behind, noise_of_key, push
+from .normal import LOG_TWO_PI
+from .squash import squashed
+from .temperature import Temperature, log, over_categories
+
+__all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
+
+category_axes = 1
+
+ROOTS, WEIGHTS = (numbers.tolist() for numbers in hermgauss(24))  # a constant: the compiler cannot trace its making
+NEWTON_STEPS = 30
+
+
+def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
+    """The log density of the node that noise becomes."""
+    n = noise.shape[-1]
+    constant = (n - 1) * (log(temperature) - LOG_TWO_PI / 2) - math.log(n) / 2
+    return constant - (noise - noise.mean(-1, keepdim=True)).square().sum(-1) / 2
+
+
+def log_density(
+    value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
+) -> Float[Tensor, "*out"]:
+    """The log density of a given node."""
+    noise = invert_noise(value, logits, over_categories(temperature), up_to_shift=True)
+    return log_density_of_noise(noise, temperature)
+
+
+def log_density_at_edge(
+    value: Float[Tensor, "*shape n"],
+    logits: Float[Tensor, "*batch n"],
+    temperature: Temperature,
+    lost: Bool[Tensor, "*shape n"],
+) -> Float[Tensor, "*out"]:
+    r"""The average log density of nodes some of whose entries are only known to lie below a border.
+
+    $$λ^{m-1} \int \prod_{k ∉ Z} φ(d_k + u) \prod_{k ∈ Z} Φ(d_k + u) \, du, \quad m = n - |Z|$$
+
+    The entries of Z are `lost`; their value is the border. The integrand is log-concave: the integral is taken by
+    Gauss-Hermite quadrature around its peak.
+    """
+    noise = noise_behind(value, logits, temperature)
+    left = (~lost).sum(-1, keepdim=True).to(torch.float64)
+    centre = torch.where(lost, 0, noise).sum(-1, keepdim=True) / left
+    spread = torch.where(lost, 0, noise - centre).square().sum(-1) / 2
+
+    def log_integrand(u: Tensor) -> Tensor:
+        lower = torch.where(lost.unsqueeze(-2), normal.log_cdf(noise.unsqueeze(-2) + u.unsqueeze(-1)), 0)
+        return lower.sum(-1) - left * (u + centre).square() / 2
+
+    peak, width = _peak(noise.detach(), lost, left, centre.detach())
+    roots, weights = (torch.tensor(numbers, dtype=noise.dtype, device=noise.device) for numbers in (ROOTS, WEIGHTS))
+    terms = log_integrand(peak + math.sqrt(2) * width * roots) + roots.square() + weights.log()
+    log_integral = terms.logsumexp(-1) + (math.sqrt(2) * width).log().squeeze(-1)
+    constant = (left.squeeze(-1) - 1) * log(temperature) - left.squeeze(-1) * LOG_TWO_PI / 2
+    return constant - spread + log_integral
+
+
+def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the integrand is largest, and the width of its peak.
+
+    The derivative of its logarithm is convex and falls, so that Newton's method from the left never overshoots.
+    """
+    peak = -centre
+    slope = left
+    for _ in range(NEWTON_STEPS):
+        point = noise + peak
+        # φ/Φ, whose derivative is minus itself times the sum of both
+        ratio = torch.exp(normal.log_density(point) - normal.log_cdf(point))
+        ratio = torch.where(lost, ratio, 0)
+        slope = left + (ratio * (point + ratio)).sum(-1, keepdim=True)
+        peak = peak + (ratio.sum(-1, keepdim=True) - left * (peak + centre)) / slope
+    return peak, slope.rsqrt()
+
+
+def _fits(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
+    return fits(samples * logits.shape[1], logits.shape[2])
+
+
+def _fits_nodes(node: Tensor, *_: Any) -> bool:
+    return fits(node.shape[1] * node.shape[2], node.shape[3])
+
+
+@operator("exp_logistic_normal_draw", kernel="exp_concrete", eligible=_fits, nondifferentiable=[2])
+def draw_gaussian(
+    logits: Float[Tensor, "members units n"],
+    temperature: Float64[Tensor, " members"],
+    key: Int64[Tensor, "members 2"],
+    samples: int,
+    squash: str,
+    length: int = 1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, what they are squashed to ("none", "simplex" or "cube"), and the log densities of the nodes.
+
+    The noise is that of a key for each member. Log densities are summed over rows of so many units.
+    """
+    _, units, n = logits.shape
+    drawn = noise_of_key(key, samples, units, n, gaussian=True)
+    node = push(logits.float().unsqueeze(1), temperature.float().view(-1, 1, 1), drawn)
+    log_density = log_density_of_noise(drawn, temperature.view(-1, 1, 1)).float()
+    return node, squashed(node, squash), row_sums(log_density, length)
+
+
+@operator("exp_logistic_normal_score", kernel="exp_concrete", eligible=_fits_nodes)
+def score_gaussian(
+    node: Float[Tensor, "members m units n"],
+    logits: Float[Tensor, "members units n"],
+    temperature: Float64[Tensor, " members"],
+    length: int = 1,
+) -> Float[Tensor, "members m rows"]:
+    """The log densities of given nodes, whose samples share their logits, summed over rows of so many units."""
+    return row_sums(log_density(node, logits.unsqueeze(1), temperature.view(-1, 1, 1)).float(), length)
+
+
+draw, score = draw_gaussian, score_gaussian

@@ -1,0 +1,29 @@
+r"""The Gumbel variable: $X = \log α - \log(-\log U)$, whose log density at z = x - log α is -z - exp(-z)."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ..noise import gumbel as noise
+from .cast import to_float64
+
+__all__ = ["EULER", "log_density", "log_density_of_noise", "noise", "push"]
+
+category_axes = 0
+draw = score = None  # there is no kernel
+
+EULER = 0.57721566490153286061
+
+
+def push(logits: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The noise, moved to its location."""
+    return logits + noise
+
+
+def log_density_of_noise(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The log density of standard Gumbel noise."""
+    return -noise - (-noise).exp()
+
+
+def log_density(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The log density of a given value."""
+    return log_density_of_noise(to_float64(value) - to_float64(logits))

@@ -1,0 +1,48 @@
+"""The corners of a hypercube as the states of an n-ary unit."""
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+
+def corners(n: int, *, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n bits"]:
+    """The corners of the hypercube as rows: the binary digits of the state, the highest first, as minus and plus one.
+
+    >>> corners(4, dtype=torch.float32, device=torch.device("cpu"))
+    tensor([[-1., -1.],
+            [-1.,  1.],
+            [ 1., -1.],
+            [ 1.,  1.]])
+    """
+    digit = torch.arange(n.bit_length() - 2, -1, -1, device=device)
+    state = torch.arange(n, device=device).unsqueeze(-1)
+    return (2 * (state >> digit & 1) - 1).to(dtype)
+
+
+def category_of(corner: Float[Tensor, "*shape bits"]) -> Int64[Tensor, "*shape"]:
+    """The state whose digits a corner shows."""
+    place = 2 ** torch.arange(corner.shape[-1] - 1, -1, -1, device=corner.device)
+    return ((corner > 0) * place).sum(-1)
+
+
+def mean_corner(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
+    """The mean of the corners by weights that sum to one.
+
+    >>> mean_corner(torch.tensor([0.0, 0.5, 0.0, 0.5]))
+    tensor([0., 1.])
+    """
+    if weight.is_cuda and torch.get_float32_matmul_precision() != "highest":  # products may be less precise than sums
+        digits = range(weight.shape[-1].bit_length() - 1)
+        halves = [weight.unflatten(-1, (2**digit, 2, -1)).sum((-3, -1)) for digit in digits]
+        return torch.stack([half[..., 1] - half[..., 0] for half in halves], -1)
+    with torch.autocast(weight.device.type, enabled=False):  # a product in a narrower dtype would leave the corners
+        return weight @ corners(weight.shape[-1], dtype=weight.dtype, device=weight.device)
+
+
+def corner_weights(point: Float[Tensor, "*shape bits"]) -> Float[Tensor, "*shape n"]:
+    """Weights of the corners, linear in each bit of a point, that have the point as their mean."""
+    weight = torch.ones_like(point[..., :1])
+    for bit in point.unbind(-1):
+        weight = torch.stack([weight * (1 - bit.unsqueeze(-1)) / 2, weight * (1 + bit.unsqueeze(-1)) / 2], -1)
+        weight = weight.flatten(-2)
+    return weight
