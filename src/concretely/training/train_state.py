@@ -4,22 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.dataset import Dataset
-from ..estimator import Estimator, Reinforce, estimate
+from ..estimator import Estimator
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
 from ..noise import Keys
 from ..program import eval_mode
-from .method import Temperatures, at_step, at_temperature, estimator_of
+from .engine import MemberLoss, State, path_of, split_inputs
+from .method import at_step, estimator_of
 from .nonfinite import first_nonfinite_layer
 from .recipe import Recipe
 from .rng import Order, Purpose, generator_of, keys_of
 from .step_table import lr_factor
-
-GAP_INTERVAL = 10
-"""The gap to the discrete graph is measured at the first step of a row and every so many steps after it."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,6 @@ class Row:
     """The negative log-likelihood of the validation set, if it was evaluated after this step."""
 
 
-State = dict[str, Tensor]
-"""Everything that training steps change, by the names that it has in a checkpoint.
-
-Parameters and buffers are `model/…` and `estimator/…`, the moments of gradients `first/…` and `second/…`, and the log
-of the steps is `row/sums` and `row/first_nonfinite`. The first axis of every tensor counts members.
-"""
-
-
-def path_of(name: str) -> str:
-    """The name in a state of a parameter or buffer of a loss, such as `model/p.top.logits`."""
-    return name.replace(".", "/", 1)
-
-
 def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
     """The model of a recipe before training; its biases start at the base rate of the data, if these are given."""
     architecture, generator = recipe.architecture, generator_of(recipe.seed, Purpose.INITIAL)
@@ -61,42 +46,8 @@ def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
 
 def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
     """The inputs of a model from the bits of data points: x, or the context and x."""
-    return _inputs(bits, _context(recipe))
-
-
-def _context(recipe: Recipe) -> int | None:
-    """The number of bits of the context, if there is one."""
     context = recipe.architecture.context
-    return None if context is None else context.units
-
-
-def _inputs(bits: Tensor, context: int | None) -> tuple[Tensor, ...]:
-    return (bits,) if context is None else (bits[..., :context], bits[..., context:])
-
-
-class MemberLoss(nn.Module):
-    """The loss of one member on a batch: minus the mean of its objective."""
-
-    def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
-        super().__init__()
-        self.model, self.estimator, self.recipe = model, estimator, recipe
-        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
-        self._temperatures: Temperatures | None = None  # those of the estimator
-        self._context = _context(recipe)
-
-    def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
-        """The loss at the given temperatures, with noise from the given keys."""
-        inputs, estimator = _inputs(bits, self._context), self._estimator_at(temperatures)
-        return estimate(self.model, *inputs, estimator=estimator, samples=self.recipe.samples, generator=keys).loss
-
-    def _estimator_at(self, temperatures: Temperatures) -> Estimator:
-        if not self._has_temperature:
-            return self.estimator
-        if not all(isinstance(each, float) for each in temperatures):  # tensors are those of one call
-            return at_temperature(self.recipe.estimator, *temperatures)
-        if temperatures != self._temperatures:
-            self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures
-        return self.estimator
+    return split_inputs(bits, None if context is None else context.units)
 
 
 class TrainState:
@@ -116,7 +67,8 @@ class TrainState:
         self.seconds = 0.0
         self.best: dict[str, Tensor] = {}
         """The parameters with the best validation, if there was one."""
-        self._metrics: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, -1.0)
+        self.metrics: Sequence[float] = (0.0, 0.0, 0.0, 0.0, -1.0)
+        """The log of the steps since the last row, copied from the device: its sums and the first nonfinite step."""
         self._draws: int | None = None
 
     @property
@@ -129,10 +81,6 @@ class TrainState:
         for name, own in (*self.loss.named_parameters(), *self.loss.named_buffers()):
             own.data = state[path_of(name)][0]
         self.state = state
-
-    def set_metrics(self, metrics: Sequence[float]) -> None:
-        """Store metrics copied from the device: the sums of the log, and the first step that was not finite."""
-        self._metrics = tuple(metrics)
 
     def dry_run(self) -> float:
         """The objective of the next step, without taking it; what a step would refuse is refused by this."""
@@ -151,14 +99,14 @@ class TrainState:
 
     def bound(self) -> float:
         """The mean objective of the steps since the last row, zero if there are none."""
-        bound, steps, *_ = self._metrics
+        bound, steps, *_ = self.metrics
         return float(bound / max(steps, 1))
 
     def row(self) -> Row:
         """The row of the steps since the last one; it starts the next."""
-        mean, (*_, gap, gaps, first_nonfinite) = self.bound(), self._metrics
+        mean, (*_, gap, gaps, first_nonfinite) = self.bound(), self.metrics
         self.state["row/sums"].zero_()
-        self._metrics = (0.0, 0.0, 0.0, 0.0, first_nonfinite)
+        self.metrics = (0.0, 0.0, 0.0, 0.0, first_nonfinite)
         self.since = self.step
         return Row(
             step=self.step,
@@ -181,7 +129,7 @@ class TrainState:
 
     def first_nonfinite(self) -> tuple[int, str] | None:
         """The first step without a finite gradient and the layer that caused it; no step was taken from there on."""
-        step = int(self._metrics[-1])
+        step = int(self.metrics[-1])
         return None if step < 0 else (step, self.first_nonfinite_layer(step))
 
     def first_nonfinite_layer(self, step: int) -> str:
@@ -207,8 +155,8 @@ class TrainState:
         best = (name for name in tensors if name.startswith("best/"))
         self.best = {name.removeprefix("best/"): tensors[name].to(self.device) for name in best}
         self.step, self.seconds = step, seconds
-        self.set_metrics([*self.state["row/sums"][0].tolist(), self.state["row/first_nonfinite"].item()])
-        self.since = step - int(self._metrics[1])
+        self.metrics = [*self.state["row/sums"][0].tolist(), self.state["row/first_nonfinite"].item()]
+        self.since = step - int(self.metrics[1])
 
     def _loss(self, step: int) -> tuple[Tensor, Keys]:
         """The loss of a step, the same whenever the parameters are, and the keys that it has used."""
@@ -217,14 +165,6 @@ class TrainState:
         temperatures = temperature, at_step(self.recipe.prior_temperature, step) or temperature
         loss: Tensor = self.loss(self.data.train[self.order.indices(step)].float(), keys, temperatures)
         return loss, keys
-
-
-def joined(runs: Sequence[TrainState]) -> State:
-    """The states of several runs as one, of which the state of each becomes a view."""
-    state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
-    for member, run in enumerate(runs):
-        run.bind({name: tensor[member : member + 1] for name, tensor in state.items()})
-    return state
 
 
 def _initial(loss: MemberLoss, device: torch.device) -> State:
