@@ -268,7 +268,7 @@ def rows() -> list[Row]:
 
 
 def test_the_gap_between_the_relaxed_and_the_discrete_bound_is_shown_where_there_is_one() -> None:
-    relaxed, discrete = (resolve(notation="4H-6V", estimator=name) for name in ("concrete", "score"))
+    relaxed, discrete = (resolve(notation="4H-6V", estimator=name) for name in ("concrete", "reinforce"))
     assert describe_rows(relaxed, rows()) == "bound -4.00  discrete -5.50  gap +1.50  validation NLL 7.00, best 7.00"
     assert describe_rows(discrete, rows()[1:]) == "bound -3.00"
 
