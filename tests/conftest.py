@@ -1,8 +1,6 @@
 """A seed for every test, slow tests first, and checks of shapes where `tests/test_annotation.py` asks for them."""
 
 import os
-from io import BytesIO
-from typing import Any
 
 import pytest
 import torch
@@ -36,16 +34,10 @@ def seed() -> None:
 
 
 @pytest.fixture
-def blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave pictures blank, as drawing those of a run takes several times as long as training it."""
-    if request.node.get_closest_marker("drawn"):
-        return
-    from matplotlib.figure import Figure
+def unpictured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave pictures out of reports, as drawing them takes longer than training."""
+    from concretely.report import page, reproduction
 
-    from concretely.report import image
-
-    def savefig(figure: Figure, file: BytesIO, **options: Any) -> None:
-        file.write({"png": b"\x89PNG\r\n\x1a\n", "svg": b"<svg/>"}[options["format"]])
-
-    monkeypatch.setattr(Figure, "savefig", savefig)
-    monkeypatch.setattr(image, "_page", lambda *arguments: Figure())
+    monkeypatch.setattr(page, "draw_picture", lambda picture: None)
+    monkeypatch.setattr(page, "embed_figure", lambda caption, *_: page.Image(caption, "png", b"", 1, 1))
+    monkeypatch.setattr(reproduction, "_figures", lambda *_: iter(()))

@@ -2,22 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from concretely.functional import bernoulli, categorical, exp_concrete, exp_logistic_normal, logistic
 from concretely.functional.affine import affine
 from concretely.functional.bound import bound, loss
 from concretely.functional.likelihood import affine_log_likelihood, log_likelihood
 from concretely.functional.signal import normalize, vimco
-from concretely.kernel.operator import Operator, disabled
 from concretely.training.optimizer import orthogonal
 
 LIMIT = 1e-4
-"""Of numbers whose size is about one, in float32: a hundred times what rounding does, a hundredth of what is wrong."""
+"""For numbers whose size is about one, in float32: a hundred times what rounding does, a hundredth of what is wrong."""
 
 PRODUCTS = {"highest": 1e-5, "high": 4e-3, "medium": 3e-2}
 """The same for sums of products, by their precision."""
@@ -29,25 +28,22 @@ MEMBERS, SAMPLES, UNITS, N = 2, 3, 333, 8
 LENGTH = 111
 """The units of a row."""
 ROWS = (64, 300)
-"""Of a map; with more of them, other kernels are used."""
+"""The rows of a map; with more of them, other kernels are used."""
 
 
 def distances(device: torch.device, products: str) -> Iterator[tuple[str, float, float]]:
     """The name of each operation, how far it lies from its definition, and how far it may."""
     with precise("highest"):  # or definitions that multiply would be the ones that are off
         yield from _nodes(device)
-        yield from _weights(device)
-        matrix = torch.randn(MEMBERS, 200, UNITS, device=device)
-        yield "orthogonal momentum", distance(orthogonal(matrix), orthogonal(matrix.double())), LIMIT
-    weight = torch.randn(MEMBERS, UNITS, 200, device=device) / 200**0.5
-    bias, bits = torch.randn(MEMBERS, UNITS, device=device), torch.rand(MEMBERS, 100, UNITS, device=device) < 0.5
+        yield "log likelihood", _log_likelihood(device), LIMIT
+        yield "bound", _apart(bound, 10 * torch.randn(MEMBERS, 50, 17, device=device), 1), LIMIT
+        yield "loss", _loss(device), LIMIT
+        yield "signal of VIMCO", _signal(device), LIMIT
+        yield "signal of NVIL", _normalized(device), LIMIT
+        yield "orthogonal momentum", _orthogonal(device), LIMIT
     for rows in ROWS:
-        x = torch.randn(MEMBERS, rows, 200, device=device)
-        found = compared(affine, x, weight, bias, True, leaves=[0, 1, 2], wide=True)
-        yield f"affine, {rows} rows, {products}", found, PRODUCTS[products]
-    state = torch.randn(MEMBERS, SAMPLES, 100, 200, device=device)
-    found = compared(affine_log_likelihood, state, weight, bias, bits.float(), leaves=[0, 1, 2], results=1, wide=True)
-    yield f"observed, {products}", found, PRODUCTS[products]
+        yield f"affine, {rows} rows, {products}", _affine(device, rows), PRODUCTS[products]
+    yield f"observed, {products}", _observed(device), PRODUCTS[products]
 
 
 @contextmanager
@@ -64,75 +60,21 @@ def precise(precision: str) -> Iterator[None]:
 def _nodes(device: torch.device) -> Iterator[tuple[str, float, float]]:
     temperature = torch.tensor([0.4, 1.1], dtype=torch.float64, device=device)
     key = torch.randint(-(2**62), 2**62, (MEMBERS, 2), device=device)
-    on_simplex = ((each, (UNITS, N), "cube") for each in (exp_concrete, exp_logistic_normal))
-    for family, shape, squash in ((logistic, (UNITS,), "corner"), *on_simplex):
-        name, logits = family.__name__.rpartition(".")[2], 3 * torch.randn(MEMBERS, *shape, device=device)
+    on_simplex = ((law, (UNITS, N), "cube") for law in (exp_concrete, exp_logistic_normal))
+    for law, shape, squash in ((logistic, (UNITS,), "corner"), *on_simplex):
+        name, logits = law.__name__.rpartition(".")[2], 3 * torch.randn(MEMBERS, *shape, device=device)
+        given = logits, temperature, key
         for kind in ("none", squash):
-            yield f"{name} draw, {kind}", compared(family.draw, logits, temperature, key, SAMPLES, kind, 1), LIMIT
-        # rows whose log densities are summed, of which there are four times as many as samples
-        rows = compared(family.draw, logits, temperature, key, 4, squash, LENGTH, leaves=[])
-        yield f"{name} draw, {squash}, rows", rows, LIMIT
-        node = family.draw(logits, temperature, key, SAMPLES, "none")[0] + 0.1
-        yield f"{name} score", compared(family.score, node, logits, temperature, 1, leaves=[0, 1]), LIMIT
-    for family, shape in ((bernoulli, (UNITS,)), (categorical, (UNITS, N))):
-        name, logits = family.__name__.rpartition(".")[2], 3 * torch.randn(MEMBERS, *shape, device=device)
-        value = family.draw(logits, key, SAMPLES, "corner")[0]
-        with disabled(family.draw.name):
-            flipped = (value != family.draw(logits, key, SAMPLES, "corner")[0]).double().mean()
-        yield f"{name} states", float(flipped), FLIPPED
-        yield f"{name} score", compared(family.score, value, logits, "corner", 1, leaves=[1]), LIMIT
-
-
-def _weights(device: torch.device) -> Iterator[tuple[str, float, float]]:
-    logits = torch.randn(MEMBERS, SAMPLES, 17, UNITS, device=device)
-    bits = torch.randint(2, (MEMBERS, 17, UNITS), device=device).float()
-    yield "log likelihood", compared(log_likelihood, logits, bits, 1, 1), LIMIT
-    log_w, *terms = (10 * torch.randn(MEMBERS, 50, 17, device=device) for _ in range(6))
-    yield "bound", compared(bound, log_w, 1), LIMIT
-    losses = [
-        compared(loss, terms[:3], terms[3:], [log_w / 10] * count, [], averages, 1, leaves=[0, 1])
-        for count, averages in ((0, False), (2, False), (2, True))
-    ]
-    yield "loss", max(losses), LIMIT
-    means = [compared(vimco, log_w, mean, 1, leaves=[]) for mean in ("geometric", "arithmetic")]
-    yield "signal of VIMCO", max(means), LIMIT
-    mean, variance = torch.rand(2, MEMBERS, device=device)
-    yield "signal of NVIL", compared(normalize, log_w, mean, variance, 0.8, True, True, 1, leaves=[]), LIMIT
-
-
-def compared(
-    operation: Operator[..., Any],
-    *arguments: Any,
-    leaves: Sequence[int] = (0,),
-    results: int | None = None,
-    wide: bool = False,
-) -> float:
-    """How far a kernel lies from its definition in its first results, and in the gradients of arguments at some places.
-
-    If wide, the definition is run in float64 and numbers are compared by the size of the largest.
-    """
-    given = tree_map_only(Tensor, torch.clone, list(arguments))
-    found = _with_gradients(operation, given, leaves, results)
-    known = tree_map_only(Tensor, lambda tensor: tensor.double() if wide else tensor, list(arguments))
-    with disabled(operation.name):
-        defined = _with_gradients(operation, known, leaves, results)
-    sizes = (other.abs().max().item() if wide else 1.0 for other in defined)
-    return max(distance(one, other, relative_to=size) for one, other, size in zip(found, defined, sizes, strict=True))
-
-
-def _with_gradients(
-    operation: Operator[..., Any], given: list[Any], leaves: Sequence[int], results: int | None
-) -> list[Tensor]:
-    """The results of an operator, and gradients of its arguments by the same random numbers at every call."""
-    given = tree_map_only(Tensor, Tensor.detach, given)
-    wanted = [tensor.requires_grad_() for place in leaves for tensor in tree_leaves(given[place])]
-    found = tree_leaves(operation(*given))[:results]
-    heads = [result for result in found if result.requires_grad]
-    if not heads:
-        return found
-    source = torch.Generator(heads[0].device).manual_seed(0)
-    by = [torch.randn(head.shape, device=head.device, generator=source).to(head.dtype) for head in heads]
-    return [*found, *torch.autograd.grad(heads, wanted, by)]
+            yield f"{name} draw, {kind}", _apart(law.draw, *given, SAMPLES, kind, 1), LIMIT
+        # with rows, of which there are four times as many as samples, the log densities are summed
+        yield f"{name} draw, {squash}, rows", _apart(law.draw, *given, 4, squash, LENGTH), LIMIT
+        node = law.draw.definition(*given, SAMPLES, "none", 1)[0] + 0.1
+        yield f"{name} score", _apart(law.score, node, logits, temperature, 1), LIMIT
+    for law, shape in ((bernoulli, (UNITS,)), (categorical, (UNITS, N))):
+        name, logits = law.__name__.rpartition(".")[2], 3 * torch.randn(MEMBERS, *shape, device=device)
+        yield f"{name} states", _states(law, logits, key), FLIPPED
+        value = law.draw.definition(logits, key, SAMPLES, "corner", 1)[0].bfloat16()
+        yield f"{name} score", _apart(law.score, value, logits, "corner", 1), LIMIT
 
 
 def distance(found: Tensor, defined: Tensor, *, relative_to: float = 1.0) -> float:
@@ -146,3 +88,108 @@ def distance(found: Tensor, defined: Tensor, *, relative_to: float = 1.0) -> flo
     found, defined = found.detach().double(), defined.detach().double()
     apart = (found - defined).abs() / defined.abs().clamp(min=relative_to)
     return float(apart.nan_to_num(nan=float("inf")).max()) if apart.numel() else 0.0
+
+
+def _apart(operator: Any, *arguments: Any) -> float:
+    """How far a kernel lies from its definition, in its outputs and in the gradients of its float32 arguments."""
+    outcomes = [_outcome(call, arguments) for call in (operator, operator.definition)]
+    return max(distance(*pair) for pair in zip(*outcomes, strict=True))
+
+
+def _outcome(call: Any, arguments: Sequence[Any]) -> list[Tensor]:
+    """The outputs of a call and, by fixed gradients of these, the gradients of its float32 arguments."""
+    leaves: list[Tensor] = []
+
+    def leaf(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [leaf(each) for each in argument]
+        if not isinstance(argument, Tensor) or argument.dtype != torch.float32:
+            return argument
+        leaves.append(argument.detach().clone().requires_grad_())
+        return leaves[-1]
+
+    found = call(*map(leaf, arguments))
+    outputs = [found] if isinstance(found, Tensor) else list(found)
+    generator = torch.Generator(outputs[0].device).manual_seed(0)
+    by = [torch.randn(each.shape, device=each.device, generator=generator) for each in outputs]
+    pairs = [pair for pair in zip(outputs, by, strict=True) if pair[0].requires_grad and pair[0].numel()]
+    heads, slopes = zip(*pairs, strict=True) if pairs else ((), ())
+    gradients = torch.autograd.grad(heads, leaves, slopes, allow_unused=True) if pairs else ()
+    return [*outputs, *(each for each in gradients if each is not None)]
+
+
+def _states(law: ModuleType, logits: Tensor, key: Tensor) -> float:
+    """The share of states that are not those of the definition."""
+    found, expected = (call(logits, key, SAMPLES, "corner", 1)[0] for call in (law.draw, law.draw.definition))
+    return float((found != expected).double().mean())
+
+
+def _log_likelihood(device: torch.device) -> float:
+    logits = torch.randn(MEMBERS, SAMPLES, 17, UNITS, device=device)
+    bits = torch.randint(2, (MEMBERS, 17, UNITS), device=device).bool()
+    return _apart(log_likelihood, logits, bits, 1, 1)
+
+
+def _loss(device: torch.device) -> float:
+    """Minus the mean bound of three terms less two, and the gradient of each, with signals and without."""
+    worst = 0.0
+    for count, averages in ((0, False), (2, False), (2, True)):
+        log_p, log_q = ([10 * torch.randn(MEMBERS, 50, 17, device=device) for _ in range(k)] for k in (3, 2))
+        signal = [torch.randn(MEMBERS, 50, 17, device=device) for _ in range(count)]
+        worst = max(worst, _loss_apart(log_p, log_q, signal, averages))
+    return worst
+
+
+def _loss_apart(log_p: list[Tensor], log_q: list[Tensor], signal: list[Tensor], averages: bool) -> float:
+    outcomes = []
+    for call in (loss, loss.definition):
+        leaves = [term.clone().requires_grad_() for term in (*log_p, *log_q)]
+        found, *rest = call(leaves[: len(log_p)], leaves[len(log_p) :], signal, [], averages, 1)
+        by = torch.linspace(0.5, 2.0, len(found), device=found.device)
+        outcomes.append([found, *rest, *torch.autograd.grad(found, leaves, by)])
+    return max(distance(*pair) for pair in zip(*outcomes, strict=True))
+
+
+def _signal(device: torch.device) -> float:
+    log_w = 10 * torch.randn(MEMBERS, 50, 17, device=device)
+    means = ("geometric", "arithmetic")
+    return max(distance(vimco(log_w, mean, 1), vimco.definition(log_w, mean, 1)) for mean in means)
+
+
+def _normalized(device: torch.device) -> float:
+    signal, (mean, variance) = 10 * torch.randn(MEMBERS, 50, 17, device=device), torch.rand(2, MEMBERS, device=device)
+    outcomes = [call(signal, mean, variance, 0.8, True, True, 1) for call in (normalize, normalize.definition)]
+    return max(distance(*pair) for pair in zip(*outcomes, strict=True))
+
+
+def _orthogonal(device: torch.device) -> float:
+    matrix = torch.randn(MEMBERS, 200, UNITS, device=device)
+    return distance(orthogonal(matrix), orthogonal(matrix.double()))
+
+
+def _affine(device: torch.device, rows: int) -> float:
+    """A map with tanh behind it and its gradients, against float64; sums are compared by their own size."""
+    shapes = (((rows, 200), 1.0), ((UNITS, 200), 200**0.5), ((UNITS,), 1.0))
+    given = [torch.randn(MEMBERS, *shape, device=device).div_(size) for shape, size in shapes]
+    return _against_double(lambda x, weight, bias: affine(x, weight, bias, True), given)
+
+
+def _observed(device: torch.device) -> float:
+    """The log likelihood of bits without their logits, and its gradients, against float64."""
+    shapes = (((SAMPLES, 100, 200), 1.0), ((UNITS, 200), 200**0.5), ((UNITS,), 1.0))
+    given = [torch.randn(MEMBERS, *shape, device=device).div_(size) for shape, size in shapes]
+    bits = torch.randint(2, (MEMBERS, 100, UNITS), device=device).float()
+    return _against_double(lambda *given: affine_log_likelihood(*given, bits)[0], given)
+
+
+def _against_double(call: Any, given: Sequence[Tensor]) -> float:
+    """How far a call of float32 lies from one of float64, which runs the definition, in value and in gradient."""
+    outcomes = []
+    for dtype in (torch.float32, torch.float64):
+        leaves = [each.detach().to(dtype).requires_grad_() for each in given]
+        found = call(*leaves)
+        generator = torch.Generator(found.device).manual_seed(0)
+        by = torch.randn(found.shape, device=found.device, generator=generator).to(found.dtype)
+        outcomes.append([found, *torch.autograd.grad(found, leaves, by)])
+    pairs = zip(*outcomes, strict=True)
+    return max(distance(own, truth, relative_to=truth.abs().max().item()) for own, truth in pairs)

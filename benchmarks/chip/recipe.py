@@ -19,10 +19,10 @@ from concretely.data import Dataset, load
 from concretely.evaluation.likelihood import Likelihood, evaluate
 from concretely.model import Model
 from concretely.training.capture import WARM_UPS
-from concretely.training.engine import Engine
+from concretely.training.engine import GAP_INTERVAL, Engine
 from concretely.training.recipe import Recipe, read, resolve
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.train_state import GAP_INTERVAL, TrainState
+from concretely.training.train_state import TrainState
 
 from ..timing import Spread
 from . import asked, kernel, turn, work

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from concretely.data import load
-from concretely.report import page, reproduction
 from concretely.training import loop
 from concretely.training.loop import train
 from concretely.training.member import Member
@@ -68,14 +67,6 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
         monkeypatch.setattr(loop, "train_together", interrupted)
 
     return arrange
-
-
-@pytest.fixture
-def unpictured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without pictures, which take longer than training."""
-    monkeypatch.setattr(page, "draw_picture", lambda picture: None)
-    monkeypatch.setattr(page, "embed_figure", lambda caption, *_: page.Image(caption, "png", b"", 1, 1))
-    monkeypatch.setattr(reproduction, "_figures", lambda *_: iter(()))
 
 
 def _trained(notation: str, folders: pytest.TempPathFactory) -> Path:

@@ -9,7 +9,7 @@ from concretely.experiment.record import read_record
 
 from .command import call, change, lines
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
+pytestmark = pytest.mark.usefixtures("tables", "unpictured")
 
 
 def test_a_grid_is_trained_as_one_program_and_the_best_on_the_validation_set_is_taken(trained: list[Path]) -> None:

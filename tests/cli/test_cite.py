@@ -3,14 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from concretely import __version__
 from concretely.cli.cite import entries
 
 from .command import call
-
-pytestmark = pytest.mark.unchecked
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import pytest
 
 from .command import call, modules_after
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
+pytestmark = pytest.mark.usefixtures("unpictured")
 
 
 @pytest.fixture

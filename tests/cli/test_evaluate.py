@@ -22,7 +22,7 @@ from concretely.training.run import restored
 from .command import call
 from .conftest import STEPS
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("unpictured")]
+pytestmark = pytest.mark.usefixtures("unpictured")
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -8,8 +8,6 @@ from concretely import __version__
 
 from .command import call, modules_after
 
-pytestmark = pytest.mark.unchecked
-
 
 @pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
 def test_both_files_are_written_and_named(name: str, tmp_path: Path) -> None:

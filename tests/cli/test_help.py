@@ -11,7 +11,7 @@ from concretely.cli import app
 
 from .command import call, modules_after
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
+pytestmark = pytest.mark.usefixtures("unpictured")
 
 FIRST = ["train", "evaluate", "sample", "study", "cite"]
 """Verbs whose examples go on with what the one before has left."""

@@ -12,7 +12,7 @@ from concretely.training.run import restored
 from .command import call
 from .conftest import Interrupt
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("unpictured")]
+pytestmark = pytest.mark.usefixtures("unpictured")
 
 TINY = ("train", "4H-64V", "--steps", "20", "--batch", "8", "--score-samples", "3")
 LISTS = ("--seed", "0..1", "--lr", "1e-3,1e-2")

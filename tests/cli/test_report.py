@@ -10,7 +10,7 @@ from concretely.experiment.record import read_record
 
 from .command import call
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
+pytestmark = pytest.mark.usefixtures("tables", "unpictured")
 
 
 def test_a_folder_of_runs_is_the_same_for_training_and_for_the_report() -> None:

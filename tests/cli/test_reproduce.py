@@ -18,7 +18,7 @@ from concretely.training import run
 from .command import call, change, lines
 from .conftest import Interrupt
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
+pytestmark = pytest.mark.usefixtures("tables", "unpictured")
 
 
 def test_every_cell_is_trained_scored_and_shown_beside_the_papers(trained: list[Path]) -> None:

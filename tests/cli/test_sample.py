@@ -9,8 +9,6 @@ from concretely.report import style
 
 from .command import call
 
-pytestmark = pytest.mark.unchecked
-
 
 @pytest.mark.parametrize(("kind", "name"), [("density", "6H-64V"), ("prediction", "32V-6H-32V")])
 def test_both_files_are_written_under_the_name_of_the_run_and_named(

@@ -13,7 +13,7 @@ from concretely.training import run
 
 from .command import call
 
-pytestmark = [pytest.mark.unchecked, pytest.mark.usefixtures("tables", "unpictured")]
+pytestmark = pytest.mark.usefixtures("tables", "unpictured")
 
 PAPER = paper.FOLDER
 

@@ -16,7 +16,7 @@ from concretely.training.recipe import read, resolve
 from .command import call
 from .conftest import Interrupt
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
+pytestmark = pytest.mark.usefixtures("unpictured")
 
 GRID = ("--lr", "1e-3,3e-2", "--weight-decay", "0,1")
 SMALL = ("sweep", "6H-64V", "--steps", "20", "--score-samples", "10")

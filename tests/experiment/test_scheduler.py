@@ -16,8 +16,6 @@ from concretely.training.member import Member
 from concretely.training.recipe import Recipe, resolve
 from concretely.training.run import restored
 
-pytestmark = pytest.mark.unchecked
-
 
 def digits(recipe: Recipe) -> Dataset:
     return load("digits", width=64)

@@ -19,8 +19,6 @@ from concretely.training.run import restored
 
 from ..training.example import data, recipe
 
-pytestmark = pytest.mark.unchecked  # for the sake of time
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -9,8 +9,6 @@ from concretely.experiment.scheduler import Monitor
 from concretely.experiment.search import sweep, sweep_recipes, train_list
 from concretely.training.recipe import resolve
 
-pytestmark = pytest.mark.unchecked
-
 
 def test_a_sweep_reports_to_its_callbacks_and_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     notes = list[str]()

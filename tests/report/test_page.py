@@ -171,7 +171,7 @@ def test_no_value_can_become_part_of_the_page() -> None:
     assert found.all("img")[0]["alt"] == EVIL
 
 
-@pytest.mark.usefixtures("blank_pictures")
+@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize("missing", [*RECORD, "rows", "pictures"])
 def test_what_is_missing_is_left_out(missing: str) -> None:
     record: dict[str, Any] = {key: value for key, value in RECORD.items() if key != missing}

@@ -20,8 +20,6 @@ from concretely.training.recipe import resolve
 from ..experiment.archived import TITLES, leave, made
 from .test_page import Reader
 
-pytestmark = pytest.mark.usefixtures("blank_pictures")
-
 COMMITTED = Path(__file__).parents[2] / "reproduction"
 HEADING = "^## (.* budgets?)$"
 
@@ -56,6 +54,7 @@ def test_every_line_is_ours_beside_the_papers(table: Experiment, tmp_path: Path)
     assert resolve(notation=second[2], **wished) == table.cells[1].recipe
 
 
+@pytest.mark.usefixtures("unpictured")
 @pytest.mark.parametrize(("steps", "heading"), [(10_000_000, "The paper's budget"), (9_999_999, "Other budgets")])
 def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(
     steps: int, heading: str, table: Experiment, tmp_path: Path
@@ -82,6 +81,7 @@ def test_cells_that_were_made_twice_show_both_budgets_and_what_is_taken_last(
         assert all(f">{entry.strip(' `')}</td>" in shown for entry in row.strip("| ").split("|"))
 
 
+@pytest.mark.usefixtures("unpictured")
 def test_training_points_that_had_few_samples_are_told_of(table: Experiment, tmp_path: Path) -> None:
     record = made(table.cells[0], 107.0)
     write_record(tmp_path / "runs" / table.cells[0].title / "record.json", record)
@@ -155,7 +155,6 @@ def test_temperatures_have_both_objectives_and_a_figure(tmp_path: Path) -> None:
     assert "figure 4, right" in str(Reader(page(review_records(tmp_path / "records"))).all("img")[-1]["alt"])
 
 
-@pytest.mark.drawn
 def test_the_page_is_the_same_and_needs_nothing_else(table: Experiment, tmp_path: Path) -> None:
     leave(tmp_path / "runs", table.cells[0], 109.25)
     collect_records(table, tmp_path / "runs", tmp_path / "records")

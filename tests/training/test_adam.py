@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from concretely.training.optimizer import ParameterState, StepLog, StepSizes, adam_, corrections, guard_
-from tests.kernel import DEVICE, PATHS, assert_precise, kernel, running
+from tests.kernel import DEVICE, PATHS, assert_precise, kernel, on
 
 SHAPES = [(7,), (5, 9), (1,), (1_100,), (3, 2, 4)]
 MEMBERS = pytest.mark.parametrize("members", [1, 3])
@@ -51,7 +51,7 @@ def moved(members: int, path: str) -> list[tuple[Tensor, Tensor]]:
     slopes[3][1] = torch.ones((), device=DEVICE).expand_as(starts[1])
     decays = [len(shape) > 1 for shape in SHAPES]
     states = [state_of(start) for start in starts]
-    with running(path, "adam"):
+    with on(path, "adam"):
         for k, each in enumerate(slopes):
             adam_(states, each, sizes_of(members, k), decays=decays)
     ends = [
@@ -88,7 +88,7 @@ def test_a_member_at_rest_does_not_move_whatever_its_gradient(path: str) -> None
     slopes[1][1] = math.inf
     sizes = sizes_of(3, 4)
     sizes = sizes._replace(rate=sizes.rate * torch.tensor([1.0, 0.0, 1.0], device=DEVICE))
-    with running(path, "adam"):
+    with on(path, "adam"):
         adam_(states, slopes, sizes, decays=[True, False])
     for state, old in zip(states, before, strict=True):
         for tensor, was in zip(state, old, strict=True):
@@ -114,7 +114,7 @@ def tensors_of(members: int) -> list[Tensor]:
 @MEMBERS
 def test_minus_losses_are_logged_and_finite_members_go_on(members: int, path: str) -> None:
     log, sizes, loss = log_of(members), sizes_of(members, 4), torch.randn(members, device=DEVICE)
-    with running(path, "adam"):
+    with on(path, "adam"):
         found = guard_(log, tensors_of(members), loss, sizes)
         for one, other in zip(found, sizes, strict=True):
             assert torch.equal(one, other)
@@ -135,7 +135,7 @@ PLACES = [(0, 0), (1, 0), (1, 1_023), (1, 1_024), (1, 2_099), (2, 0), (2, 1_023)
 def test_what_is_not_finite_is_found_wherever_it_is(place: tuple[int, int], path: str) -> None:
     which, entry = place
     sizes = sizes_of(3, 7)
-    with running(path, "adam"):
+    with on(path, "adam"):
         for value in (math.nan, math.inf, -math.inf):
             log, tensors = log_of(3), [each.contiguous() for each in tensors_of(3)]
             tensors[which].view(3, -1)[1, entry] = value
@@ -148,7 +148,7 @@ def test_what_is_not_finite_is_found_wherever_it_is(place: tuple[int, int], path
 def test_the_first_step_that_is_not_finite_is_kept_and_the_other_members_go_on(path: str) -> None:
     log, sizes, loss = log_of(3), sizes_of(3, 0), torch.tensor([1.0, 3.0, 2.0], device=DEVICE)
     rates = []
-    with running(path, "adam"):
+    with on(path, "adam"):
         for step, faulty in enumerate(([], [1], [], [0, 1], [])):
             tensors = [torch.zeros(3, 5, device=DEVICE), torch.zeros(3, 2, 3, device=DEVICE)]
             tensors[step % 2][faulty] = math.nan
@@ -164,7 +164,7 @@ def test_the_first_step_that_is_not_finite_is_kept_and_the_other_members_go_on(p
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_stops_its_member(value: float, path: str) -> None:
     log, loss = log_of(3), torch.tensor([1.0, value, 2.0], device=DEVICE)
-    with running(path, "adam"):
+    with on(path, "adam"):
         found = guard_(log, [torch.zeros(3, 5, device=DEVICE)], loss, sizes_of(3, 7))
     assert log.first_nonfinite.tolist() == [-1, 7, -1]
     assert (found.rate != 0).tolist() == [True, False, True]
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_stops_its_member(value: float, path: str) -> 
 @PATHS
 def test_the_given_step_sizes_are_left_as_they_are(path: str) -> None:
     sizes, before = sizes_of(2, 0), sizes_of(2, 0)
-    with running(path, "adam"):
+    with on(path, "adam"):
         slopes = [torch.full((2, 3), math.nan, device=DEVICE)]
         guard_(log_of(2), slopes, torch.zeros(2, device=DEVICE), sizes)
     for one, other in zip(sizes, before, strict=True):
@@ -186,7 +186,7 @@ def test_a_step_of_a_member_that_is_stopped_moves_nothing(path: str) -> None:
     start = torch.randn(2, 5, device=DEVICE)
     state, slope = state_of(start), torch.randn(2, 5, device=DEVICE)
     slope[0, 3] = math.inf
-    with running(path, "adam"):
+    with on(path, "adam"):
         sizes = guard_(log_of(2), [slope], torch.zeros(2, device=DEVICE), sizes_of(2, 0))
         adam_([state], [slope], sizes, decays=[True])
     assert torch.equal(state.parameter[0], start[0])

@@ -45,7 +45,7 @@ def other_data() -> Dataset:
 def assert_equal(found: TrainState, expected: TrainState) -> None:
     """Fail unless two runs have come to the same bits."""
     assert_same(found.tensors(), expected.tensors())
-    assert found._metrics == expected._metrics
+    assert found.metrics == expected.metrics
 
 
 def assert_close(found: TrainState, expected: TrainState) -> None:

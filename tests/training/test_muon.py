@@ -11,7 +11,7 @@ from torch import Tensor
 from concretely.training import optimizer
 from concretely.training.optimizer import ParameterState, StepSizes, muon_, orthogonal, polynomial
 from tests.cases import exhaustive
-from tests.kernel import DEVICE, PATHS, assert_precise, drift, kernel, running
+from tests.kernel import DEVICE, PATHS, assert_precise, drift, kernel, on
 
 
 def precise() -> Any:
@@ -50,9 +50,9 @@ def test_singular_vectors_stay_and_singular_values_become_about_one(shape: tuple
 def test_polynomials_are_those_of_the_definition(size: int) -> None:
     matrix = torch.randn(2, size, size + 3, device=DEVICE) / (2 * size)
     gram = torch.bmm(matrix, matrix.mT)
-    with running("plain", "muon"):
+    with on("plain", "muon"):
         defined, truth = polynomial(gram), polynomial(gram.double())
-    with running("fast", "muon"), precise():
+    with on("fast", "muon"), precise():
         assert_precise(polynomial(gram), defined, truth, drift(gram, gram))
 
 
@@ -84,7 +84,7 @@ def test_members_do_not_hear_of_each_other_and_one_at_rest_stays_as_it_is(path: 
     alone = [[state_of(start[member : member + 1]) for start in starts] for member in (0, 2)]
     slopes[0][1, 2, 3] = math.nan
     for _ in range(2):
-        with running(path, "muon"):
+        with on(path, "muon"):
             muon_(states, slopes, sizes_of([0.1, 0.0, 0.2], decay=0.3))
         for member, own in zip((0, 2), alone, strict=True):
             muon_(own, [slope[member : member + 1] for slope in slopes], sizes_of([0.1 + 0.05 * member], decay=0.3))
@@ -106,9 +106,9 @@ def test_matrices_of_all_shapes_move_as_the_definition_does(
     found, defined = ([state_of(start) for start in starts] for _ in range(2))
     for _ in range(2):
         slopes = [torch.randn_like(start) for start in starts]
-        with running(path, "muon"):
+        with on(path, "muon"):
             muon_(found, [slope.mT.contiguous().mT for slope in slopes], sizes_of([0.1, 0.02], decay=0.3))
-        with running("plain", "muon"):
+        with on("plain", "muon"):
             for state, slope in zip(defined, slopes, strict=True):
                 muon_([state], [slope], sizes_of([0.1, 0.02], decay=0.3))
     torch.testing.assert_close(found, defined, rtol=1e-3, atol=1e-4)
@@ -118,6 +118,6 @@ def test_matrices_of_all_shapes_move_as_the_definition_does(
 def test_weights_decay(path: str) -> None:
     start = torch.eye(3, device=DEVICE).unsqueeze(0)
     state = state_of(start)
-    with running(path, "muon"):
+    with on(path, "muon"):
         muon_([state], [torch.zeros_like(start)], sizes_of([0.01], decay=1.0))
     assert (state.parameter.diagonal(dim1=1, dim2=2) < 1).all()

@@ -6,7 +6,7 @@ import torch
 from concretely.training.rng import Purpose, keys_of
 from concretely.training.step_table import StepTable, lr_factor
 from concretely.training.train_state import TrainState
-from tests.kernel import DEVICE, PATHS, running
+from tests.kernel import DEVICE, PATHS, on
 
 from .example import data, recipe
 
@@ -35,7 +35,7 @@ def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: 
     for run in runs:
         run.step = start
     table = StepTable(runs, draws=3)
-    with running(path, "bits"):
+    with on(path, "bits"):
         for step in range(start, start + 300):
             table.prepare(step)
             table.read()

@@ -21,7 +21,7 @@ def study(
     ],
     estimators: Annotated[
         str, typer.Option(help=f"Estimators, separated by commas: {', '.join(ESTIMATORS)}.")
-    ] = "concrete,vimco,rloo,nvil,score",
+    ] = "concrete,vimco,rloo,nvil,reinforce",
     *,
     data: Annotated[
         str | None,

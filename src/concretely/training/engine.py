@@ -7,23 +7,74 @@ of many ends in the same bits as the same run alone.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..estimator import Reinforce
+from ..estimator import Estimator, Reinforce, estimate
 from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.operator import launching
 from ..noise import Keys
 from .capture import Captured
 from .member import alike
-from .optimizer import StepSizes, adam_, guard_, muon_
+from .method import Temperatures, at_temperature
+from .optimizer import ParameterState, StepLog, StepSizes, adam_, guard_, muon_
 from .rng import Purpose
 from .step_table import StepTable
-from .train_state import GAP_INTERVAL, MemberLoss, TrainState, joined
 
-Tensors = dict[str, Tensor]
+if TYPE_CHECKING:
+    from ..model import Model
+    from .recipe import Recipe
+    from .train_state import TrainState
+
+GAP_INTERVAL = 10
+"""The gap to the discrete graph is measured at the first step of a row and every so many steps after it."""
+
+State = dict[str, Tensor]
+"""Everything that training steps change, by the names that it has in a checkpoint.
+
+Parameters and buffers are `model/…` and `estimator/…`, the moments of gradients `first/…` and `second/…`, and the log
+of the steps is `row/sums` and `row/first_nonfinite`. The first axis of every tensor counts members.
+"""
+
+
+def path_of(name: str) -> str:
+    """The name in a state of a parameter or buffer of a loss, such as `model/p.top.logits`."""
+    return name.replace(".", "/", 1)
+
+
+def split_inputs(bits: Tensor, context: int | None) -> tuple[Tensor, ...]:
+    """The inputs of a model from the bits of data points: x, or a context of so many bits and x."""
+    return (bits,) if context is None else (bits[..., :context], bits[..., context:])
+
+
+class MemberLoss(nn.Module):
+    """The loss of one member on a batch: minus the mean of its objective."""
+
+    def __init__(self, model: "Model", estimator: Estimator, recipe: "Recipe") -> None:
+        super().__init__()
+        self.model, self.estimator, self.recipe = model, estimator, recipe
+        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
+        self._temperatures: Temperatures | None = None  # those of the estimator
+        context = recipe.architecture.context
+        self._context = None if context is None else context.units
+
+    def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
+        """The loss at the given temperatures, with noise from the given keys."""
+        inputs, estimator = split_inputs(bits, self._context), self._estimator_at(temperatures)
+        return estimate(self.model, *inputs, estimator=estimator, samples=self.recipe.samples, generator=keys).loss
+
+    def _estimator_at(self, temperatures: Temperatures) -> Estimator:
+        if not self._has_temperature:
+            return self.estimator
+        if not all(isinstance(each, float) for each in temperatures):  # tensors are those of one call
+            return at_temperature(self.recipe.estimator, *temperatures)
+        if temperatures != self._temperatures:
+            self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures
+        return self.estimator
 
 
 class Engine:
@@ -33,7 +84,7 @@ class Engine:
     `advance` is seen by the next step. `stacked` says whether members are one program, by default on a GPU alone.
     """
 
-    def __init__(self, runs: Sequence[TrainState], *, stacked: bool | None = None) -> None:
+    def __init__(self, runs: Sequence["TrainState"], *, stacked: bool | None = None) -> None:
         first = runs[0]
         for other in runs[1:]:
             if not alike(first.recipe, other.recipe) or (other.step, other.since) != (first.step, first.since):
@@ -73,7 +124,7 @@ class Engine:
         tried = [work.is_possible for work in works if isinstance(work, Captured)]
         return all(tried) if tried else None
 
-    def without_ended(self, active: Sequence[TrainState]) -> "Engine":
+    def without_ended(self, active: Sequence["TrainState"]) -> "Engine":
         """An engine for the runs that are still active, which may be this one.
 
         A stacked program is kept until half of its members have ended: up to there, to step those that have ended
@@ -86,17 +137,20 @@ class Engine:
 class _Program:
     """Members that take their steps together."""
 
-    def __init__(self, runs: Sequence[TrainState], *, vmapped: bool) -> None:
+    def __init__(self, runs: Sequence["TrainState"], *, vmapped: bool) -> None:
         first = runs[0]
         self._runs, self._recipe, self._vmapped = runs, first.recipe, vmapped
         self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Reinforce(), first.recipe)
-        self._state = first.state if len(runs) == 1 else joined(runs)
-        self._decays = {name: _decays(name) for name in self._state.parameters}
-        own = dict(first.loss.named_parameters())
-        self._leaves = {
-            name: state.parameter.requires_grad_() if vmapped else own[name]
-            for name, state in self._state.parameters.items()
+        state = first.state if len(runs) == 1 else _joined(runs)
+        own: State = dict(first.loss.named_parameters())
+        self._parameters = {
+            name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in own
         }
+        self._buffers = {name: state[path_of(name)] for name, _ in first.loss.named_buffers()}
+        self._log = StepLog(state["row/sums"], state["row/first_nonfinite"])
+        stacked = {name: each.parameter.detach().requires_grad_() for name, each in self._parameters.items()}
+        self._leaves = stacked if vmapped else own
+        self._decays = {name: _decays(name) for name in own}
         self._table = StepTable(runs, draws=first.draws)
         self._ones = torch.ones(len(runs), device=first.device)
         self._take: Callable[[], None] = self._step
@@ -116,16 +170,15 @@ class _Program:
 
     def set_metrics(self) -> None:
         """Copy the metrics of all members from the device, which waits for it."""
-        log = self._state.log
-        metrics = torch.cat([log.sums, log.first_nonfinite.unsqueeze(-1)], -1).tolist()
+        metrics = torch.cat([self._log.sums, self._log.first_nonfinite.unsqueeze(-1)], -1).tolist()
         for run, own in zip(self._runs, metrics, strict=True):
-            run.set_metrics(own)
+            run.metrics = own
 
     def _step(self, *, gap: bool = False) -> None:
         """Take one step without a word to the host."""
         self._table.read()
         bits = self._table.batch()
-        with deferred_gradients():
+        with deferred_gradients() if self._vmapped else nullcontext():
             loss = self._losses(self._loss, bits, Purpose.NOISE)
             slopes = torch.autograd.grad([loss], list(self._leaves.values()), [self._ones], allow_unused=True)
         gradients = {
@@ -134,13 +187,16 @@ class _Program:
             if slope is not None
         }
         with torch.no_grad():
-            log = self._state.log
             if gap:
                 excess = self._losses(self._discrete_loss, bits, Purpose.GAP) - loss
-                log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
+                self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
             # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
-            watched = [gradient for name, gradient in gradients.items() if not self._decays[name]]
-            sizes = guard_(log, watched, loss.detach(), self._table.sizes)
+            watched = [
+                gradient
+                for name, gradient in gradients.items()
+                if not self._decays[name] and not isinstance(gradient, DeferredGradient)
+            ]
+            sizes = guard_(self._log, watched, loss.detach(), self._table.sizes)
             self._update(gradients, sizes)
 
     def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
@@ -150,18 +206,18 @@ class _Program:
             found: Tensor = function(bits[0], Keys(keys[:, 0]), tuple(temperatures[:, 0].tolist()))
             return found.unsqueeze(0)
 
-        def of_member(parameters: Tensors, buffers: Tensors, bits: Tensor, keys: Tensor, pair: Tensor) -> Tensor:
+        def of_member(parameters: State, buffers: State, bits: Tensor, keys: Tensor, pair: Tensor) -> Tensor:
             loss: Tensor = functional_call(function, (parameters, buffers), (bits, Keys(keys), tuple(pair)))
             return loss
 
         stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1))(
-            self._leaves, self._state.buffers, bits, keys, temperatures
+            self._leaves, self._buffers, bits, keys, temperatures
         )
         return stacked
 
     def _update(self, gradients: dict[str, Tensor], sizes: StepSizes) -> None:
         """Move all parameters by their gradients, some of which are still pairs of factors."""
-        states = self._state.parameters
+        states = self._parameters
         if self._recipe.optimizer == "muon":
             matrices = [name for name, decays in self._decays.items() if decays]
             products = [materialized(gradients.pop(name)) for name in matrices]
@@ -176,3 +232,11 @@ class _Program:
 def _decays(name: str) -> bool:
     """Whether a parameter has an L2 penalty: the weights of the model do, and nothing of the estimator."""
     return name.startswith("model.") and name.endswith("weight")
+
+
+def _joined(runs: Sequence["TrainState"]) -> State:
+    """The states of several runs as one, of which the state of each becomes a view."""
+    state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
+    for member, run in enumerate(runs):
+        run.bind({name: tensor[member : member + 1] for name, tensor in state.items()})
+    return state

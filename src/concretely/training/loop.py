@@ -18,11 +18,11 @@ from ..data import Dataset
 from ..environment import describe_environment
 from ..file import exclusive_dir
 from . import checkpoint
-from .engine import Engine
+from .engine import GAP_INTERVAL, Engine
 from .member import Member
 from .recipe import FILE, Recipe
 from .run import Run, export, require_same, resume, save_checkpoint, write
-from .train_state import GAP_INTERVAL, Row, TrainState
+from .train_state import Row, TrainState
 
 ROWS = 500
 """The largest number of rows of a curve; a run that was given more steps later may have some more."""

@@ -4,23 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.dataset import Dataset
-from ..estimator import Estimator, Reinforce, estimate
+from ..estimator import Estimator
 from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
 from ..noise import Keys
 from ..program import eval_mode
-from .method import Temperatures, at_step, at_temperature, estimator_of
+from .engine import MemberLoss, State, path_of, split_inputs
+from .method import at_step, estimator_of
 from .nonfinite import first_nonfinite_layer
-from .optimizer import ParameterState, StepLog
 from .recipe import Recipe
 from .rng import Order, Purpose, generator_of, keys_of
 from .step_table import lr_factor
-
-GAP_INTERVAL = 10
-"""The gap to the discrete graph is measured at the first step of a row and every so many steps after it."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +36,6 @@ class Row:
     """The negative log-likelihood of the validation set, if it was evaluated after this step."""
 
 
-@dataclass(frozen=True)
-class State:
-    """Everything that training steps change. The first axis of every tensor counts members."""
-
-    parameters: dict[str, ParameterState]
-    buffers: dict[str, Tensor]
-    log: StepLog
-
-
 def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
     """The model of a recipe before training; its biases start at the base rate of the data, if these are given."""
     architecture, generator = recipe.architecture, generator_of(recipe.seed, Purpose.INITIAL)
@@ -58,42 +46,8 @@ def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
 
 def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
     """The inputs of a model from the bits of data points: x, or the context and x."""
-    return _inputs(bits, _context(recipe))
-
-
-def _context(recipe: Recipe) -> int | None:
-    """The number of bits of the context, if there is one."""
     context = recipe.architecture.context
-    return None if context is None else context.units
-
-
-def _inputs(bits: Tensor, context: int | None) -> tuple[Tensor, ...]:
-    return (bits,) if context is None else (bits[..., :context], bits[..., context:])
-
-
-class MemberLoss(nn.Module):
-    """The loss of one member on a batch: minus the mean of its objective."""
-
-    def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
-        super().__init__()
-        self.model, self.estimator, self.recipe = model, estimator, recipe
-        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
-        self._temperatures: Temperatures | None = None  # those of the estimator
-        self._context = _context(recipe)
-
-    def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
-        """The loss at the given temperatures, with noise from the given keys."""
-        inputs, estimator = _inputs(bits, self._context), self._estimator_at(temperatures)
-        return estimate(self.model, *inputs, estimator=estimator, samples=self.recipe.samples, generator=keys).loss
-
-    def _estimator_at(self, temperatures: Temperatures) -> Estimator:
-        if not self._has_temperature:
-            return self.estimator
-        if not all(isinstance(each, float) for each in temperatures):  # tensors are those of one call
-            return at_temperature(self.recipe.estimator, *temperatures)
-        if temperatures != self._temperatures:
-            self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures
-        return self.estimator
+    return split_inputs(bits, None if context is None else context.units)
 
 
 class TrainState:
@@ -113,7 +67,8 @@ class TrainState:
         self.seconds = 0.0
         self.best: dict[str, Tensor] = {}
         """The parameters with the best validation, if there was one."""
-        self._metrics: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, -1.0)
+        self.metrics: Sequence[float] = (0.0, 0.0, 0.0, 0.0, -1.0)
+        """The log of the steps since the last row, copied from the device: its sums and the first nonfinite step."""
         self._draws: int | None = None
 
     @property
@@ -123,15 +78,9 @@ class TrainState:
 
     def bind(self, state: State) -> None:
         """Move to a state of one member that lies elsewhere and holds the same values."""
-        for name, own in self.loss.named_parameters():
-            own.data = state.parameters[name].parameter.detach()[0]
-        for name, buffer in self.loss.named_buffers():
-            buffer.data = state.buffers[name][0]
+        for name, own in (*self.loss.named_parameters(), *self.loss.named_buffers()):
+            own.data = state[path_of(name)][0]
         self.state = state
-
-    def set_metrics(self, metrics: Sequence[float]) -> None:
-        """Store metrics copied from the device: the sums of the log, and the first step that was not finite."""
-        self._metrics = tuple(metrics)
 
     def dry_run(self) -> float:
         """The objective of the next step, without taking it; what a step would refuse is refused by this."""
@@ -150,14 +99,14 @@ class TrainState:
 
     def bound(self) -> float:
         """The mean objective of the steps since the last row, zero if there are none."""
-        bound, steps, *_ = self._metrics
+        bound, steps, *_ = self.metrics
         return float(bound / max(steps, 1))
 
     def row(self) -> Row:
         """The row of the steps since the last one; it starts the next."""
-        mean, (*_, gap, gaps, first_nonfinite) = self.bound(), self._metrics
-        self.state.log.sums.zero_()
-        self._metrics = (0.0, 0.0, 0.0, 0.0, first_nonfinite)
+        mean, (*_, gap, gaps, first_nonfinite) = self.bound(), self.metrics
+        self.state["row/sums"].zero_()
+        self.metrics = (0.0, 0.0, 0.0, 0.0, first_nonfinite)
         self.since = self.step
         return Row(
             step=self.step,
@@ -180,7 +129,7 @@ class TrainState:
 
     def first_nonfinite(self) -> tuple[int, str] | None:
         """The first step without a finite gradient and the layer that caused it; no step was taken from there on."""
-        step = int(self._metrics[-1])
+        step = int(self.metrics[-1])
         return None if step < 0 else (step, self.first_nonfinite_layer(step))
 
     def first_nonfinite_layer(self, step: int) -> str:
@@ -196,25 +145,18 @@ class TrainState:
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint: all that later steps depend on, without the axis of members."""
-        found = {f"best/{name}": tensor for name, tensor in self.best.items()}
-        for name, tensors in self.state.parameters.items():
-            parts = zip((_path(name), f"first/{name}", f"second/{name}"), tensors, strict=True)
-            found |= {part: tensor.detach()[0] for part, tensor in parts}
-        found |= {_path(name): tensor[0] for name, tensor in self.state.buffers.items()}
-        return {**found, "row/sums": self.state.log.sums[0]}
+        own = {name: tensor[0] for name, tensor in self.state.items()}
+        return {**own, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
 
     def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
         """Go back to a checkpoint."""
-        own = self.tensors()
-        self.best = {
-            name.removeprefix("best/"): t.to(self.device) for name, t in tensors.items() if name[:5] == "best/"
-        }
-        for name, tensor in own.items():
-            if not name.startswith("best/"):
-                tensor.copy_(tensors[name])
+        for name, tensor in self.state.items():
+            tensor[0].copy_(tensors[name])
+        best = (name for name in tensors if name.startswith("best/"))
+        self.best = {name.removeprefix("best/"): tensors[name].to(self.device) for name in best}
         self.step, self.seconds = step, seconds
-        self.set_metrics([*self.state.log.sums[0].tolist(), self.state.log.first_nonfinite.item()])
-        self.since = step - int(self._metrics[1])
+        self.metrics = [*self.state["row/sums"][0].tolist(), self.state["row/first_nonfinite"].item()]
+        self.since = step - int(self.metrics[1])
 
     def _loss(self, step: int) -> tuple[Tensor, Keys]:
         """The loss of a step, the same whenever the parameters are, and the keys that it has used."""
@@ -225,43 +167,13 @@ class TrainState:
         return loss, keys
 
 
-def joined(runs: Sequence[TrainState]) -> State:
-    """The states of several runs as one, of which the state of each becomes a view."""
-    parts = [run.state for run in runs]
-    names = parts[0].parameters
-    own = {name: [part.parameters[name] for part in parts] for name in names}
-    state = State(
-        {name: ParameterState(*map(_cat, zip(*states, strict=True))) for name, states in own.items()},
-        {name: _cat([part.buffers[name] for part in parts]) for name in parts[0].buffers},
-        StepLog(*(_cat(logs) for logs in zip(*(part.log for part in parts), strict=True))),
-    )
-    for k, run in enumerate(runs):
-        at = slice(k, k + 1)
-        run.bind(
-            State(
-                {name: ParameterState(*(t.detach()[at] for t in each)) for name, each in state.parameters.items()},
-                {name: tensor[at] for name, tensor in state.buffers.items()},
-                StepLog(*(tensor[at] for tensor in state.log)),
-            )
-        )
+def _initial(loss: MemberLoss, device: torch.device) -> State:
+    """The state before the first step, which shares the memory of the parameters and buffers of a loss."""
+    state = {
+        path_of(name): own.detach().unsqueeze(0) for name, own in (*loss.named_parameters(), *loss.named_buffers())
+    }
+    for name, parameter in loss.named_parameters():
+        state |= {f"{moment}/{name}": torch.zeros_like(parameter[None].detach()) for moment in ("first", "second")}
+    state["row/sums"] = torch.zeros((1, 4), dtype=torch.float64, device=device)
+    state["row/first_nonfinite"] = torch.full((1,), -1, device=device)
     return state
-
-
-def _cat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach() for tensor in tensors])
-
-
-def _initial(loss: nn.Module, device: torch.device) -> State:
-    """The state before the first step, of which the parameters and buffers of a loss are views."""
-    parameters = {name: own.detach().unsqueeze(0) for name, own in loss.named_parameters()}
-    sums = torch.zeros((1, 4), dtype=torch.float64, device=device)
-    return State(
-        {name: ParameterState(own, torch.zeros_like(own), torch.zeros_like(own)) for name, own in parameters.items()},
-        {name: buffer.unsqueeze(0) for name, buffer in loss.named_buffers()},
-        StepLog(sums, torch.full((1,), -1, dtype=torch.int64, device=device)),
-    )
-
-
-def _path(name: str) -> str:
-    """The name of a tensor in a checkpoint, such as `model/p.top.logits`."""
-    return name.replace(".", "/", 1)
