@@ -38,7 +38,7 @@ def mean_corner(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits
 
 
 def mean_corner_by_sums(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
-    """The same without a matrix product: for every bit, the weight of the corners that have it less that of the others."""
+    """The same without a matrix product: for every bit, the weight of corners that have it less that of the others."""
     digits = range(weight.shape[-1].bit_length() - 1)
     halves = [weight.unflatten(-1, (2**digit, 2, -1)).sum((-3, -1)) for digit in digits]
     return torch.stack([half[..., 1] - half[..., 0] for half in halves], -1)
