@@ -272,7 +272,8 @@ def test_a_kernel_that_is_switched_off_leaves_its_work_to_its_definition() -> No
     for off in switch.switches(on.calls):
         without = row.run(off, device, True)
         assert set(without.calls) == used - set(switch.switched_off(off)), off
-        assert without.found == pytest.approx(on.found, rel=1e-2), off
+        draws_anew = "categorical" in switch.switched_off(off)  # its definition draws other states with the same key
+        assert without.found == pytest.approx(on.found, rel=0.2 if draws_anew else 1e-2), off
 
 
 class Slept(ablation.Score):
