@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 
-from .kernel.operator import batched, is_plain, operator
+from .kernel.library import batched
+from .kernel.operator import is_plain, operator
 
 
 class Keys:

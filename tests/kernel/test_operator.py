@@ -19,8 +19,8 @@ from torch.func import grad, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from concretely.kernel.library import NAMESPACE
 from concretely.kernel.operator import (
-    NAMESPACE,
     Operator,
     disabled,
     has_triton,

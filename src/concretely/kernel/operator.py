@@ -15,16 +15,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType, UnionType
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, get_args, get_origin
+from types import ModuleType
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-NAMESPACE = "concretely"
+from .library import batched, contiguous, memory, parameter, registered, schema_type
+
 _DISABLED: set[str] = set()
 
 
@@ -127,16 +128,16 @@ class Operator(Generic[P, R]):
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
         self._defaults = tuple(each.default for each in given.values())
-        parameters = [_parameter(name, _schema_type(each.annotation)) for name, each in given.items()]
+        parameters = [parameter(name, schema_type(each.annotation)) for name, each in given.items()]
         self._first = next(i for i, each in enumerate(parameters) if each.annotation in (Tensor, list[Tensor]))
-        returned = _schema_type(self._signature.return_annotation)
-        self.registered = _registered(name, self._launch, parameters, returned)
-        self.registered.register_fake(lambda *given: _contiguous(self._defined(*given)))
+        returned = schema_type(self._signature.return_annotation)
+        self.registered = registered(name, self._launch, parameters, returned)
+        self.registered.register_fake(lambda *given: contiguous(self._defined(*given)))
         self.registered.register_vmap(lambda *given: batched(self.registered, *given))
-        self.registered.register_autograd(self._pull_nested, setup_context=self._save)
-        trail = [_parameter("outputs", list[Tensor]), _parameter("needs", list[bool])]
-        parameters = [_parameter("by", list[Tensor | None]), *parameters, *trail]
-        self.backward = _registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
+        self.registered.register_autograd(self._pull_nested, setup_context=self._save_registered)
+        trail = [parameter("outputs", list[Tensor]), parameter("needs", list[bool])]
+        parameters = [parameter("by", list[Tensor | None]), *parameters, *trail]
+        self.backward = registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
         self.backward.register_fake(self._fake_backward)
         self.backward.register_vmap(lambda *given: batched(self.backward, *given))
         self._apply: Callable[..., Any] = self._function().apply
@@ -156,13 +157,11 @@ class Operator(Generic[P, R]):
 
     def _called(self, arguments: list[Any]) -> Any:
         """What the kernel gives, to whoever looks on."""
-        leaves, spec = arguments, None
-        if any(isinstance(each, list) for each in arguments):
-            leaves, spec = tree_flatten(arguments)
+        leaves, structure = _flattened(arguments)
         if not is_plain(leaves):
             return self.registered(*arguments)
         if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in leaves):
-            return self._apply(*leaves, spec)
+            return self._apply(*leaves, structure)
         return self._forward(*arguments)
 
     def runs_kernel(self, *arguments: Any) -> bool:
@@ -208,7 +207,7 @@ class Operator(Generic[P, R]):
         with launching(first.device):
             if is_launchable(first) and self._is_eligible(arguments):
                 return self._forward(*arguments)
-        return _contiguous(self._defined(*arguments))
+        return contiguous(self._defined(*arguments))
 
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
         """The gradients that are needed, from the kernel."""
@@ -217,13 +216,13 @@ class Operator(Generic[P, R]):
         with launching(leaves[needs.index(True)].device):
             found = self._pulled_by_kernel(by, inputs, outputs, needs)
         # an operator of torch returns memory of its own, each piece once
-        taken = {_memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
+        taken = {memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
         gradients = []
         for leaf, gradient, needed in zip(leaves, found, needs, strict=True):
             if needed:
                 gradient = torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
-                gradients.append(gradient.clone() if _memory(gradient) in taken else gradient)
-                taken.add(_memory(gradient))
+                gradients.append(gradient.clone() if memory(gradient) in taken else gradient)
+                taken.add(memory(gradient))
         return gradients
 
     def _fake_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
@@ -234,10 +233,16 @@ class Operator(Generic[P, R]):
             if needed
         ]
 
-    def _save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """Keep what the gradient of torch's own operator needs, which may have run the definition."""
+        leaves, structure = _flattened(inputs)
+        first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
+        self._save(ctx, leaves, structure, output, by_kernel=is_launchable(first) and self._is_eligible(inputs))
+
+    def _save(self, ctx: Any, leaves: Sequence[Any], structure: Any, output: Any, *, by_kernel: bool) -> None:
         """Keep what the gradient needs: all tensors that went in and came out."""
         outputs = (output,) if isinstance(output, Tensor) else output
-        leaves, ctx.structure = tree_flatten(list(inputs))
+        ctx.structure, ctx.by_kernel = structure, by_kernel
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(outputs[place] for place in self._nondifferentiable))
@@ -250,9 +255,9 @@ class Operator(Generic[P, R]):
         saved = iter(ctx.saved_tensors)
         leaves = [next(saved) if other is None else other[0] for other in ctx.others]
         outputs = list(saved)
-        if torch.is_grad_enabled() or not self._has_backward(leaves, ctx.structure):
+        if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
             return self._pulled_by_definition(by, leaves, ctx.structure, needs)
-        inputs = tree_unflatten(leaves, ctx.structure)
+        inputs = _unflattened(leaves, ctx.structure)
         if is_plain([*by, *leaves]):
             return self._pulled_by_kernel(by, inputs, outputs, needs)
         found = iter(self.backward(list(by), *inputs, outputs, needs))
@@ -261,13 +266,7 @@ class Operator(Generic[P, R]):
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
         """Likewise for torch's own node, which has a list of gradients for each list of tensors."""
         found = self._pull(ctx, by, tree_flatten(list(ctx.needs_input_grad))[0])
-        return tuple(tree_unflatten(found, ctx.structure))
-
-    def _has_backward(self, leaves: list[Any], structure: Any) -> bool:
-        first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        if not is_launchable(first) or not self._is_eligible(tree_unflatten(leaves, structure)):
-            return False  # then the definition ran
-        return self._backward is not None
+        return tuple(_unflattened(found, ctx.structure))
 
     def _pulled_by_kernel(
         self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
@@ -298,7 +297,7 @@ class Operator(Generic[P, R]):
                 leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
                 for leaf, needed in zip(leaves, needs, strict=True)
             ]
-            output = self._defined(*tree_unflatten(leaves, structure))
+            output = self._defined(*_unflattened(leaves, structure))
             outputs = (output,) if isinstance(output, Tensor) else output
             pairs = [
                 (each, gradient)
@@ -322,10 +321,9 @@ class Operator(Generic[P, R]):
         class Kernel(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
-                *leaves, spec = given
-                arguments = leaves if spec is None else tree_unflatten(leaves, spec)
-                found = operator._forward(*arguments)
-                operator._save(ctx, arguments, found)
+                *leaves, structure = given
+                found = operator._forward(*_unflattened(leaves, structure))
+                operator._save(ctx, leaves, structure, found, by_kernel=True)
                 return found
 
             @staticmethod
@@ -333,6 +331,17 @@ class Operator(Generic[P, R]):
                 return *operator._pull(ctx, by, list(ctx.needs_input_grad[:-1])), None
 
         return Kernel
+
+
+def _flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """The leaves of arguments and their structure, None where no argument is a list: that is the quicker way."""
+    if any(isinstance(each, list) for each in arguments):
+        return tree_flatten(list(arguments))
+    return arguments, None
+
+
+def _unflattened(leaves: Sequence[Any], structure: Any) -> Sequence[Any]:
+    return leaves if structure is None else tree_unflatten(leaves, structure)
 
 
 def _is_transformed() -> bool:
@@ -357,66 +366,6 @@ def is_plain(leaves: Sequence[Any]) -> bool:
         return False
     # tensors of other types stand for something
     return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in leaves)
-
-
-def _registered(name: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], returned: Any) -> Any:
-    """A function as an operator of torch, with a schema for these parameters."""
-
-    def run(*given: Any) -> Any:
-        return function(*given)
-
-    run.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
-    schema = torch.library.infer_schema(run, mutates_args=())
-    return torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
-
-
-def _parameter(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
-
-
-def _schema_type(annotation: Any) -> Any:
-    """An annotation as a schema knows it: shapes and choices of words are left out."""
-    if getattr(annotation, "array_type", None) is Tensor:
-        return Tensor
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return type(arguments[0])
-    if origin in (list, Sequence):
-        return list[_schema_type(arguments[0])]  # type: ignore[misc]
-    if origin is tuple:
-        return tuple[tuple(map(_schema_type, arguments))]  # type: ignore[misc]
-    if origin is UnionType:
-        kinds = [_schema_type(each) for each in arguments if each is not type(None)]
-        return kinds[0] | None if len(kinds) < len(arguments) else kinds[0]
-    return annotation
-
-
-def _contiguous(found: Any) -> Any:
-    """Results of a definition as an operator of torch gives them."""
-    return tree_map(lambda tensor: tensor.contiguous(), found)
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-    """Run an operator once for a batch, with so many times the members."""
-    size = info.batch_size
-    stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
-    found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
-    return found, tree_map(lambda tensor: 0, found)
-
-
-def _stacked(argument: Any, dim: Any, size: int) -> Any:
-    """A tensor, or each of several, with the axis of a batch joined to that of members; other arguments as they are."""
-    if isinstance(argument, list):
-        dims = [dim] * len(argument) if dim is None else dim
-        return [_stacked(each, own, size) for each, own in zip(argument, dims, strict=True)]
-    if not isinstance(argument, Tensor):
-        return argument
-    lead = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
-    return lead.flatten(0, 1)
 
 
 def rows(tensor: Tensor) -> Tensor:

@@ -191,7 +191,11 @@ class _Program:
                 excess = self._losses(self._discrete_loss, bits, Purpose.GAP) - loss
                 self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
             # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
-            watched = [gradient for name, gradient in gradients.items() if not self._decays[name]]
+            watched = [
+                gradient
+                for name, gradient in gradients.items()
+                if not self._decays[name] and not isinstance(gradient, DeferredGradient)
+            ]
             sizes = guard_(self._log, watched, loss.detach(), self._table.sizes)
             self._update(gradients, sizes)
 

@@ -1,0 +1,74 @@
+"""Functions as operators of torch: their schemas, and how a batch of programs becomes an axis of members."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+NAMESPACE = "concretely"
+
+
+def registered(name: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], returned: Any) -> Any:
+    """A function as an operator of torch, with a schema for these parameters."""
+
+    def run(*given: Any) -> Any:
+        return function(*given)
+
+    run.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
+    schema = torch.library.infer_schema(run, mutates_args=())
+    return torch.library.custom_op(f"{NAMESPACE}::{name}", run, mutates_args=(), schema=schema)
+
+
+def parameter(name: str, annotation: Any) -> inspect.Parameter:
+    """A parameter of an operator."""
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
+
+
+def schema_type(annotation: Any) -> Any:
+    """An annotation as a schema knows it: shapes and choices of words are left out."""
+    if getattr(annotation, "array_type", None) is Tensor:
+        return Tensor
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return type(arguments[0])
+    if origin in (list, Sequence):
+        return list[schema_type(arguments[0])]  # type: ignore[misc]
+    if origin is tuple:
+        return tuple[tuple(map(schema_type, arguments))]  # type: ignore[misc]
+    if origin is UnionType:
+        kinds = [schema_type(each) for each in arguments if each is not type(None)]
+        return kinds[0] | None if len(kinds) < len(arguments) else kinds[0]
+    return annotation
+
+
+def contiguous(found: Any) -> Any:
+    """Results of a definition as an operator of torch gives them."""
+    return tree_map(lambda tensor: tensor.contiguous(), found)
+
+
+def memory(tensor: Tensor) -> int:
+    """The address of the memory of a tensor."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
+    """Run an operator once for a batch, with so many times the members."""
+    size = info.batch_size
+    stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
+    found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
+    return found, tree_map(lambda tensor: 0, found)
+
+
+def _stacked(argument: Any, dim: Any, size: int) -> Any:
+    """A tensor, or each of several, with the axis of a batch joined to that of members; other arguments as they are."""
+    if isinstance(argument, list):
+        dims = [dim] * len(argument) if dim is None else dim
+        return [_stacked(each, own, size) for each, own in zip(argument, dims, strict=True)]
+    if not isinstance(argument, Tensor):
+        return argument
+    lead = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
+    return lead.flatten(0, 1)
