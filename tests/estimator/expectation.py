@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import concretely as c
-from concretely import noise
 from concretely.estimator import nvil, reinforce, vimco
 from concretely.objective import Objective
 from tests.estimator.target import DOUBLE, State, Target
@@ -54,8 +53,9 @@ def forced_noise(value: Tensor) -> Iterator[None]:
         return torch.stack([value / 2, -value / 2], -1).expand(shape).clone()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(noise, "logistic", logistic)
-        patch.setattr(noise, "gumbel", gumbel)
+        for law, families in ((logistic, ("bernoulli", "logistic")), (gumbel, ("categorical", "exp_concrete"))):
+            for family in families:
+                patch.setattr(f"concretely.functional.{family}.noise", law)
         yield
 
 
