@@ -15,6 +15,7 @@ from concretely.functional import affine as operation
 from concretely.functional.affine import affine
 from concretely.kernel import deferred
 from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
+from tests.cases import exhaustive
 from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, on, opcheck, precise, wished
 
 SIZES = [(1, 1, 1, 1), (3, 5, 7, 9), (1, 40, 20, 70), (3, 33, 17, 1)]
@@ -372,7 +373,7 @@ def test_maps_compile(tanh: bool) -> None:
 
 @kernel
 @pytest.mark.parametrize("path", ["plain", "fast"])
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0)], ids=str)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), *exhaustive((0, 2, 1))], ids=str)
 def test_maps_are_operators_however_their_tensors_lie(order: tuple[int, int, int], path: str) -> None:
     x, weight, by, out = (torch.randn(4, 4, 4, device=DEVICE).permute(order) for _ in range(4))
     bias = torch.randn(4, 4, device=DEVICE)

@@ -5,11 +5,12 @@ import torch
 
 import concretely as c
 from tests.budget import assert_frequency, assert_mean
-from tests.cases import CONTINUOUS, DEVICES, EDGE, LOG_SPACE, MASSES, RELAXATIONS, Case, each
+from tests.cases import CONTINUOUS, DEVICES, EDGE, GUMBEL, LOG_SPACE, MASSES, NODES, RELAXATIONS, Case, each, exhaustive
 
 pytestmark = EDGE
 
-TRACED = tuple(case for case in CONTINUOUS if case.name not in ("CircuitNode-logistic", "CircuitNode-laplace"))
+TRACED = [GUMBEL, *RELAXATIONS, *exhaustive(*NODES)]
+"""Variables to compile: relaxations draw their nodes."""
 
 
 def drawn(case: Case, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -20,7 +21,7 @@ def drawn(case: Case, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.unchecked
-@each(*TRACED)
+@pytest.mark.parametrize("case", TRACED, ids=lambda case: case.name)
 def test_variable_is_one_graph_under_compile(case: Case) -> None:
     logits = case.logits(case.determined, batch=(5,), dtype=torch.float32).requires_grad_()
     compiled = torch.compile(lambda logits: drawn(case, logits), fullgraph=True, backend="aot_eager")
