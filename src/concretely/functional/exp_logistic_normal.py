@@ -28,8 +28,8 @@ __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise",
 
 category_axes = 1
 
-ROOTS, WEIGHTS = (numbers.tolist() for numbers in hermgauss(24))  # a constant: the compiler cannot trace its making
-NEWTON_STEPS = 30
+ROOTS, WEIGHTS = (numbers.tolist() for numbers in hermgauss(20))  # a constant: the compiler cannot trace its making
+NEWTON_STEPS = 6
 
 
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
