@@ -48,9 +48,9 @@ def _run(x, y, scale, out, rest, count, NAME: tl.constexpr, BLOCK: tl.constexpr)
 def run(name: str, x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """What a function makes of numbers, and what more it gives."""
     out, rest = torch.zeros_like(x), torch.zeros_like(x)
-    warmth = torch.tensor([scale], dtype=torch.float64, device=DEVICE)
+    lam = torch.tensor([scale], dtype=torch.float64, device=DEVICE)
     y = x if y is None else y
-    _run[1,](x, y, warmth, out, rest, len(x), NAME=name, BLOCK=triton.next_power_of_2(len(x)))
+    _run[1,](x, y, lam, out, rest, len(x), NAME=name, BLOCK=triton.next_power_of_2(len(x)))
     return out, rest
 
 
