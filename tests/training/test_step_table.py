@@ -43,7 +43,7 @@ def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: 
                 continue
             batch = table.batch()
             for member, run in enumerate(runs):
-                assert torch.equal(batch[member], run.data.train[run.order.indices(step)].float())
+                assert torch.equal(batch[member], run.data.train[run.order.indices(step).to(DEVICE)].float())
                 for purpose in (Purpose.NOISE, Purpose.GAP):
                     keys = keys_of(run.recipe.seed, purpose, step, device=DEVICE)[:3]
                     assert torch.equal(table.keys(purpose)[:, member], keys)

@@ -32,11 +32,16 @@ def mean_corner(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits
     tensor([0., 1.])
     """
     if weight.is_cuda and torch.get_float32_matmul_precision() != "highest":  # products may be less precise than sums
-        digits = range(weight.shape[-1].bit_length() - 1)
-        halves = [weight.unflatten(-1, (2**digit, 2, -1)).sum((-3, -1)) for digit in digits]
-        return torch.stack([half[..., 1] - half[..., 0] for half in halves], -1)
+        return mean_corner_by_sums(weight)
     with torch.autocast(weight.device.type, enabled=False):  # a product in a narrower dtype would leave the corners
         return weight @ corners(weight.shape[-1], dtype=weight.dtype, device=weight.device)
+
+
+def mean_corner_by_sums(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
+    """The same without a matrix product: for every bit, the weight of corners that have it less that of the others."""
+    digits = range(weight.shape[-1].bit_length() - 1)
+    halves = [weight.unflatten(-1, (2**digit, 2, -1)).sum((-3, -1)) for digit in digits]
+    return torch.stack([half[..., 1] - half[..., 0] for half in halves], -1)
 
 
 def corner_weights(point: Float[Tensor, "*shape bits"]) -> Float[Tensor, "*shape n"]:

@@ -56,20 +56,17 @@ def keys_of(seed: int, purpose: Purpose, step: int, *, device: torch.device | st
 class Order:
     """The data points of every step: epoch after epoch, each shuffled anew.
 
-    A batch at the end of an epoch is filled up from the next epoch, so that all batches have one size.
+    A batch at the end of an epoch is filled up from the next epoch, so that all batches have one size. Indices are on
+    the CPU, so that the order is the same on every device.
 
     >>> order = Order(points=5, batch=4, seed=0)
     >>> sorted(torch.cat([order.indices(step) for step in range(5)]).tolist())
     [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]
     """
 
-    def __init__(self, *, points: int, batch: int, seed: int, device: torch.device | str = "cpu") -> None:
-        self.points, self.batch, self.seed, self.device = points, batch, seed, device
+    def __init__(self, *, points: int, batch: int, seed: int) -> None:
+        self.points, self.batch, self.seed = points, batch, seed
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.int64)
-
-    def on(self, device: torch.device | str) -> "Order":
-        """The same order on another device."""
-        return Order(points=self.points, batch=self.batch, seed=self.seed, device=device)
 
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
         """The data points of a step."""
@@ -88,6 +85,5 @@ class Order:
     def _order_of(self, epoch: int) -> Int64[Tensor, " points"]:
         if epoch != self._epoch:
             generator = generator_of(self.seed, Purpose.ORDER, epoch)
-            # drawn on the CPU, so that the order is the same on every device
-            self._epoch, self._shuffled = epoch, torch.randperm(self.points, generator=generator).to(self.device)
+            self._epoch, self._shuffled = epoch, torch.randperm(self.points, generator=generator)
         return self._shuffled

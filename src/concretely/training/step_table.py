@@ -54,8 +54,7 @@ class StepTable:
         self._end = runs[0].step  # the step after that of the last line
         self._next: Tensor | None = None  # the lines from there on, where they are written already
         self._packed, self._starts = _joined(runs)
-        # on the CPU, where the lines are written
-        self._orders = {_order_key(run): run.order.on("cpu") for run in runs}
+        self._orders = {_order_key(run): run.order for run in runs}
 
     def prepare(self, step: int) -> None:
         """Make sure, on the host, that the next line is that of a step."""

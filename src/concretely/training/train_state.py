@@ -59,7 +59,7 @@ class TrainState:
         self.model = build_model(recipe, data).to(self.device)
         estimator = estimator_of(recipe, self.model, inputs_of(recipe, self.data.train[:1000]))
         self.loss = MemberLoss(self.model, estimator, recipe)
-        self.order = Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed, device=self.device)
+        self.order = Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed)
         self.state = _initial(self.loss, self.device)
         self.step = 0
         self.since = 0
@@ -163,7 +163,7 @@ class TrainState:
         keys = Keys(keys_of(self.recipe.seed, Purpose.NOISE, step, device=self.device))
         temperature = at_step(self.recipe.temperature, step) or 0.0
         temperatures = temperature, at_step(self.recipe.prior_temperature, step) or temperature
-        loss: Tensor = self.loss(self.data.train[self.order.indices(step)].float(), keys, temperatures)
+        loss: Tensor = self.loss(self.data.train[self.order.indices(step).to(self.device)].float(), keys, temperatures)
         return loss, keys
 
 
