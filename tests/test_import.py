@@ -65,7 +65,7 @@ def test_room_imports_only_from_rooms_before_it(room: str) -> None:
 def test_kernels_are_known_to_few_rooms() -> None:
     files = [file for file in PACKAGE.rglob("*.py") if "kernel" in imported(file)]
     rooms = {Path(file.relative_to(PACKAGE).parts[0]).stem for file in files}
-    assert rooms - {"kernel"} <= {"functional", "noise", "training"} | {"distribution"}  # until nodes are registered
+    assert rooms - {"kernel"} <= {"functional", "noise", "training"}
 
 
 def test_only_the_command_and_reports_print() -> None:
