@@ -93,15 +93,6 @@ def gradients(
 
 
 @contextmanager
-def taken(operation: ModuleType, path: str) -> Iterator[None]:
-    """Let an operation take its fast path or its plain one, wherever its tensors are."""
-    if path == "fast":
-        fast(operation.__name__.rpartition(".")[2])
-    with mock.patch.object(operation, "is_fast", return_value=path == "fast"):
-        yield
-
-
-@contextmanager
 def precise(path: str) -> Iterator[None]:
     """A path of affine maps on which products are of float32, the kernels' as well as torch's own."""
     before, products = torch.get_float32_matmul_precision(), mock.patch.dict(affine.PRODUCTS, high="ieee")
