@@ -109,12 +109,12 @@ def normal_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Fractions strictly below 1, to which float32 has rounded the last of them; they are overwritten."""
+    """Fractions scaled to be strictly below 1, since float32 rounds the last of them to 1; they are overwritten."""
     return fractions if fractions.dtype == torch.float64 else fractions.mul_(1 - 2.0**-24)
 
 
 def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
-    """A key for one draw of a kernel: the next of many, or drawn from a generator."""
+    """A key for one draw of a kernel: the next of `Keys`, or a random one from a generator."""
     if isinstance(source, Keys):
         return source.next()
     return torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device, generator=source)
@@ -190,7 +190,7 @@ def fractions(
 
 
 def _numpy_fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Likewise on a CPU, by the generator of numpy, which is faster there and gives other numbers."""
+    """Fractions on a CPU by numpy's Philox generator, which is faster there and gives other numbers."""
     # torch's own generator would take 32 bits of a seed, and repeat itself after a hundred thousand keys
     size = _count_words(count, dtype)
     drawn = [np.random.Philox(key=each).random_raw(size) for each in key.numpy().view(np.uint64)]
@@ -203,12 +203,12 @@ _cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
 
 
 def _count_words(count: int, dtype: torch.dtype) -> int:
-    """How many words of 64 bits make so many fractions."""
+    """The number of 64-bit words that fractions are made of."""
     return -(-count // (1 if dtype == torch.float64 else 2))
 
 
 def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, signed: bool) -> Float[Tensor, "..."]:
-    """Fractions from words of 64 bits, of which float64 takes the upper 52, and float32 makes two."""
+    """Fractions from 64-bit words: one of the upper 52 bits in float64, two of 32 bits each in float32."""
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
@@ -216,7 +216,7 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
 
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:
-    """The two words of 32 bits that an integer of 64 bits consists of."""
+    """The two 32-bit words of a 64-bit integer."""
     try:
         return pairs.view(torch.int32 if signed else torch.uint32)
     except RuntimeError:  # vmap has no rule for it before torch 2.12

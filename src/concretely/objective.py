@@ -1,9 +1,9 @@
-"""Objectives: what is made of the log-weights of several samples, and what the log-weights are made of.
+"""The log-weights of samples, and the loss of an objective of them.
 
-Three treatments of the divergence between q and p are known when the latents are relaxed. `density` puts densities in
-the place of masses, and only with it is the objective a lower bound, of the log-likelihood of the relaxed model.
-`mass` weighs the discrete log masses as the relaxed value weighs the states, and `analytic` takes the divergence of
-the discrete distributions; neither is a bound of anything. See [maddison2017concrete], appendix C.2.
+There are three treatments of the KL between q and p when the latents are relaxed. `density` replaces masses by
+densities. It is the only one whose objective is a lower bound: of the log-likelihood of the relaxed model. `mass`
+weights the discrete log masses as the relaxed value weights the states, and `analytic` takes the KL of the discrete
+distributions; neither objective is a bound. See [maddison2017concrete], appendix C.2.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,15 +35,15 @@ class LogWeights:
     """The parts of the log-weights, each with one number for each sample and data point."""
 
     log_p: Mapping[str, Tensor]
-    """The terms of the log-weight, by node; those of q excepted."""
+    """The terms of the log-weight by node, without those of q."""
     q: Trace
     """The run that drew the latents."""
     divides: bool
-    """Whether the log probability of what was drawn is subtracted."""
+    """Whether log q of the draws is subtracted."""
 
     @property
     def log_q(self) -> dict[str, Tensor]:
-        """The log probabilities of what was drawn, by node."""
+        """The log probabilities of the draws by node."""
         return {name: self.q.log_prob(name) for name in self.q.latent}
 
     @property
@@ -98,11 +98,11 @@ def log_weights(
     samples: int | None = None,
     generator: Source | None = None,
 ) -> LogWeights:
-    """Run a target, and take apart the log-weights of its samples.
+    """Run a target and return the terms of the log-weights of its samples.
 
     The log-weight of a program is minus the cost that it returns. That of a model is log p(x, z) - log q(z | x) or,
-    without q, the log probability of what is observed. If analytic, the divergence of q from p takes the place of the
-    latents' terms.
+    without q, the log probability of the observed nodes. If analytic, the KL of q from p replaces the terms of the
+    latents.
     """
     if not isinstance(target, Model):
         trace = run(target, mode, *inputs, samples=samples, generator=generator)

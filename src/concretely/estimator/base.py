@@ -1,4 +1,4 @@
-"""What all estimators share: they turn a target, its inputs and a number of samples into an estimate."""
+"""The interface of estimators: a target, its inputs and a number of samples become an estimate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,22 +15,22 @@ from ..program import Program
 
 @dataclass(frozen=True)
 class Estimate:
-    """A loss whose gradient is the estimate, and the evidence for it."""
+    """A loss whose gradient is the estimate, and the quantities that it was computed from."""
 
     loss: Tensor
-    """Minus the objective, averaged over the batch; to be minimised."""
+    """Minus the objective, averaged over the batch: the quantity to minimise."""
     bound: Tensor
     """The objective for every data point."""
     log_w: Tensor
     """The log-weights, one for each sample and data point."""
     bound_target: str | None = None
-    """What the objective is, on average, a lower bound of; None if of nothing."""
+    """The quantity that the objective is a lower bound of in expectation, or None."""
     signal: Mapping[str, Tensor] = field(default_factory=dict)
-    """The learning signal of every node, one number for each sample and data point; none if gradients are pathwise."""
+    """The learning signal of every node, one number for each sample and data point; empty for pathwise gradients."""
 
     @property
     def effective_sample_size(self) -> Tensor:
-        """The number of equal weights that would be worth as much as these, for every data point."""
+        """The effective sample size of every data point."""
         return effective_sample_size(self.log_w)
 
 
@@ -38,7 +38,7 @@ class Estimate:
 class Estimator(Protocol):
     """A way of estimating the gradient of an objective.
 
-    One that averages over samples whatever the objective says so by an attribute `averages` that is true.
+    An estimator that always averages over samples has an attribute `averages` that is true.
     """
 
     def __call__(
@@ -90,7 +90,7 @@ def estimate(
 
 
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
-    """What an objective of a target is a lower bound of."""
+    """The quantity that an objective of a target is a lower bound of, or None."""
     if not isinstance(target, Model) or objective not in (bound, average):
         return None
     return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

@@ -1,4 +1,4 @@
-"""The exact objective and its gradient, by enumeration: the oracle of all other estimators."""
+"""The exact objective and its gradient by enumeration: the reference for all other estimators."""
 
 import math
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Exact:
     def __call__(
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
-        """Work out an objective."""
+        """Compute an objective."""
         # every state comes once, whatever its probability, so that running averages would learn something else
         with eval_mode(target):
             weights = log_weights(target, *inputs, mode=Enumerate())

@@ -94,14 +94,14 @@ class NVIL(nn.Module):
         return Estimate(*loss(weights, average, signal, baselines), bound_target(target, average), signal)
 
     def _local(self, weights: LogWeights, name: str) -> Float[Tensor, "m *batch"]:
-        """The terms of the log-weight that a node or a later one enters."""
+        """The sum of the terms of the log-weight that depend on a node or a later one."""
         log_w = total(weights.log_p[term] for term in self.terms[name])
         if weights.divides:
             log_w = log_w - total(weights.q.log_prob(node) for node in _from(name, weights.q))
         return log_w.detach()
 
     def _seen(self, name: str, q: Trace, inputs: tuple[Any, ...]) -> Float[Tensor, "*shape size"]:
-        """What the baseline of a node sees: the nodes before it or, failing these, the first input, centred."""
+        """The input of the baseline of a node: the nodes before it or, if there are none, the first input, centred."""
         before = [_flat(q[parent].value, len(q.shape)) for parent in self.before[name]]
         if before:
             return torch.cat(before, -1)
@@ -120,14 +120,14 @@ class NVIL(nn.Module):
 
 
 def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | None, Trace]:
-    """A run of p, if there is one, and a run of what draws the latents."""
+    """A run of p, if there is one, and a run of the program that draws the latents."""
     if isinstance(target, Model):
         return target.trace(*inputs, mode=Discrete())
     return None, run(target, Discrete(), *inputs)
 
 
 def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
-    """The terms of log p that a node or a later one enters; all others are known before the node is drawn."""
+    """The terms of log p that depend on a node or a later one; all others are known before the node is drawn."""
     if p is None:
         return ["cost"]
     later = set(_from(name, q))
@@ -141,7 +141,7 @@ def _from(name: str, q: Trace) -> list[str]:
 
 
 def _flat(value: Tensor, axes: int) -> Float[Tensor, "*shape size"]:
-    """A value without its gradient, and with all axes but the first few made one."""
+    """A value without its gradient, with all axes after the first few flattened."""
     return value.detach().reshape(*value.shape[:axes], -1)
 
 

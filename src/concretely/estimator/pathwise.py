@@ -1,4 +1,4 @@
-"""Estimators that backpropagate through the draws: of the relaxed graph, or of the discrete one by its stand-in."""
+"""Estimators that backpropagate through draws: relaxed ones, or discrete ones by a straight-through gradient."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,12 +22,12 @@ class Pathwise:
     With: relaxed draws at `temperature`, scored under p at `prior_temperature`, by default the same; either may be a
         map from the names of nodes to their temperatures.
     Requires: a cost with a derivative between the states.
-    Bias: none for the relaxed objective, which is a lower bound of the relaxed log-likelihood if `kl` is "density" and
-        of nothing if it is "mass" or "analytic". As a gradient of the discrete objective, a bias that falls to zero
-        with the temperature; of a model with q, only to the gradient of what the divergence of its nodes, which the
-        temperature does not change, exceeds that of its units by. See [maddison2017concrete].
+    Bias: none for the relaxed objective. It is a lower bound of the relaxed log-likelihood if `kl` is "density", and no
+        bound if it is "mass" or "analytic". As a gradient of the discrete objective it has a bias that vanishes with
+        the temperature. With an inference network the bias does not vanish: the KL between relaxed nodes exceeds the
+        discrete KL by an amount that does not depend on the temperature. See [maddison2017concrete].
 
-    With normal noise it is the paper's control: the discrete graph is then not what the relaxed one tends to.
+    With normal noise it is the paper's control experiment: the relaxed graph does not tend to the discrete one.
 
     >>> Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
     'density'
@@ -41,7 +41,7 @@ class Pathwise:
 
     def __post_init__(self) -> None:
         _require_known(self.kl, "density", "mass", "analytic")
-        object.__setattr__(self, "_modes", self._chosen_modes())  # looked at once, and not at every step
+        object.__setattr__(self, "_modes", self._chosen_modes())  # computed once, not at every step
 
     def __call__(
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
@@ -72,10 +72,10 @@ class GumbelSoftmax:
     """The relaxed draw with a discrete divergence, as in the Gumbel-Softmax paper.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: relaxed draws, whose log masses are weighed as the value weighs the states or, with `kl` "analytic", replaced
-        by the divergence of the discrete distributions.
+    With: relaxed draws. Their log masses are weighted as the value weights the states or, with `kl` "analytic",
+        replaced by the KL of the discrete distributions.
     Requires: a cost with a derivative between the states.
-    Bias: yes; the objective is a bound of nothing, and drifts away from the discrete one if trained for long.
+    Bias: yes; the objective is no bound, and drifts away from the discrete one if trained for long.
         See [jang2017categorical] and [maddison2017concrete], appendix C.2.
     """
 
@@ -100,7 +100,7 @@ class StraightThrough:
     """The discrete draw with the gradient of its mean.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: discrete draws, which pass the gradient on to their mean as if they were it.
+    With: discrete draws, whose gradient is passed on to their mean.
     Requires: a cost with a derivative at the states.
     Bias: yes, at any setting, unless the cost is linear; the objective itself is that of the discrete graph.
         See [bengio2013estimating].
@@ -120,10 +120,10 @@ class StraightThrough:
 
 @dataclass(frozen=True)
 class StraightThroughGumbelSoftmax:
-    """The discrete draw with the gradient of its relaxed twin.
+    """The discrete draw with the gradient of the relaxed draw of the same noise.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: discrete draws, which pass the gradient on to the relaxed draw of the same noise.
+    With: discrete draws, whose gradient is passed on to the relaxed draw of the same noise.
     Requires: a cost with a derivative at the states.
     Bias: yes, as it tends with the temperature to the slope at the states, averaged, and not to the difference between
         them; the objective itself is that of the discrete graph. See [jang2017categorical].

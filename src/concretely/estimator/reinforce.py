@@ -1,4 +1,4 @@
-"""Score-function estimators: the plain one, and the one with the other samples as its baseline."""
+"""Score-function estimators: REINFORCE, and RLOO with the other samples as the baseline of each."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""The engine of the score-function estimators, which differ by their learning signal alone."""
+"""The loss of score-function estimators, which differ only in their learning signal."""
 
 from collections.abc import Callable
 

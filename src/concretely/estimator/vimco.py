@@ -36,9 +36,7 @@ class VIMCO:
     ) -> Estimate:
         """Estimate the multi-sample bound."""
         if samples < 2:
-            raise ValueError(
-                f"samples must be at least 2 for VIMCO, got {samples}: use NVIL or Reinforce for a single one"
-            )
+            raise ValueError(f"samples must be at least 2 for VIMCO, got {samples}: use NVIL or Reinforce for one")
         if objective is not bound:
             raise ValueError("objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight")
         weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)

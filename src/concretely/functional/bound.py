@@ -51,7 +51,7 @@ def average(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
 
 
 def effective_sample_size(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
-    """The number of equal weights that would be worth as much as these.
+    """The effective sample size: the number of equal weights with the same variance.
 
     >>> import torch
     >>> effective_sample_size(torch.tensor([0.0, 0.0, -1e4]))

@@ -45,7 +45,7 @@ class Model(nn.Module):
         samples: int | None = None,
         generator: Source | None = None,
     ) -> tuple[Trace, Trace]:
-        """Draw the latents in one mode and score them under p in another; the runs of p and of what drew the latents.
+        """Draw the latents in one mode and score them under p in another; return the traces of p and of the draws.
 
         Without q the two are one.
         """
@@ -72,12 +72,12 @@ class Model(nn.Module):
         return p
 
     def sample(self, samples: int, *inputs: Tensor, generator: Source | None = None) -> Any:
-        """What p returns for so many draws of the discrete graph, given its context if it has one."""
+        """What p returns for several draws of the discrete graph, given its context if it has one."""
         return run(self.p, Discrete(), *inputs, samples=samples, generator=generator).output
 
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
-    """Refuse to score a discrete node, or what it was relaxed into, as something else."""
+    """Raise an error if p scores a discrete node, or its relaxation, as another kind of variable."""
     is_discrete = isinstance(p, DiscreteVariable) or isinstance(q, DiscreteVariable)
     if is_discrete and (type(p) is not type(q) or p.event_shape != q.event_shape):
         found = f"{type(p).__name__} with event shape {tuple(p.event_shape)}"

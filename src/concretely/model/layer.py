@@ -16,7 +16,7 @@ from ..functional.peek import bool_or_none, is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3
-"""Base rates are kept so far from 0 and 1: a pixel that is always off would start with an infinite logit."""
+"""The smallest distance of a base rate from 0 and 1: a pixel that is always off would start at an infinite logit."""
 
 
 def mlp(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> "MLP":
@@ -48,13 +48,13 @@ class MLP(nn.Sequential):
         return any(module._forward_hooks for module in (self, *self))
 
     def hidden(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch hidden"]:
-        """What goes into the last map."""
+        """The input of the last map."""
         for linear in self.maps[:-1]:
             state = affine(state, linear.weight, linear.bias, True)
         return state
 
     def forward(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        """What comes out of the last map."""
+        """The output of the last map."""
         if self.has_hooks:
             return super().forward(state)  # type: ignore[no-untyped-call, no-any-return]
         last = self.maps[-1]
@@ -120,7 +120,7 @@ class Visible(nn.Module):
 
 
 class Centre(nn.Module):
-    """Subtracts a running average of the state over minibatches, and only then updates it; without a gradient.
+    """Subtracts a running average of the state over minibatches, then updates the average without a gradient.
 
     In evaluation, and where no gradient is asked for, the average is still subtracted, and no longer updated.
     See [maddison2017concrete], appendix D.4.
@@ -143,7 +143,7 @@ class Centre(nn.Module):
 
 
 def _wide_enough(logits: Tensor) -> Tensor:
-    """Logits in at least float32, in which log probabilities are summed; autocast would leave them in less."""
+    """Logits in at least float32, in which log probabilities are summed, also under autocast."""
     return cast(logits, compute_dtype(logits.dtype))
 
 
@@ -153,7 +153,7 @@ def node_shape(layer: Layer) -> tuple[int, int]:
 
 
 def dtype_of(layers: nn.ModuleList) -> torch.dtype:
-    """The dtype of the parameters of layers, found without a walk through all of them."""
+    """The dtype of the parameters of layers, without a search through all of them."""
     hidden = layers[0]
     assert isinstance(hidden, Hidden)
     linear = hidden.network[0]
@@ -162,7 +162,7 @@ def dtype_of(layers: nn.ModuleList) -> torch.dtype:
 
 
 def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
-    """Observed bits in the dtype of the model, refused if they are too many or too few."""
+    """Observed bits in the dtype of the model; raises an error if their number is wrong."""
     if not isinstance(bits, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(bits).__name__}")
     if bits.dim() == 1:
@@ -173,7 +173,7 @@ def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[T
 
 
 def as_bits(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
-    """Observed bits in the dtype of the model, refused if any is none."""
+    """Observed bits in the dtype of the model; raises an error if a value is neither 0 nor 1."""
     bits = as_units(name, bits, units, dtype)
     if is_hidden(bits):
         return bits

@@ -1,4 +1,4 @@
-"""Structured prediction with the paper's models: latent layers between a context and what is predicted."""
+"""Structured prediction with the paper's models: latent layers between a context and the prediction."""
 
 from torch import Generator, Tensor, nn
 
@@ -36,7 +36,7 @@ def prediction(
 
 
 class Predictive(nn.Module):
-    """The network from the context through the latents to what is predicted."""
+    """The network from the context through the latents to the prediction."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Predictive(nn.Module):
         self.visible = Visible(last.units, observed, link, width=last.units, base_rate=base_rate, generator=generator)
 
     def forward(self, draw: Draw, context: Tensor, x: Tensor | None = None) -> Tensor:
-        """Draw the latents given the context, and draw or score what is predicted."""
+        """Draw the latents given the context, and draw or score the prediction."""
         dtype = dtype_of(self.layers)
         state = signs(as_bits("context", context, self.context, dtype))
         x = None if x is None else as_bits("x", x, self.visible.units, dtype)
