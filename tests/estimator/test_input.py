@@ -221,17 +221,17 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "node drawn twice": (
         estimate(twice, c.Reinforce()),
         ValueError,
-        "a node must have a name of its own, got 'gate' twice",
+        "node names must be unique, got 'gate' twice",
     ),
     "mass of torch": (
         estimate(foreign, c.Reinforce()),
         TypeError,
-        "node 'gate' must be one of concretely's masses, or have a pathwise gradient, got Bernoulli",
+        "node 'gate' must be a discrete distribution of concretely or have rsample, got Bernoulli",
     ),
     "relaxed mass of torch": (
         estimate(foreign, c.Pathwise(0.5)),
         TypeError,
-        "node 'gate' must be one of concretely's masses, or have a pathwise gradient, got Bernoulli",
+        "node 'gate' must be a discrete distribution of concretely or have rsample, got Bernoulli",
     ),
     "enumerated mass of torch": (
         estimate(foreign, c.Exact()),
@@ -241,7 +241,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "root without an axis of data": (
         estimate(unexpanded, c.Reinforce()),
         ValueError,
-        "node 'gate' must have a batch shape that begins with that of the first input, (2,), got (3,): "
+        "the batch shape of node 'gate' must begin with (2,), that of the first input, got (3,): "
         "expand its logits, one set for each data point",
     ),
     "latent that p lacks": (
@@ -257,12 +257,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "nothing observed": (
         estimate(c.Model(unobserved, inference), c.Reinforce()),
         ValueError,
-        "p must observe something, got no call of draw with observed=: was an input left out?",
+        "p must have an observed node, got no call of draw with observed=: is an input missing?",
     ),
     "nothing observed without q": (
         estimate(c.Model(inference), c.Reinforce()),
         ValueError,
-        "p must observe something, got no call of draw with observed=: was an input left out?",
+        "p must have an observed node, got no call of draw with observed=: is an input missing?",
     ),
 }
 
