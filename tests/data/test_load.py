@@ -302,10 +302,10 @@ CALLS: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: load("x"),
-        "data must be a known name or a path that ends in .npz, got 'x'; known are 'digits', 'mnist', 'omniglot'",
+        "data must be a known name or a path that ends in .npz, got 'x'; choose from 'digits', 'mnist', 'omniglot'",
     ),
     (lambda: load("digits", binarize="treshold"), "unknown way to binarize 'treshold'; did you mean 'threshold'?"),
-    (lambda: load("digits", binarize="x"), "unknown way to binarize 'x'; known are 'bernoulli', 'threshold'"),
+    (lambda: load("digits", binarize="x"), "unknown way to binarize 'x'; choose from 'bernoulli', 'threshold'"),
     (
         lambda: load("digits", width=784),
         "data must have 784 bits for each point, as the model has, got 64 in 'digits'",

@@ -206,7 +206,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "temperature of an unknown node": (
         estimate(TWO, c.Pathwise({"h1": 0.5, "h2": 0.5, "h3": 0.5})),
         ValueError,
-        "temperature must name nodes that the graph draws, got 'h3'; known are 'h1', 'h2'",
+        "temperature must name nodes that the graph draws, got 'h3'; choose from 'h1', 'h2'",
     ),
     "temperature that lacks a node": (
         estimate(TWO, c.Pathwise({"h1": 0.5})),
