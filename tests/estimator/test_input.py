@@ -93,12 +93,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "rloo of one sample": (
         estimate(MODEL, c.RLOO()),
         ValueError,
-        "samples must be at least 2 for RLOO, whose baseline is the others, got 1",
+        "samples must be at least 2 for RLOO, got 1: the baseline is the mean of the others",
     ),
     "vimco of a cost": (
         estimate(gates, c.VIMCO(), samples=2),
         ValueError,
-        "objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight",
+        "objective must be `bound` for VIMCO: pass objective=bound if the cost is minus a log-weight",
     ),
     "cost with an axis too many": (
         estimate(unsummed, c.Reinforce(), samples=4),
@@ -174,7 +174,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "too many states of all samples": (
         estimate(MODEL, c.Exact(), samples=11),
         ValueError,
-        "a graph must have at most 2^20 states of all samples to be enumerated, got 4 of each of 11",
+        "at most 2^20 joint states of all samples can be enumerated, got 4 states for 11 samples",
     ),
     "negative temperature": (lambda: c.Pathwise(-0.5), ValueError, "temperature must be positive, got -0.5"),
     "zero temperature": (lambda: c.GumbelSoftmax(0), ValueError, "temperature must be positive, got 0"),
