@@ -48,7 +48,7 @@ def run(
     batch_shape = _batch_shape(inputs, batch_dims)
     structure = _Structure(program, inputs, batch_shape)
     mode = mode.prepare(structure)
-    samples = _agreed(samples, mode.samples)
+    samples = _sample_count(samples, mode.samples)
     outcomes: dict[str, Outcome] = {}
     sample_axis = False
 
@@ -139,12 +139,14 @@ def _batch_shape(inputs: tuple[Any, ...], batch_dims: int) -> Size:
     return first.shape[:batch_dims] if isinstance(first, Tensor) else Size()
 
 
-def _agreed(asked: int | None, brought: int | None) -> int | None:
-    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
-        raise ValueError(f"samples must be a positive whole number, got {asked!r}")
-    if asked is not None and brought is not None and asked != brought:
-        raise ValueError(f"samples must be omitted in a mode that sets it to {brought}, got {asked}")
-    return asked if brought is None else brought
+def _sample_count(samples: int | None, mode_samples: int | None) -> int | None:
+    if samples is None:
+        return mode_samples
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a positive whole number, got {samples!r}")
+    if mode_samples not in (None, samples):
+        raise ValueError(f"samples must be omitted in a mode that sets it to {mode_samples}, got {samples}")
+    return samples
 
 
 def _sample_shape(

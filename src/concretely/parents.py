@@ -71,12 +71,12 @@ def _tensors(part: object) -> Iterator[Tensor]:
 
 def _connected(parameters: list[Tensor], leaves: dict[str, Tensor]) -> set[str]:
     """Return the names of the leaves that autograd connects to the parameters."""
-    moving = [parameter.sum() for parameter in parameters if parameter.requires_grad]
-    able = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    if not moving or not able:
+    outputs = [parameter.sum() for parameter in parameters if parameter.requires_grad]
+    inputs = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    if not outputs or not inputs:
         return set()
-    gradients = torch.autograd.grad(moving, list(able.values()), allow_unused=True, retain_graph=True)
-    return {name for name, gradient in zip(able, gradients, strict=True) if gradient is not None}
+    gradients = torch.autograd.grad(outputs, list(inputs.values()), allow_unused=True, retain_graph=True)
+    return {name for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
 
 
 def _others(outcome: Outcome) -> Iterator[Tensor]:
