@@ -32,10 +32,10 @@ def product_of(rows: int) -> str:
 
 def _arrange(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool) -> Arranged:
     if weight.dim() == 3:
-        return (x, weight, bias, tanh, product_of(x.shape[1]), is_deferring()), lambda found: found
+        return (x, weight, bias, tanh, product_of(x.shape[1]), is_deferring()), lambda result: result
     rows = x.reshape(1, -1, x.shape[-1])
     given = rows, weight.unsqueeze(0), bias.unsqueeze(0), tanh, product_of(rows.shape[1]), is_deferring()
-    return given, lambda found: found.reshape(*x.shape[:-1], -1)
+    return given, lambda result: result.reshape(*x.shape[:-1], -1)
 
 
 @operator("affine", kernel="affine", eligible=lambda x, weight, *_: is_eligible(x, weight), arrange=_arrange)
@@ -53,5 +53,5 @@ def affine(
     """
     x = x if x.dtype == weight.dtype else x.to(weight.dtype)
     total = linear(x, weight, bias) if weight.dim() == 2 else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-    found = total.tanh() if tanh else total
-    return found.bfloat16() if tanh and product == "bfloat16" else found
+    result = total.tanh() if tanh else total
+    return result.bfloat16() if tanh and product == "bfloat16" else result

@@ -31,7 +31,7 @@ def by_sample(tensor: Tensor, axis: int) -> Float[Tensor, "members m batch"]:
 
 
 def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
-    return (by_sample(log_w, axis), 1), lambda found: found.view(log_w.shape[:axis] + log_w.shape[axis + 1 :])
+    return (by_sample(log_w, axis), 1), lambda result: result.view(log_w.shape[:axis] + log_w.shape[axis + 1 :])
 
 
 @operator(
@@ -80,9 +80,9 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arra
     shape = log_p[0].shape
     lists = [[by_sample(term, axis) for term in terms] for terms in (log_p, log_q, signal, baseline)]
 
-    def restore(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def restore(result: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
         shapes = shape[:axis], shape[:axis] + shape[axis + 1 :], shape
-        return tuple(each.view(own) for each, own in zip(found, shapes, strict=True))
+        return tuple(each.view(own) for each, own in zip(result, shapes, strict=True))
 
     return (*lists, averages, 1), restore
 
@@ -100,10 +100,10 @@ def loss(
     subtracted = [term.detach() for term in log_q] if averages and signal else log_q
     log_w = total(log_p) - total(subtracted)
     value = average(log_w, axis) if averages else bound(log_w, axis)
-    found = -value
+    result = -value
     if signal:
-        found = found - score_function(log_q, signal, baseline, axis)
-    return found.mean(tuple(range(axis, found.dim()))), value.detach(), log_w.detach()
+        result = result - score_function(log_q, signal, baseline, axis)
+    return result.mean(tuple(range(axis, result.dim()))), value.detach(), log_w.detach()
 
 
 def score_function(log_q: Terms, signal: Terms, baseline: Terms = (), axis: int = 0) -> Float[Tensor, "..."]:

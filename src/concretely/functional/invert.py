@@ -21,8 +21,8 @@ def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_
     tensor(1.)
     """
     if is_narrow(value, logits, temperature) and not torch.compiler.is_compiling():
-        found: Tensor = _InvertNoise.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _InvertNoise.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
+        return result
     noise = temperature * to_float64(value) - to_float64(logits)
     noise = noise - noise.detach().amin(-1, keepdim=True) if up_to_shift else noise
     return noise.to(torch.float32) if is_narrow(value, logits, temperature) else noise

@@ -23,7 +23,7 @@ def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arra
         1,
         1,
     )
-    return given, lambda found: found.view(*shape, *lead, *points)
+    return given, lambda result: result.view(*shape, *lead, *points)
 
 
 @operator(
@@ -69,7 +69,7 @@ def _arrange(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any)
     # tensors inside vmap do not report requires_grad
     slopes = torch.is_grad_enabled() and (not is_plain(given) or any(each.requires_grad for each in given[:3]))
     options = slopes, maps.product_of(lead.numel() * points.numel()), is_deferring()
-    return (*given, *options), lambda found: (found[0].view(*shape, *lead, *points), found[1])
+    return (*given, *options), lambda result: (result[0].view(*shape, *lead, *points), result[1])
 
 
 @operator(
@@ -97,14 +97,14 @@ def affine_log_likelihood(
     members = weight.dim() - 2
     logits = affine(state.flatten(1, -2) if members else state, weight, bias, False)
     logits = logits.view(*state.shape[:-1], -1) if members else logits
-    found = log_likelihood(logits, bits, 1, members)
+    result = log_likelihood(logits, bits, 1, members)
     if not slopes:
-        return found, state.new_empty((*state.shape[:members], 0), dtype=_slope_dtype(product))
+        return result, state.new_empty((*state.shape[:members], 0), dtype=_slope_dtype(product))
     with torch.no_grad():
         sign = 2 * bits.to(logits.dtype) - 1
         sign = sign.unsqueeze(1) if members else sign
         slope = sign * torch.sigmoid(-sign * logits)
-    return found, slope.view(*state.shape[:members], -1, weight.shape[-2]).to(_slope_dtype(product))
+    return result, slope.view(*state.shape[:members], -1, weight.shape[-2]).to(_slope_dtype(product))
 
 
 def _slope_dtype(product: str) -> torch.dtype:

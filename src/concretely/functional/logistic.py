@@ -55,8 +55,8 @@ def log_density(
 ) -> Float[Tensor, "..."]:
     """Return the log density of a node."""
     if invert.is_narrow(value, logits, temperature) and not invert.is_transformed():
-        found: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
+        return result
     return log_density_of_noise(invert.invert_noise(value, logits, temperature), temperature)
 
 
@@ -86,8 +86,8 @@ class _LogDensity(torch.autograd.Function):
     def backward(ctx: Any, *grad: Tensor | None) -> tuple[Tensor | None, ...]:
         (noise,) = ctx.saved_tensors
         parts = [grad[1], None if grad[0] is None else -grad[0] * torch.tanh(noise / 2)]
-        found = [part for part in parts if part is not None]
-        return (*invert.pull(ctx, sum(found[1:], found[0])), None) if found else (None, None, None)
+        result = [part for part in parts if part is not None]
+        return (*invert.pull(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
 
 
 @operator("logistic_draw", kernel="logistic", nondifferentiable=[2])

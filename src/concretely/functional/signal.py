@@ -25,7 +25,7 @@ def leave_one_out(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]
 
 
 def _arrange_vimco(log_w: Tensor, mean: Mean, axis: int) -> Arranged:
-    return (by_sample(log_w, axis), mean, 1), lambda found: found.view(log_w.shape)
+    return (by_sample(log_w, axis), mean, 1), lambda result: result.view(log_w.shape)
 
 
 @operator("vimco", kernel="vimco", eligible=lambda log_w, *_: log_w.dtype == torch.float32, arrange=_arrange_vimco)
@@ -57,8 +57,8 @@ def _arrange_normalize(
 ) -> Arranged:
     given = by_sample(signal, axis), mean.reshape(-1), variance.reshape(-1), rate, centre, scale, 1
 
-    def restore(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-        return tuple(each.view(like.shape) for each, like in zip(found, (signal, mean, variance), strict=True))
+    def restore(result: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(each.view(like.shape) for each, like in zip(result, (signal, mean, variance), strict=True))
 
     return given, restore
 
@@ -85,8 +85,8 @@ def normalize(
     """
     spread, middle = torch.var_mean(signal, tuple(range(axis, signal.dim())), correction=0)
     mean, variance = mean.mul(rate).add(middle, alpha=1 - rate), variance.mul(rate).add(spread, alpha=1 - rate)
-    found = signal - _along(mean, signal) if centre else signal.clone()
-    return found / _along(variance, signal).sqrt().clamp(min=1) if scale else found, mean, variance
+    result = signal - _along(mean, signal) if centre else signal.clone()
+    return result / _along(variance, signal).sqrt().clamp(min=1) if scale else result, mean, variance
 
 
 def _along(number: Tensor, signal: Tensor) -> Tensor:

@@ -93,8 +93,8 @@ class Sigmoid(Squashing):
         if _has_none(edge):
             return self._inside(lower, upper, law, logits, temperature)
         half = torch.full_like(value, 0.5).reshape(lower.shape)
-        found = self._inside(torch.where(edge, half, lower), torch.where(edge, half, upper), law, logits, temperature)
-        log_density, slope = found
+        result = self._inside(torch.where(edge, half, lower), torch.where(edge, half, upper), law, logits, temperature)
+        log_density, slope = result
         for on_edge, width, is_upper in ((low, border, False), (high, border_upper, True)):
             node = math.log(width) - math.log1p(-width)
             node_there = torch.full_like(half, -node if is_upper else node)
