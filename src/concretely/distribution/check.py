@@ -133,8 +133,8 @@ def broadcast(batch_shape: Size, temperature: Temperature) -> Size:
 
 def has_density(temperature: Temperature | None) -> None:
     """Raise an error at temperature zero, which has no density."""
-    cold = temperature is not None and temperature == 0
-    if cold is True or (isinstance(cold, Tensor) and bool_or_none(cold.any())):
+    is_zero = temperature is not None and temperature == 0
+    if is_zero is True or (isinstance(is_zero, Tensor) and bool_or_none(is_zero.any())):
         raise ValueError("temperature must be positive to have a density, got 0: score the discrete variable instead")
 
 

@@ -12,7 +12,6 @@ from .cast import cast, compute_dtype
 
 __all__ = ["draw", "interpolated_log_mass", "log_mass", "noise", "push", "score"]
 
-
 category_axes = 0
 
 

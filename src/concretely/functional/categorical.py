@@ -13,7 +13,6 @@ from .log_simplex import noise_of_key, one_hot_argmax, perturb
 
 __all__ = ["draw", "expectation", "log_mass", "log_probs", "noise", "push", "score", "weighted"]
 
-
 category_axes = 1
 
 

@@ -120,11 +120,11 @@ def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int
     *tensors, sums = call(shape[len(shape) - axes :].numel())
     sums = sums.reshape(shape[: len(shape) - axes])
 
-    def summed(asked: int) -> Tensor:
-        if asked >= axes:
-            return sum_axes(sums, asked - axes)
+    def summed(requested: int) -> Tensor:
+        if requested >= axes:
+            return sum_axes(sums, requested - axes)
         *_, log_probs = call(1)  # rarely needed: draw again with the same key
-        return sum_axes(log_probs.reshape(shape), asked)
+        return sum_axes(log_probs.reshape(shape), requested)
 
     drawn = [tensor.reshape(*shape, *tensor.shape[3:]) if tensor.dim() > 2 else tensor for tensor in tensors]
     return *drawn, summed

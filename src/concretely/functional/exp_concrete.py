@@ -60,15 +60,17 @@ def log_density_at_edge(
     return constant - total - left * (-noise).logsumexp(-1)
 
 
-def _fits(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
+def fits_draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
+    """Return whether the kernel supports a draw of this size."""
     return fits(samples * logits.shape[1], logits.shape[2])
 
 
-def _fits_nodes(node: Tensor, *_: Any) -> bool:
+def fits_nodes(node: Tensor, *_: Any) -> bool:
+    """Return whether the kernel can score this number of nodes."""
     return fits(node.shape[1] * node.shape[2], node.shape[3])
 
 
-@operator("exp_concrete_draw", kernel="exp_concrete", eligible=_fits, nondifferentiable=[2])
+@operator("exp_concrete_draw", kernel="exp_concrete", eligible=fits_draw, nondifferentiable=[2])
 def draw(
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
@@ -88,7 +90,7 @@ def draw(
     return node, squashed(node, squash), row_sums(log_density, length)
 
 
-@operator("exp_concrete_score", kernel="exp_concrete", eligible=_fits_nodes)
+@operator("exp_concrete_score", kernel="exp_concrete", eligible=fits_nodes)
 def score(
     node: Float[Tensor, "members m units n"],
     logits: Float[Tensor, "members units n"],

@@ -7,7 +7,6 @@ See [maddison2017concrete], section 5.2 and appendix C.4.
 """
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -15,9 +14,9 @@ from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
 from ..kernel.operator import operator, row_sums
-from ..kernel.tile import fits
 from ..noise import normal as noise
 from . import normal
+from .exp_concrete import fits_draw, fits_nodes
 from .invert import invert_noise
 from .log_simplex import noise_behind, noise_of_key, push
 from .normal import LOG_TWO_PI
@@ -94,15 +93,7 @@ def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Te
     return peak, slope.rsqrt()
 
 
-def _fits(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
-    return fits(samples * logits.shape[1], logits.shape[2])
-
-
-def _fits_nodes(node: Tensor, *_: Any) -> bool:
-    return fits(node.shape[1] * node.shape[2], node.shape[3])
-
-
-@operator("exp_logistic_normal_draw", kernel="exp_concrete", eligible=_fits, nondifferentiable=[2])
+@operator("exp_logistic_normal_draw", kernel="exp_concrete", eligible=fits_draw, nondifferentiable=[2])
 def draw_gaussian(
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
@@ -122,7 +113,7 @@ def draw_gaussian(
     return node, squashed(node, squash), row_sums(log_density, length)
 
 
-@operator("exp_logistic_normal_score", kernel="exp_concrete", eligible=_fits_nodes)
+@operator("exp_logistic_normal_score", kernel="exp_concrete", eligible=fits_nodes)
 def score_gaussian(
     node: Float[Tensor, "members m units n"],
     logits: Float[Tensor, "members units n"],

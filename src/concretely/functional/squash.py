@@ -159,7 +159,7 @@ class Corners(Squashing):
         return inside(mean_corner(node.exp()), -1, 1)
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
-        """Return zero: the map is not invertible, and log densities are those of the node."""
+        """Return zero, since `log_prob` is the density of the node."""
         return torch.zeros((), dtype=node.dtype, device=node.device)
 
     def score(

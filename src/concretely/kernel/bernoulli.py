@@ -186,7 +186,7 @@ def _score_piece(
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, POINTS: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Return two terms of the log probability of a piece, in each lane: that of the states, that of the logits."""
+    """Return two terms of a piece's log probability in each lane, one of the states and one of the logits alone."""
     state = load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
     logit = load_stretch(logits, point, valid, offset, 0.0, LENGTH, BLOCK, EVEN)
     lost, small = tl.minimum(sign(state, SQUASH) * logit, 0.0), exp(-tl.abs(logit))
