@@ -34,7 +34,7 @@ class _Saturate(torch.autograd.Function):
 
 
 def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert without overflow, which only float16 needs a clamp for."""
+    """Convert without overflow; conversions from and to float16 are clamped."""
     if value.dtype == dtype:
         return value
     if torch.float16 in (value.dtype, dtype):

@@ -27,9 +27,7 @@ __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise",
 
 category_axes = 1
 
-ROOTS, WEIGHTS = (
-    numbers.tolist() for numbers in hermgauss(24)
-)  # computed here, since torch.compile cannot trace hermgauss
+ROOTS, WEIGHTS = (numbers.tolist() for numbers in hermgauss(24))  # torch.compile cannot trace hermgauss
 NEWTON_STEPS = 30
 
 

@@ -16,9 +16,7 @@ from .gumbel import EULER
 
 STEP = 0.25  # the error is exp(-π²/STEP), or 7e-18
 BLOCK = 32
-ROOTS, SHARES = (
-    numbers.tolist() for numbers in leggauss(20)
-)  # computed here, since torch.compile cannot trace leggauss
+ROOTS, SHARES = (numbers.tolist() for numbers in leggauss(20))  # torch.compile cannot trace leggauss
 
 
 def _nodes(low: int, high: int, like: Tensor) -> Iterator[Tensor]:
@@ -74,9 +72,9 @@ def _share(shifts: Tensor) -> Tensor:
 
 
 def mean_log_sum(shifts: Tensor) -> Tensor:
-    """Return the mean of the log of a sum of scaled exponential variables, log Σₖ exp(Δₖ) Eₖ, over the last axis.
+    """Return the mean of the log of a sum of scaled standard exponential variables.
 
-    For zero shifts it is the digamma function of the number of terms.
+    The sum is Σₖ exp(Δₖ) Eₖ over the last axis. For zero shifts the mean is digamma(n).
 
     >>> mean_log_sum(torch.zeros(3, dtype=torch.float64)), torch.tensor(3.0).digamma()
     (tensor(0.9228, dtype=torch.float64), tensor(0.9228))
