@@ -1,14 +1,15 @@
 """The report of a run: a single HTML file without scripts or external files, and its pictures."""
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from ..experiment.picture import Picture
@@ -20,9 +21,6 @@ from .image import CAPTIONS, draw_picture
 from .style import render_figure
 
 FILE = "report.html"
-
-AGAIN = "concretely train --recipe recipe.toml"
-"""The command that repeats a run from a copy of its recipe."""
 
 KINDS = {"png": "png", "svg": "svg+xml"}
 """The MIME subtypes of images."""
@@ -76,9 +74,6 @@ def page(
     record: Mapping[str, Any],
     curve: Image | None = None,
     pictures: Sequence[Image] = (),
-    *,
-    title: str | None = None,
-    command: str = AGAIN,
 ) -> str:
     """Return a record, its curve and its pictures as HTML; missing parts of the record are left out.
 
@@ -87,18 +82,31 @@ def page(
     True
     """
     recipe = {key: value for key, value in record.get("recipe", {}).items() if value is not None}
-    template_environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = template_environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    return template.render(
-        title=title or _title(recipe),
+    return render_template(
+        "page.html",
+        title=_title(recipe),
         metrics=[_metric(name, metric) for name, metric in record.get("metrics", {}).items()],
         curve=curve,
         pictures=pictures,
         recipe=recipe,
         toml="".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()),
-        command=command,
         environment=dict(_environment(record)),
     )
+
+
+def render_template(name: str, **variables: Any) -> str:
+    """Render a template of this package; the filter `coded` marks text between backticks as code."""
+    is_html = name.endswith(".html")
+    environment = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=is_html,
+        keep_trailing_newline=not is_html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["coded"] = lambda text: Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+    return environment.get_template(name).render(**variables)
 
 
 def _title(recipe: Mapping[str, Any]) -> str:
