@@ -67,14 +67,14 @@ def embed_figure(caption: str, figure: Figure, kind: Literal["png", "svg"] = "pn
 
 def curve_image(rows: Sequence[Row]) -> Image:
     """Render the training curve, with a caption that gives its last values."""
-    return embed_figure(_curve_caption(rows), curve(rows))
+    last = rows[-1] if rows else {}
+    ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
+    found = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
+    caption = f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
+    return embed_figure(caption, curve(rows))
 
 
-def page(
-    record: Mapping[str, Any],
-    curve: Image | None = None,
-    pictures: Sequence[Image] = (),
-) -> str:
+def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequence[Image] = ()) -> str:
     """Return a record, its curve and its pictures as HTML; missing parts of the record are left out.
 
     >>> text = page({"recipe": {"notation": "32H~64V", "data": "digits", "estimator": "concrete"}})
@@ -124,13 +124,6 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     text = format_value(metric.get("value"), metric.get("standard_error"))
     return {"name": title, "value": metric.get("value"), "text": text, "meaning": " ".join(filter(None, meaning))}
-
-
-def _curve_caption(rows: Sequence[Row]) -> str:
-    last = rows[-1] if rows else {}
-    ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
-    found = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
-    return f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
 
 
 def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -32,10 +32,9 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
     if len(alpha) != 3:
         raise ValueError(f"alpha must be three positive numbers, got {len(alpha)}")
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    relaxed = [Concrete(logits, temperature) for temperature in temperatures]
     figure = _page(temperatures, height=2.5)
-    for axes, variable in zip(figure.axes, relaxed, strict=True):
-        _draw_simplex(axes, variable)
+    for axes, temperature in zip(figure.axes, temperatures, strict=True):
+        _draw_simplex(axes, Concrete(logits, temperature))
     return figure
 
 
@@ -49,10 +48,9 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
     2
     """
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    relaxed = [BinaryConcrete(logits, temperature) for temperature in temperatures]
     figure = _page(temperatures, height=2.9)
-    for axes, variable in zip(figure.axes, relaxed, strict=True):
-        _draw_binary(axes, variable)
+    for axes, temperature in zip(figure.axes, temperatures, strict=True):
+        _draw_binary(axes, BinaryConcrete(logits, temperature))
     return figure
 
 

@@ -91,8 +91,7 @@ def _budgets(results: Sequence[CellResult]) -> Grid:
 
 def _budget(result: CellResult) -> list[str]:
     recipe = result.recipe
-    temperature = recipe.prior_temperature
-    prior = format_number(temperature) if isinstance(temperature, float) else MISSING
+    prior = format_number(recipe.prior_temperature) if isinstance(recipe.prior_temperature, float) else MISSING
     about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples), prior)
     how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.weight_decay:g}")
     test, _, difference = format_comparison(result, "test")
