@@ -9,9 +9,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from ..experiment.claim import TemperaturePoint
-from ..experiment.paper import RUNS, Experiment, cell_title
+from ..experiment.paper import RUNS, CellResult, Experiment, cell_title
 from ..experiment.record import is_corrected
-from ..experiment.result import CellResult
 from ..experiment.review import NEAR, Review, Standing
 from ..spelling import format_difference, format_number
 from ..trace import Trace
