@@ -22,10 +22,6 @@ def curve(rows: Sequence[Row]) -> Figure:
 
     Circles are minus the NLL of the validation set, so that up is better. The first tenth of the rows does not extend
     the axis: early values lie so far below the others that they would flatten the rest.
-
-    >>> (axes,) = curve([{"step": 1, "bound": -20.0, "discrete": None, "valid": None}]).axes
-    >>> [line.get_label() for line in axes.lines]
-    ['training bound']
     """
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     heights = _heights(rows)
@@ -52,10 +48,6 @@ def temperature_curve(points: Sequence[TemperaturePoint], *, note: str = "") -> 
     """Draw the two objectives against the temperature, and shade where the gap between them is large.
 
     There the units of the relaxed graph take values between the states. See [maddison2017concrete], figure 4.
-
-    >>> (axes,) = temperature_curve([TemperaturePoint(0.5, 60.0, 60.1), TemperaturePoint(2.0, 50.0, 70.0)]).axes
-    >>> [line.get_label() for line in axes.lines]
-    ['discrete graph', 'relaxed graph']
     """
     if not points:
         raise ValueError("points must hold at least one temperature, got none")

@@ -50,9 +50,6 @@ def side_by_side(panels: Sequence[tuple[float, Mapping[str, Trace]]]) -> Figure:
 
     A single variable is drawn in full from the bottom up. Networks are drawn with a box for every node, p from left to
     right and q from right to left. See [maddison2017concrete], figure 1.
-
-    >>> from concretely.evaluation.illustration import sampling_traces
-    >>> figure = side_by_side(sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5]))
     """
     flows: dict[str, Flow] = {"": "up", "p": "right", "q": "left"}
     return _page(
