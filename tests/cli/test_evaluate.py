@@ -191,7 +191,7 @@ def test_an_interruption_leaves_the_run_as_it_was(run: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     before = files(run)
-    monkeypatch.setattr(likelihood, "_log_sums", interrupted)
+    monkeypatch.setattr(likelihood, "_estimated", interrupted)
     code, stdout, _ = call("evaluate", str(run))
     assert (code, stdout) == (130, "")
     assert files(run) == before
