@@ -1,7 +1,8 @@
-"""Triton kernels, one file per operator.
+"""Kernels for a GPU, in Triton: one file an operator.
 
-`operator` registers a kernel with its definition in `functional` or `noise`, and decides whether the kernel runs.
-`native`, `row`, `category` and `tile` contain the building blocks; `deferred` keeps gradients of weights as factors.
-`training` calls `adam`, `muon` and `bits` directly. The first axis of every tensor is the member axis: members are
-independent runs, each with its own seed.
+`operator` registers a kernel with its definition, which lives in `functional` or `noise`, and is the only place that
+decides whether a kernel runs. `native`, `row`, `category` and `tile` are what kernels are made of; `deferred` holds
+gradients of weights that stay factors. The kernels of a training step, `adam`, `muon` and `bits`, change their
+arguments in place and are called by `training`. The first axis of all tensors counts members: independent programs that
+run as one, each with its own seed.
 """

@@ -1,4 +1,4 @@
-"""Adam for many tensors in one launch, and the guard against non-finite gradients."""
+"""Adam in one pass, for many tensors in one launch, and the guard against gradients that are not finite."""
 
 import torch
 import triton
@@ -42,7 +42,7 @@ def _guard(finite, loss, step, rate, sums, first_nonfinite, out, blocks, BLOCK: 
 def guard_(
     sums: Tensor, first_nonfinite: Tensor, tensors: list[Tensor], loss: Tensor, step: Tensor, rate: Tensor
 ) -> Tensor:
-    """Log a step and return the learning rates, zero for members with a non-finite loss or gradient."""
+    """Log a step; the learning rates, zero for members that have met what is not finite."""
     sizes = [each[0].numel() for each in tensors]
     blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(loss)
     finite = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
@@ -62,7 +62,7 @@ def _move(
     parameter, gradient, first, second, at, mask, lr, decay, mean, spread,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    # evict first: this step does not read these again
+    # what is not needed again in this step makes room in the cache for gradients
     p = tl.load(parameter + at, mask=mask, other=0.0, eviction_policy="evict_first")
     m = tl.load(first + at, mask=mask, other=0.0, eviction_policy="evict_first")
     v = tl.load(second + at, mask=mask, other=0.0, eviction_policy="evict_first")
@@ -81,7 +81,7 @@ def _adam(
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    lr, penalty, m_scale, v_scale = _of(rate, member), _of(decay, member), _of(mean, member), _of(spread, member)
+    lr, shrink, steady, wobble = _of(rate, member), _of(decay, member), _of(mean, member), _of(spread, member)
     if lr != 0:
         for t in tl.static_range(len(sizes)):
             blocks = tl.cdiv(sizes[t], BLOCK)
@@ -91,7 +91,7 @@ def _adam(
                 at += member * sizes[t]
                 _move(
                     parameters[t], gradients[t], firsts[t], seconds[t], at, mask,
-                    lr, decays[t] * penalty, m_scale, v_scale, BETA1, BETA2, EPSILON,
+                    lr, decays[t] * shrink, steady, wobble, BETA1, BETA2, EPSILON,
                 )  # fmt: skip
             block -= blocks
 
@@ -100,7 +100,7 @@ def adam_(
     parameters: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], gradients: list[Tensor], decays: list[bool],
     rate: Tensor, decay: Tensor, mean: Tensor, spread: Tensor, beta1: float, beta2: float, epsilon: float,
 ) -> None:  # fmt: skip
-    """Take a step of Adam; `decays` marks the parameters with an L2 penalty."""
+    """Take a step of Adam; `decays` says which of the parameters have an L2 penalty."""
     sizes = [each[0].numel() for each in parameters]
     grid = (sum(triton.cdiv(size, BLOCK) for size in sizes), len(parameters[0]))
     _adam[grid](

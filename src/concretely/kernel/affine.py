@@ -1,4 +1,4 @@
-"""The affine map with optional tanh, and its gradients."""
+"""An affine map with tanh in one pass, and its gradients in another."""
 
 from typing import Any, NamedTuple
 
@@ -12,17 +12,19 @@ from .native import tanh_half
 from .operator import partial_sums, rows, sum_parts
 
 FEW = 256
-"""Up to this total number of rows, one launch computes all gradients."""
+"""Up to so few rows of all members together, all gradients are computed in one launch."""
 
 PROGRAMS = 128
-"""About the number of processors of a GPU; tiles shrink to reach it."""
+"""The number of processors of a GPU, about: tiles are made smaller so that none is idle."""
+
 
 SUMMED, SUMS, STEPS = (64, 64), 1024, 8
-"""For sums of gradients: the tile, the maximum number of programs, and the minimum number of steps of each."""
+"""The rows and columns of which a program sums gradients at once, the most programs that do, and the fewest steps of
+each before sums are left to another launch."""
 
 
 class Tile(NamedTuple):
-    """The tile of a matrix product and its launch options."""
+    """The part of a product that one program computes, and its launch options."""
 
     high: int
     wide: int
@@ -32,7 +34,7 @@ class Tile(NamedTuple):
 
 
 def tile(high: int, wide: int, deep: int, members: int) -> Tile:
-    """Return the tile for a product of these sizes."""
+    """A tile for a product of these sizes."""
     for shape in ((128, 128), (64, 128), (64, 64), (64, 32), (32, 32), (32, 16), (16, 16)):
         programs = triton.cdiv(high, shape[0]) * triton.cdiv(wide, shape[1]) * members
         if programs >= PROGRAMS and shape[0] < 2 * high and shape[1] < 2 * wide:
@@ -68,19 +70,19 @@ def _affine(
 
 @triton.jit
 def product(a, b, total, PRODUCT: tl.constexpr):
-    """Add the product of two tiles to the total."""
+    """The total plus the product of two tiles in a precision."""
     if PRODUCT == "bfloat16":
-        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+        found = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
-        result = tl.dot(a, b, total, input_precision=PRODUCT)
-    return result
+        found = tl.dot(a, b, total, input_precision=PRODUCT)
+    return found
 
 
 def affine(
     x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False,
     chosen: Tile | None = None,
 ) -> Tensor:  # fmt: skip
-    """Apply the map of every member to its rows."""
+    """The map of every member, on its own rows."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     x, weight, bias = rows(x), rows(weight.bfloat16() if product == "bfloat16" else weight), rows(bias)
     dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
@@ -97,12 +99,12 @@ def affine(
 
 @triton.jit
 def _slope(by_out, out, place, mask, TANH: tl.constexpr):
-    """Return the gradient before tanh."""
-    result = tl.load(by_out + place, mask=mask, other=0.0).to(tl.float32)
+    """The gradient before tanh."""
+    found = tl.load(by_out + place, mask=mask, other=0.0).to(tl.float32)
     if TANH:
         value = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
-        result *= 1 - value * value
-    return result
+        found *= 1 - value * value
+    return found
 
 
 @triton.jit
@@ -154,7 +156,7 @@ def _affine_backward(
     TANH: tl.constexpr, PRODUCT: tl.constexpr, HIGH: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
     WIDE: tl.constexpr, LONG: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the input in the first programs, and of the weight and bias in the rest."""
+    """The gradient of the input in the first programs, HIGH by DEEP; that of the weight in the rest, WIDE by LONG."""
     member, place = tl.program_id(1).to(tl.int64), tl.program_id(0)
     by_out += member * by_stride
     out += member * out_stride
@@ -172,7 +174,7 @@ def _affine_backward(
 
 
 def affine_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of the input, if needed, the weight and the bias."""
+    """The gradients of the input, which may be left out, of the weight and of the bias."""
     (by_out,), (x, weight, _, tanh, product, deferred), (out,) = by, inputs, outputs
     if x.shape[0] * x.shape[1] <= FEW:
         by_x, by_weight, by_bias = gradients(by_out, x, weight, out, tanh, product, needs[0])
@@ -187,7 +189,7 @@ def gradients(
     by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool,
     chosen: tuple[Tile, Tile] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Compute all gradients in one launch."""
+    """All gradients in one launch."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     by_out, x, weight, out = rows(by_out), rows(x), rows(weight), rows(out)
     by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=x.device)
@@ -228,7 +230,7 @@ def _before_tanh(
 
 
 def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """Return the gradient before tanh, empty without tanh, and its sum over rows, the gradient of the bias."""
+    """The gradient of what goes into tanh, if there is one, and its sum over rows, which is that of the bias."""
     members, high, wide = out.shape
     by_out, out = rows(by_out), rows(out)
     by_total = torch.empty((members, high if tanh else 0, wide), dtype=out.dtype, device=out.device)

@@ -1,4 +1,4 @@
-"""The log-likelihood of bits under an affine map, one tile of logits per program."""
+"""The log likelihood of bits under an affine map in one pass, with its slopes if wanted; a tile of logits a program."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from .native import both, log1p
 from .operator import partial_sums, rows, sum_parts
 
 HIGH, WARPS, STAGES = 128, 4, 3
-"""The rows, warps and stages of a program."""
+"""The rows of a program, and its launch options."""
 WIDE, WIDE_WITH_SLOPES = 128, 64
-"""The units of a program without and with slopes, which need more registers."""
-WEIGHED = 8
-"""The rows per program of `weigh`."""
+"""The units of a program: fewer where slopes need registers too."""
+SCALED_ROWS = 8
+"""The rows that a program scales at once."""
 LARGEST = tl.constexpr(3.4028234663852886e38)
-"""The largest float32 number; the product of 128 numbers up to 2 may round to infinity."""
+"""The largest float32, in place of a product of 128 numbers up to 2 that overflows."""
 
 
 @triton.jit
@@ -36,10 +36,10 @@ def _log_likelihood(
     j = column * WIDE + tl.arange(0, WIDE)
     k = tl.arange(0, DEEP)
     is_unit = (j < wide)[None, :]
-    # load before the product, or the compiler converts layouts
+    # loaded before the product, so that the compiler chooses the layout of the product for both
     own = (i % batch)[:, None].to(tl.int64) * wide + j[None, :]
     on = tl.load(bits + member * bits_stride + own, mask=is_unit, other=1) != 0
-    # clamp indices to the last row, so that the loop needs no masks
+    # indices past the end are those of the last row or unit, so that the loop needs no masks
     left = state + member * state_stride + tl.minimum(i, high - 1)[:, None].to(tl.int64) * deep + k[None, :]
     right = weight + member * weight_stride + tl.minimum(j, wide - 1)[None, :] * deep + k[:, None]
     logit = tl.zeros((HIGH, WIDE), tl.float32)
@@ -52,12 +52,12 @@ def _log_likelihood(
             b = tl.load(right + start, mask=inside[:, None], other=0.0)
         logit = multiply(a, b, logit, PRODUCT)
     logit += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
-    logit = tl.where(is_unit, logit, float("inf"))  # padding adds 0
+    logit = tl.where(is_unit, logit, float("inf"))  # a bit that is certain adds nothing
     against = tl.where(on, -logit, logit)
     small = tl.exp(-tl.abs(logit))
-    # the sum of log(1 + small) is the log of a product; minus 1 it keeps the precision of small terms
-    result = tl.reduce(small, 1, both)
-    total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(result == float("inf"), LARGEST, result))
+    # the sum of log(1 + small) is the log of a product, which is kept minus 1 so that small terms are not lost
+    found = tl.reduce(small, 1, both)
+    total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(found == float("inf"), LARGEST, found))
     tl.store(parts + (member * columns + column) * high + i, -total, mask=i < high)
     if SLOPES:
         other = tl.where(against > 0, 1.0, small) / (1 + small)  # the probability of the other bit
@@ -69,7 +69,7 @@ def affine_log_likelihood(
     state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, slopes: bool, product: str, deferred: bool = False,
     chosen: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the log probability of bits, shared by samples, and with `slopes` its derivative by each logit."""
+    """The log mass of bits, which the samples share, and its derivative by every logit if slopes are wanted."""
     (members, samples, batch, deep), wide = state.shape, weight.shape[1]
     is_half = product == "bfloat16"
     state, weight = (state, weight.bfloat16()) if is_half else (state.float(), weight)
@@ -90,22 +90,22 @@ def affine_log_likelihood(
 
 
 def affine_log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-    """Return the gradients of the states, the weight and the bias."""
+    """The gradients of the states, of the weight and of the bias."""
     (state, weight, _, _, _, _, deferred), (_, slope) = inputs, outputs
     needs_state, needs_weight, needs_bias, *_ = needs
-    upstream, states = by[0].flatten(1, 2), state.flatten(1, 2)
+    pull, states = by[0].flatten(1, 2), state.flatten(1, 2)
     by_state = by_weight = by_bias = None
-    # multiply the states, which are narrower than the slopes, by the upstream gradient
+    # states and their gradients are scaled, since they are narrower than slopes
     if needs_state:
         by_states = multiplied(slope, weight.to(slope.dtype), state.dtype)
-        by_state, weighed = weigh(upstream, by_states, states, slope.dtype)
+        by_state, weighted = scale_rows(pull, by_states, states, slope.dtype)
         by_state = by_state.view_as(state)
-    else:  # a discrete draw: skip the expensive product
-        weighed = (upstream.unsqueeze(-1) * states).to(slope.dtype)
+    else:  # a drawn state needs no gradient, which saves the most expensive product
+        weighted = (pull.unsqueeze(-1) * states).to(slope.dtype)
     if needs_weight:
         by_weight = gradient_of_weight(weighted, slope, deferred=deferred)
     if needs_bias:
-        by_bias = multiplied(slope.mT, upstream.unsqueeze(-1).to(slope.dtype)).squeeze(-1)
+        by_bias = multiplied(slope.mT, pull.unsqueeze(-1).to(slope.dtype)).squeeze(-1)
     return by_state, by_weight, by_bias
 
 
@@ -115,13 +115,13 @@ def _tile(product: str, slope: Tensor) -> Tile:
 
 
 @triton.jit
-def _weigh(
-    upstream, by_state, state, by_out, out, high, deep, pull_stride, by_stride, state_stride,
+def _scale_rows(
+    pull, by_state, state, by_out, out, high, deep, pull_stride, by_stride, state_stride,
     HIGH: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * HIGH + tl.arange(0, HIGH)
-    weight = tl.load(upstream + member * pull_stride + i, mask=i < high, other=0.0)[:, None]
+    weight = tl.load(pull + member * pull_stride + i, mask=i < high, other=0.0)[:, None]
     for start in range(0, deep, DEEP):
         k = start + tl.arange(0, DEEP)
         at, mask = i[:, None].to(tl.int64) * deep + k[None, :], (i < high)[:, None] & (k < deep)[None, :]
@@ -131,22 +131,22 @@ def _weigh(
         tl.store(out + member * high * deep + at, weight * value, mask=mask)
 
 
-def weigh(upstream: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Multiply rows of gradients and of states by their upstream gradient."""
+def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of gradients and of states, each times the gradient of its log mass."""
     members, high, deep = state.shape
     by_out, out = (torch.empty(state.shape, dtype=each, device=state.device) for each in (state.dtype, dtype))
     if out.numel():
-        upstream, by_state, state = rows(upstream), rows(by_state), rows(state)
-        tile = WEIGHED, min(triton.next_power_of_2(deep), 256)
-        _weigh[triton.cdiv(high, tile[0]), members](
-            upstream, by_state, state, by_out, out, high, deep, upstream.stride(0), by_state.stride(0), state.stride(0),
+        pull, by_state, state = rows(pull), rows(by_state), rows(state)
+        tile = SCALED_ROWS, min(triton.next_power_of_2(deep), 256)
+        _scale_rows[triton.cdiv(high, tile[0]), members](
+            pull, by_state, state, by_out, out, high, deep, pull.stride(0), by_state.stride(0), state.stride(0),
             HIGH=tile[0], DEEP=tile[1],
         )  # fmt: skip
     return by_out, out
 
 
 def _bytes(bits: Tensor, samples: int) -> Tensor:
-    """Convert bits to bytes if they are booleans or several samples read them."""
+    """Bits as integers or floats, as bytes if several samples read them."""
     if bits.dtype == torch.bool:
         return bits.view(torch.uint8)
     return bits.to(torch.uint8) if samples > 1 else bits

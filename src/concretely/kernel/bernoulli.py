@@ -1,4 +1,4 @@
-"""Draws and log probabilities of the Bernoulli variable, and their gradients."""
+"""Draws and scores of binary units in one pass each, and the gradient of their log masses in another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,28 +33,30 @@ from .row import (
 
 @triton.jit
 def log_sigmoid(node):
-    """Return the log sigmoid."""
+    """The logarithm of the sigmoid."""
     return tl.where(node < 0, node, 0.0) - log1p(exp(-tl.abs(node)))
 
 
 @triton.jit
 def sign(value, SQUASH: tl.constexpr):
-    """Return +1 for the upper state and -1 for the lower."""
+    """Plus one for the upper state, minus one for the lower."""
     return value if SQUASH == "corner" else 2 * value - 1
 
 
 @triton.jit
 def is_turned(logit, word):
-    """Return whether the noise selects the less likely state, without a logarithm."""
+    """Whether noise leads to the less likely state, by comparing tail probabilities, without a logarithm."""
     small = exp(-tl.abs(logit))
-    words = (small * reciprocal(1 + small) * 4294967296.0 + 0.5).to(tl.uint32)  # the number of such words, of 2³²
-    # words just above 0 have the largest noise, words just below 0 the smallest
+    words = (small * reciprocal(1 + small) * 4294967296.0 + 0.5).to(
+        tl.uint32
+    )  # the number of words, of all 2³², that lead there
+    # words next to 0 have the largest noise and, on the other side of 0, the smallest
     return (word.to(tl.int32, bitcast=True) ^ tl.where(logit >= 0, -1, 0)).to(tl.uint32, bitcast=True) < words
 
 
 @triton.jit
 def state_of(logit, turned, SQUASH: tl.constexpr):
-    """Return the more likely state, or the other one if `turned`."""
+    """The more likely state, or the other one if turned."""
     LOWER: tl.constexpr = -1.0 if SQUASH == "corner" else 0.0
     return tl.where(turned, tl.where(logit >= 0, LOWER, 1.0), tl.where(logit >= 0, 1.0, LOWER))
 
@@ -66,13 +68,13 @@ def _draw(
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
-    quarters = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
-    four = words_beside(quarters[0], key, member, first + tl.arange(0, BLOCK))
+    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
         element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
-        turned, size = is_turned(quarters[k], four[k]), tl.abs(quarters[k])
+        turned, size = is_turned(held[k], four[k]), tl.abs(held[k])
         at = member * total + element
-        tl.store(value + at, state_of(quarters[k], turned, SQUASH), mask=mask)
+        tl.store(value + at, state_of(held[k], turned, SQUASH), mask=mask)
         tl.store(log_mass + at, log_sigmoid(tl.where(turned, -size, size)), mask=mask)
 
 
@@ -81,14 +83,14 @@ def _draw_one(
     logit, word, value, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Draw a piece of a row in one quarter; return its log probability in each lane."""
+    """Draw a piece of a row in one quarter; its log mass in each lane."""
     turned, size = is_turned(logit, word), tl.abs(logit)
     store_piece(value, state_of(logit, turned, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
     lost, small = tl.where(turned, size, 0.0), exp(-size)
     if not EVEN:
         inside = offset + tl.arange(0, BLOCK) < LENGTH
         lost, small = tl.where(inside, lost, 0.0), tl.where(inside, small, 0.0)
-    if BLOCK > LANES:  # one logarithm per thread
+    if BLOCK > LANES:  # one logarithm for all units of a thread
         lost = tl.sum(tl.reshape(lost, (LANES, BLOCK // LANES)), 1)
         small = tl.reduce(tl.reshape(small, (LANES, BLOCK // LANES)), 1, both)
     return -lost - rough_log1p(small)
@@ -142,7 +144,7 @@ def _draw_rows(
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
-    """Draw states, and sum their log probabilities over rows of units."""
+    """States and their log masses, of rows of units."""
     members, units = logits.shape
     value = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     total, logits, by_rows = samples * units, rows(logits), has_quarters(samples * units, length)
@@ -182,13 +184,13 @@ def _score(
 
 @triton.jit
 def _score_piece(
-    value, logits, row, point, inside, valid, offset,
+    value, logits, row, point, inside, known, offset,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, POINTS: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Return two terms of a piece's log probability in each lane, one of the states and one of the logits alone."""
+    """The parts of the log mass of a piece of each row that depend on the states and on the logits alone."""
     state = load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
-    logit = load_stretch(logits, point, valid, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
     lost, small = tl.minimum(sign(state, SQUASH) * logit, 0.0), exp(-tl.abs(logit))
     if not EVEN:
         small = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, small, 0.0)
@@ -206,34 +208,34 @@ def _score_rows(
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     row, point, inside = placed_rows(samples, points, SHARED, ROWS)
-    valid = point < points
+    known = point < points
     value += member * value_stride
     logits += member * logits_stride
     POINTS: tl.constexpr = 1 if SHARED else ROWS
     total, common = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((POINTS, LANES), tl.float32)
     for offset in range(0, WHOLE, BLOCK):
         lost, log_sum = _score_piece(
-            value, logits, row, point, inside, valid, offset, SQUASH, LENGTH, ROWS, POINTS, LANES, BLOCK, True
+            value, logits, row, point, inside, known, offset, SQUASH, LENGTH, ROWS, POINTS, LANES, BLOCK, True
         )  # fmt: skip
         total, common = total + lost, common + log_sum
     if WHOLE < LENGTH:
         lost, log_sum = _score_piece(
-            value, logits, row, point, inside, valid, WHOLE,
+            value, logits, row, point, inside, known, WHOLE,
             SQUASH, LENGTH, ROWS, POINTS, LANES, REST, WHOLE + REST <= LENGTH,
         )  # fmt: skip
         total, common = total + lost, common + log_sum
     if WHOLE + REST < LENGTH:
         lost, log_sum = _score_piece(
-            value, logits, row, point, inside, valid, WHOLE + REST,
+            value, logits, row, point, inside, known, WHOLE + REST,
             SQUASH, LENGTH, ROWS, POINTS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
         )  # fmt: skip
         total, common = total + lost, common + log_sum
-    result = tl.sum(total - common, 1, keep_dims=True)
-    tl.store(log_mass + member * samples * points + row, result, mask=inside)
+    found = tl.sum(total - common, 1, keep_dims=True)
+    tl.store(log_mass + member * samples * points + row, found, mask=inside)
 
 
 def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
-    """Return the log probabilities of states, summed over rows of units."""
+    """The log mass of given states, of rows of units."""
     members, samples, units = value.shape
     log_mass = torch.empty((members, samples, units // length), dtype=torch.float32, device=value.device)
     if not value.numel():
@@ -266,33 +268,33 @@ def _backward(
     value += member * value_stride + row * units + unit
     end = tl.where(unit < units, samples, 0)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
-    # the derivative of the log probability of a state is ± the probability of the other
+    # the derivative is the probability of the other state
     upper, lower = sigmoid(-logit), -sigmoid(logit)
     total = tl.zeros((ROWS, UNITS), tl.float32)
     for _ in range(steps):
         mask = row < end
         state = tl.load(value, mask=mask, other=0.0).to(tl.float32)
-        upstream = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
-        total += upstream * tl.where(state > 0, upper, lower)
+        pull = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
+        total += pull * tl.where(state > 0, upper, lower)
         value += ROWS * units
         row += ROWS
-    result = tl.sum(total, 0, keep_dims=True)
-    tl.store(by_logits + (member * parts + part) * units + unit, result, mask=unit < units)
+    found = tl.sum(total, 0, keep_dims=True)
+    tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
 def draw_backward(
     by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor]:
-    """Return the gradient of the logits through the log probabilities of draws."""
-    (logits, _, _, squash, length), upstream = inputs, by[1]
-    assert upstream is not None
-    return (_gradient(upstream, outputs[0], logits, squash, length),)
+    """The gradient of the logits, through the log masses of draws."""
+    (logits, _, _, squash, length), pull = inputs, by[1]
+    assert pull is not None
+    return (_gradient(pull, outputs[0], logits, squash, length),)
 
 
 def score_backward(
     by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[None, Tensor]:
-    """Return the gradient of the logits through the log probabilities of states."""
+    """The gradient of the logits, through the log masses of given states."""
     return None, _gradient(by[0], *inputs)
 
 

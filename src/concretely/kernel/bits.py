@@ -1,4 +1,4 @@
-"""Gathering and unpacking of batches of bits."""
+"""Gathers and unpacks batches of bits in one pass."""
 
 import torch
 import triton
@@ -15,12 +15,12 @@ def _unpack(packed, index, out, batch, width, columns, BLOCK: tl.constexpr):
     for start in range(0, width, BLOCK):
         bit = start + tl.arange(0, BLOCK)
         byte = tl.load(packed + row * columns + bit // 8, mask=bit < width, other=0)
-        result = (byte.to(tl.int32) >> (7 - bit % 8)) & 1
-        tl.store(out + (member * batch + point) * width + bit, result.to(tl.float32), mask=bit < width)
+        found = (byte.to(tl.int32) >> (7 - bit % 8)) & 1
+        tl.store(out + (member * batch + point) * width + bit, found.to(tl.float32), mask=bit < width)
 
 
 def unpack(packed: Tensor, index: Tensor, width: int) -> Tensor:
-    """Return the bits of the indexed points of every member as float32."""
+    """The bits of the indexed points of every member as float32."""
     members, batch = index.shape
     out = torch.empty((members, batch, width), dtype=torch.float32, device=packed.device)
     block = min(BLOCK, triton.next_power_of_2(width))

@@ -1,4 +1,4 @@
-"""The multi-sample bound and the loss, and their gradients."""
+"""The multi-sample bound in one pass, and its gradient in another; the same for the loss."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .operator import rows, sum_parts
 
 BLOCK = 64
 SAMPLES, TILE = 16, 2048
-"""The maximum number of samples and of log-weights that a program reads per step."""
+"""The most samples that a program reads at once, and the most log-weights."""
 
 
 @triton.jit
@@ -21,16 +21,16 @@ def _larger(one, other):
 
 @triton.jit
 def _joined(largest, total, entries):
-    """Update the running maximum and the scaled sum of a streaming logsumexp."""
+    """The largest log-weight and the sum of weights divided by the largest, after adding entries."""
     larger = _larger(largest, tl.reduce(entries, 0, _larger))
-    # avoid infinity minus infinity if all weights are zero
+    # a weight of zero adds nothing, also where all weights are zero
     anchor = tl.where(larger == float("-inf"), 0.0, larger)
     return larger, total * tl.exp(largest - anchor) + tl.sum(tl.exp(entries - anchor[None, :]), 0)
 
 
 @triton.jit
 def _mean(largest, total, samples):
-    """Return the log of the mean weight."""
+    """The logarithm of the mean weight."""
     return tl.where(total > 0, largest + tl.log(total / samples), largest)
 
 
@@ -48,7 +48,7 @@ def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl
 
 
 def bound(log_w: Tensor, axis: int = 1) -> Tensor:
-    """Return the log of the mean weight over samples."""
+    """The logarithm of the mean weight over samples."""
     members, samples, batch = log_w.shape
     out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
@@ -62,7 +62,7 @@ def bound(log_w: Tensor, axis: int = 1) -> Tensor:
 
 @triton.jit
 def _placed(batch, BLOCK: tl.constexpr):
-    """Return the member, the sample and the data points of a program."""
+    """The member, the sample and the data points of a program."""
     blocks = tl.cdiv(batch, BLOCK)
     place = tl.program_id(0)
     return tl.program_id(1).to(tl.int64), place // blocks, place % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -80,7 +80,7 @@ def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride,
 
 
 def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
-    """Return the gradient of the log-weights: the normalised weights."""
+    """The gradient of the log-weights: the share that each weight has in the sum."""
     (by,), (log_w, _), (bound,) = by, inputs, outputs
     members, samples, batch = log_w.shape
     out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
@@ -94,11 +94,11 @@ def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
 
 @triton.jit
 def _sum_of(terms, strides, member, at, mask):
-    """Load and add terms."""
-    result = tl.load(terms[0] + member * strides[0] + at, mask=mask, other=0.0)
+    """The sum of terms."""
+    found = tl.load(terms[0] + member * strides[0] + at, mask=mask, other=0.0)
     for t in tl.static_range(1, len(strides)):
-        result += tl.load(terms[t] + member * strides[t] + at, mask=mask, other=0.0)
-    return result
+        found += tl.load(terms[t] + member * strides[t] + at, mask=mask, other=0.0)
+    return found
 
 
 @triton.jit
@@ -119,9 +119,9 @@ def _loss(
             total += tl.sum(tl.where(mask, entries, 0.0), 0)
         else:
             largest, total = _joined(largest, total, tl.where(mask, entries, float("-inf")))
-    result = total / samples if AVERAGES else _mean(largest, total, samples)
-    tl.store(bounds + member * batch + point, result, mask=point < batch)
-    tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, result, 0.0), 0) / batch)
+    found = total / samples if AVERAGES else _mean(largest, total, samples)
+    tl.store(bounds + member * batch + point, found, mask=point < batch)
+    tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, found, 0.0), 0) / batch)
 
 
 def loss(
@@ -132,7 +132,7 @@ def loss(
     averages: bool,
     axis: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return minus the mean bound, the bounds and the log-weights."""
+    """Minus the mean of the bounds, the bounds, and the log-weights."""
     members, samples, batch = log_p[0].shape
     high = min(triton.next_power_of_2(samples), SAMPLES)
     wide = min(triton.next_power_of_2(batch), TILE // high)
@@ -168,17 +168,20 @@ def _loss_backward(
     tl.store(added + at, slope, mask=mask)
     for t in tl.static_range(len(strides)):
         if HAS_SIGNAL:
-            result = scale * tl.load(signal[t] + member * strides[t] + place, mask=mask, other=0.0)
-            result = result if AVERAGES else result - slope
+            found = scale * tl.load(signal[t] + member * strides[t] + place, mask=mask, other=0.0)
+            found = found if AVERAGES else found - slope
         else:
-            result = -slope
-        tl.store(subtracted[t] + at, result, mask=mask)
+            found = -slope
+        tl.store(subtracted[t] + at, found, mask=mask)
 
 
 def loss_backward(
     by: Any, needs: Any, inputs: Any, outputs: Any
 ) -> tuple[list[Tensor], list[Tensor], None, list[Tensor]]:
-    """Return the gradients of the terms of p, of the terms of q, and of their baselines."""
+    """The gradient of every term of p, and those of the terms of q, which their baselines share.
+
+    Without a signal the latter are all the same. A term with a signal also gets that and, in an average, nothing else.
+    """
     (log_p, log_q, signal, baseline, averages, _), (_, bound, log_w) = inputs, outputs
     members, samples, batch = log_w.shape
     given = tuple(rows(each) for each in signal) or (log_w,)

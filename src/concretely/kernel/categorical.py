@@ -1,4 +1,4 @@
-"""Draws and log probabilities of the categorical variable, and their gradients."""
+"""Draws and scores of categorical units in one pass each, and the gradient of their log masses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,22 +40,22 @@ def _draw(
     sums = tl.zeros((4,), tl.float32)
     for offset in range(0, LENGTH, ROWS):
         place = placed(offset, quarter, LENGTH, ROWS)
-        quarters = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
-        four = words_beside(quarters[0], key, member, place.to(tl.int64)[:, None] * N + category)
+        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
         for k in tl.static_range(4):
             row = k * quarter + place
             inside = (place < quarter) & (row < total)
             mask = inside[:, None] & (category < N)
-            logit = quarters[k] - tl.max(quarters[k], 1)[:, None]
+            logit = held[k] - tl.max(held[k], 1)[:, None]
             noisy = logit - log(exponential(four[k]))
-            # the first maximum, as in torch.argmax
+            # the first of the largest
             chosen = tl.min(tl.where(noisy == tl.max(noisy, 1)[:, None], category, WIDTH), 1)[:, None]
-            result = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(exp(logit), 1))
+            found = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(exp(logit), 1))
             row = member * total + row
             if LENGTH == 1:
-                tl.store(log_mass + row, result, mask=inside)
+                tl.store(log_mass + row, found, mask=inside)
             else:
-                sums += in_quarter(k, tl.sum(tl.where(inside, result, 0.0), 0))
+                sums += in_quarter(k, tl.sum(tl.where(inside, found, 0.0), 0))
             if SQUASH == "corner":
                 bit = tl.arange(0, BIT_WIDTH)[None, :]
                 digit = chosen >> tl.maximum(BITS - 1 - bit, 0) & 1
@@ -68,7 +68,7 @@ def _draw(
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
-    """Draw values, and sum their log probabilities over rows of units."""
+    """Values and log masses of rows of units."""
     members, units, n = logits.shape
     total, logits, bits = samples * units, rows(logits), n.bit_length() - 1
     tile = draw_tile(members, total, n, length)
@@ -90,17 +90,17 @@ def _chosen(
     N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, SAMPLES: tl.constexpr, UNITS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Return the category of a value."""
+    """The category that a value stands for."""
     if SQUASH == "corner":
-        result = tl.zeros((SAMPLES, UNITS), tl.int32)
+        found = tl.zeros((SAMPLES, UNITS), tl.int32)
         for bit in tl.static_range(BITS):
             on = tl.load(value + row * BITS + bit, mask=inside, other=0.0).to(tl.float32) > 0
-            result = 2 * result + on.to(tl.int32)
+            found = 2 * found + on.to(tl.int32)
     else:
         mask = inside[:, :, None] & (category < N)
         entry = tl.load(value + row[:, :, None] * N + category, mask=mask, other=float("-inf")).to(tl.float32)
-        result = tl.min(tl.where(entry == tl.max(entry, 2)[:, :, None], category, WIDTH), 2)
-    return result[:, :, None]
+        found = tl.min(tl.where(entry == tl.max(entry, 2)[:, :, None], category, WIDTH), 2)
+    return found[:, :, None]
 
 
 @triton.jit
@@ -124,11 +124,11 @@ def _score(
             chosen = _chosen(
                 value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
             )  # fmt: skip
-            result = tl.sum(tl.where(category == chosen, log_probs, 0.0), 2)
+            found = tl.sum(tl.where(category == chosen, log_probs, 0.0), 2)
             if LENGTH == 1:
-                tl.store(log_mass + member * samples * units + row, result, mask=inside)
+                tl.store(log_mass + member * samples * units + row, found, mask=inside)
             else:
-                sums += tl.sum(tl.where(inside, result, 0.0), 1)[:, None]
+                sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
         store_sums(log_mass, member, samples, sums, SAMPLES)
@@ -136,7 +136,7 @@ def _score(
 
 @triton.jit
 def _shifted(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """Load the logits of a tile, shifted so that the largest is 0."""
+    """The logits of the units of a tile, the largest at 0."""
     logit = load_logits(logits, offset, units, N, LENGTH, UNITS, WIDTH)
     if WIDTH > N:
         logit = tl.where(tl.arange(0, WIDTH)[None, :] < N, logit, float("-inf"))
@@ -144,20 +144,20 @@ def _shifted(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS
 
 
 def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
-    """Return the log probabilities of values, summed over rows of units."""
+    """The log mass of given values, of rows of units."""
     members, samples, units, _ = value.shape
     n = logits.shape[-1]
     tile = score_tile(members, samples, units, n, length)
-    result = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=value.device)
+    found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=value.device)
     value, logits = rows(value), rows(logits)
-    if result.numel():
+    if found.numel():
         _score[*tile.grid, members](
-            value, logits, result,
+            value, logits, found,
             samples, units, tile.steps, value.stride(0), logits.stride(0),
             N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length,
             SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return row_sums(result, length // tile.length)
+    return row_sums(found, length // tile.length)
 
 
 @triton.jit
@@ -180,9 +180,9 @@ def _score_backward(
         chosen = _chosen(
             value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
         )  # fmt: skip
-        upstream = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
-        picked += tl.where(category == chosen, upstream[:, :, None], 0.0)
-        weight += upstream
+        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
+        picked += tl.where(category == chosen, pull[:, :, None], 0.0)
+        weight += pull
         sample += SAMPLES
     share = exp(_shifted(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH))
     share *= (tl.sum(weight, 0) / tl.sum(share, 1))[:, None]
@@ -192,16 +192,16 @@ def _score_backward(
 def draw_backward(
     by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor]:
-    """Return the gradient of the logits through the log probabilities of draws."""
-    (logits, _, _, squash, length), upstream = inputs, by[1]
-    assert upstream is not None
-    return (_gradient(upstream, outputs[0], logits, squash, length),)
+    """The gradient of the logits, through the log masses of draws."""
+    (logits, _, _, squash, length), pull = inputs, by[1]
+    assert pull is not None
+    return (_gradient(pull, outputs[0], logits, squash, length),)
 
 
 def score_backward(
     by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[None, Tensor]:
-    """Return the gradient of the logits through the log probabilities of values."""
+    """The gradient of the logits, through the log masses of given values."""
     return None, _gradient(by[0], *inputs)
 
 

@@ -1,15 +1,15 @@
-"""Indices, loads and stores of the kernels of n-ary nodes."""
+"""How programs share rows of categories, and the quarters of a draw: what kernels of n-ary nodes have in common."""
 
 import triton
 import triton.language as tl
 
 STEPS = 16
-"""The minimum number of steps of a program before sums are split over programs."""
+"""The fewest steps that a program adds up before sums are finished by another launch."""
 
 
 @triton.jit
 def sign(category, bit, BITS: tl.constexpr):
-    """Return a coordinate of the hypercube corner of a category."""
+    """A coordinate of the corner of the hypercube that stands for a category."""
     return (2 * (category >> (BITS - 1 - bit) & 1) - 1).to(tl.float32)
 
 
@@ -18,7 +18,7 @@ def load_quarter(
     logits, place, k, total, units, quarter,
     N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Load the logits of a tile in one quarter."""
+    """The logits of the rows of a tile in one quarter."""
     row = k * quarter + place
     category = tl.arange(0, WIDTH)[None, :]
     unit = row % units if SHARED else row
@@ -32,7 +32,7 @@ def load_four(
     logits, place, total, units, quarter,
     N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Start loading the logits of a tile in all quarters."""
+    """The logits of the rows of a tile in all quarters, loaded before any is needed."""
     return (
         load_quarter(logits, place, 0, total, units, quarter, N, SHARED, WIDTH),
         load_quarter(logits, place, 1, total, units, quarter, N, SHARED, WIDTH),
@@ -43,7 +43,7 @@ def load_four(
 
 @triton.jit
 def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
-    """Return the counters of a tile at an offset in a program's row, `quarter` beyond its end."""
+    """The places of a tile at an offset along the row of a program; those past the end are masked."""
     along = offset + tl.arange(0, ROWS)
     if LENGTH == 1:
         place = tl.program_id(0) * ROWS + along
@@ -54,20 +54,20 @@ def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def in_quarter(k, total):
-    """Return a vector of four with the total at quarter k."""
+    """A number for one quarter, and 0 for the others."""
     return tl.where(tl.arange(0, 4) == k, total, 0.0)
 
 
 @triton.jit
-def store_rows(sums, member, result):
-    """Store the sums of a program's rows, one in each quarter."""
+def store_rows(sums, member, found):
+    """Store what a program has for its rows, one in each quarter."""
     row = (member * 4 + tl.arange(0, 4)) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(sums + row, result)
+    tl.store(sums + row, found)
 
 
 @triton.jit
 def unit_of(offset, units, LENGTH: tl.constexpr, UNITS: tl.constexpr):
-    """Return the units of a tile at an offset in a program's row, `units` beyond its end."""
+    """The units of a tile at an offset along the row of a program; those past the end are masked."""
     along = offset + tl.arange(0, UNITS)
     if LENGTH == 1:
         unit = tl.program_id(0) * UNITS + along
@@ -78,7 +78,7 @@ def unit_of(offset, units, LENGTH: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def load_logits(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """Load the logits of a tile."""
+    """The logits of the units of a tile."""
     unit = unit_of(offset, units, LENGTH, UNITS)[:, None]
     category = tl.arange(0, WIDTH)[None, :]
     mask = (unit < units) & (category < N)
@@ -87,14 +87,14 @@ def load_logits(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UN
 
 @triton.jit
 def load_rows(by, sample, point, by_sample, by_point, inside):
-    """Load the upstream gradient of every row."""
+    """A number for every row, where rows may share one."""
     at = sample.to(tl.int64) * by_sample + point.to(tl.int64) * by_point
     return tl.load(by + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_sum(by_logits, member, total, units, N: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """Store a program's partial sum of the gradient of the logits."""
+    """Store the part that the samples of a program have in the gradient of the logits."""
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[:, None]
     category = tl.arange(0, WIDTH)[None, :]
     part = member * tl.num_programs(1) + tl.program_id(1)
@@ -102,8 +102,8 @@ def store_sum(by_logits, member, total, units, N: tl.constexpr, UNITS: tl.conste
 
 
 @triton.jit
-def store_sums(result, member, samples, sums, SAMPLES: tl.constexpr):
-    """Store a program's sums for the rows of one data point."""
+def store_sums(found, member, samples, sums, SAMPLES: tl.constexpr):
+    """Store what a program has for the rows of one data point."""
     sample = tl.program_id(1).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     row = (member * samples + sample) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(result + row, sums, mask=sample < samples)
+    tl.store(found + row, sums, mask=sample < samples)

@@ -1,7 +1,8 @@
 """Gradients of weights that stay a pair of factors until they are used.
 
-The gradient of a weight is the product of the layer's input and the gradient of its output. Inside `deferred_gradients`
-it stays a pair of factors when that is smaller; the optimiser multiplies them.
+The gradient of a weight is the product of what came in and of the gradient of what went out. Inside
+`deferred_gradients` it stays a pair of factors when that is smaller; the optimiser multiplies them, right before it
+reads the product.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,11 +19,11 @@ from torch.utils._pytree import tree_map_only
 from .operator import is_launchable
 
 TILE = 64
-"""The height and width of the tile of a product that one GPU processor computes."""
+"""The height and the width of what one processor of a GPU computes of a product."""
 ENOUGH = 832
-"""The number of tiles that keeps the largest GPU busy."""
+"""So many tiles keep the largest GPU at work."""
 DEEP = 2_048
-"""The bytes of a column that justify a separate tile."""
+"""So many bytes of a column are worth a tile of their own."""
 SHAPED = {
     torch.ops.aten.alias.default,
     torch.ops.aten.detach.default,
@@ -32,14 +33,14 @@ SHAPED = {
     torch.ops.aten.view.default,
     torch.ops.aten._unsafe_view.default,
 }
-"""The operations by which autograd reshapes the gradient of a weight."""
+"""What autograd does to the gradient of a weight that was seen in another shape."""
 
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 
 
 @contextmanager
 def deferred_gradients() -> Iterator[None]:
-    """Keep the weight gradients of forward passes in this context as factors where these are smaller."""
+    """Leave gradients of weights as factors where these are smaller, in programs that run forwards inside."""
     token = _deferring.set(True)
     try:
         yield
@@ -48,12 +49,12 @@ def deferred_gradients() -> Iterator[None]:
 
 
 def is_deferring() -> bool:
-    """Return whether gradients may stay factors. Call it in the forward pass: backward runs in other threads."""
+    """Whether gradients may be left as factors. To be asked on the way forward: autograd has threads of its own."""
     return _deferring.get()
 
 
 class DeferredGradient(Tensor):
-    """A weight gradient without storage that is multiplied when an operation needs its data."""
+    """The gradient of a weight, as a tensor without memory that is multiplied when anything but its shape is used."""
 
     x: Float[Tensor, "members rows inputs"]
     by_total: Float[Tensor, "members rows outputs"]
@@ -69,7 +70,7 @@ class DeferredGradient(Tensor):
         self.x, self.by_total = x, by_total
 
     def materialize(self) -> Float[Tensor, "..."]:
-        """Multiply the factors."""
+        """The product of the factors."""
         return product(self.x, self.by_total).view(self.shape)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -79,7 +80,7 @@ class DeferredGradient(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # declared there as a static method
         cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
-        """Keep the factors if only leading axes are added or dropped, else multiply them."""
+        """Keep the factors where only leading axes are added or dropped, and multiply them everywhere else."""
         first = arguments[0]
         moves = function == torch.ops.aten.permute.default and list(arguments[1]) != list(range(first.dim()))
         if function in SHAPED and isinstance(first, DeferredGradient) and not moves:
@@ -91,14 +92,14 @@ class DeferredGradient(Tensor):
 
 
 def materialized(gradient: Tensor) -> Tensor:
-    """Convert a gradient to an ordinary tensor."""
+    """A gradient as an ordinary tensor."""
     return gradient.materialize() if isinstance(gradient, DeferredGradient) else gradient
 
 
 def gradient_of_weight(
     x: Float[Tensor, "members rows inputs"], by_total: Float[Tensor, "members rows outputs"], *, deferred: bool
 ) -> Float[Tensor, "members outputs inputs"]:
-    """Return the gradient of a weight, deferred if its factors have fewer entries than their product."""
+    """The gradient of a weight, deferred if its factors hold fewer numbers than their product."""
     (_, rows, inputs), outputs = x.shape, by_total.shape[2]
     if deferred and rows * (inputs + outputs) < inputs * outputs:
         return DeferredGradient(x.detach(), by_total)
@@ -108,21 +109,21 @@ def gradient_of_weight(
 def product(
     x: Float[Tensor, "members rows inputs"], by_total: Float[Tensor, "members rows outputs"]
 ) -> Float[Tensor, "members outputs inputs"]:
-    """Multiply the factors, split along the rows if the members alone would leave the GPU idle."""
+    """The product of factors, added up from those of parts of the rows where members alone would leave a GPU idle."""
     parts = parts_of(x, by_total)
     if parts == 1:
         return multiplied(by_total.mT, x)
     x, by_total = (factor.view(-1, factor.shape[1] // parts, factor.shape[2]) for factor in (x, by_total))
-    result = multiplied(by_total.mT, x)
-    return result.view(-1, parts, *result.shape[1:]).sum(1)
+    found = multiplied(by_total.mT, x)
+    return found.view(-1, parts, *found.shape[1:]).sum(1)
 
 
 def parts_of(x: Float[Tensor, "members rows inputs"], by_total: Float[Tensor, "members rows outputs"]) -> int:
-    """Return the number of parts to split the rows into."""
+    """Into how many parts the rows are divided: twice as many as long as a GPU has too few tiles to work on."""
     (members, rows, inputs), outputs = x.shape, by_total.shape[2]
     tiles, deep = members * ceil(inputs / TILE) * ceil(outputs / TILE), DEEP // x.itemsize
     parts = 1
-    # cuBLAS itself splits the product of one member
+    # torch's library does it itself for one member
     if members > 1 and rows >= 4 * deep and is_launchable(x) and x.is_contiguous() and by_total.is_contiguous():
         while 2 * parts * tiles <= ENOUGH and rows % (2 * parts) == 0 and rows >= 2 * parts * deep:
             parts *= 2
@@ -134,9 +135,9 @@ def multiplied(
     other: Shaped[Tensor, "members inner columns"],
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "members rows columns"]:
-    """Return a batched product in the narrower dtype of the factors, accumulated in at least float32.
+    """A product of factors in the smaller dtype of both, summed in float32 at least.
 
-    Only a bfloat16 product is rounded to `dtype`.
+    Only a product of bfloat16 is rounded to the dtype that is asked for.
     """
     if one.dtype == other.dtype != torch.bfloat16:
         return torch.bmm(one, other)

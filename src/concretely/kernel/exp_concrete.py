@@ -1,4 +1,4 @@
-"""Draws and log densities of ExpConcrete and ExpLogisticNormal nodes, and their gradients."""
+"""Draws and scores of ExpConcrete nodes in one pass each, and their gradients; with Gumbel or normal noise."""
 
 import math
 from collections.abc import Sequence
@@ -31,15 +31,15 @@ from .tile import draw_tile, score_tile, unit_tile
 
 @triton.jit
 def log_of_mean(total, N: tl.constexpr):
-    """Return the log of the mean of N numbers; precise for large N, as the caller multiplies it by N."""
+    """N times the logarithm of the mean of N numbers."""
     return log(total * (1 / N)) if N <= 16 else precise_log(total * (1 / N))
 
 
 @triton.jit
 def exponential(word):
-    """Return standard exponential noise, whose negative log is Gumbel noise."""
-    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴, since fractions next to 1 round to 1
-    # below one half -log(1 - t) is 2 artanh(t / (2 - t)), whose series is precise for small t
+    """Standard exponential noise, whose logarithm is minus Gumbel noise, by the upper tail of the latter."""
+    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: the last fraction was rounded to 1
+    # up to one half by the series of 2 artanh t / (2 - t), in which small terms are not lost
     ratio = tail * reciprocal(2 - tail)
     s = ratio * ratio
     series = (((0.28178334 * s + 0.27960601) * s + 0.40024909) * s + 0.66666317) * s + 2
@@ -48,11 +48,11 @@ def exponential(word):
 
 @triton.jit
 def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
-    """Return noise minus its mean over the categories, and 0 in the padding."""
+    """Noise minus its mean over the categories, and 0 past the last category."""
     if WIDTH > N:
         noise = tl.where(category < N, noise, 0.0)
-    result = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
-    return tl.where(category < N, result, 0.0) if WIDTH > N else result
+    found = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
+    return tl.where(category < N, found, 0.0) if WIDTH > N else found
 
 
 @triton.jit
@@ -64,45 +64,45 @@ def _draw(
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, :]
-    temperature = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    inverse_temperature = 1 / temperature
-    constant += (N - 1) * tl.log(temperature)
+    lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    cold = 1 / lam
+    constant += (N - 1) * tl.log(lam)
     sums = tl.zeros((4,), tl.float32)
     for offset in range(0, LENGTH, ROWS):
         place = placed(offset, quarter, LENGTH, ROWS)
-        quarters = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
-        four = words_beside(quarters[0], key, member, place.to(tl.int64)[:, None] * N + category)
+        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
         for k in tl.static_range(4):
             row = k * quarter + place
             inside = (place < quarter) & (row < total)
             mask = inside[:, None] & (category < N)
-            logit = quarters[k]
+            logit = held[k]
             if NORMAL:
                 noise = normal(four[k])
-                centred = deviation(noise, category, N, WIDTH)
-                score = constant - tl.sum(centred * centred, 1) / 2
+                apart = deviation(noise, category, N, WIDTH)
+                score = constant - tl.sum(apart * apart, 1) / 2
             else:
-                expo = exponential(four[k])
-                noise = -log(expo)
+                wait = exponential(four[k])
+                noise = -log(wait)
                 if WIDTH > N:
-                    expo = tl.where(category < N, expo, 0.0)
+                    wait = tl.where(category < N, wait, 0.0)
                     noise = tl.where(category < N, noise, 0.0)
-                score = constant - tl.sum(noise, 1) - N * log_of_mean(tl.sum(expo, 1), N)
+                score = constant - tl.sum(noise, 1) - N * log_of_mean(tl.sum(wait, 1), N)
             noisy = logit - tl.max(logit, 1)[:, None] + noise
-            cooled = (noisy - tl.max(noisy, 1)[:, None]) * inverse_temperature
+            cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
             share = exp(cooled)
             total_share = tl.sum(share, 1)
-            result = cooled - log(total_share)[:, None]
+            found = cooled - log(total_share)[:, None]
             row = member * total + row
             at = row[:, None] * N + category
-            tl.store(node + at, result, mask=mask)
+            tl.store(node + at, found, mask=mask)
             if LENGTH == 1:
                 tl.store(log_density + row, score, mask=inside)
             else:
                 sums += in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
             if SQUASH == "simplex":
-                point = tl.minimum(tl.maximum(exp(result), 9.860761315262648e-32), 1.0)
-                tl.store(value + at, tl.where(result == float("-inf"), 0.0, point), mask=mask)  # the limit 0 stays
+                point = tl.minimum(tl.maximum(exp(found), 9.860761315262648e-32), 1.0)
+                tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
             if SQUASH == "cube":
                 share *= reciprocal(total_share)[:, None]
                 for bit in tl.static_range(BITS):
@@ -115,14 +115,14 @@ def _draw(
 def draw(
     logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw nodes and values, and sum the log densities over rows of units."""
+    """Nodes, values and log densities of rows of units."""
     return _drawn(logits, temperature, key, samples, squash, length, normal=False)
 
 
 def draw_gaussian(
     logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw with Gaussian noise."""
+    """The same with normal noise."""
     return _drawn(logits, temperature, key, samples, squash, length, normal=True)
 
 
@@ -146,14 +146,14 @@ def _drawn(
 
 
 def constant(n: int, normal: bool) -> float:
-    """Return the constant term of the log density at temperature 1."""
+    """The part of the log density at temperature 1 that does not depend on the noise."""
     if normal:
         return -((n - 1) * math.log(2 * math.pi) + math.log(n)) / 2
-    return math.lgamma(n) - n * math.log(n)  # the kernel adds n times the log of a mean
+    return math.lgamma(n) - n * math.log(n)  # the part that depends on the noise is a logarithm of a mean
 
 
 def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
-    """Return the shape of the squashed values, empty without squashing."""
+    """The shape of the values of nodes; it is empty where values are the nodes."""
     if squash == "none":
         return node[0], 0
     return (*node[:-1], int(node[-1]).bit_length() - 1) if squash == "cube" else tuple(node)
@@ -192,14 +192,14 @@ def _draw_backward(
                 by += tl.load(by_value + member * value_stride + at, mask=mask, other=0.0).to(tl.float32) * share
         total += by - share * tl.sum(by, 2)[:, :, None]
         sample += SAMPLES
-    inverse_temperature = 1 / tl.load(temperature + member * temperature_stride).to(tl.float32)
-    store_sum(by_logits, member, tl.sum(total, 0) * inverse_temperature, units, N, UNITS, WIDTH)
+    cold = 1 / tl.load(temperature + member * temperature_stride).to(tl.float32)
+    store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
 
 
 def draw_backward(
     by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor | None]:
-    """Return the gradient of the logits, summed over samples."""
+    """The gradient of the logits, over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
     if by_node is None and by_value is None:
@@ -220,20 +220,20 @@ def draw_backward(
     return (sum_parts(partial, dtype),)
 
 
-draw_gaussian_backward = draw_backward  # independent of the noise
+draw_gaussian_backward = draw_backward  # the gradient does not depend on the law of the noise
 
 
 @triton.jit
-def _recovered(node, logit, temperature, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
-    """Return the noise behind nodes, shifted so that its smallest entry is 0."""
-    result = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
+def _recovered(node, logit, lam, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
+    """The noise behind nodes minus its smallest entry: a difference that may be much smaller than its terms."""
+    found = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
     if NATIVE:
-        noise, rest = whole_difference(temperature, result, logit[None, :, :])
+        noise, rest = whole_difference(lam, found, logit[None, :, :])
         if WIDTH > N:
             noise, rest = tl.where(category < N, noise, float("inf")), tl.where(category < N, rest, 0.0)
         noise = noise - tl.min(noise, 2)[:, :, None] + rest
     else:
-        noise = temperature * result.to(tl.float64) - logit[None, :, :].to(tl.float64)
+        noise = lam * found.to(tl.float64) - logit[None, :, :].to(tl.float64)
         if WIDTH > N:
             noise = tl.where(category < N, noise, float("inf"))
         noise = (noise - tl.min(noise, 2)[:, :, None]).to(tl.float32)
@@ -249,8 +249,8 @@ def _score(
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, None, :]
-    temperature = tl.load(temperature + member * temperature_stride)
-    constant += (N - 1) * tl.log(temperature.to(tl.float32))
+    lam = tl.load(temperature + member * temperature_stride)
+    constant += (N - 1) * tl.log(lam.to(tl.float32))
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
         unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
@@ -260,47 +260,47 @@ def _score(
             row = sample.to(tl.int64) * units + unit
             inside = (unit < units) & (sample < samples)
             at = member * node_stride + row[:, :, None] * N + category
-            noise = _recovered(node, logit, temperature, at, inside[:, :, None] & (category < N), category, N, WIDTH)
+            noise = _recovered(node, logit, lam, at, inside[:, :, None] & (category < N), category, N, WIDTH)
             if NORMAL:
-                centred = deviation(noise, category, N, WIDTH)
-                result = constant - tl.sum(centred * centred, 2) / 2
+                apart = deviation(noise, category, N, WIDTH)
+                found = constant - tl.sum(apart * apart, 2) / 2
             else:
                 log_mean = log_of_mean(tl.sum(exp(-noise), 2), N)
                 if WIDTH > N:
                     noise = tl.where(category < N, noise, 0.0)
-                result = constant - tl.sum(noise, 2) - N * log_mean
+                found = constant - tl.sum(noise, 2) - N * log_mean
             if LENGTH == 1:
-                tl.store(log_density + member * samples * units + row, result, mask=inside)
+                tl.store(log_density + member * samples * units + row, found, mask=inside)
             else:
-                sums += tl.sum(tl.where(inside, result, 0.0), 1)[:, None]
+                sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
         store_sums(log_density, member, samples, sums, SAMPLES)
 
 
 def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
-    """Return the log densities of nodes, summed over rows of units."""
+    """The log density of given nodes, of rows of units."""
     return _scored(node, logits, temperature, length, normal=False)
 
 
 def score_gaussian(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
-    """Return the log densities with Gaussian noise."""
+    """The same with normal noise."""
     return _scored(node, logits, temperature, length, normal=True)
 
 
 def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int, *, normal: bool) -> Tensor:
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
-    result = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
+    found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
     node, logits = rows(node), rows(logits)
-    if result.numel():
+    if found.numel():
         _score[*tile.grid, members](
-            node, logits, temperature, result,
+            node, logits, temperature, found,
             constant(n, normal), samples, units, tile.steps, node.stride(0), logits.stride(0), temperature.stride(0),
             N=n, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal,
             num_warps=tile.warps,
         )  # fmt: skip
-    return row_sums(result, length // tile.length)
+    return row_sums(found, length // tile.length)
 
 
 @triton.jit
@@ -316,22 +316,22 @@ def _score_backward(
     sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
     logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
-    temperature = tl.load(temperature + member * temperature_stride)
+    lam = tl.load(temperature + member * temperature_stride)
     total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
     for _ in range(steps):
         row = sample.to(tl.int64) * units + unit
         inside = (unit < units) & (sample < samples)
         at = row[:, :, None] * N + category
         mask = inside[:, :, None] & (category < N)
-        noise = _recovered(node + member * node_stride, logit, temperature, at, mask, category, N, WIDTH)
-        upstream = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
+        noise = _recovered(node + member * node_stride, logit, lam, at, mask, category, N, WIDTH)
+        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         if NORMAL:
-            by_noise = -upstream[:, :, None] * deviation(noise, category, N, WIDTH)
+            by_noise = -pull[:, :, None] * deviation(noise, category, N, WIDTH)
         else:
             small = exp(-noise)
-            by_noise = small * (N * upstream * reciprocal(tl.sum(small, 2)))[:, :, None] - upstream[:, :, None]
+            by_noise = small * (N * pull * reciprocal(tl.sum(small, 2)))[:, :, None] - pull[:, :, None]
         if NODE:
-            tl.store(by_node + member * samples * units * N + at, temperature.to(tl.float32) * by_noise, mask=mask)
+            tl.store(by_node + member * samples * units * N + at, lam.to(tl.float32) * by_noise, mask=mask)
         if LOGITS:
             total -= by_noise
         sample += SAMPLES
@@ -342,21 +342,21 @@ def _score_backward(
 def score_backward(
     by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of the nodes and, summed over samples, of the logits."""
+    """The gradients of the nodes and of the logits, the latter over all samples."""
     return _gradients_of_score(by, needs, inputs, normal=False)
 
 
 def score_gaussian_backward(
     by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients with Gaussian noise."""
+    """The same with normal noise."""
     return _gradients_of_score(by, needs, inputs, normal=True)
 
 
 def _gradients_of_score(
     by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], *, normal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    (upstream,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
+    (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     members, samples, units, n = node.shape
     by_node = torch.empty(node.shape if needs_node else 0, dtype=node.dtype, device=node.device)
     if not node.numel():
@@ -365,8 +365,8 @@ def _gradients_of_score(
     partial = partial_sums(tile.grid[1], logits, logits.dtype) if needs_logits else by_node
     node, given = rows(node), rows(logits)
     _score_backward[*tile.grid, members](
-        upstream, node, given, temperature, by_node, partial,
-        samples, units, tile.steps, *upstream.stride(), node.stride(0), given.stride(0), temperature.stride(0),
+        pull, node, given, temperature, by_node, partial,
+        samples, units, tile.steps, *pull.stride(), node.stride(0), given.stride(0), temperature.stride(0),
         N=n, NODE=needs_node, LOGITS=needs_logits, LENGTH=length,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Registration of torch operators: schemas, and `vmap` by the member axis."""
+"""Functions as operators of torch: their schemas, and how a batch of programs becomes an axis of members."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ NAMESPACE = "concretely"
 
 
 def registered(name: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], returned: Any) -> Any:
-    """Register a function as a torch operator with a schema for the parameters."""
+    """A function as an operator of torch, with a schema for these parameters."""
 
     def run(*given: Any) -> Any:
         return function(*given)
@@ -24,12 +24,12 @@ def registered(name: str, function: Callable[..., Any], parameters: Sequence[ins
 
 
 def parameter(name: str, annotation: Any) -> inspect.Parameter:
-    """Return a parameter of an operator."""
+    """A parameter of an operator."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
 
 
 def schema_type(annotation: Any) -> Any:
-    """Convert an annotation to a type that torch schemas support, without shapes and literals."""
+    """An annotation as a schema knows it: shapes and choices of words are left out."""
     if getattr(annotation, "array_type", None) is Tensor:
         return Tensor
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -45,26 +45,26 @@ def schema_type(annotation: Any) -> Any:
     return annotation
 
 
-def contiguous(result: Any) -> Any:
-    """Make results contiguous."""
-    return tree_map(lambda tensor: tensor.contiguous(), result)
+def contiguous(found: Any) -> Any:
+    """Results of a definition as an operator of torch gives them."""
+    return tree_map(lambda tensor: tensor.contiguous(), found)
 
 
 def memory(tensor: Tensor) -> int:
-    """Return the address of a tensor's storage."""
+    """The address of the memory of a tensor."""
     return tensor.untyped_storage().data_ptr()
 
 
 def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-    """Run an operator once for a `vmap` batch, with the batch axis merged into the member axis."""
+    """Run an operator once for a batch, with so many times the members."""
     size = info.batch_size
     stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
-    result = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
-    return result, tree_map(lambda tensor: 0, result)
+    found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
+    return found, tree_map(lambda tensor: 0, found)
 
 
 def _stacked(argument: Any, dim: Any, size: int) -> Any:
-    """Merge the batch axis into the member axis of a tensor or a list of tensors."""
+    """A tensor, or each of several, with the batch axis merged into that of members; other arguments unchanged."""
     if isinstance(argument, list):
         dims = [dim] * len(argument) if dim is None else dim
         return [_stacked(each, own, size) for each, own in zip(argument, dims, strict=True)]

@@ -1,4 +1,4 @@
-"""The log-likelihood of bits given logits, and its gradient."""
+"""The log likelihood of bits in one pass, and its gradient in another."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from .operator import rows
 TILE = 512
 BLOCK = 128
 STEPS = 8
-"""The maximum number of blocks of units per step."""
+"""The most blocks of units whose logarithms are combined."""
 
 
 @triton.jit
 def place(batch, ROWS: tl.constexpr):
-    """Return the member, the samples and the data point of a program; its samples share bits."""
+    """The member, the samples and the data point of a program, whose rows share their bits."""
     number = tl.program_id(0)
     sample = (number // batch).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return tl.program_id(1).to(tl.int64), sample[:, None], (number % batch).to(tl.int64)
@@ -26,7 +26,7 @@ def place(batch, ROWS: tl.constexpr):
 
 @triton.jit
 def _log_likelihood(
-    logits, bits, result, samples, batch, units, logits_stride, bits_stride,
+    logits, bits, found, samples, batch, units, logits_stride, bits_stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     member, sample, point = place(batch, ROWS)
@@ -35,7 +35,7 @@ def _log_likelihood(
     row = sample * batch + point
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, units, BLOCK * STEPS):
-        # the sum of log(1 + small) is the log of a product; minus 1 it keeps the precision of small terms
+        # the sum of log(1 + small) is the log of a product, which is kept minus 1 so that small terms are not lost
         product = tl.zeros((ROWS, BLOCK), tl.float32)
         for k in tl.static_range(STEPS):
             unit = (start + k * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -45,19 +45,19 @@ def _log_likelihood(
             total += tl.where(on, tl.where(logit < 0, logit, 0.0), tl.where(logit < 0, 0.0, -logit))
             product += tl.exp(-tl.abs(logit)) * (1 + product)
         total -= log1p(product)
-    tl.store(result + member * samples * batch + row, tl.sum(total, 1, keep_dims=True), mask=sample < samples)
+    tl.store(found + member * samples * batch + row, tl.sum(total, 1, keep_dims=True), mask=sample < samples)
 
 
 def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1) -> Tensor:
-    """Return the log probability summed over units."""
+    """The log mass of all units together."""
     count, samples, batch, units = logits.shape
-    result = torch.zeros((count, samples, batch), dtype=torch.float32, device=logits.device)
+    found = torch.zeros((count, samples, batch), dtype=torch.float32, device=logits.device)
     if logits.numel():
         logits, bits, tile = rows(logits), rows(_bytes(bits)), _tile(samples, units)
         _log_likelihood[_grid(logits, tile)](
-            logits, bits, result, samples, batch, units, logits.stride(0), bits.stride(0), **tile
+            logits, bits, found, samples, batch, units, logits.stride(0), bits.stride(0), **tile
         )
-    return result
+    return found
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _backward(
     bits += member * bits_stride + point * units
     row = sample * batch + point
     by += member * by_member + point * by_point
-    upstream = tl.load(by + sample * by_sample, mask=sample < samples, other=0.0).to(tl.float32)
+    pull = tl.load(by + sample * by_sample, mask=sample < samples, other=0.0).to(tl.float32)
     by_logits += member * samples * batch * units
     for start in range(0, units, BLOCK * STEPS):
         for k in tl.static_range(STEPS):
@@ -79,12 +79,12 @@ def _backward(
             mask = (sample < samples) & (unit < units)
             logit = tl.load(logits + row * units + unit, mask=mask, other=0.0).to(tl.float32)
             on = tl.load(bits + unit, mask=unit < units, other=1) != 0
-            other = upstream * sigmoid(tl.where(on, -logit, logit))
+            other = pull * sigmoid(tl.where(on, -logit, logit))
             tl.store(by_logits + row * units + unit, tl.where(on, other, -other), mask=mask)
 
 
 def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
-    """Return the gradient of the logits."""
+    """The gradient of the logits, by the probability of the other bit."""
     (by,), (logits, bits, *_) = by, inputs
     _, samples, batch, units = logits.shape
     logits, bits = rows(logits), rows(_bytes(bits))
@@ -99,7 +99,7 @@ def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> t
 
 
 def _tile(samples: int, units: int) -> dict[str, int]:
-    """Return the samples, the units and the blocks per step of a program."""
+    """The samples and the units of a program, and how many blocks of the latter it takes at once."""
     height = min(triton.next_power_of_2(samples), TILE // min(triton.next_power_of_2(units), BLOCK))
     width = min(triton.next_power_of_2(units), TILE // height)
     return {"ROWS": height, "BLOCK": width, "STEPS": min(triton.cdiv(units, width), STEPS)}
@@ -111,5 +111,5 @@ def _grid(logits: Tensor, tile: dict[str, int]) -> tuple[int, int]:
 
 
 def _bytes(bits: Tensor) -> Tensor:
-    """View booleans as bytes."""
+    """Bits as integers or floats, not booleans."""
     return bits.view(torch.uint8) if bits.dtype == torch.bool else bits

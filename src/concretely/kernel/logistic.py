@@ -1,4 +1,4 @@
-"""Draws and log densities of the logistic node, and their gradients."""
+"""Draws and scores of logistic nodes in one pass each, and their gradients in another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ from .row import (
 
 @triton.jit
 def squashed(node, SQUASH: tl.constexpr):
-    """Squash a node and clamp it inside the edges of the unit interval."""
+    """The value of a node; on the unit interval it is clamped away from 0 and 1."""
     if SQUASH == "corner":
         value = tanh_half(node)
     else:
@@ -48,38 +48,39 @@ def _draw(
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    # most indices fit in 32 bits, where division is faster
+    # most draws can be numbered in 32 bits, in which division is faster
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
-    temperature = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    inverse_temperature = tl.div_rn(1.0, temperature)
-    near = tl.maximum(temperature, 8.673617379884035e-19)  # 2⁻⁶⁰, which keeps densities normal numbers
-    far = tl.log(tl.div_rn(temperature, near))
-    quarters = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
-    four = words_beside(quarters[0], key, member, first + tl.arange(0, BLOCK))
+    lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    inverse = tl.div_rn(1.0, lam)
+    near = tl.maximum(lam, 8.673617379884035e-19)  # 2⁻⁶⁰, so that densities are normal numbers
+    far = tl.log(tl.div_rn(lam, near))
+    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
         element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
-        result = (quarters[k] + logistic(four[k])) * inverse_temperature
+        found = (held[k] + logistic(four[k])) * inverse
         at = member * total + element
-        tl.store(node + at, result, mask=mask)
+        tl.store(node + at, found, mask=mask)
         if SQUASH != "none":
-            tl.store(value + at, squashed(result, SQUASH), mask=mask)
-        # the noise has density t (1 - t), with t a tail probability; one logarithm, as two could cancel
+            tl.store(value + at, squashed(found, SQUASH), mask=mask)
+        # the density of the noise is the product of its two tail probabilities, which sum to 1; the temperature is
+        # multiplied before the logarithm, since two logarithms would cancel and keep their errors
         tail = tl.abs(fraction(four[k], True))
         tl.store(log_density + at, log(near * tl.fma(-tail, tail, tail)) + far, mask=mask)
 
 
 @triton.jit
 def _draw_one(
-    logit, word, inverse_temperature, node, value, offset, k, member,
+    logit, word, inverse, node, value, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Draw a piece of a row in one quarter; return its log density at temperature 1 in each lane."""
+    """Draw a piece of a row in one quarter; the part of its log density that depends on the noise, in each lane."""
     drawn = logistic(word)
-    result = (logit + drawn) * inverse_temperature
-    store_piece(node, result, offset, k, member, LENGTH, BLOCK, EVEN)
+    found = (logit + drawn) * inverse
+    store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
     if SQUASH != "none":
-        store_piece(value, squashed(result, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
-    # with tails t and 1 - t, the log density log t (1 - t) is 2 log(1 - t) - |noise|
+        store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+    # the density of the noise is the product of its two tail probabilities, whose ratio is the noise
     size, rest = tl.abs(drawn), 1 - tl.abs(fraction(word, True))
     if not EVEN:
         inside = offset + tl.arange(0, BLOCK) < LENGTH
@@ -92,7 +93,7 @@ def _draw_one(
 
 @triton.jit
 def _draw_pieces(
-    logits, inverse_temperature, key, node, value, offset, member, step, points,
+    logits, inverse, key, node, value, offset, member, step, points,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -100,10 +101,10 @@ def _draw_pieces(
     a, b, c, d = load_pieces(logits, offset, step, points, SAME, LENGTH, BLOCK, EVEN)
     one, two, three, four = words_beside(a, key, member, place_of(offset, LENGTH, WIDE, BLOCK))
     return (
-        _draw_one(a, one, inverse_temperature, node, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(b, two, inverse_temperature, node, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(c, three, inverse_temperature, node, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(d, four, inverse_temperature, node, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(a, one, inverse, node, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(b, two, inverse, node, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(c, three, inverse, node, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(d, four, inverse, node, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
     )
 
 
@@ -115,36 +116,36 @@ def _draw_rows(
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    temperature = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    inverse_temperature = tl.div_rn(1.0, temperature)
+    lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    inverse = tl.div_rn(1.0, lam)
     logits += member * logits_stride
     zero = tl.zeros((LANES,), tl.float32)
     a, b, c, d = zero, zero, zero, zero
     for offset in range(0, WHOLE, BLOCK):
         one, two, three, four = _draw_pieces(
-            logits, inverse_temperature, key, node, value, offset, member, step, points,
+            logits, inverse, key, node, value, offset, member, step, points,
             SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, True,
         )  # fmt: skip
         a, b, c, d = a + one, b + two, c + three, d + four
     if WHOLE < LENGTH:
         one, two, three, four = _draw_pieces(
-            logits, inverse_temperature, key, node, value, WHOLE, member, step, points,
+            logits, inverse, key, node, value, WHOLE, member, step, points,
             SQUASH, SAME, WIDE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH,
         )  # fmt: skip
         a, b, c, d = a + one, b + two, c + three, d + four
     if WHOLE + REST < LENGTH:
         one, two, three, four = _draw_pieces(
-            logits, inverse_temperature, key, node, value, WHOLE + REST, member, step, points,
+            logits, inverse, key, node, value, WHOLE + REST, member, step, points,
             SQUASH, SAME, WIDE, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
         )  # fmt: skip
         a, b, c, d = a + one, b + two, c + three, d + four
-    store_rows(log_density, member, a, b, c, d, LENGTH * tl.log(temperature))
+    store_rows(log_density, member, a, b, c, d, LENGTH * tl.log(lam))
 
 
 def draw(
     logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw nodes and values, and sum the log densities over rows of units."""
+    """Nodes, values and log densities of rows of units."""
     members, units = logits.shape
     node = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
@@ -197,14 +198,14 @@ def _draw_backward(
         by_value += ROWS * value_sample
         node += ROWS * units
         left -= ROWS
-    result = tl.sum(total, 0, keep_dims=True) / tl.load(temperature + member * temperature_stride).to(tl.float32)
-    tl.store(by_logits + (member * parts + part) * units + unit, result, mask=unit < units)
+    found = tl.sum(total, 0, keep_dims=True) / tl.load(temperature + member * temperature_stride).to(tl.float32)
+    tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
 def draw_backward(
     by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor | None]:
-    """Return the gradient of the logits, summed over samples."""
+    """The gradient of the logits, over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
     if by_node is None and by_value is None:
@@ -232,24 +233,24 @@ def _score(
     member = tl.program_id(1).to(tl.int64)
     _, row, unit = corner(units, 1, ROWS, UNITS)
     mask = (row < samples) & (unit < units)
-    temperature = tl.load(temperature + member * temperature_stride)
+    lam = tl.load(temperature + member * temperature_stride)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
-    result = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
-    size = tl.abs(difference(temperature, result, logit))
-    # the result is at most -log 4, so that the plain log(1 + exp) is precise enough; `size` is rounded once
-    scored = (tl.log(temperature.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
+    found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
+    size = tl.abs(difference(lam, found, logit))
+    # at least log 4 in size, so that the logarithm of the sum loses nothing; large values are rounded once
+    scored = (tl.log(lam.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
     tl.store(log_density + (member * samples + row) * units + unit, scored, mask=mask)
 
 
 @triton.jit
 def _score_piece(
-    node, logits, row, point, inside, valid, offset, temperature,
+    node, logits, row, point, inside, known, offset, lam,
     LENGTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Return the log density of a piece of each row at temperature 1, in each lane."""
-    result = load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
-    logit = load_stretch(logits, point, valid, offset, float("inf"), LENGTH, BLOCK, EVEN)
-    size = tl.abs(difference(temperature, result, logit))
+    """The log density of a piece of each row at temperature 1, in each lane."""
+    found = load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
+    size = tl.abs(difference(lam, found, logit))
     total = 1 + exp(-size)
     if not EVEN:
         size = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, size, 0.0)
@@ -267,31 +268,30 @@ def _score_rows(
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     row, point, inside = placed_rows(samples, points, SHARED, ROWS)
-    valid = point < points
-    temperature = tl.load(temperature + member * temperature_stride)
+    known = point < points
+    lam = tl.load(temperature + member * temperature_stride)
     node += member * node_stride
     logits += member * logits_stride
     total = tl.zeros((ROWS, LANES), tl.float32)
     for offset in range(0, WHOLE, BLOCK):
         total += _score_piece(
-            node, logits, row, point, inside, valid, offset, temperature, LENGTH, ROWS, LANES, BLOCK, True
+            node, logits, row, point, inside, known, offset, lam, LENGTH, ROWS, LANES, BLOCK, True
         )  # fmt: skip
     if WHOLE < LENGTH:
         total += _score_piece(
-            node, logits, row, point, inside, valid, WHOLE, temperature,
-            LENGTH, ROWS, LANES, REST, WHOLE + REST <= LENGTH,
+            node, logits, row, point, inside, known, WHOLE, lam, LENGTH, ROWS, LANES, REST, WHOLE + REST <= LENGTH
         )  # fmt: skip
     if WHOLE + REST < LENGTH:
         total += _score_piece(
-            node, logits, row, point, inside, valid, WHOLE + REST, temperature,
+            node, logits, row, point, inside, known, WHOLE + REST, lam,
             LENGTH, ROWS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
         )  # fmt: skip
-    result = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(temperature.to(tl.float32))
-    tl.store(log_density + member * samples * points + row, result, mask=inside)
+    found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(lam.to(tl.float32))
+    tl.store(log_density + member * samples * points + row, found, mask=inside)
 
 
 def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
-    """Return the log densities of nodes, summed over rows of units."""
+    """The log density of given nodes, of rows of units."""
     members, samples, units = node.shape
     log_density = torch.empty((members, samples, units // length), dtype=torch.float32, device=node.device)
     if not node.numel():
@@ -325,31 +325,31 @@ def _score_backward(
     node += member * node_stride + row * units + unit
     by_node += (member * samples + row) * units + unit
     end = tl.where(unit < units, samples, 0)
-    temperature = tl.load(temperature + member * temperature_stride)
+    lam = tl.load(temperature + member * temperature_stride)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS, UNITS), tl.float32)
     for _ in range(steps):
         mask = row < end
-        result = tl.load(node, mask=mask, other=0.0).to(tl.float32)
-        upstream = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
-        upstream *= tanh_half(difference(temperature, result, logit))
+        found = tl.load(node, mask=mask, other=0.0).to(tl.float32)
+        pull = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
+        pull *= tanh_half(difference(lam, found, logit))
         if NODE:
-            tl.store(by_node, -temperature.to(tl.float32) * upstream, mask=mask)
+            tl.store(by_node, -lam.to(tl.float32) * pull, mask=mask)
         if LOGITS:
-            total += upstream
+            total += pull
         node += ROWS * units
         by_node += ROWS * units
         row += ROWS
     if LOGITS:
-        result = tl.sum(total, 0, keep_dims=True)
-        tl.store(by_logits + (member * parts + part) * units + unit, result, mask=unit < units)
+        found = tl.sum(total, 0, keep_dims=True)
+        tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
 def score_backward(
     by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of the nodes and, summed over samples, of the logits."""
-    (upstream,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
+    """The gradients of the nodes and of the logits, the latter over all samples."""
+    (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():
         return torch.empty_like(node), torch.zeros_like(logits)
@@ -357,8 +357,8 @@ def score_backward(
     by_node = torch.empty((members, samples, units) if needs_node else 0, dtype=node.dtype, device=node.device)
     by_logits = partial_sums(tile.parts, node[:, 0], dtype) if needs_logits else by_node
     _score_backward[tile.grid](
-        upstream, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
-        *upstream.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
+        pull, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
+        *pull.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
         NODE=needs_node, LOGITS=needs_logits, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
     return by_node, sum_parts(by_logits, dtype) if needs_logits else None

@@ -1,4 +1,4 @@
-"""The kernels of Muon: momentum, update, and the polynomial of the Gram matrix."""
+"""A step of Muon: momenta and moves of many matrices in one launch each, and the polynomial of products of rows."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ BLOCK = 1024
 
 @triton.jit
 def _turned(at, columns: tl.constexpr, stride: tl.constexpr, LIES: tl.constexpr):
-    """Return the index of an element in the matrix, transposed if it has more rows than columns."""
+    """The place of an element in the matrix turned so that it has no more rows than columns."""
     i, j = at // columns, at % columns
     return i * stride + j if LIES else j * stride + i
 
@@ -24,7 +24,7 @@ def _momentum(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     member, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    lr, penalty = tl.load(rate + member).to(tl.float32), tl.load(decay + member).to(tl.float32)
+    lr, shrink = tl.load(rate + member).to(tl.float32), tl.load(decay + member).to(tl.float32)
     for t in tl.static_range(len(rows)):
         size = rows[t] * columns[t]
         blocks = tl.cdiv(size, BLOCK)
@@ -32,7 +32,7 @@ def _momentum(
             at = block * BLOCK + tl.arange(0, BLOCK)
             mask, place = at < tl.where(lr != 0, size, 0), member * size + at
             slope = tl.load(gradients[t] + place, mask=mask, other=0.0)
-            slope += penalty * tl.load(parameters[t] + place, mask=mask, other=0.0)
+            slope += shrink * tl.load(parameters[t] + place, mask=mask, other=0.0)
             first = MOMENTUM * tl.load(firsts[t] + place, mask=mask, other=0.0) + slope
             tl.store(firsts[t] + place, first, mask=mask)
             out = outs[t] + member * spans[t] + _turned(at, columns[t], strides[t], rows[t] <= columns[t])
@@ -44,7 +44,7 @@ def momentum_(
     parameters: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], out: list[Tensor],
     rate: Tensor, decay: Tensor, *, momentum: float,
 ) -> None:  # fmt: skip
-    """Update the momenta with the gradients; write the Nesterov momenta to `out`."""
+    """Add gradients to the momenta; write to `out` what these will be after the same gradients once more."""
     shapes = [parameter.shape for parameter in parameters]
     blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
     _momentum[blocks, len(rate)](
@@ -76,7 +76,7 @@ def _move(
 
 
 def move_(parameters: list[Tensor], steps: list[Tensor], lengths: list[float], rate: Tensor) -> None:
-    """Subtract the scaled steps, which may be transposed, from the matrices."""
+    """Move matrices along their steps, which may be transposed."""
     shapes = [parameter.shape for parameter in parameters]
     blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
     _move[blocks, len(rate)](
@@ -100,17 +100,17 @@ def _polynomial(
     for start in range(0, size, DEEP):
         inside = start + k < size
         left = gram + offset + i[:, None] * size + (start + k)[None, :]
-        right = gram + offset + j[None, :] * size + (start + k)[:, None]  # symmetric
+        right = gram + offset + j[None, :] * size + (start + k)[:, None]  # its rows are its columns
         a = tl.load(left, mask=(i < size)[:, None] & inside[None, :], other=0.0)
         b = tl.load(right, mask=inside[:, None] & (j < size)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRODUCT)
     place, mask = offset + i[:, None] * size + j[None, :], (i < size)[:, None] & (j < size)[None, :]
-    result = C * total + B * tl.load(gram + place, mask=mask, other=0.0)
-    tl.store(out + place, tl.where(i[:, None] == j[None, :], result + A, result), mask=mask)
+    found = C * total + B * tl.load(gram + place, mask=mask, other=0.0)
+    tl.store(out + place, tl.where(i[:, None] == j[None, :], found + A, found), mask=mask)
 
 
 def polynomial(gram: Tensor, coefficients: tuple[float, float, float], precision: str) -> Tensor:
-    """Return A I + B G + C G² for a Gram matrix G, the factor of a Newton-Schulz iteration."""
+    """The factor that a round of Muon multiplies a matrix by, from the products of its rows with each other."""
     count, size, _ = gram.shape
     gram, out = gram.contiguous(), torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
     (a, b, c), own = coefficients, tile(size, size, size, count)

@@ -1,4 +1,4 @@
-"""NVIL's normalised signal, with one program per member."""
+"""NVIL's normalised signal, by one program for each member, since mean and variance need all of the signal."""
 
 import torch
 import triton
@@ -21,30 +21,30 @@ def _normalize(
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
         total += tl.load(signal + start + along, mask=start + along < size, other=0.0)
-    batch_mean = tl.sum(total, 0) / size
+    middle = tl.sum(total, 0) / size
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, size, BLOCK):
         inside = start + along < size
-        centred = tl.load(signal + start + along, mask=inside, other=0.0) - batch_mean
-        total += tl.where(inside, centred * centred, 0.0)
-    new_mean = rate * tl.load(mean + member * mean_stride) + (1 - rate) * batch_mean
-    new_variance = rate * tl.load(variance + member * variance_stride) + (1 - rate) * (tl.sum(total, 0) / size)
-    tl.store(means + member, new_mean)
-    tl.store(variances + member, new_variance)
+        apart = tl.load(signal + start + along, mask=inside, other=0.0) - middle
+        total += tl.where(inside, apart * apart, 0.0)
+    lasting = rate * tl.load(mean + member * mean_stride) + (1 - rate) * middle
+    spread = rate * tl.load(variance + member * variance_stride) + (1 - rate) * (tl.sum(total, 0) / size)
+    tl.store(means + member, lasting)
+    tl.store(variances + member, spread)
     for start in range(0, size, BLOCK):
         inside = start + along < size
-        result = tl.load(signal + start + along, mask=inside, other=0.0)
+        found = tl.load(signal + start + along, mask=inside, other=0.0)
         if CENTRE:
-            result -= new_mean
+            found -= lasting
         if SCALE:
-            result = tl.div_rn(result, tl.maximum(tl.sqrt_rn(new_variance), 1.0, tl.PropagateNan.ALL))
-        tl.store(out + member * size + start + along, result, mask=inside)
+            found = tl.div_rn(found, tl.maximum(tl.sqrt_rn(spread), 1.0, tl.PropagateNan.ALL))
+        tl.store(out + member * size + start + along, found, mask=inside)
 
 
 def normalize(
     signal: Tensor, mean: Tensor, variance: Tensor, rate: float, centre: bool, scale: bool, axis: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normalised signal, and the updated running mean and variance."""
+    """The normalised signal, and the running mean and variance."""
     members, size = len(signal), signal[0].numel()
     signal = rows(signal)
     out, means, variances = (

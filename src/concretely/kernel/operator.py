@@ -1,9 +1,12 @@
-"""The registry of operators, which selects between a definition in torch operations and its Triton kernel.
+"""The registry of operators: it decides between a definition in torch operations and its Triton kernel.
 
-If a kernel is eligible it runs as one autograd node and one torch operator, which `vmap` and `torch.compile` support.
-Otherwise autograd, `torch.func` and the compiler see the torch operations of the definition.
+`operator` registers a definition together with a module of `concretely.kernel` that computes the same. This is the
+only place that asks whether a kernel can run:
 
-The first axis of every tensor argument is the member axis: members are independent runs.
+- If it can, the kernel runs as one autograd node and as one operator of torch, which can be batched and compiled.
+- Otherwise the definition runs, and autograd, `torch.func` and the compiler see ordinary torch operations.
+
+The first axis of every tensor argument counts members: independent programs that run as one.
 """
 
 import inspect
@@ -29,7 +32,7 @@ _DISABLED: set[str] = set()
 P = ParamSpec("P")
 R = TypeVar("R")
 Arranged = tuple[Sequence[Any], Callable[[Any], Any]]
-"""The arguments of a kernel, and a function that reshapes its results."""
+"""The arguments of a kernel, and a function that gives its results the shape that they are to have."""
 
 
 def operator(
@@ -42,31 +45,34 @@ def operator(
 ) -> "Callable[[Callable[P, R]], Operator[P, R]]":
     """Register a definition with its kernel.
 
-    The definition is a pure, annotated function of tensors, lists of tensors and plain values. It returns a tensor or a
-    tuple of tensors that share no memory. The kernel is the function of the same name in `concretely.kernel.<kernel>`,
-    which is imported on first use. The gradient of a kernel named `draw` is
+    The definition is a pure function of tensors, lists of tensors and plain values, with annotations. It returns a
+    tensor or a tuple of tensors that share no memory with each other. Its kernel is the function of the same name in
+    the module `concretely.kernel.<kernel>`, which is imported when it is first needed. With `draw` for its name, the
+    gradient of the kernel is
 
         draw_backward(by, needs, inputs, outputs)
 
-    where `by` contains the gradient of every output or None, `needs` contains for every argument whether its gradient
-    is needed, and `inputs` and `outputs` are those of the kernel. It returns the gradients of the arguments in order,
-    None for an argument without gradient and a list for a list of tensors; trailing ones may be omitted. Without such a
-    function, and for higher-order gradients, the definition is differentiated.
+    where `by` has the gradient of every output or None, `needs` says for every argument whether its gradient is
+    needed, and `inputs` and `outputs` are those of the kernel. It returns the gradients of the arguments in their
+    order, None for those without one; trailing ones may be left out, and a list of tensors has a list of gradients.
+    Without such a function, and where gradients are differentiated again, the definition is differentiated.
 
     Args:
-        name: The name of the torch operator.
-        kernel: The module of the kernel.
-        eligible: A condition on the arguments. The first tensor must also be on the current GPU and not float64.
-        arrange: Converts the arguments to those of the kernel, with other shapes or additional options, and returns a
-            function that reshapes the results. The definition must accept both kinds of arguments.
-        nondifferentiable: The indices of outputs without gradient.
+        name: The name of the operator of torch.
+        kernel: The module with the kernel.
+        eligible: A condition on the arguments under which the kernel can run. That the first tensor is on the current
+            GPU and not of float64 is always asked for.
+        arrange: A function that turns the arguments into those of the kernel, and says how to undo it in the results:
+            where a kernel takes tensors of other shapes, or has options of its own. The definition must be the same
+            function of either arguments.
+        nondifferentiable: The places of outputs without a gradient.
     """
     return lambda definition: Operator(definition, name, kernel, eligible, arrange, tuple(nondifferentiable))
 
 
 @contextmanager
 def disabled(*names: str) -> Iterator[None]:
-    """Run definitions instead of the kernels of these operators or modules."""
+    """Run definitions in place of the kernels with these names, of an operator or of a module, to compare the two."""
     added = set(names) - _DISABLED
     _DISABLED.update(added)
     try:
@@ -77,29 +83,29 @@ def disabled(*names: str) -> Iterator[None]:
 
 @cache
 def has_triton() -> bool:
-    """Return whether Triton is installed."""
+    """Whether Triton is installed, as it is beside every torch for CUDA."""
     return find_spec("triton") is not None
 
 
 def is_launchable(tensor: Tensor) -> bool:
-    """Return whether a kernel can be launched on a tensor: whether it is on the current GPU."""
+    """Whether a kernel can be launched on a tensor: whether it is on the current GPU."""
     if not tensor.is_cuda or not has_triton():
         return False
-    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():  # nothing is launched yet
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():  # then nothing is launched yet
         return True
     return tensor.device.index == torch.cuda.current_device()
 
 
 def is_enabled(kernel: str, tensor: Tensor) -> bool:
-    """Return whether the kernels of a module are launchable on a tensor and not disabled.
+    """Whether the kernels of a module can be launched on a tensor and are not disabled.
 
-    For callers of in-place kernels, which are not operators.
+    Kernels that change their arguments in place are no operators: their callers ask this.
     """
     return kernel not in _DISABLED and is_launchable(tensor)
 
 
 def launching(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a GPU the current device; do nothing for other devices."""
+    """Launch kernels on a device, if it is a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -137,7 +143,7 @@ class Operator(Generic[P, R]):
         self._apply: Callable[..., Any] = self._function().apply
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> R:
-        """Run the kernel if eligible, else the definition."""
+        """Run the kernel if it is eligible, else the definition."""
         first: Any = given[self._first]
         if not is_launchable(first if isinstance(first, Tensor) else first[0]):
             return self.definition(*given, **named)
@@ -150,7 +156,7 @@ class Operator(Generic[P, R]):
         return cast("R", restore(self._called(list(arranged))))
 
     def _called(self, arguments: list[Any]) -> Any:
-        """Run the kernel: as a torch operator if anything traces the call, as an autograd node, or directly."""
+        """Call the kernel: as an operator of torch if torch has to see it, else as an autograd node or directly."""
         leaves, structure = _flattened(arguments)
         if not is_plain(leaves):
             return self.registered(*arguments)
@@ -159,7 +165,7 @@ class Operator(Generic[P, R]):
         return self._forward(*arguments)
 
     def runs_kernel(self, *arguments: Any) -> bool:
-        """Return whether a call with these arguments would run the kernel."""
+        """Whether a call with these arguments would run the kernel."""
         first = arguments[self._first]
         first = first if isinstance(first, Tensor) else first[0]
         return is_launchable(first) and self._is_eligible(arguments) and not _is_transformed()
@@ -178,7 +184,7 @@ class Operator(Generic[P, R]):
         return getattr(self._module, f"{self.__name__}_backward", None)
 
     def _complete(self, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """Return all arguments in order, with defaults, and tuples of tensors as lists."""
+        """All arguments in their order, sequences of tensors as lists."""
         if named:
             bound = self._signature.bind(*given, **named)
             bound.apply_defaults()
@@ -195,7 +201,7 @@ class Operator(Generic[P, R]):
         return self._eligible is None or bool(self._eligible(*arguments))
 
     def _launch(self, *arguments: Any) -> Any:
-        """Implement the torch operator: launch the kernel if eligible, else run the definition."""
+        """What the operator of torch does: launch the kernel or, where there is none, run the definition."""
         first = arguments[self._first]
         first = first if isinstance(first, Tensor) else first[0]
         with launching(first.device):
@@ -204,15 +210,15 @@ class Operator(Generic[P, R]):
         return contiguous(self._defined(*arguments))
 
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
-        """Return the needed gradients from the kernel."""
+        """The gradients that are needed, from the kernel."""
         *inputs, outputs, needs = given
         leaves = tree_flatten(inputs)[0]
         with launching(leaves[needs.index(True)].device):
-            result = self._pulled_by_kernel(by, inputs, outputs, needs)
-        # outputs of a torch operator must not alias its inputs or each other
+            found = self._pulled_by_kernel(by, inputs, outputs, needs)
+        # an operator of torch returns memory of its own, each piece once
         taken = {memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
         gradients = []
-        for leaf, gradient, needed in zip(leaves, result, needs, strict=True):
+        for leaf, gradient, needed in zip(leaves, found, needs, strict=True):
             if needed:
                 gradient = torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
                 gradients.append(gradient.clone() if memory(gradient) in taken else gradient)
@@ -228,13 +234,13 @@ class Operator(Generic[P, R]):
         ]
 
     def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        """Save the context of the torch operator, which may have run the definition."""
+        """Keep what the gradient of torch's own operator needs, which may have run the definition."""
         leaves, structure = _flattened(inputs)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
         self._save(ctx, leaves, structure, output, by_kernel=is_launchable(first) and self._is_eligible(inputs))
 
     def _save(self, ctx: Any, leaves: Sequence[Any], structure: Any, output: Any, *, by_kernel: bool) -> None:
-        """Save all inputs and outputs for the gradient."""
+        """Keep what the gradient needs: all tensors that went in and came out."""
         outputs = (output,) if isinstance(output, Tensor) else output
         ctx.structure, ctx.by_kernel = structure, by_kernel
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
@@ -243,7 +249,7 @@ class Operator(Generic[P, R]):
         ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *outputs)
 
     def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> list[Tensor | None]:
-        """Return the gradients of all leaves of the arguments."""
+        """The gradients of all leaves of the arguments."""
         if all(each is None for each in by):
             return [None] * len(needs)
         saved = iter(ctx.saved_tensors)
@@ -254,13 +260,13 @@ class Operator(Generic[P, R]):
         inputs = _unflattened(leaves, ctx.structure)
         if is_plain([*by, *leaves]):
             return self._pulled_by_kernel(by, inputs, outputs, needs)
-        result = iter(self.backward(list(by), *inputs, outputs, needs))
-        return [next(result) if needed else None for needed in needs]
+        found = iter(self.backward(list(by), *inputs, outputs, needs))
+        return [next(found) if needed else None for needed in needs]
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
-        """Return the gradients for the torch operator, with a list for each list of tensors."""
-        result = self._pull(ctx, by, tree_flatten(list(ctx.needs_input_grad))[0])
-        return tuple(_unflattened(result, ctx.structure))
+        """Likewise for torch's own node, which has a list of gradients for each list of tensors."""
+        found = self._pull(ctx, by, tree_flatten(list(ctx.needs_input_grad))[0])
+        return tuple(_unflattened(found, ctx.structure))
 
     def _pulled_by_kernel(
         self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
@@ -271,10 +277,10 @@ class Operator(Generic[P, R]):
             any([next(left) for _ in each]) if isinstance(each, list) else next(left)  # noqa: C419 (all are taken)
             for each in inputs
         )
-        result = list(self._backward(tuple(by), needed, tuple(inputs), tuple(outputs)))
-        result += [None] * (len(inputs) - len(result))
+        found = list(self._backward(tuple(by), needed, tuple(inputs), tuple(outputs)))
+        found += [None] * (len(inputs) - len(found))
         gradients: list[Tensor | None] = []
-        for each, gradient in zip(inputs, result, strict=True):
+        for each, gradient in zip(inputs, found, strict=True):
             if isinstance(each, list):
                 gradients += [None] * len(each) if gradient is None else gradient
             else:
@@ -286,7 +292,7 @@ class Operator(Generic[P, R]):
     ) -> list[Tensor | None]:
         again = torch.is_grad_enabled()
         with torch.enable_grad():
-            # an argument may depend on another; no gradient must flow between them here
+            # one argument may depend on another, through which no gradient must pass here
             leaves = [
                 leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
                 for leaf, needed in zip(leaves, needs, strict=True)
@@ -302,20 +308,23 @@ class Operator(Generic[P, R]):
             if not pairs or not wanted:
                 return [None] * len(needs)
             heads, slopes = zip(*pairs, strict=True)
-            result = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
-        return [next(result) if needed else None for needed in needs]
+            found = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
+        return [next(found) if needed else None for needed in needs]
 
     def _function(self) -> type[torch.autograd.Function]:
-        """Return the kernel as an autograd function; torch's dispatcher takes longer than a small kernel."""
+        """The kernel as a node of autograd, without the detour through torch's dispatcher.
+
+        The detour takes longer than a small kernel.
+        """
         operator = self
 
         class Kernel(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
                 *leaves, structure = given
-                result = operator._forward(*_unflattened(leaves, structure))
-                operator._save(ctx, leaves, structure, result, by_kernel=True)
-                return result
+                found = operator._forward(*_unflattened(leaves, structure))
+                operator._save(ctx, leaves, structure, found, by_kernel=True)
+                return found
 
             @staticmethod
             def backward(ctx: Any, *by: Tensor | None) -> Any:
@@ -325,7 +334,7 @@ class Operator(Generic[P, R]):
 
 
 def _flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Return the leaves of arguments and their structure, None without lists for speed."""
+    """The leaves of arguments and their structure, None where no argument is a list: that is the quicker way."""
     if any(isinstance(each, list) for each in arguments):
         return tree_flatten(list(arguments))
     return arguments, None
@@ -336,7 +345,7 @@ def _unflattened(leaves: Sequence[Any], structure: Any) -> Sequence[Any]:
 
 
 def _is_transformed() -> bool:
-    """Return whether `torch.func` or forward-mode AD differentiates, which operators do not support."""
+    """Whether `torch.func` differentiates or forward-mode derivatives are taken, for which operators have no rules."""
     return forward_ad._current_level >= 0 or _has_derivative_on_stack()
 
 
@@ -345,36 +354,36 @@ def _has_derivative_on_stack() -> bool:
     return any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
 
 
-# as torch.compiler.assume_constant_result, which would import torch's compiler
+# what torch.compiler.assume_constant_result does, which would import all of torch's compiler
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_plain(leaves: Sequence[Any]) -> bool:
-    """Return whether no compiler, transform or dispatch mode of torch traces the call."""
+    """Whether no compiler, transform or mode of torch has to see the operator in a call."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch._C._len_torch_dispatch_stack():
         return False
-    # subclasses of Tensor need dispatch
+    # tensors of other types stand for something
     return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in leaves)
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """Return the tensor with each member contiguous; members may share memory."""
+    """A tensor in which each member is contiguous; it is copied only if one is not. Members may share memory."""
     return tensor if len(tensor) and tensor[0].is_contiguous() else tensor.contiguous()
 
 
-def parted(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Allocate partial sums of the shape of a tensor, in float32 if there are several."""
+def partial_sums(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for partial sums over samples, shaped like a tensor; in the dtype of the sum if there is one part."""
     shape = (len(like), parts, *like.shape[1:])
     return like.new_empty(shape, dtype=dtype if parts == 1 else torch.float32)
 
 
-def joined(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Add partial sums."""
+def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of partial sums."""
     return parts.squeeze(1) if parts.shape[1] == 1 else parts.sum(1).to(dtype)
 
 
 def row_sums(log_prob: Tensor, length: int) -> Tensor:
-    """Sum over rows of `length` neighbouring units along the last axis."""
+    """The sums over rows of so many neighbouring units, along the last axis."""
     return log_prob if length == 1 else log_prob.unflatten(-1, (log_prob.shape[-1] // length, length)).sum(-1)

@@ -1,4 +1,4 @@
-"""Random numbers by the Philox generator, four per call."""
+"""Random fractions in one pass, four from every call of the generator."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ ROUNDS = tl.constexpr(10)
 
 @triton.jit
 def words(key, member, place):
-    """Return the four words of each counter."""
+    """The four words of some places."""
     seed, nonce = tl.load(key + 2 * member).to(tl.uint64), tl.load(key + 2 * member + 1).to(tl.uint64)
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     one, two = place.to(tl.uint32), tl.zeros_like(place).to(tl.uint32)
@@ -29,15 +29,15 @@ def words(key, member, place):
 
 
 @triton.jit
-def words_beside(like, key, member, place):
-    """Return the words of counters, in the layout of another tensor."""
-    # adds 0 unless there is a NaN; without it the compiler chooses another layout and converts
-    return words(key, member, place + (like != like).to(tl.int32))
+def words_beside(held, key, member, place):
+    """The words of some places, computed by the threads that hold `held` at these places."""
+    # adds 0 unless NaN; without it the compiler computes the words in other threads and moves them
+    return words(key, member, place + (held != held).to(tl.int32))
 
 
 @triton.jit
 def fraction(word, SIGNED: tl.constexpr):
-    """Return (word + 1/2) / 2³²."""
+    """A word divided by the number of words, in the middle of its cell."""
     whole = (
         word.to(tl.int32, bitcast=True).to(tl.float32) if SIGNED else word.to(tl.uint32, bitcast=True).to(tl.float32)
     )
@@ -46,25 +46,25 @@ def fraction(word, SIGNED: tl.constexpr):
 
 @triton.jit
 def logistic(word):
-    """Return standard logistic noise, by the smaller tail probability."""
+    """Standard logistic noise, by the smaller of the two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     odds = tail * reciprocal(1 - tail)
-    rest = odds - tail - odds * tail  # the error of the odds, about half of their relative error near 1
-    # separate the exponent, so that only the final sum rounds
+    rest = odds - tail - odds * tail  # the error of the odds, about one half of their relative error near 1
+    # the power of 2 is added last, so that there is one rounding
     bits = odds.to(tl.int32, bitcast=True)
     power = (bits - 0x3F3504F3) & -0x800000
     part = (bits - power).to(tl.float32, bitcast=True)  # from √½ to √2
-    # the log of the cube, divided by 3, divides the error of log2 near 1 by 3
+    # the logarithm of the third power, whose error near 1 is then divided by 3
     size = log2(part * part * part) * -0.23104906018664842 + (rest + rest)
     return signed_as(power.to(tl.float32) * -8.262958320e-08 + size, word)  # log 2, by 2²³
 
 
 @triton.jit
 def normal(word):
-    """Return standard normal noise, by the smaller tail probability."""
+    """Standard normal noise, by the smaller of the two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     far = -log(4 * tail * (1 - tail))
-    # up to 2.9 a polynomial in `far` times the mass between the tails; beyond, a polynomial in its root
+    # up to 2.9 the probability between the tails times a polynomial in `far`; beyond, a polynomial in its square root
     x = far - 2.5
     near = (((4.0354664e-08 * x + 4.8610366e-07) * x - 4.9905657e-06) * x - 6.2179902e-06) * x + 3.0915020e-04
     near = (((near * x - 1.7730101e-03) * x - 5.9081712e-03) * x + 0.34880266) * x + 2.1233137
@@ -85,12 +85,12 @@ def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constex
 
 
 def quarter(count: int) -> int:
-    """Return the number of counters for `count` words."""
+    """How many places of four words make so many words."""
     return -(-count // 4)
 
 
 def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Return float32 fractions for every key."""
+    """Fractions for every key, in float32 alone."""
     out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
     places = quarter(count)
     if out.numel():

@@ -1,7 +1,4 @@
-"""Tiles, loads and stores of the kernels of binary nodes.
-
-One call of the generator gives four words; they go to the same index in the four quarters of a draw.
-"""
+"""How programs share rows of units, and the quarters of a draw: what kernels of binary nodes have in common."""
 
 from typing import NamedTuple
 
@@ -10,16 +7,19 @@ import triton.language as tl
 
 BLOCK = 128
 BUSY = 2048
-"""The number of programs that keeps a device busy."""
+"""The number of programs that keeps a GPU busy."""
 FEW = 2**19
-"""Up to this number of nodes a kernel takes little longer than its launch."""
+"""Up to this many nodes take little more time than a launch."""
 STEPS = 8
-"""The minimum number of steps of a program before sums are split over programs."""
+"""The fewest steps that a program adds up before sums are finished by another launch."""
 
 
 @triton.jit
 def placed(first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the elements of a block in one quarter of a draw, their units, and the mask of those that exist."""
+    """The elements of a block in one quarter of a draw, their units, and the mask of those that exist.
+
+    Where rows are as long as a block, one division serves them all.
+    """
     place = first + tl.arange(0, BLOCK)
     element = k * quarter + place
     unit = (k * quarter + first) % units + tl.arange(0, BLOCK)
@@ -29,14 +29,14 @@ def placed(first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def load_quarter(logits, first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """Load the logits of a block in one quarter."""
+    """The logits of a block in one quarter."""
     _, unit, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
     return tl.load(logits + unit, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def load_four(logits, first, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """Start loading the logits of a block in all quarters."""
+    """The logits of a block in all quarters, loaded before any is needed."""
     return (
         load_quarter(logits, first, 0, units, total, quarter, LONG, BLOCK),
         load_quarter(logits, first, 1, units, total, quarter, LONG, BLOCK),
@@ -47,7 +47,7 @@ def load_four(logits, first, units, total, quarter, LONG: tl.constexpr, BLOCK: t
 
 @triton.jit
 def point_in(k, step, points):
-    """Return the data point of a program's row in quarter k."""
+    """The data point of a program's row in one quarter, so many further on in each."""
     point = tl.program_id(0) % points
     for _ in tl.static_range(k):
         point += step
@@ -57,7 +57,7 @@ def point_in(k, step, points):
 
 @triton.jit
 def row_in(k):
-    """Return the row of a program in quarter k."""
+    """The row of a program in one quarter."""
     return k * tl.num_programs(0).to(tl.int64) + tl.program_id(0)
 
 
@@ -66,7 +66,7 @@ def load_piece(
     logits, offset, k, step, points,
     LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Load the logits of a piece of a row in one quarter."""
+    """The logits of a piece of a row in one quarter."""
     along = tl.arange(0, BLOCK)
     mask = None if EVEN else offset + along < LENGTH
     return tl.load(logits + (point_in(k, step, points) * LENGTH + offset) + along, mask=mask).to(tl.float32)
@@ -77,7 +77,7 @@ def load_pieces(
     logits, offset, step, points,
     SAME: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Load the logits of a piece of a row in all quarters, once if they are the same."""
+    """The logits of a piece of a row in all quarters, the same in each where there are four times as many samples."""
     a = load_piece(logits, offset, 0, step, points, LENGTH, BLOCK, EVEN)
     b, c, d = a, a, a
     if not SAME:
@@ -89,13 +89,13 @@ def load_pieces(
 
 @triton.jit
 def store_piece(
-    out, result, offset, k, member,
+    out, found, offset, k, member,
     LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Store a piece of a row in one quarter."""
+    """Store a piece of a row of one quarter."""
     row = member * 4 * tl.num_programs(0) + row_in(k)
     along = tl.arange(0, BLOCK)
-    tl.store(out + (row * LENGTH + offset) + along, result, mask=None if EVEN else offset + along < LENGTH)
+    tl.store(out + (row * LENGTH + offset) + along, found, mask=None if EVEN else offset + along < LENGTH)
 
 
 @triton.jit
@@ -110,24 +110,24 @@ def store_rows(out, member, a, b, c, d, constant):
 
 @triton.jit
 def place_of(offset, LENGTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the counters of a piece of a row."""
+    """The places of a piece of a row."""
     return tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * LENGTH + (offset + tl.arange(0, BLOCK))
 
 
 class Pieces(NamedTuple):
-    """The pieces of a row, chosen so that few lanes are idle."""
+    """How a row is cut into pieces so that few lanes are idle."""
 
     LANES: int
     BLOCK: int
     """The length of the first pieces."""
     WHOLE: int
-    """The end of the first pieces."""
+    """Where the first pieces end."""
     REST: int
-    """The length of the next piece; the last piece has one unit per lane."""
+    """The length of the next piece; the pieces after it are as long as there are lanes."""
 
 
 def pieces(length: int, *, busy: bool) -> Pieces:
-    """Return the pieces of a row, for one warp if busy and for more warps if there are few rows."""
+    """The pieces of a row: for one warp, which sums without waiting for others, or for more warps if rows are few."""
     width = max(triton.next_power_of_2(length), 32)
     lanes = 32 if busy else min(width, 2 * BLOCK)
     block = min(width, BLOCK if busy else lanes)
@@ -137,32 +137,32 @@ def pieces(length: int, *, busy: bool) -> Pieces:
 
 
 def has_quarters(total: int, length: int) -> bool:
-    """Return whether each quarter of a draw contains whole rows."""
+    """Whether each quarter of a draw consists of whole rows, so that it can be drawn row by row."""
     return length > 1 and total // length % 4 == 0
 
 
 class Tiling(NamedTuple):
-    """The tile of a program: some units, and some samples at every step."""
+    """How programs share nodes: each takes some units, and of the samples some rows at every step."""
 
     rows: int
     units: int
     parts: int
-    """The number of programs that share the samples of a unit; each stores a partial sum."""
+    """How many programs share the samples of a unit; each leaves the sum over its part."""
     steps: int
     warps: int
     grid: tuple[int, int]
 
 
 def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
-    """Return the tiling of nodes, with few partial sums if the device is busy."""
+    """The tiling of nodes: sums over many samples are in no more parts than it takes to keep the device busy."""
     count = members * samples * units
     elements = min(max(triton.next_power_of_2(count // BUSY), 128), 512)
-    if sums and samples >= 16 and count <= FEW:  # tall tiles need fewer sequential steps
+    if sums and samples >= 16 and count <= FEW:  # tall tiles: the time is that of the steps that follow one another
         elements, height = 512, min(triton.next_power_of_2(samples), 64)
     else:
         height = min(triton.next_power_of_2(samples), 16, elements // 32)
     while height > 1 and 8 * (triton.cdiv(samples, height) * height - samples) > samples:
-        height //= 2  # limit the padding
+        height //= 2  # so that few rows lie past the end
     width = elements // height
     tall, wide = triton.cdiv(samples, height), triton.cdiv(units, width)
     parts = max(min(triton.cdiv(tall, STEPS), BUSY // (members * wide)), 1)
@@ -173,7 +173,7 @@ def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
 
 @triton.jit
 def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """Return the part, the first rows and the units of a program."""
+    """The part of a sum that a program takes, its first rows, and its units."""
     wide = tl.cdiv(units, UNITS)
     part = tl.program_id(0) // wide
     row = part.to(tl.int64) * steps * ROWS + tl.arange(0, ROWS)
@@ -183,12 +183,12 @@ def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def point_of(unit, LENGTH: tl.constexpr):
-    """Return the rows of units; the division in 32 bits is faster."""
+    """The rows that units are in; units are numbered in 32 bits, in which division is faster."""
     return unit if LENGTH == 1 else (unit.to(tl.uint32) // LENGTH).to(tl.int64)
 
 
 class RowTiling(NamedTuple):
-    """The rows of a program, which belong to one data point if there are several samples."""
+    """How programs share rows of units: each takes some rows, those of one data point if it has several samples."""
 
     shared: bool
     rows: int
@@ -198,11 +198,11 @@ class RowTiling(NamedTuple):
 
 
 def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling:
-    """Return the tiling of rows of `length` units."""
+    """The programs for rows of so many units."""
     points = units // length
     count = members * samples * points
     cut, height = pieces(length, busy=count >= BUSY), 1
-    if length <= 16:  # several rows per warp
+    if length <= 16:  # a warp has several rows
         width = max(triton.next_power_of_2(length), 4)
         cut, height = Pieces(width, width, length // width * width, width), 32 // width
     while height < (8 if length > 16 else 128 // cut.LANES) and count // height >= 4 * BUSY:
@@ -214,7 +214,7 @@ def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling
 
 @triton.jit
 def placed_rows(samples, points, SHARED: tl.constexpr, ROWS: tl.constexpr):
-    """Return the rows of a program, their data points, and the mask of those that exist."""
+    """The rows of a program, the data point of each or of all, and the mask of those that exist."""
     number = tl.program_id(0)
     if SHARED:
         sample = (number // points).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -231,7 +231,7 @@ def load_stretch(
     rows, row, inside, offset, other,
     LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Load a piece of each row."""
+    """A piece of each of some rows."""
     along = tl.arange(0, BLOCK)[None, :]
     mask = inside if EVEN else inside & (offset + along < LENGTH)
     return tl.load(rows + (row * LENGTH + offset) + along, mask=mask, other=other).to(tl.float32)

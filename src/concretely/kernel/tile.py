@@ -1,33 +1,33 @@
-"""Tile sizes of the kernels of n-ary nodes."""
+"""How rows of categories are divided among the programs of a GPU."""
 
 from dataclasses import dataclass
 
 LARGEST = 8192
-"""The maximum number of categories of a program."""
+"""The most categories that one program holds."""
 _ROWS = 2**30
-"""The maximum number of rows, so that indices fit in 32 bits."""
+"""The most rows that 32 bits can count, with the four quarters of a tile."""
 _SAMPLES = 2**16
-"""The limit of CUDA on the second and third axis of a grid."""
+"""The limit of programs along the second axis of a launch."""
 _ENOUGH = 512
-"""The number of programs that keeps a GPU busy."""
+"""Programs that keep a GPU busy."""
 
 
 def fits(rows: int, n: int) -> bool:
-    """Return whether a kernel supports rows of n categories."""
+    """Whether kernels can hold rows of this many categories."""
     return n <= LARGEST and rows <= _ROWS
 
 
 def power(count: int) -> int:
-    """Return the smallest power of two that is at least `count`."""
+    """The smallest power of two that is at least this."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
 class DrawTile:
-    """A tile of units and categories; a program has one in each quarter of a draw."""
+    """A tile of units and categories. A program has one in each quarter and, if rows are summed, moves along a row."""
 
     length: int
-    """The length of the rows to sum over; 1 if the quarters do not contain whole rows."""
+    """The length of the rows that are summed; 1 if none are, as quarters must be of whole rows."""
     units: int
     width: int
     warps: int
@@ -35,7 +35,10 @@ class DrawTile:
 
 
 def draw_tile(members: int, total: int, n: int, length: int) -> DrawTile:
-    """Return the tile for a draw of `total` units; a thread loads four neighbours of each quarter at once."""
+    """The tile for so many units of a draw, in rows of a length.
+
+    A thread has four neighbours of each quarter, as many as it can load at once.
+    """
     width, quarter = power(n), -(-total // 4)
     if length == 1 or total // length % 4:
         length = 1
@@ -48,7 +51,7 @@ def draw_tile(members: int, total: int, n: int, length: int) -> DrawTile:
 
 
 def stretch(length: int, width: int, *, busy: bool) -> int:
-    """Return the number of units of a row per step; on a busy device it minimises padding."""
+    """How many units of a row to take at a time; if the GPU is busy, such that few are left over at the end."""
     units = most = min(power(length), max(512 // width, 1))
     while busy and units * width > 128:
         units //= 2
@@ -59,7 +62,7 @@ def stretch(length: int, width: int, *, busy: bool) -> int:
 
 @dataclass(frozen=True)
 class UnitTile:
-    """A tile of samples, units and categories; a program loops over samples."""
+    """A tile of samples, units and categories, which a program moves along the samples in steps."""
 
     samples: int
     units: int
@@ -67,13 +70,13 @@ class UnitTile:
     steps: int
     warps: int
     grid: tuple[int, int]
-    """The number of programs along the units and along the samples."""
+    """The programs along the units and along the samples."""
     length: int = 1
-    """The length of the rows to sum over, or 1."""
+    """The length of the rows that are summed; 1 if none are."""
 
 
 def unit_tile(members: int, samples: int, units: int, n: int, *, least: int) -> UnitTile:
-    """Return the tile for logits shared by samples, with at least `least` steps if there are enough samples."""
+    """The tile for logits shared by samples, with at least this many steps if there are samples enough."""
     width = power(n)
     elements = 1024 if members * samples * units * width >= 2**20 else 256
     along = min(power(samples), 8)
@@ -87,7 +90,7 @@ def unit_tile(members: int, samples: int, units: int, n: int, *, least: int) -> 
 
 
 def score_tile(members: int, samples: int, units: int, n: int, length: int) -> UnitTile:
-    """Return the tile for log densities summed over rows of `length` units."""
+    """The tile for log densities that are summed over rows of a length, along which a program moves."""
     if length == 1 or samples >= _SAMPLES:
         return unit_tile(members, samples, units, n, least=1)
     width, points = power(n), units // length

@@ -1,4 +1,4 @@
-"""VIMCO's learning signal, by one pass up and one pass down the samples."""
+"""What each sample adds to the multi-sample bound, in one pass up the samples and one down."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ BLOCK = 64
 
 @triton.jit
 def _add(left, right):
-    """Return logaddexp; either argument may be minus infinity."""
+    """The logarithm of a sum of two exponentials, either of which may be zero."""
     larger = tl.maximum(left, right, tl.PropagateNan.ALL)
     smaller = tl.minimum(left, right, tl.PropagateNan.ALL)
     small = tl.exp(smaller - tl.where(larger == float("-inf"), 0.0, larger))
@@ -27,7 +27,7 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = point < batch
     entry = log_w + member * stride + point
-    # the first pass stores the sums before each sample in `out`
+    # the sum of the samples before each is stored in place of the result until the pass down
     at = member * samples * batch + point
     below, before = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for _ in range(samples):
@@ -54,7 +54,7 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
 
 
 def vimco(log_w: Tensor, mean: str, axis: int = 1) -> Tensor:
-    """Return the bound minus the bound with each weight replaced by a mean of the others."""
+    """The bound less that with a weight replaced by a mean of the others."""
     members, samples, batch = log_w.shape
     out, sums = (torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device) for _ in range(2))
     log_w = rows(log_w)
