@@ -373,8 +373,8 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("program", "mode", "options", "sentence"),
     [
-        (duplicate, c.mode.Discrete(), {}, "a node must have a name of its own, got 'a' twice"),
-        (duplicate, c.mode.Enumerate(), {}, "a node must have a name of its own, got 'a' twice"),
+        (duplicate, c.mode.Discrete(), {}, "node names must be unique, got 'a' twice"),
+        (duplicate, c.mode.Enumerate(), {}, "node names must be unique, got 'a' twice"),
         (
             diamond,
             c.mode.Relaxed({"a": 1.0, "b": 1.0, "c": 1.0, "aa": 1.0}),
@@ -386,28 +386,27 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             shared,
             c.mode.Discrete(),
             {"samples": 2},
-            "node 'a' must have a batch shape that begins with that of the first input, (4,), got (2,): "
+            "the batch shape of node 'a' must begin with (4,), that of the first input, got (2,): "
             "expand its logits, one set for each data point",
         ),
         (
             wrong_data,
             c.mode.Discrete(),
             {},
-            "the observed value of node 'a' must have a shape that begins with that of the first input, (4,), got (3,)",
+            "the shape of the observed value of node 'a' must begin with the batch shape (4,) of the first input, "
+            "got (3,)",
         ),
         (
             broadcast_data,
             c.mode.Discrete(),
             {"samples": 4},
-            "node 'a' must have a batch shape that fits what is observed, "
-            "got (4, 1) and an observed value of shape (4,)",
+            "the batch shape of node 'a' must match the shape of its observed value, got (4, 1) and (4,)",
         ),
         (
             repeated_data,
             c.mode.Discrete(),
             {},
-            "node 'a' must have a batch shape that fits what is observed, "
-            "got (4, 3) and an observed value of shape (4, 1)",
+            "the batch shape of node 'a' must match the shape of its observed value, got (4, 3) and (4, 1)",
         ),
         (no_distribution, c.mode.Discrete(), {}, "node 'a' must be given a distribution, got Tensor"),
         (
@@ -427,13 +426,13 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             torch_latent,
             c.mode.Discrete(),
             {},
-            "node 'a' must be one of concretely's masses, or have a pathwise gradient, got Bernoulli",
+            "node 'a' must be a discrete distribution of concretely or have rsample, got Bernoulli",
         ),
         (
             normal_latent,
             c.mode.Discrete(),
             {"generator": torch.Generator()},
-            "node 'a' must be one of concretely's to take a generator, got Normal",
+            "node 'a' must be a distribution of concretely to use a generator, got Normal",
         ),
         (normal_latent, c.mode.Enumerate(), {}, "a graph must be discrete to be enumerated, got a continuous node 'a'"),
         (
@@ -448,7 +447,7 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             diamond,
             c.mode.Enumerate(),
             {"samples": 3},
-            "samples must be left out in a mode that brings 32 of them, got 3",
+            "samples must be omitted in a mode that sets it to 32, got 3",
         ),
         (
             diamond,

@@ -31,5 +31,5 @@ def test_what_is_no_number_is_nan(text: str) -> None:
 def test_a_name_is_answered_with_the_nearest_or_else_with_all() -> None:
     known = ["vimco", "nvil", "rloo"]
     assert did_you_mean("vimcoo", known) == "; did you mean 'vimco'?"
-    assert did_you_mean("?", iter(known)) == "; known are 'nvil', 'rloo', 'vimco'"
+    assert did_you_mean("?", iter(known)) == "; choose from 'nvil', 'rloo', 'vimco'"
     assert did_you_mean("?", []) == "; there are none"

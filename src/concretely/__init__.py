@@ -1,4 +1,4 @@
-"""Models with discrete random variables: relax every discrete node, train by backpropagation, evaluate discretely."""
+"""Models with discrete random variables: relax discrete nodes, train by backpropagation, evaluate discretely."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -80,14 +80,15 @@ _ROOMS = (
 
 
 def __getattr__(name: str) -> Any:
-    """Import the library, and with it torch, on first use: the command answers `--help` without either."""
+    """Import the library and torch on first use, so that `concretely --help` is fast."""
     if name not in __all__:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name == "mode":
         return import_module(".mode", __name__)
     rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
-    globals()[name] = next(getattr(room, name) for room in rooms if name in room.__all__)  # looked up once
-    return globals()[name]
+    found = next(getattr(room, name) for room in rooms if name in room.__all__)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""What numbers depend on besides the recipe: commit, versions and device. Nothing here identifies a user or a host."""
+"""Record the commit, the package versions and the device of a run, but no user or host name."""
 
 import os
 import platform
@@ -13,11 +13,11 @@ PACKAGES = ("concretely", "torch", "numpy")
 """Packages whose versions can change the numbers of a run."""
 
 COMMIT = "CONCRETELY_COMMIT"
-"""Environment variable with the commit of a source tree without git history; a trailing + marks uncommitted changes."""
+"""Environment variable that sets the commit if there is no git history; a trailing + marks uncommitted changes."""
 
 
 def describe_environment(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
-    """Return the commit, the package versions and the device, as they are stored in a record."""
+    """Return the commit, the package versions and the device, for a record."""
     return {"commit": commit(), "versions": versions(packages), "device": device(on)}
 
 
@@ -34,7 +34,7 @@ def commit() -> dict[str, Any] | None:
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of Python and of those of the packages that are installed."""
+    """Return the versions of Python and of the installed packages among `packages`."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -45,7 +45,7 @@ def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
 
 
 def device(on: str = "cpu") -> dict[str, Any]:
-    """Return the model and the number of cores of the CPU and, for a device such as cuda:0, the model of the GPU."""
+    """Return the CPU model and core count and, for a device such as cuda:0, the GPU model."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)

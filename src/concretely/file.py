@@ -21,7 +21,7 @@ LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to `path` once it is written and synced to disk.
+    """Yield a temporary path to write to; on success, sync it to disk and rename it to `path`.
 
     If writing fails or the process dies, `path` keeps its old content.
 
@@ -32,7 +32,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     >>> path.read_text()
     'whole'
     """
-    # next to its destination, so that the rename stays within one file system
+    # in the same folder, so that the rename stays within one file system
     with TemporaryDirectory(
         dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
     ) as folder:
@@ -89,12 +89,12 @@ def file_lock(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # before the release, since the next process may hold it from then on
+            path.unlink(missing_ok=True)  # unlink before the release: afterwards another process may hold the lock
 
 
 @contextmanager
 def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Lock a file, which is created if needed, and yield whether that worked: some file systems have no locks.
+    """Create and lock a file; yield False if the file system has no locks.
 
     If another process holds the lock, wait for it or raise `BlockingIOError`.
     """
@@ -113,7 +113,7 @@ def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
             if _is_open_file(path, file.fileno()):
                 yield locked
                 return
-        # otherwise the previous holder has removed the file: try again
+        # the previous holder has removed the file: try again
 
 
 def _is_open_file(path: Path, descriptor: int) -> bool:

@@ -1,4 +1,4 @@
-"""Runs of stochastic graphs."""
+"""Run stochastic graphs."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,11 +28,11 @@ def run(
     generator: Source | None = None,
     batch_dims: int = 1,
 ) -> Trace:
-    """Run a program once, with its draws answered by a mode.
+    """Run a program once; the mode decides how nodes are drawn.
 
-    With `samples`, a leading axis of so many independent samples appears at the first draw, so that what depends on
-    the inputs alone is computed once. The first `batch_dims` axes of the first input count data points. The batch
-    shape of every drawn node begins with them; its further axes are independent units.
+    With `samples`, the first draw adds a leading sample axis; code before it runs once for all samples. The first
+    `batch_dims` axes of the first input are the batch. The batch shape of every drawn node must begin with them; its
+    other axes are independent units.
 
     >>> from concretely import Bernoulli, mode
     >>> def program(draw, x):
@@ -48,7 +48,7 @@ def run(
     batch_shape = _batch_shape(inputs, batch_dims)
     structure = _Structure(program, inputs, batch_shape)
     mode = mode.prepare(structure)
-    samples = _agreed(samples, mode.samples)
+    samples = _sample_count(samples, mode.samples)
     outcomes: dict[str, Outcome] = {}
     sample_axis = False
 
@@ -63,8 +63,8 @@ def run(
             summed = (
                 partial(distribution.summed_log_prob, observed) if isinstance(distribution, DiscreteVariable) else None
             )
-            known = partial(distribution.log_prob, observed)
-            outcome = Outcome(observed, distribution, observed=True, score=known, summed=summed)
+            score = partial(distribution.log_prob, observed)
+            outcome = Outcome(observed, distribution, observed=True, score=score, summed=summed)
         else:
             sample_shape: tuple[int, ...] = ()
             if samples is not None and mode.repeats:
@@ -99,7 +99,7 @@ def run(
 
 
 class _Structure:
-    """The drawn nodes of a program as they are without a sample axis, found by a run with the modes of all nodes."""
+    """Find the shapes of the drawn nodes without a sample axis, by a run that sets every node to its mode or mean."""
 
     def __init__(self, program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> None:
         self.program, self.inputs, self.batch_shape = program, inputs, batch_shape
@@ -127,9 +127,9 @@ class _Structure:
             shapes[name] = Shape(shape, shape[len(self.batch_shape) :], categories)
             return distribution.mode if isinstance(distribution, DiscreteVariable) else distribution.mean
 
-        # the compiler cannot put modules to rest
-        resting = nullcontext() if torch.compiler.is_compiling() else eval_mode(self.program)
-        with resting, torch.no_grad():
+        # torch.compile cannot trace eval_mode
+        context = nullcontext() if torch.compiler.is_compiling() else eval_mode(self.program)
+        with context, torch.no_grad():
             self.program(draw, *self.inputs)
         return shapes
 
@@ -139,12 +139,14 @@ def _batch_shape(inputs: tuple[Any, ...], batch_dims: int) -> Size:
     return first.shape[:batch_dims] if isinstance(first, Tensor) else Size()
 
 
-def _agreed(asked: int | None, brought: int | None) -> int | None:
-    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
-        raise ValueError(f"samples must be a positive whole number, got {asked!r}")
-    if asked is not None and brought is not None and asked != brought:
-        raise ValueError(f"samples must be left out in a mode that brings {brought} of them, got {asked}")
-    return asked if brought is None else brought
+def _sample_count(samples: int | None, mode_samples: int | None) -> int | None:
+    if samples is None:
+        return mode_samples
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a positive whole number, got {samples!r}")
+    if mode_samples not in (None, samples):
+        raise ValueError(f"samples must be omitted in a mode that sets it to {mode_samples}, got {samples}")
+    return samples
 
 
 def _sample_shape(
@@ -154,12 +156,12 @@ def _sample_shape(
     batch_shape: Size,
     structure: Callable[[], Structure] | None,
 ) -> tuple[int, ...]:
-    """The axes that a draw must add: the sample axis, unless an earlier draw has already given it to the node."""
+    """Return the axes that a draw must add: the sample axis, unless the node has it from an earlier draw."""
     shape = distribution.batch_shape
     if structure is None or shape[: len(batch_shape) + 1] != (samples, *batch_shape):
         _require_batch(name, distribution, batch_shape)
         return (samples,)
-    # the axis in front may also be one of the data or of units that happens to be as long
+    # the first axis may also be a batch or unit axis of the same length
     may_lack = shape[: len(batch_shape)] == batch_shape
     return (samples,) if may_lack and shape == structure()[name].batch_shape else ()
 
@@ -168,7 +170,7 @@ def _require_batch(name: str, distribution: Distribution, batch_shape: Size) -> 
     shape = distribution.batch_shape
     if shape[: len(batch_shape)] != batch_shape:
         raise ValueError(
-            f"node {name!r} must have a batch shape that begins with that of the first input, {tuple(batch_shape)}, "
+            f"the batch shape of node {name!r} must begin with {tuple(batch_shape)}, that of the first input, "
             f"got {tuple(shape)}: expand its logits, one set for each data point"
         )
 
@@ -178,15 +180,15 @@ def _require_data(name: str, observed: Tensor, batch_shape: Size) -> None:
         raise TypeError(f"the observed value of node {name!r} must be a tensor, got {type(observed).__name__}")
     if observed.shape[: len(batch_shape)] != batch_shape:
         raise ValueError(
-            f"the observed value of node {name!r} must have a shape that begins with that of the first input, "
-            f"{tuple(batch_shape)}, got {tuple(observed.shape)}"
+            f"the shape of the observed value of node {name!r} must begin with the batch shape {tuple(batch_shape)} "
+            f"of the first input, got {tuple(observed.shape)}"
         )
 
 
 def _require_fit(
     name: str, distribution: Distribution, observed: Tensor, batch_shape: Size, samples: int | None
 ) -> None:
-    """Refuse a distribution that would score an observed value more than once, or against other data points."""
+    """Raise if a distribution would score an observed value twice, or against the wrong data points."""
     units = observed.shape[len(batch_shape) : observed.dim() - len(distribution.event_shape)]
     shape = distribution.batch_shape
     lead, own = shape[: max(len(shape) - len(units), 0)], shape[max(len(shape) - len(units), 0) :]
@@ -194,10 +196,10 @@ def _require_fit(
     if tuple(lead) not in leads or any(
         one not in (1, other) for one, other in zip(own[::-1], units[::-1], strict=False)
     ):
-        found = f"{tuple(shape)} and an observed value of shape {tuple(observed.shape)}"
-        raise ValueError(f"node {name!r} must have a batch shape that fits what is observed, got {found}")
+        found = f"{tuple(shape)} and {tuple(observed.shape)}"
+        raise ValueError(f"the batch shape of node {name!r} must match the shape of its observed value, got {found}")
 
 
 def _require_new(name: str, names: Any) -> None:
     if name in names:
-        raise ValueError(f"a node must have a name of its own, got {name!r} twice")
+        raise ValueError(f"node names must be unique, got {name!r} twice")

@@ -1,8 +1,8 @@
-"""Modes: what a draw of a stochastic graph means.
+"""Modes: ways to draw the nodes of a stochastic graph.
 
-A program asks for `draw(name, distribution)` and never knows which mode answers. Every mode has two methods: `draw`
-gives a value and the way to score it, `score` gives the log probability of a value that is already there. Nodes that
-are no masses of this library, a normal one, say, are drawn with their pathwise gradient in all modes.
+A program calls `draw(name, distribution)` and does not depend on the mode. A mode has two methods: `draw` samples a
+value, and `score` returns the log probability of a given value. In all modes, a node that is not a `DiscreteVariable`,
+such as a normal one, is drawn with its pathwise gradient.
 """
 
 import math
@@ -30,79 +30,82 @@ from .trace import Trace
 __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "StraightThrough"]
 
 STATES = 2**20
-"""The most states that are enumerated."""
+"""The maximum number of joint states to enumerate."""
 
 Temperatures = Temperature | Mapping[str, Temperature]
-"""One temperature for all nodes, or one for each by its name."""
+"""One temperature for all nodes, or a mapping from node names to temperatures."""
 
 Noise = Literal["gumbel", "normal"]
-"""What makes a node of logits: Gumbels, or logistic noise as their difference; or Gaussians, as a control."""
+"""The noise added to logits: Gumbel (logistic for a binary node), or Gaussian as a control."""
 
 
 class Shape(NamedTuple):
-    """A node as it is when nothing has a sample axis."""
+    """The shape of a node without a sample axis."""
 
     batch_shape: Size
-    """The axes of data points, then those of the independent units of a data point."""
+    """The batch axes, then the unit axes."""
     unit_shape: Size
-    """The axes of the units alone."""
+    """The axes of the independent units of one data point."""
     categories: int | None
-    """The number of states of a unit, None if they cannot be counted."""
+    """The number of states of a unit; None if the node is continuous."""
 
     @property
     def states(self) -> int:
-        """The number of joint states of the units."""
+        """Return the number of joint states of the units."""
         return int((self.categories or 1) ** self.unit_shape.numel())
 
 
 Structure = Mapping[str, Shape]
-"""The nodes of a graph that are drawn, by their names, in the order of the program."""
+"""The shapes of the drawn nodes by name, in program order."""
 
 
 class Mode(ABC):
-    """A meaning of draws."""
+    """Base class of the modes."""
 
     repeats = True
-    """Whether a draw adds the sample axis where it is missing."""
+    """Whether a draw adds a missing sample axis."""
 
     def prepare(self, structure: Callable[[], Structure]) -> "Mode":
-        """The mode that answers in a graph of this structure; to know the structure costs a run."""
+        """Return the mode to use for a graph; calling `structure` runs the program once."""
         return self
 
     @property
     def samples(self) -> int | None:
-        """The number of samples that the mode itself brings, if it does."""
+        """Return the number of samples if the mode sets it, else None."""
         return None
 
     @property
     def names(self) -> frozenset[str]:
-        """The nodes that the mode speaks of by name, and which the graph must have."""
+        """Return the node names that the mode refers to; the graph must draw them."""
         return frozenset()
 
     @abstractmethod
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        """Give a node its value, whose log probability is best asked for summed over so many axes of units."""
+        """Draw the value of a node.
+
+        `axes` is the number of trailing unit axes that the caller will sum over, a hint for fusion.
+        """
 
     @abstractmethod
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
     ) -> Tensor:
-        """The log probability under a distribution of a value that another drew, summed over so many axes of units.
+        """Return the log probability of a given value, summed over the last `axes` unit axes.
 
-        A relaxed value that was drawn comes with its node, which is exact where the value was rounded to an edge.
+        `node` is the unbounded node of a relaxed value; it is exact where the value was rounded to 0 or 1.
         """
 
 
 @dataclass(frozen=True)
 class Discrete(Mode):
-    """Nodes are what they are: discrete values without a gradient, scored by their log mass."""
+    """Draw discrete values without a gradient, and score them by their log mass."""
 
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        """Draw a state."""
+        """Draw a discrete state."""
         if not isinstance(distribution, DiscreteVariable):
             return _pathwise(name, distribution, sample_shape, generator)
         return distribution.drawn(sample_shape, generator=generator, axes=axes)
@@ -110,17 +113,16 @@ class Discrete(Mode):
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
     ) -> Tensor:
-        """The log mass."""
+        """Return the log mass."""
         return _log_mass(distribution, value, axes)
 
 
 @dataclass(frozen=True)
 class Relaxed(Mode):
-    """Every discrete node becomes its Concrete twin with the same logits.
+    """Replace every discrete node by its Concrete relaxation with the same logits.
 
-    The temperature is one for all, or a map from the names of all nodes to theirs. Values are scored by the log density
-    of their node or, which bounds nothing, by the discrete log masses weighted as the value weights the states.
-    With normal noise the twin is the paper's control, which has a Gaussian in the place of a Gumbel.
+    `scored_by="density"` scores a value by its log density. `scored_by="mass"` scores it by the discrete log masses,
+    weighted by the value; the resulting objective is not a bound. `noise="normal"` is the paper's Gaussian control.
     See [maddison2017concrete], section 3.3 and appendix C.
 
     >>> mode = Relaxed({"h1": 2 / 3, "h2": 1 / 2})
@@ -135,13 +137,13 @@ class Relaxed(Mode):
 
     @property
     def names(self) -> frozenset[str]:
-        """The nodes whose temperature is given by name."""
+        """Return the nodes whose temperature is given by name."""
         return _names(self.temperature)
 
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        """Draw a relaxed value, which carries the pathwise gradient."""
+        """Draw a relaxed value with its pathwise gradient."""
         if not isinstance(distribution, DiscreteVariable):
             return _pathwise(name, distribution, sample_shape, generator)
         relaxed = _relaxed(name, distribution, self.temperature, self.noise)
@@ -154,7 +156,7 @@ class Relaxed(Mode):
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
     ) -> Tensor:
-        """The log density of the node behind a relaxed value, or the weighted log masses."""
+        """Return the log density of a relaxed value, or the weighted log masses."""
         if not isinstance(distribution, DiscreteVariable):
             return sum_axes(distribution.log_prob(value), axes)
         if self.scored_by == "mass":
@@ -164,9 +166,9 @@ class Relaxed(Mode):
 
 @dataclass(frozen=True)
 class StraightThrough(Mode):
-    """Values are discrete, and their gradient is that of the mean or, with a temperature, of the relaxed twin.
+    """Draw discrete values with the gradient of the mean or, given a temperature, of the relaxed value.
 
-    The relaxed twin has the same noise. Values are scored by their log mass, which passes a gradient to them.
+    The relaxed value uses the same noise. The log mass also has a gradient with respect to the value.
     See [bengio2013estimating] and [jang2017categorical].
     """
 
@@ -178,13 +180,13 @@ class StraightThrough(Mode):
 
     @property
     def names(self) -> frozenset[str]:
-        """The nodes whose temperature is given by name."""
+        """Return the nodes whose temperature is given by name."""
         return frozenset() if self.temperature is None else _names(self.temperature)
 
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        """Draw a state with a gradient that is not its own."""
+        """Draw a discrete state with a surrogate gradient."""
         if not isinstance(distribution, DiscreteVariable):
             return _pathwise(name, distribution, sample_shape, generator)
         noise = distribution.noise(sample_shape, generator=generator)
@@ -198,7 +200,7 @@ class StraightThrough(Mode):
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
     ) -> Tensor:
-        """The log mass, extended to a function with a gradient in the value."""
+        """Return the log mass, interpolated so that it is differentiable in the value."""
         if not isinstance(distribution, DiscreteVariable):
             return sum_axes(distribution.log_prob(value), axes)
         return sum_axes(distribution.interpolated_log_prob(value), axes)
@@ -206,17 +208,17 @@ class StraightThrough(Mode):
 
 @dataclass(frozen=True)
 class Enumerate(Mode):
-    """The sample axis runs over all joint states of the nodes, the last node's last unit changing fastest.
+    """Enumerate all joint states of the nodes along the sample axis, at most 2²⁰.
 
-    Data points are enumerated side by side. More than 2²⁰ states are refused.
+    The last unit of the last node changes fastest.
     """
 
     repeats = False
     shapes: Structure | None = None
-    """What is enumerated; left to the graph."""
+    """The shapes of the nodes; `prepare` sets them."""
 
     def prepare(self, structure: Callable[[], Structure]) -> "Enumerate":
-        """Count the states of a graph, and refuse too many."""
+        """Count the joint states of a graph; raise if there are too many."""
         shapes, bits = structure(), 0.0
         for name, shape in shapes.items():
             if shape.categories is None:
@@ -230,13 +232,13 @@ class Enumerate(Mode):
 
     @property
     def samples(self) -> int | None:
-        """The number of joint states."""
+        """Return the number of joint states."""
         return None if self.shapes is None else math.prod(shape.states for shape in self.shapes.values())
 
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        """Lay out the states of a node beside those of the others."""
+        """Return the states of a node, one for each joint state."""
         assert isinstance(distribution, DiscreteVariable)
         assert self.shapes is not None
         batch_shape, unit_shape, categories = self.shapes[name]
@@ -255,16 +257,13 @@ class Enumerate(Mode):
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
     ) -> Tensor:
-        """The log mass."""
+        """Return the log mass."""
         return _log_mass(distribution, value, axes)
 
 
 @dataclass(frozen=True)
 class Replay(Mode):
-    """Nodes take the values of another run, or of a map from names to values, and are scored as another mode does.
-
-    Left out, the other mode is the discrete one.
-    """
+    """Reuse the values of a trace or of a mapping, and score them with another mode, by default `Discrete`."""
 
     repeats = False
     trace: Trace | Mapping[str, Tensor]
@@ -272,18 +271,18 @@ class Replay(Mode):
 
     @property
     def samples(self) -> int | None:
-        """The number of samples in the other run."""
+        """Return the number of samples of the trace."""
         return self.trace.samples if isinstance(self.trace, Trace) else None
 
     @property
     def names(self) -> frozenset[str]:
-        """The nodes that the other mode speaks of."""
+        """Return the node names that the scoring mode refers to."""
         return frozenset() if self.scored_as is None else self.scored_as.names
 
     def draw(
         self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
     ) -> Drawn:
-        """Give a node the value that it had."""
+        """Return the stored value of a node."""
         values = self.trace.values if isinstance(self.trace, Trace) else self.trace
         if name not in values:
             raise ValueError(
@@ -296,19 +295,16 @@ class Replay(Mode):
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
     ) -> Tensor:
-        """The log probability in the other mode."""
-        return self._other.score(name, distribution, value, axes, node=node)
-
-    @property
-    def _other(self) -> Mode:
-        return Discrete() if self.scored_as is None else self.scored_as
+        """Return the log probability under the scoring mode."""
+        mode = Discrete() if self.scored_as is None else self.scored_as
+        return mode.score(name, distribution, value, axes, node=node)
 
 
 def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None) -> Drawn:
-    """A continuous node, which needs no relaxation."""
+    """Draw a continuous node."""
     if not distribution.has_rsample:
         raise TypeError(
-            f"node {name!r} must be one of concretely's masses, or have a pathwise gradient, "
+            f"node {name!r} must be a discrete distribution of concretely or have rsample, "
             f"got {type(distribution).__name__}"
         )
     if isinstance(distribution, Node | Relaxation):
@@ -317,7 +313,7 @@ def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ..
         value = distribution.rsample(Size(sample_shape))
     else:
         raise TypeError(
-            f"node {name!r} must be one of concretely's to take a generator, got {type(distribution).__name__}"
+            f"node {name!r} must be a distribution of concretely to use a generator, got {type(distribution).__name__}"
         )
     return Drawn(value, lambda: distribution.log_prob(value))
 
@@ -329,12 +325,12 @@ def _log_mass(distribution: Distribution, value: Tensor, axes: int) -> Tensor:
 
 
 def _relaxed(name: str, mass: DiscreteVariable, temperature: Temperatures, noise: Noise = "gumbel") -> Relaxation:
-    if not isinstance(temperature, float | Tensor) and isinstance(temperature, Mapping):  # quicker in this order
+    if not isinstance(temperature, float | Tensor) and isinstance(temperature, Mapping):  # the Mapping check is slow
         if name not in temperature:
             raise ValueError(f"temperature must name every node, got none for {name!r}")
         temperature = temperature[name]
     relaxed = mass.relax(temperature) if noise == "gumbel" else mass.relax_gaussian(temperature)
-    if relaxed.batch_shape != mass.batch_shape:  # the axes that it adds would be taken for samples or data
+    if relaxed.batch_shape != mass.batch_shape:  # added axes would be mistaken for sample or batch axes
         raise ValueError(
             f"temperature must broadcast to the batch shape {tuple(mass.batch_shape)} of node {name!r}, "
             f"got one that enlarges it to {tuple(relaxed.batch_shape)}"

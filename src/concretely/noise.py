@@ -1,9 +1,8 @@
-"""The only randomness of the library: noise that a deterministic `push` turns into values.
+"""Noise, the only source of randomness; a deterministic `push` maps it to values.
 
-All noise comes from random integers, each standing for the middle of its cell, and not from `torch.rand`, whose
-float32 has 24 bits and includes 0, and whose float64 has no more once `torch.compile` has replaced it. Float32 noise
-uses 32 bits and float64 noise 52: no draw is infinite, and the tails that decide rare events reach probabilities of
-2⁻³³ and 2⁻⁵³.
+Noise is computed from random integers, each mapped to the midpoint of its interval. Float32 noise uses 32 bits and
+float64 noise 52, so noise is always finite and its tails reach probabilities of 2⁻³³ and 2⁻⁵³. `torch.rand`
+has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in float64.
 """
 
 import math
@@ -19,9 +18,9 @@ from .kernel.operator import is_plain, operator
 
 
 class Keys:
-    """A source of noise that is a function of its keys, each for one draw: the same keys give the same noise.
+    """A counter-based source of noise: each draw uses one key, and equal keys give equal noise.
 
-    Keys lie where the noise is wanted, so that a captured program can be given others each time it is replayed.
+    The keys are on the device of the noise, so that a CUDA graph can be replayed with new keys.
 
     >>> keys = torch.tensor([[0, 1], [0, 2]])
     >>> torch.equal(logistic((3,), generator=Keys(keys)), logistic((3,), generator=Keys(keys)))
@@ -33,15 +32,14 @@ class Keys:
         self.used = 0
 
     def next(self) -> Int64[Tensor, "1 2"]:
-        """The key of the next draw."""
+        """Return the key of the next draw."""
         if self.used == len(self._keys):
-            raise ValueError(f"keys must be as many as there are draws, got {self.used}")
+            raise ValueError(f"keys must have one row for each draw, got only {self.used}")
         self.used += 1
         return self._keys[self.used - 1 : self.used]
 
 
 Source = Generator | Keys
-"""Where noise comes from."""
 
 
 def logistic(
@@ -51,7 +49,7 @@ def logistic(
     device: torch.device | None = None,
     generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
-    """Standard logistic noise, the difference of two Gumbels.
+    """Draw standard logistic noise, the difference of two Gumbels.
 
     >>> logistic((2, 3), generator=torch.Generator().manual_seed(0)).shape
     torch.Size([2, 3])
@@ -66,7 +64,7 @@ def gumbel(
     device: torch.device | None = None,
     generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
-    """Standard Gumbel noise, minus the logarithm of exponential noise."""
+    """Draw standard Gumbel noise."""
     return gumbel_of(uniform(shape, dtype, device=device, generator=generator))
 
 
@@ -77,7 +75,7 @@ def normal(
     device: torch.device | None = None,
     generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
-    """Standard normal noise."""
+    """Draw standard normal noise."""
     return normal_of(_fractions(shape, dtype, device, generator, signed=True))
 
 
@@ -88,33 +86,33 @@ def uniform(
     device: torch.device | None = None,
     generator: Source | None = None,
 ) -> Float[Tensor, "..."]:
-    """Uniform noise strictly between 0 and 1, with all its precision near 0."""
+    """Draw uniform noise strictly between 0 and 1, with the highest precision near 0."""
     return uniform_of(_fractions(shape, dtype, device, generator, signed=False))
 
 
 def logistic_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Logistic noise from fractions in (-1/2, 1/2), by the smaller of the two tail probabilities."""
+    """Map fractions in (-1/2, 1/2) to logistic noise; |fraction| is the smaller tail probability."""
     return signed.abs().logit_().copysign_(signed)
 
 
 def gumbel_of(tail: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Gumbel noise from its upper tail probability, which is precise where the noise is large; it is overwritten."""
+    """Map upper tail probabilities to Gumbel noise, in place; large noise is precise."""
     return tail.neg_().log1p_().neg_().log_().neg_()
 
 
 def normal_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Normal noise from fractions in (-1/2, 1/2), by the smaller of the two tail probabilities."""
+    """Map fractions in (-1/2, 1/2) to normal noise; |fraction| is the smaller tail probability."""
     quantile: Tensor = torch.special.ndtri(signed.abs())
     return quantile.copysign_(signed)
 
 
 def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Fractions strictly below 1, to which float32 has rounded the last of them; they are overwritten."""
+    """Scale fractions in place so that none is 1; the largest float32 ones are rounded to 1."""
     return fractions if fractions.dtype == torch.float64 else fractions.mul_(1 - 2.0**-24)
 
 
 def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
-    """A key for one draw of a kernel: the next of many, or drawn from a generator."""
+    """Return a key for one kernel draw: the next of `Keys`, or one drawn from a generator."""
     if isinstance(source, Keys):
         return source.next()
     return torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device, generator=source)
@@ -128,7 +126,7 @@ def _fractions(
     *,
     signed: bool,
 ) -> Tensor:
-    """Random fractions in (0, 1), or in (-1/2, 1/2) if signed; all precision lies near 0."""
+    """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
     count = math.prod(shape)
     if isinstance(source, Keys):
         key = source.next()
@@ -139,7 +137,7 @@ def _fractions(
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
-        # the compiler's own generator makes one number at a time, several times slower, and 32 bits at most
+        # inductor's own generator is several times slower and has at most 32 bits
         key = torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device)
         found = fractions.definition(key, count, dtype, signed)
     else:
@@ -149,17 +147,17 @@ def _fractions(
 
 
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
-    """Words of 32 random bits for every key, by Philox4x32-10 [salmon2011parallel].
+    """Return random 32-bit words for every key, by Philox4x32-10 [salmon2011parallel].
 
-    The four words of one counter lie a quarter of all words apart.
+    The four words of one counter are a quarter of the output apart.
 
-    >>> words(torch.tensor([[0, 0]]), 4).tolist()  # the known answer of the reference implementation
+    >>> words(torch.tensor([[0, 0]]), 4).tolist()  # as in the reference implementation
     [[1713891541, 3781805453, 3159862348, 2600524760]]
     """
     mask = 2**32 - 1
     seed, nonce = key.unsqueeze(-1).unbind(1)
     low, high = seed & mask, seed >> 32 & mask
-    # all words depend on the key: of counters alone, the compiler for CUDA would form products in 32 bits
+    # if no word depended on the key, the CUDA compiler would multiply in 32 bits
     zero = torch.zeros_like(seed)
     counter = zero + torch.arange(-(-count // 4), device=key.device)
     word = [counter & mask, zero + (counter >> 32), nonce & mask, nonce >> 32 & mask]
@@ -174,10 +172,10 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
 def fractions(
     key: Int64[Tensor, "members 2"], count: int, dtype: torch.dtype, signed: bool
 ) -> Float[Tensor, "members {count}"]:
-    """Random fractions for every key, between 0 and 1 or, if signed, between -1/2 and 1/2.
+    """Return random fractions for every key, in (0, 1) or, if signed, in (-1/2, 1/2).
 
-    Each is the middle of a cell, of 32 bits or of 52 in float64. All precision lies near 0, which is never met, while
-    the other ends may be by rounding. A key is a seed and a number that tells draws of the same seed apart.
+    A key is a seed and a draw number. Fractions are midpoints of 2³² intervals, in float64 of 2⁵². They are never 0,
+    but the other ends can occur by rounding.
     """
     if dtype == torch.float64:
         high, low = words(key, 2 * count).chunk(2, -1)
@@ -185,13 +183,13 @@ def fractions(
     else:
         bits, word = 32, words(key, count)
     half = 2 ** (bits - 1)
-    word = (word ^ half) - half if signed else word  # its highest bit is the sign
+    word = (word ^ half) - half if signed else word  # the highest bit is the sign
     return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
 def _numpy_fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Likewise on a CPU, by the generator of numpy, which is faster there and gives other numbers."""
-    # torch's own generator would take 32 bits of a seed, and repeat itself after a hundred thousand keys
+    """Return random fractions on the CPU, by numpy's Philox: faster than `fractions`, with other numbers."""
+    # torch's generator would use only 32 bits of the seed, so that keys would collide
     size = _count_words(count, dtype)
     drawn = [np.random.Philox(key=each).random_raw(size) for each in key.numpy().view(np.uint64)]
     return _from_words(torch.from_numpy(np.stack(drawn).view(np.int64)), count, dtype, signed)
@@ -203,12 +201,12 @@ _cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
 
 
 def _count_words(count: int, dtype: torch.dtype) -> int:
-    """How many words of 64 bits make so many fractions."""
+    """Return the number of 64-bit words that `count` fractions need."""
     return -(-count // (1 if dtype == torch.float64 else 2))
 
 
 def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, signed: bool) -> Float[Tensor, "..."]:
-    """Fractions from words of 64 bits, of which float64 takes the upper 52, and float32 makes two."""
+    """Convert 64-bit words to fractions: one of 52 bits in float64, or two of 32 bits in float32."""
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
@@ -216,9 +214,9 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
 
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:
-    """The two words of 32 bits that an integer of 64 bits consists of."""
+    """Split 64-bit integers into 32-bit words."""
     try:
         return pairs.view(torch.int32 if signed else torch.uint32)
-    except RuntimeError:  # vmap has no rule for it before torch 2.12
+    except RuntimeError:  # vmap does not support this view before torch 2.12
         low, high = (pairs << 32 >> 32, pairs >> 32) if signed else (pairs & 2**32 - 1, pairs >> 32 & 2**32 - 1)
         return torch.cat([low, high], -1)

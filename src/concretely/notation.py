@@ -1,14 +1,13 @@
-r"""The paper's names for its models, such as `200H-200H-784V`, read into values and written back.
+r"""Parse and print the paper's notation for architectures, such as `200H-200H-784V`.
 
-A name lists the layers in the order they are sampled [maddison2017concrete, Section 5.1]:
+The notation lists the layers in sampling order [maddison2017concrete, Section 5.1]:
 
-- `200H` is a layer of 200 latent units, `784V` a layer of 784 observed ones. The last layer is observed; the first may
-  be, and the model is then conditioned on it; all others are latent.
-- `-` makes a layer depend linearly on the one before it, `~` through two layers of tanh.
-- `240H:8` groups the units into 8-ary nodes: here 80, each a corner of the cube of 3 bits. Without a suffix every unit
-  is a binary node of its own.
+- `200H` is a layer of 200 latent units; `784V` is a layer of 784 observed units. The last layer is observed. If the
+  first layer is observed, the model is conditioned on it. All other layers are latent.
+- `-` is a linear map from one layer to the next; `~` has two tanh layers in front.
+- `240H:8` groups the 240 units into 80 8-ary nodes, each a vertex of a 3-cube. Units are binary by default.
 
-Spaces, lower case, enclosing parentheses, and the dashes and tildes of typeset text are read as well.
+The parser also accepts spaces, lower case, enclosing parentheses, and the dashes and tildes of LaTeX and Unicode.
 
 >>> str(parse("(392V--240H--240H:8 ∼ 392v)"))
 '392V-240H-240H:8~392V'
@@ -29,13 +28,13 @@ __all__ = ["Architecture", "parse"]
 
 Link = Literal["-", "~"]
 
-LINK = r"-{1,3}|[\u2010-\u2015\u2212]|[~∼]"  # also the dashes of LaTeX and of Unicode
-LARGEST = 999_999_999  # far beyond any layer, and short enough to read and to print
+LINK = r"-{1,3}|[\u2010-\u2015\u2212]|[~∼]"  # also LaTeX and Unicode dashes
+LARGEST = 999_999_999  # keeps error messages short
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of stochastic units, grouped into independent nodes of the same arity.
+    """A layer of stochastic units, grouped into independent nodes of equal arity.
 
     >>> layer = Layer(240, observed=False, arity=8)
     >>> str(layer), layer.bits, layer.groups
@@ -68,7 +67,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The layers of a model in the order they are sampled, and the links from each to the next.
+    """The layers of a model in sampling order, and the links between them.
 
     >>> str(Architecture((Layer(200, observed=False), Layer(784, observed=True)), ("~",)))
     '200H~784V'
@@ -91,22 +90,22 @@ class Architecture:
 
     @property
     def latent(self) -> tuple[Layer, ...]:
-        """The latent layers, in the order they are sampled."""
+        """The latent layers in sampling order."""
         return tuple(layer for layer in self.layers if not layer.observed)
 
     @property
     def observed(self) -> Layer:
-        """The layer that is modelled."""
+        """The last layer, which the model predicts."""
         return self.layers[-1]
 
     @property
     def context(self) -> Layer | None:
-        """The observed layer that the model is conditioned on, if there is one."""
+        """The observed first layer, which conditions the model, or None."""
         return self.layers[0] if self.layers[0].observed else None
 
     @property
     def nonlinear(self) -> bool:
-        """Whether any layer depends on the one before it through layers of tanh."""
+        """Whether any link has tanh layers."""
         return "~" in self.links
 
     def __str__(self) -> str:
@@ -114,7 +113,7 @@ class Architecture:
 
 
 def parse(text: str, *, arity: int | None = None) -> Architecture:
-    """Read an architecture from its name; `arity` is that of the latent layers without a suffix.
+    """Parse an architecture; `arity` is the default arity of latent layers.
 
     >>> parse("240H~784V", arity=4).latent
     (Layer(units=240, observed=False, arity=4),)
@@ -122,7 +121,7 @@ def parse(text: str, *, arity: int | None = None) -> Architecture:
     if not isinstance(text, str):
         raise TypeError(f"notation must be a string, got {type(text).__name__}")
     for field, sentence in _faults(1, observed=False, arity=2 if arity is None else arity):
-        if field == "arity":  # whether it divides the units is for each layer to say
+        if field == "arity":  # each layer checks whether the arity divides its units
             raise ValueError(sentence)
     reader = _Reader(text, at=len(text) - len(text.lstrip()))
     opened = reader.take(r"\(")
@@ -140,7 +139,7 @@ def parse(text: str, *, arity: int | None = None) -> Architecture:
 
 
 def _layer(reader: "_Reader", arity: int | None) -> Layer:
-    """Read one layer."""
+    """Parse one layer."""
     columns = {"units": reader.at, "arity": reader.at}
     units = _number(reader.expect("[0-9]+", "a layer such as 200H"))
     observed = reader.expect("[HhVv]", "H or V after the units") in "Vv"
@@ -155,12 +154,12 @@ def _layer(reader: "_Reader", arity: int | None) -> Layer:
 
 
 def _number(digits: str) -> int:
-    """The number that digits stand for, or another that is too large if they are more than `int` would read."""
+    """Convert digits to an integer; cut long inputs, which `int` rejects, to a number that is still too large."""
     return int(digits.lstrip("0")[:10] or "0")
 
 
 def _faults(units: int, observed: bool, arity: int) -> Iterator[tuple[str, str]]:
-    """What is wrong with a layer: the field at fault and the sentence."""
+    """Yield the errors of a layer, as pairs of a field name and a message."""
     for field, size in (("units", units), ("arity", arity)):
         if isinstance(size, bool) or not isinstance(size, int):
             raise TypeError(f"{field} must be an integer, got {type(size).__name__}")
@@ -177,7 +176,7 @@ def _faults(units: int, observed: bool, arity: int) -> Iterator[tuple[str, str]]
 
 
 def _misplaced(layers: tuple[Layer, ...]) -> Iterator[tuple[int, str]]:
-    """What is wrong with the order of the layers: the index of the one at fault and the sentence."""
+    """Yield the errors in the order of the layers, as pairs of a layer index and a message."""
     if len(layers) < 2:
         yield 0, f"architecture must have at least two layers, such as 200H-784V, got {len(layers)}"
     for index, layer in enumerate(layers[1:-1], start=1):
@@ -191,20 +190,20 @@ def _misplaced(layers: tuple[Layer, ...]) -> Iterator[tuple[int, str]]:
 
 @dataclass
 class _Reader:
-    """A text that is read token by token, from the column `at`."""
+    """A tokenizer; `at` is the current column."""
 
     text: str
     at: int
 
     def take(self, form: str) -> str | None:
-        """Read the next token if it has this form, and the spaces after it."""
+        """Consume the next token and the spaces after it, if it matches a pattern."""
         if match := re.compile(rf"({form})\s*").match(self.text, self.at):
             self.at = match.end()
             return match[1]
         return None
 
     def expect(self, form: str, what: str) -> str:
-        """Read the next token, which must have this form."""
+        """Consume the next token; raise if it does not match a pattern."""
         token = self.take(form)
         if token is None:
             at, found = self.at, self.take("[0-9]+|.")
@@ -212,6 +211,6 @@ class _Reader:
         return token
 
     def error(self, sentence: str, at: int) -> ValueError:
-        """The error that points at a column."""
+        """Return an error that points at a column."""
         line = re.sub(r"\s", " ", self.text)  # tabs and line breaks would move the caret
         return ValueError(f"{sentence} at column {at + 1}\n{line}\n{' ' * at}^")

@@ -1,9 +1,8 @@
-"""Objectives: what is made of the log-weights of several samples, and what the log-weights are made of.
+"""Log-weights of samples, and objectives and losses computed from them.
 
-Three treatments of the divergence between q and p are known when the latents are relaxed. `density` puts densities in
-the place of masses, and only with it is the objective a lower bound, of the log-likelihood of the relaxed model.
-`mass` weighs the discrete log masses as the relaxed value weighs the states, and `analytic` takes the divergence of
-the discrete distributions; neither is a bound of anything. See [maddison2017concrete], appendix C.2.
+Relaxed latents allow three treatments of the KL between q and p. `density` replaces masses by densities; only then is
+the objective a lower bound, on the log-likelihood of the relaxed model. `mass` uses the discrete log masses, weighted
+by the relaxed value. `analytic` uses the KL of the discrete distributions. See [maddison2017concrete], appendix C.2.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,38 +26,38 @@ __all__ = ["average", "bound"]
 
 Treatment = Literal["density", "mass", "analytic"]
 Objective = Callable[[Tensor], Tensor]
-"""A function from the log-weights of m samples, along the first axis, to one number for each data point."""
+"""Maps the log-weights of m samples, along the first axis, to one number for each data point."""
 
 
 @dataclass(frozen=True)
 class LogWeights:
-    """The parts of the log-weights, each with one number for each sample and data point."""
+    """The terms of the log-weights, each with one number for each sample and data point."""
 
     log_p: Mapping[str, Tensor]
-    """The terms of the log-weight, by node; those of q excepted."""
+    """All terms of the log-weight except log q, by node."""
     q: Trace
-    """The run that drew the latents."""
+    """The trace that drew the latents."""
     divides: bool
-    """Whether the log probability of what was drawn is subtracted."""
+    """Whether the log-weight subtracts log q."""
 
     @property
     def log_q(self) -> dict[str, Tensor]:
-        """The log probabilities of what was drawn, by node."""
+        """Return the log probabilities of the latents, by node."""
         return {name: self.q.log_prob(name) for name in self.q.latent}
 
     @property
     def scored(self) -> list[str]:
-        """The nodes without a pathwise gradient, whose log q a score-function estimator multiplies by a signal."""
+        """Return the nodes without a pathwise gradient, which need a score-function term."""
         return [name for name in self.q.latent if isinstance(self.q[name].distribution, DiscreteVariable)]
 
     @property
     def log_w(self) -> Tensor:
-        """The log-weights."""
+        """Return the log-weights."""
         return total(self.log_p.values()) - total(self.log_q.values()) if self.divides else total(self.log_p.values())
 
     @property
     def log_w_given_q(self) -> Tensor:
-        """The log-weights without the direct gradient of log q, whose mean over q is zero."""
+        """Return the log-weights without the direct gradient of log q, which has mean zero."""
         held = {name: log_q.detach() if name in self.scored else log_q for name, log_q in self.log_q.items()}
         return total(self.log_p.values()) - total(held.values()) if self.divides else total(self.log_p.values())
 
@@ -69,10 +68,10 @@ def loss(
     signal: Mapping[str, Tensor] | None = None,
     baseline: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Minus the mean of an objective over data points; without gradients, the objective and the log-weights.
+    """Return the loss, and the detached objective and log-weights.
 
-    The value is minus the mean objective; the gradient adds minus the signal times the gradient of log q plus baseline,
-    for every node with a signal.
+    The value of the loss is minus the mean objective. For every node with a signal, the gradient also subtracts the
+    signal times the gradient of (log q + baseline).
     """
     signal, baseline = signal or {}, baseline or {}
     log_q = weights.log_q if weights.divides or signal else {}
@@ -98,11 +97,10 @@ def log_weights(
     samples: int | None = None,
     generator: Source | None = None,
 ) -> LogWeights:
-    """Run a target, and take apart the log-weights of its samples.
+    """Run a target and return the terms of its log-weights.
 
-    The log-weight of a program is minus the cost that it returns. That of a model is log p(x, z) - log q(z | x) or,
-    without q, the log probability of what is observed. If analytic, the divergence of q from p takes the place of the
-    latents' terms.
+    The log-weight of a program is minus its cost. The log-weight of a model is log p(x, z) - log q(z | x) or, without
+    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms.
     """
     if not isinstance(target, Model):
         trace = run(target, mode, *inputs, samples=samples, generator=generator)
@@ -110,10 +108,10 @@ def log_weights(
     q = target.drawn(*inputs, mode=mode, samples=samples, generator=generator)
     if target.q is not None and not analytic:
         for name in q.latent:
-            q.log_prob(name)  # now, while its noise is at hand, which is let go of before p needs the room
+            q.log_prob(name)  # computed now, so that its noise is freed before p runs
     p = target.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode)
     if not p.observed:
-        raise ValueError("p must observe something, got no call of draw with observed=: was an input left out?")
+        raise ValueError("p must have an observed node, got no call of draw with observed=: is an input missing?")
     if p is q:
         return LogWeights({name: p.log_prob(name) for name in p.observed}, q, divides=False)
     if analytic:

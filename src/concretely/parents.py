@@ -1,4 +1,4 @@
-"""Which nodes of a stochastic graph depend on which others."""
+"""Find the parents of every node of a stochastic graph."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,15 +13,14 @@ from .program import Program, eval_mode
 from .trace import Outcome
 
 REPLAYS = 4
-"""How many random values of a node are tried beside the opposite of the one it has."""
+"""The number of random values to try for each node."""
 
 
 def parents(program: Program, inputs: tuple[Any, ...], trace: Mapping[str, Outcome]) -> dict[str, tuple[str, ...]]:
-    """For every node, the nodes that its distribution depends on.
+    """Return, for every node, the nodes that its distribution depends on.
 
-    The values are replayed. A node depends on another if the parameters of its distribution have a derivative in the
-    value of the other, even one of zero, or change when that value is replaced. A distribution whose parameters cannot
-    be found is taken to depend on all nodes before it.
+    A is a parent of B if autograd connects the value of A to a parameter of B, or if a parameter of B changes in a
+    rerun with another value of A. If no parameters of B can be found, all earlier nodes count as its parents.
     """
     values = {name: outcome.value.detach() for name, outcome in trace.items()}
     with eval_mode(program):
@@ -47,7 +46,7 @@ def parents(program: Program, inputs: tuple[Any, ...], trace: Mapping[str, Outco
 def _replayed_parameters(
     program: Program, inputs: tuple[Any, ...], values: Mapping[str, Tensor]
 ) -> dict[str, list[Tensor]]:
-    """The parameters of all distributions in a run with given values."""
+    """Return the parameters of all distributions in a run with given values."""
     parameters: dict[str, list[Tensor]] = {}
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
@@ -59,7 +58,7 @@ def _replayed_parameters(
 
 
 def _tensors(part: object) -> Iterator[Tensor]:
-    """The tensors that a distribution is made of, those of its base and of its transforms included."""
+    """Yield the tensors in a distribution, its base distribution and its transforms."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, Distribution | Transform):
@@ -71,17 +70,17 @@ def _tensors(part: object) -> Iterator[Tensor]:
 
 
 def _connected(parameters: list[Tensor], leaves: dict[str, Tensor]) -> set[str]:
-    """The names of the leaves that parameters were computed from by differentiable steps."""
-    moving = [parameter.sum() for parameter in parameters if parameter.requires_grad]
-    able = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-    if not moving or not able:
+    """Return the names of the leaves that autograd connects to the parameters."""
+    outputs = [parameter.sum() for parameter in parameters if parameter.requires_grad]
+    inputs = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    if not outputs or not inputs:
         return set()
-    gradients = torch.autograd.grad(moving, list(able.values()), allow_unused=True, retain_graph=True)
-    return {name for name, gradient in zip(able, gradients, strict=True) if gradient is not None}
+    gradients = torch.autograd.grad(outputs, list(inputs.values()), allow_unused=True, retain_graph=True)
+    return {name for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
 
 
 def _others(outcome: Outcome) -> Iterator[Tensor]:
-    """The opposite of a value, then others at random."""
+    """Yield the opposite of a value, then random values."""
     value, distribution = outcome.value.detach(), outcome.distribution
     if not isinstance(distribution, DiscreteVariable):
         yield value + 1 if value.is_floating_point() else value.flip(0)

@@ -1,8 +1,7 @@
-"""What a stochastic graph is: a program whose random nodes go through the `draw` that is passed to it.
+"""Programs: stochastic graphs written as functions of `draw` and inputs.
 
-A program is any function of `draw` and its inputs, `draw(name, distribution)` giving a value and
-`draw(name, distribution, observed=value)` scoring one. It must be written for leading axes, as `nn.Linear` and
-elementwise functions are: with several samples, what has passed a draw has a sample axis in front.
+`draw(name, distribution)` returns a value and `draw(name, distribution, observed=value)` scores one. With several
+samples, drawn values have a leading sample axis, so a program must accept leading axes, as `nn.Linear` does.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,26 +18,25 @@ __all__ = ["Draw"]
 
 @runtime_checkable
 class Draw(Protocol):
-    """How a program asks for the value of a node, or has an observed one scored."""
+    """Draws the value of a node, or scores an observed value."""
 
     def __call__(self, name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor: ...
 
 
 Program = Callable[..., Any]
-"""A function of a `Draw` and of inputs."""
+"""A function of a `Draw` and inputs."""
 
 
 _EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
-"""For every module in evaluation mode: how many contexts keep it there, and whether it was in training mode before."""
+"""For every module inside `eval_mode`: the number of open contexts, and its original `training` flag."""
 _EVALUATED_LOCK = Lock()
 
 
 @contextmanager
 def eval_mode(program: Program) -> Iterator[None]:
-    """Put the modules of a program into evaluation mode, so that a run changes nothing, such as a running average.
+    """Put the modules of a program into evaluation mode, so that a run updates no buffers.
 
-    Threads may do so at the same time: the last one to leave puts every module back into the mode that the first one
-    found it in.
+    Threads may overlap: the last one to leave restores the original mode.
     """
     modules = list(program.modules()) if isinstance(program, nn.Module) else []
     with _EVALUATED_LOCK:

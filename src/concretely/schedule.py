@@ -1,4 +1,4 @@
-"""Quantities that change during training."""
+"""Schedules of the temperature during training."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ __all__ = ["Annealing"]
 
 @dataclass(frozen=True)
 class Annealing:
-    """A temperature that falls by the same factor at every step, and stays once it has arrived.
+    """A temperature that changes exponentially from `start` to `end`, and then stays constant.
 
     >>> temperature = Annealing(start=1.0, end=0.25, steps=1000)
     >>> temperature(0), temperature(500), temperature(5000)
@@ -25,6 +25,6 @@ class Annealing:
                 raise ValueError(f"{name} must be positive, got {value:.9g}")
 
     def __call__(self, step: int) -> float:
-        """The temperature at a step, counted from 0."""
+        """Return the temperature at a step, counted from 0."""
         gone = min(max(step / self.steps, 0.0), 1.0)
         return float(self.start ** (1 - gone) * self.end**gone)

@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names, and numbers as people write them."""
+"""Suggestions for misspelt names, and parsing and formatting of numbers."""
 
 import math
 from collections.abc import Iterable
@@ -7,22 +7,22 @@ from fractions import Fraction
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the closest known name, or all of them if none is close.
+    """Return the end of an error about an unknown name: the closest valid name, or all of them if none is close.
 
     >>> did_you_mean("vimcoo", ["nvil", "vimco"])
     "; did you mean 'vimco'?"
     >>> did_you_mean("x", ["h1", "h2"])
-    "; known are 'h1', 'h2'"
+    "; choose from 'h1', 'h2'"
     """
     names = sorted(names)
     close = get_close_matches(name, names, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(map(repr, names))}" if names else "; there are none"
+    return f"; choose from {', '.join(map(repr, names))}" if names else "; there are none"
 
 
 def number(text: str) -> float:
-    """Parse a number, which may be a fraction; NaN if the text is not a number.
+    """Parse a number or a fraction; return NaN if the text is neither.
 
     >>> number("2/3"), number("1e-4"), number("cold")
     (0.6666666666666666, 0.0001, nan)
@@ -35,7 +35,7 @@ def number(text: str) -> float:
 
 
 def format_number(value: float) -> str:
-    """Format a number, as a fraction where it is a simple one.
+    """Format a number, as a fraction if it is a simple one.
 
     >>> format_number(0.5), format_number(0.37)
     ('1/2', '0.37')

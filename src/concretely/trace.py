@@ -1,4 +1,4 @@
-"""What a run of a stochastic graph leaves behind: a value, a distribution and a log probability for every node."""
+"""The result of running a stochastic graph: a value, a distribution and a log probability for every node."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +14,7 @@ __all__ = ["Trace"]
 
 
 class Outcome:
-    """What happened at a node: its value, its distribution as the program gave it, and whether it was observed."""
+    """The value and the distribution of one node, and whether it was observed."""
 
     def __init__(
         self,
@@ -30,22 +30,22 @@ class Outcome:
         self.distribution = distribution
         self.observed = observed
         self.node = node
-        """The unbounded node of a relaxed value, by which another distribution scores it exactly."""
+        """The unbounded node of a relaxed value; other distributions use it to score the value exactly."""
         self._score: Callable[[], Tensor] | Tensor = score
         self.summed = summed
-        """The log probability summed over so many axes of units, where that is less work than to sum it."""
+        """Returns the log probability summed over a given number of unit axes; None if that is not cheaper."""
         self._differentiates = torch.is_grad_enabled()
 
     @property
     def log_prob(self) -> Tensor:
-        """The log probability of the value, one number for each unit, worked out when it is first asked for."""
+        """Return the log probability of each unit; it is computed on first access."""
         if not isinstance(self._score, Tensor):
             with self.as_when_drawn():
-                self._score = self._score()  # what it was worked out from, such as noise, is let go of
+                self._score = self._score()  # this frees the noise
         return self._score
 
     def as_when_drawn(self) -> AbstractContextManager[object]:
-        """Gradients are recorded if they were when the node was drawn, whoever asks."""
+        """Restore the gradient mode that was active when the node was drawn."""
         same = torch.is_grad_enabled() == self._differentiates
         return nullcontext() if same else torch.set_grad_enabled(self._differentiates)
 
@@ -56,22 +56,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Trace:
-    """The outcomes of a run by the name of their node, in the order of the program, and what the program returned.
+    """The outcomes of a run by node name, in program order, and the output of the program.
 
-    Values begin with the sample axis, if there is one, and the axes of the batch.
+    The first axes of a value are the sample axis, if there is one, and the batch axes.
     """
 
     outcomes: Mapping[str, Outcome]
     output: Any
     samples: int | None
-    """The length of the sample axis, or None if there is none."""
+    """The length of the sample axis; None without one."""
     batch_shape: Size
     find_parents: Callable[[], dict[str, tuple[str, ...]]] = field(repr=False)
     _totals: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
     def parents(self) -> dict[str, tuple[str, ...]]:
-        """For every node, the nodes that its distribution depends on; asked for, the program runs once more."""
+        """Return the parents of every node; the first access runs the program several times."""
         return self.find_parents()
 
     def __iter__(self) -> Iterator[str]:
@@ -85,43 +85,43 @@ class Trace:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """The value of every node."""
+        """Return the value of every node."""
         return {name: outcome.value for name, outcome in self.outcomes.items()}
 
     @property
     def distributions(self) -> dict[str, Distribution]:
-        """The distribution of every node, as the program gave it."""
+        """Return the distribution of every node."""
         return {name: outcome.distribution for name, outcome in self.outcomes.items()}
 
     @property
     def log_probs(self) -> dict[str, Tensor]:
-        """The log probability of every node, one number for each of its units."""
+        """Return the log probabilities of every node, one for each unit."""
         return {name: outcome.log_prob for name, outcome in self.outcomes.items()}
 
     @property
     def latent(self) -> list[str]:
-        """The names of the nodes that were not observed."""
+        """Return the names of the nodes that were not observed."""
         return [name for name, outcome in self.outcomes.items() if not outcome.observed]
 
     @property
     def observed(self) -> list[str]:
-        """The names of the nodes that were observed."""
+        """Return the names of the observed nodes."""
         return [name for name, outcome in self.outcomes.items() if outcome.observed]
 
     @property
     def shape(self) -> Size:
-        """The shape of what belongs to one sample of one data point: the sample axis and the axes of the batch."""
+        """Return the sample axis, if there is one, and the batch axes."""
         return self.batch_shape if self.samples is None else Size((self.samples, *self.batch_shape))
 
     def log_prob(self, name: str) -> Tensor:
-        """The log probability of a node, summed over its units."""
+        """Return the log probability of a node, summed over its units."""
         if name not in self._totals:
             with self.outcomes[name].as_when_drawn():
                 self._totals[name] = self._total_log_prob(name)
         return self._totals[name]
 
     def total(self, name: str, quantity: Tensor) -> Tensor:
-        """A quantity of the units of a node, summed over them, for every sample and data point."""
+        """Sum a quantity over the units of a node, for every sample and data point."""
         axes = self._unit_axes(name)
         return self._spread(quantity.sum(tuple(range(-axes, 0))) if axes else quantity)
 
@@ -132,9 +132,9 @@ class Trace:
         return self.total(name, outcome.log_prob)
 
     def _unit_axes(self, name: str) -> int:
-        """How many axes of a node count its units."""
+        """Return the number of unit axes of a node."""
         outcome = self.outcomes[name]
-        shape = self.batch_shape if outcome.observed else self.shape  # what is observed has no sample axis
+        shape = self.batch_shape if outcome.observed else self.shape  # observed values have no sample axis
         return outcome.value.dim() - len(outcome.distribution.event_shape) - len(shape)
 
     def _spread(self, quantity: Tensor) -> Tensor:

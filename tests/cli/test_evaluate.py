@@ -115,7 +115,7 @@ def test_a_standard_error_that_is_not_known_is_null(density: Path, monkeypatch: 
     ("options", "sentence"),
     [
         (["--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
-        (["--split", "all"], "unknown split 'all'; known are 'test', 'train', 'valid'"),
+        (["--split", "all"], "unknown split 'all'; choose from 'test', 'train', 'valid'"),
         (["--samples", "0"], "samples must be at least 1, got 0"),
         (["--full-points", "0"], "full-points must be at least 1, got 0"),
         (["--chunk", "-3"], "chunk must be at least 1, got -3"),
@@ -191,7 +191,7 @@ def test_an_interruption_leaves_the_run_as_it_was(run: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     before = files(run)
-    monkeypatch.setattr(likelihood, "_log_sums", interrupted)
+    monkeypatch.setattr(likelihood, "_estimated", interrupted)
     code, stdout, _ = call("evaluate", str(run))
     assert (code, stdout) == (130, "")
     assert files(run) == before

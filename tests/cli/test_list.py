@@ -151,7 +151,10 @@ def test_numbers_that_differ_little_are_two_members(tmp_path: Path) -> None:
             ("--seed", "0,1", "--tensorboard"),
             "tensorboard must be left out for a list: each member has a curve.csv",
         ),
-        (("--seed", "0,1", "--precision", "tf16"), "unknown precision 'tf16'; known are 'bfloat16', 'float32', 'tf32'"),
+        (
+            ("--seed", "0,1", "--precision", "tf16"),
+            "unknown precision 'tf16'; choose from 'bfloat16', 'float32', 'tf32'",
+        ),
     ],
 )
 def test_bad_lists_get_one_sentence_and_nothing_is_made(

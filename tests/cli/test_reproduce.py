@@ -132,10 +132,10 @@ def test_a_dry_run_names_commands_that_make_the_cells(trained: list[Path]) -> No
     ("arguments", "sentence"),
     [
         (["tinny"], "unknown table or figure 'tinny'; did you mean 'tiny'?"),
-        (["zzz"], "unknown table or figure 'zzz'; known are 'binary', 'graph', 'simplex', 'tiny', 'warm'"),
+        (["zzz"], "unknown table or figure 'zzz'; choose from 'binary', 'graph', 'simplex', 'tiny', 'warm'"),
         (["tiny", "--rows", "linaer"], "unknown row 'linaer' in tiny; did you mean 'linear'?"),
-        (["tiny", "--data", "mnist"], "unknown data 'mnist' in tiny; known are 'digits'"),
-        (["tiny", "--samples", "1,2"], "unknown samples '2' in tiny; known are '1', '5'"),
+        (["tiny", "--data", "mnist"], "unknown data 'mnist' in tiny; choose from 'digits'"),
+        (["tiny", "--samples", "1,2"], "unknown samples '2' in tiny; choose from '1', '5'"),
         (["tiny", "--estimator", "vimcoo"], "unknown estimator 'vimcoo' in tiny; did you mean 'vimco'?"),
         (
             ["tiny", "--rows", "nonlinear", "--estimator", "vimco"],

@@ -132,9 +132,9 @@ def test_points_and_draws_follow_from_the_seed(studies: Studies) -> None:
         ),
         (
             ["6H-64V", "--data", "minst"],
-            "data must be a known name or a path that ends in .npz, got 'minst'; did you mean 'mnist'?",
+            "data must be a data set name or the path of an .npz file, got 'minst'; did you mean 'mnist'?",
         ),
-        (["6H-63V"], "data must have 63 bits for each point, as the model has, got 64 in 'digits'"),
+        (["6H-63V"], "data must have 63 bits for each point, like the model, got 64 in 'digits'"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_leaves_no_files(
@@ -146,7 +146,7 @@ def test_bad_input_gets_one_sentence_and_leaves_no_files(
 
 
 def test_a_run_keeps_its_data_wherever_they_are(density: Path, tmp_path: Path) -> None:
-    sentence = "data must have 64 bits for each point, as the model has, got 784 in 'mnist'\n"
+    sentence = "data must have 64 bits for each point, like the model, got 784 in 'mnist'\n"
     assert call("study", str(density), "--data", "mnist") == (2, "", sentence)
     others = str(tmp_path / "others.npz")
     np.savez(others, **{part: np.eye(20, 64, dtype=np.uint8) for part in ("train", "valid", "test")})

@@ -161,7 +161,7 @@ def test_the_papers_grid_is_taken_unless_another_is_given(tmp_path: Path) -> Non
         (["--score-samples", "0"], "score-samples must be at least 1, got 0"),
         (["--data", "digits,mnist"], "data must have one value, as one member is selected, got 'digits,mnist'"),
         (["--train-on", "train,whole"], "train_on must have one value, as one member is selected, got 'train,whole'"),
-        (["--data", "mnist"], "data must have 64 bits for each point, as the model has, got 784 in 'mnist'"),
+        (["--data", "mnist"], "data must have 64 bits for each point, like the model, got 784 in 'mnist'"),
         (
             ["--lr", "1e-3,0.001", "--weight-decay", "0"],
             "members must differ from each other, "

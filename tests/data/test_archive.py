@@ -174,12 +174,12 @@ FAULTS: list[tuple[dict[str, Any], int | None, str]] = [
     (
         {"train": np.array([[0, 7]]), "valid": np.array([[0, 1]]), "test": np.array([[0, 1]])},
         None,
-        "array 'train' of PATH must be bits, as not all arrays are of uint8 or floating, got 7 of int64 at",
+        "array 'train' of PATH must be bits, since not all arrays are uint8 or floating, got 7 of int64 at",
     ),
     (
         {"train": GREY["train"], "test": BITS["test"].astype(bool), "valid": GREY["valid"]},
         None,
-        "array 'train' of PATH must be bits, as not all arrays are of uint8 or floating, got 255 of uint8 at index",
+        "array 'train' of PATH must be bits, since not all arrays are uint8 or floating, got 255 of uint8 at index",
     ),
     (
         {"train": GOOD, "valid": GOOD[:, :3], "test": GOOD},
@@ -189,22 +189,22 @@ FAULTS: list[tuple[dict[str, Any], int | None, str]] = [
     (
         {"train": GOOD, "test": GOOD[:0]},
         None,
-        "array 'test' of PATH must have points and, for each, bits or grey values, got shape (0, 4)",
+        "array 'test' of PATH must have an axis of points and one of bits or grey values, got shape (0, 4)",
     ),
     (
         {"train": GOOD[:, :0], "test": GOOD[:, :0]},
         None,
-        "array 'train' of PATH must have points and, for each, bits or grey values, got shape (3, 0)",
+        "array 'train' of PATH must have an axis of points and one of bits or grey values, got shape (3, 0)",
     ),
     (
         {"train": GOOD[0], "test": GOOD},
         None,
-        "array 'train' of PATH must have points and, for each, bits or grey values, got shape (4,)",
+        "array 'train' of PATH must have an axis of points and one of bits or grey values, got shape (4,)",
     ),
     (
         {"train": GOOD[:1], "test": GOOD},
         None,
-        "array 'train' of PATH must have two points or more, of which one is held out, got 1",
+        "array 'train' of PATH must have at least two points, since one is held out for validation, got 1",
     ),
     ({**PACKED, "width": 0}, None, "array 'width' of PATH must be a positive integer, got 0"),
     ({**PACKED, "width": 20.0}, None, "array 'width' of PATH must be a positive integer, got 20.0"),
@@ -219,9 +219,9 @@ FAULTS: list[tuple[dict[str, Any], int | None, str]] = [
         None,
         "array 'train' of PATH must have 3 columns of uint8, got int64 of shape (30, 3)",
     ),
-    (BITS, 784, "data must have 784 bits for each point, as the model has, got 20 in PATH"),
-    ({**PACKED, "width": 20}, 784, "data must have 784 bits for each point, as the model has, got 20 in PATH"),
-    (PACKED, 25, "data must have 25 bits for each point, as the model has, got 3 in PATH"),
+    (BITS, 784, "data must have 784 bits for each point, like the model, got 20 in PATH"),
+    ({**PACKED, "width": 20}, 784, "data must have 784 bits for each point, like the model, got 20 in PATH"),
+    (PACKED, 25, "data must have 25 bits for each point, like the model, got 3 in PATH"),
 ]
 
 
@@ -238,7 +238,7 @@ def test_what_is_wrong_with_an_array_gets_one_sentence(
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 broken", b"\x80\x04K\x01."])
 def test_other_files_are_refused_with_one_sentence(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} must be an .npz file of numpy, got something"):
+    with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} must be an .npz file of numpy, got another"):
         load(str(path))
 
 
@@ -254,7 +254,7 @@ def test_damaged_array_is_refused_with_one_sentence(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[3_000:3_100] = bytes(100)
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^array 'train' of .* must be an array of numbers, got a damaged one$"):
+    with pytest.raises(ValueError, match=r"^array 'train' of .* must be an array of numbers, got damaged data$"):
         load(str(path))
 
 
@@ -287,10 +287,10 @@ def sized(shape: str) -> str:
 
 
 SOUND = npz(npy(sized("(3, 32)")))
-DAMAGED, LARGE = "a damaged one", "one that does not fit into memory"
+DAMAGED, LARGE = "damaged data", "one that does not fit into memory"
 ODD: list[tuple[str, bytes, str]] = [
-    ("encrypted", patched(SOUND, 6, 8, 1), "an encrypted one"),
-    ("unknown compression", patched(SOUND, 8, 10, 77), "one that is compressed in an unknown way"),
+    ("encrypted", patched(SOUND, 6, 8, 1), "encrypted data"),
+    ("unknown compression", patched(SOUND, 8, 10, 77), "an unknown compression"),
     ("open bracket in the header", npz(npy("{'descr': (")), DAMAGED),
     ("indented header", npz(npy("  x\n y")), DAMAGED),
     ("no Python in the header", npz(npy("{'descr': '|u1', 'shape': 3 3}")), DAMAGED),
@@ -332,7 +332,7 @@ def test_whatever_the_reader_raises_gets_one_sentence(
 
     save(path, BITS)
     monkeypatch.setattr(*((np.lib.npyio.NpzFile, "__getitem__") if opened else (np, "load")), fail)
-    got = "array of numbers, got a damaged one" if opened else r"\.npz file of numpy, got something else"
+    got = "array of numbers, got damaged data" if opened else r"\.npz file of numpy, got another format"
     with pytest.raises(ValueError, match=f"must be an {got}$") as caught:
         load(path)
     assert isinstance(caught.value.__cause__, error)

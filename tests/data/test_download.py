@@ -75,7 +75,7 @@ FAILURES: list[tuple[str, Callable[[Server], behaviour.Behaviour], int | None, s
     ("cut in chunks", lambda _: behaviour.cut_in_chunks, None, "the connection was cut (IncompleteRead(0 bytes", CUT),
     ("silence", lambda server: behaviour.silent(server, after=0.0), SIZE, "(timed out)", None),
     ("silence midway", lambda server: behaviour.silent(server, after=0.5), SIZE, "cut (timed out)", SIZE // 2),
-    ("hanging up", lambda _: behaviour.hanging_up, SIZE, "there is no connection to http://127.0.0.1", None),
+    ("hanging up", lambda _: behaviour.hanging_up, SIZE, "could not connect to http://127.0.0.1", None),
     ("404", lambda _: behaviour.status(404), SIZE, "the server answered 404 Not Found", None),
     ("500", lambda _: behaviour.status(500), SIZE, "the server answered 500 Internal Server Error", None),
     ("416 for nothing", lambda _: behaviour.status(416), SIZE, "the server answered 416", None),
@@ -153,7 +153,7 @@ def test_part_that_is_wrong_is_deleted_so_that_the_next_call_starts_afresh(
 ) -> None:
     path.parent.mkdir(parents=True)
     part_of(path).write_bytes(stale)
-    assert "what arrived must have the sha256" in refusal(server, path)
+    assert "the content must have the sha256" in refusal(server, path)
     assert not part_of(path).exists()
     get(server, path)
     assert_downloaded(path)
@@ -165,7 +165,7 @@ def test_file_of_the_user_that_is_wrong_is_told_and_left_alone(server: Server, p
     with pytest.raises(DownloadError) as caught:
         get(server, path)
     found = hashlib.sha256(b"mine").hexdigest()
-    remedy = f"remove it to have it downloaded again, or {MANUAL}"
+    remedy = f"delete it to download it again, or {MANUAL}"
     assert str(caught.value) == f"{path} must have the {SHA256.replace(':', ' ')}, got {found}: {remedy}"
     assert path.read_bytes() == b"mine"
     assert not server.asked

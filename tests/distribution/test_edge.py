@@ -200,7 +200,7 @@ def test_graphs_score_draws_by_their_nodes(size: int) -> None:
 
 
 def test_many_values_on_the_edge_give_a_warning_and_few_do_not() -> None:
-    with pytest.warns(EdgeWarning, match="more than a hundredth of the scored values"):
+    with pytest.warns(EdgeWarning, match="more than 1 % of the scored values"):
         c.BinaryConcrete(torch.tensor(8.0), 0.05).log_prob(torch.ones(10))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

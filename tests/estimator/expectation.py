@@ -12,6 +12,7 @@ from torch.func import functional_call, grad, vmap
 
 import concretely as c
 from concretely.estimator import nvil, reinforce, vimco
+from concretely.functional import bernoulli, categorical, exp_concrete, logistic
 from concretely.objective import Objective
 from tests.estimator.target import DOUBLE, State, Target
 
@@ -46,16 +47,17 @@ def forced(values: dict[str, Tensor]) -> Iterator[None]:
 def forced_noise(value: Tensor) -> Iterator[None]:
     """Have all logistic noise be this, and Gumbel noise of two categories differ by it."""
 
-    def logistic(shape: tuple[int, ...], *_: object, **__: object) -> Tensor:
+    def of_bits(shape: tuple[int, ...], *_: object, **__: object) -> Tensor:
         return value.clone().expand(shape).clone()
 
-    def gumbel(shape: tuple[int, ...], *_: object, **__: object) -> Tensor:
+    def of_categories(shape: tuple[int, ...], *_: object, **__: object) -> Tensor:
         return torch.stack([value / 2, -value / 2], -1).expand(shape).clone()
 
     with pytest.MonkeyPatch.context() as patch:
-        for law, families in ((logistic, ("bernoulli", "logistic")), (gumbel, ("categorical", "exp_concrete"))):
-            for family in families:
-                patch.setattr(f"concretely.functional.{family}.noise", law)
+        for law in (bernoulli, logistic):
+            patch.setattr(law, "noise", of_bits)
+        for law in (categorical, exp_concrete):
+            patch.setattr(law, "noise", of_categories)
         yield
 
 

@@ -88,17 +88,17 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "vimco of one sample": (
         estimate(MODEL, c.VIMCO()),
         ValueError,
-        "samples must be at least 2 for VIMCO, got 1: use NVIL or Reinforce for one sample",
+        "samples must be at least 2 for VIMCO, got 1: use NVIL or Reinforce for one",
     ),
     "rloo of one sample": (
         estimate(MODEL, c.RLOO()),
         ValueError,
-        "samples must be at least 2 for RLOO, whose baseline is the others, got 1",
+        "samples must be at least 2 for RLOO, got 1: the baseline is the mean of the others",
     ),
     "vimco of a cost": (
         estimate(gates, c.VIMCO(), samples=2),
         ValueError,
-        "objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight",
+        "objective must be `bound` for VIMCO: pass objective=bound if the cost is minus a log-weight",
     ),
     "cost with an axis too many": (
         estimate(unsummed, c.Reinforce(), samples=4),
@@ -174,7 +174,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "too many states of all samples": (
         estimate(MODEL, c.Exact(), samples=11),
         ValueError,
-        "a graph must have at most 2^20 states of all samples to be enumerated, got 4 of each of 11",
+        "at most 2^20 joint states of all samples can be enumerated, got 4 states for 11 samples",
     ),
     "negative temperature": (lambda: c.Pathwise(-0.5), ValueError, "temperature must be positive, got -0.5"),
     "zero temperature": (lambda: c.GumbelSoftmax(0), ValueError, "temperature must be positive, got 0"),
@@ -206,7 +206,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "temperature of an unknown node": (
         estimate(TWO, c.Pathwise({"h1": 0.5, "h2": 0.5, "h3": 0.5})),
         ValueError,
-        "temperature must name nodes that the graph draws, got 'h3'; known are 'h1', 'h2'",
+        "temperature must name nodes that the graph draws, got 'h3'; choose from 'h1', 'h2'",
     ),
     "temperature that lacks a node": (
         estimate(TWO, c.Pathwise({"h1": 0.5})),
@@ -221,17 +221,17 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "node drawn twice": (
         estimate(twice, c.Reinforce()),
         ValueError,
-        "a node must have a name of its own, got 'gate' twice",
+        "node names must be unique, got 'gate' twice",
     ),
     "mass of torch": (
         estimate(foreign, c.Reinforce()),
         TypeError,
-        "node 'gate' must be one of concretely's masses, or have a pathwise gradient, got Bernoulli",
+        "node 'gate' must be a discrete distribution of concretely or have rsample, got Bernoulli",
     ),
     "relaxed mass of torch": (
         estimate(foreign, c.Pathwise(0.5)),
         TypeError,
-        "node 'gate' must be one of concretely's masses, or have a pathwise gradient, got Bernoulli",
+        "node 'gate' must be a discrete distribution of concretely or have rsample, got Bernoulli",
     ),
     "enumerated mass of torch": (
         estimate(foreign, c.Exact()),
@@ -241,7 +241,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "root without an axis of data": (
         estimate(unexpanded, c.Reinforce()),
         ValueError,
-        "node 'gate' must have a batch shape that begins with that of the first input, (2,), got (3,): "
+        "the batch shape of node 'gate' must begin with (2,), that of the first input, got (3,): "
         "expand its logits, one set for each data point",
     ),
     "latent that p lacks": (
@@ -257,12 +257,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "nothing observed": (
         estimate(c.Model(unobserved, inference), c.Reinforce()),
         ValueError,
-        "p must observe something, got no call of draw with observed=: was an input left out?",
+        "p must have an observed node, got no call of draw with observed=: is an input missing?",
     ),
     "nothing observed without q": (
         estimate(c.Model(inference), c.Reinforce()),
         ValueError,
-        "p must observe something, got no call of draw with observed=: was an input left out?",
+        "p must have an observed node, got no call of draw with observed=: is an input missing?",
     ),
 }
 

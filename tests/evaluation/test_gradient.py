@@ -517,7 +517,7 @@ def test_a_study_is_printed_as_a_table() -> None:
         ),
         (
             {"reference": c.VIMCO()},
-            "objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight",
+            "objective must be `bound` for VIMCO: pass objective=bound if the cost is minus a log-weight",
         ),
     ],
 )

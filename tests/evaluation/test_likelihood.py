@@ -458,7 +458,7 @@ DATA: list[tuple[Callable[..., object], type[Exception], str]] = [
     (
         lambda f: f(PREDICTION, torch.zeros(6, 4)),
         ValueError,
-        "p must observe something, got no call of draw with observed=: was an input left out?",
+        "p must have an observed node, got no call of draw with observed=: is an input missing?",
     ),
 ]
 

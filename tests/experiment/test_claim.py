@@ -14,8 +14,7 @@ from concretely.experiment.claim import (
     temperature_points,
 )
 from concretely.experiment.claim import TemperaturePoint as Point
-from concretely.experiment.paper import load_experiment
-from concretely.experiment.result import CellResult, Score
+from concretely.experiment.paper import CellResult, Score, load_experiment
 
 PAPER: dict[Key, Score] = {
     (cell.recipe.notation, cell.recipe.samples, cell.recipe.data, cell.heading, split): Score(nll, 0.25)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -90,15 +89,6 @@ def gradients(
     pairs = [pair for pair in zip(outputs, by, strict=True) if pair[1] is not None]
     heads, slopes = zip(*pairs, strict=True)
     return torch.autograd.grad(heads, leaves, slopes, **options)
-
-
-@contextmanager
-def taken(operation: ModuleType, path: str) -> Iterator[None]:
-    """Let an operation take its fast path or its plain one, wherever its tensors are."""
-    if path == "fast":
-        fast(operation.__name__.rpartition(".")[2])
-    with mock.patch.object(operation, "is_fast", return_value=path == "fast"):
-        yield
 
 
 @contextmanager

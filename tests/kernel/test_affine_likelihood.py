@@ -171,14 +171,14 @@ def test_slopes_and_states_may_be_as_coarse_as_products(dtype: torch.dtype) -> N
     slope = slope_of(*leaves, bits).bfloat16()
     by = torch.randn(2, 3, 4, device=DEVICE)
     inputs, needs = (*leaves, bits, True, "bfloat16", False), (True, True, True, False, False, False, False)
-    weigh = fast("affine_likelihood").weigh
+    scale_rows = fast("affine_likelihood").scale_rows
     if DEVICE == "cpu":  # the interpreter takes the bits of a bfloat16 for a whole number
 
-        def weigh(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
             pull = pull.unsqueeze(-1)
             return (pull * by_state).to(state.dtype), (pull * state).to(dtype)
 
-    with torch.no_grad(), mock.patch.object(fast("affine_likelihood"), "weigh", weigh):
+    with torch.no_grad(), mock.patch.object(fast("affine_likelihood"), "scale_rows", scale_rows):
         grads = fast("affine_likelihood").affine_log_likelihood_backward((by, None), needs, inputs, (by, slope))
     assert [grad.dtype for grad in grads] == [leaf.dtype for leaf in leaves]
     wide = [grad.float() for grad in grads]
@@ -355,7 +355,7 @@ def test_rows_are_weighed_as_by_the_definition(shape: tuple[int, int, int], dtyp
     if dtype == torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("the interpreter takes the bits of a bfloat16 for a whole number")
     for given in ((pull, by_state.to(dtype), state.to(dtype)), (pull[:1].expand(shape[:2]), by_state, state)):
-        found = fast("affine_likelihood").weigh(*given, dtype)
+        found = fast("affine_likelihood").scale_rows(*given, dtype)
         pull = given[0].unsqueeze(-1)
         expected = (pull * given[1]).to(dtype), (pull * given[2]).to(dtype)
         torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely import noise as naive
+from concretely import noise
 from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import DEVICE, fast, kernel, key
 
@@ -48,9 +48,9 @@ def _run(x, y, scale, out, rest, count, NAME: tl.constexpr, BLOCK: tl.constexpr)
 def run(name: str, x: Tensor, y: Tensor | None = None, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """What a function makes of numbers, and what more it gives."""
     out, rest = torch.zeros_like(x), torch.zeros_like(x)
-    warmth = torch.tensor([scale], dtype=torch.float64, device=DEVICE)
+    lam = torch.tensor([scale], dtype=torch.float64, device=DEVICE)
     y = x if y is None else y
-    _run[1,](x, y, warmth, out, rest, len(x), NAME=name, BLOCK=triton.next_power_of_2(len(x)))
+    _run[1,](x, y, lam, out, rest, len(x), NAME=name, BLOCK=triton.next_power_of_2(len(x)))
     return out, rest
 
 
@@ -88,8 +88,8 @@ def test_products_of_words_are_whole() -> None:
 def test_normal_noise_is_precise_for_words_of_all_sizes() -> None:
     size = (2.0 ** torch.linspace(0, 31, 5_000, dtype=torch.float64)).long()
     words = torch.cat([torch.tensor([0, 2**31 - 1, 2**31, 2**32 - 1]), size - 1, 2**32 - size]).to(DEVICE)
-    with mock.patch.object(naive, "words", return_value=words):
-        tail = naive.fractions(key(1), len(words), torch.float32, True).double()
+    with mock.patch.object(noise, "words", return_value=words):
+        tail = noise.fractions(key(1), len(words), torch.float32, True).double()
     truth = torch.special.ndtri(tail.abs()).copysign(tail)
     found, _ = run("normal", words.double())
     assert found.abs().max() > 6.3

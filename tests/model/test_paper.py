@@ -182,11 +182,11 @@ def test_sampling_the_model_needs_no_data() -> None:
     [
         (
             lambda: c.density("4V-2H-4V"),
-            "a density must begin with a latent layer, got 4V-2H-4V: `prediction` is for models with a context",
+            "a density must begin with a latent layer, got 4V-2H-4V: use `prediction` for models with a context",
         ),
         (
             lambda: c.prediction("2H-4V"),
-            "a prediction must begin with an observed layer, got 2H-4V: `density` needs no context",
+            "a prediction must begin with an observed layer, got 2H-4V: use `density` without a context",
         ),
         (
             lambda: c.density("2H-4V", base_rate=torch.zeros(3)),

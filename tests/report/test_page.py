@@ -113,13 +113,11 @@ def test_the_recipe_can_be_copied_and_made_again(text: str) -> None:
     toml, command = (Reader(block).text for block in blocks)
     assert tomllib.loads(toml) == RECIPE
     assert command == "concretely train --recipe recipe.toml"
-    assert "<pre>concretely train &lt;x&gt;</pre>" in page(RECORD, command="concretely train <x>")
 
 
-def test_the_title_is_notation_data_and_estimator_or_what_it_is_given(text: str) -> None:
+def test_the_title_is_notation_data_and_estimator(text: str) -> None:
     assert "<title>32H~64V on digits by concrete</title>" in text
     assert "<h1>32H~64V on digits by concrete</h1>" in text
-    assert "<h1>a &lt;b&gt;</h1>" in page(RECORD, title="a <b>")
     assert "<h1>A run</h1>" in page({})
 
 
@@ -163,8 +161,14 @@ EVIL = "<script>alert('\"&</td>')</script>"
 
 def test_no_value_can_become_part_of_the_page() -> None:
     metric = {"value": 1.0, "standard_error": 0.1, "meaning": EVIL}
-    record = {**RECORD, "recipe": {EVIL: EVIL}, "metrics": {EVIL: metric}, "versions": {EVIL: EVIL}, "seed": EVIL}
-    text = page(record, None, [embed_figure(EVIL, Figure(figsize=(1, 1)))], title=EVIL, command=EVIL)
+    record = {
+        **RECORD,
+        "recipe": {EVIL: EVIL, "data": EVIL},
+        "metrics": {EVIL: metric},
+        "versions": {EVIL: EVIL},
+        "seed": EVIL,
+    }
+    text = page(record, None, [embed_figure(EVIL, Figure(figsize=(1, 1)))])
     found = Reader(text)
     assert not found.all("script")
     assert found.text.count(EVIL) >= 9

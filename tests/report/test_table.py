@@ -5,8 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from concretely.experiment.paper import Cell, load_experiment
-from concretely.experiment.result import CellResult
+from concretely.experiment.paper import Cell, CellResult, load_experiment
 from concretely.report.table import cell_table
 
 

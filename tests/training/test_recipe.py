@@ -168,11 +168,11 @@ def test_odd_names_of_data_read_back_too(data: str, tmp_path: Path) -> None:
     ("wishes", "sentence"),
     [
         ({"stepps": 10}, "unknown key 'stepps'; did you mean 'steps'?"),
-        ({"learning_rate": 1}, "unknown key 'learning_rate'; known are 'arity', 'batch', .*, 'weight_decay', 'when'"),
+        ({"learning_rate": 1}, "unknown key 'learning_rate'; choose from 'arity', 'batch', .*, 'weight_decay', 'when'"),
         ({"estimator": "vimcoo"}, "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         ({"estimator": "vimcoo", "temperature": 1}, "unknown estimator 'vimcoo'; did you mean 'vimco'?"),
         ({"lr_schedule": "cosin"}, "unknown lr_schedule 'cosin'; did you mean 'cosine'?"),
-        ({"lr_schedule": "?"}, "unknown lr_schedule '?'; known are 'constant', 'cosine', 'linear'"),
+        ({"lr_schedule": "?"}, "unknown lr_schedule '?'; choose from 'constant', 'cosine', 'linear'"),
         ({"binarize": "treshold"}, "unknown binarize 'treshold'; did you mean 'threshold'?"),
     ],
 )
@@ -257,7 +257,7 @@ def test_a_missing_temperature_is_refused(name: str) -> None:
         (b"\xff", "recipe must be fast or paper, or a file that can be read, got {path!r}: it is no text"),
         (None, "recipe must be fast or paper, or a file that can be read, got {path!r}: No such file or directory"),
         (b"stepps = 3", "unknown key 'stepps'; did you mean 'steps'? in {path!r}"),
-        (b"[table]\nlr = 1", "unknown key 'table'; known are"),
+        (b"[table]\nlr = 1", "unknown key 'table'; choose from"),
         (b"lr = -3", "lr must be positive, got -3.0 in {path!r}"),
         (b"lr = [1e-3, -3]", "lr must be positive, got -3.0 in {path!r}"),
         (b"lr = [1e-3, '1,-3']", "lr must be a number, got '1,-3' in {path!r}"),

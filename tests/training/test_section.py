@@ -76,7 +76,7 @@ def test_a_file_may_say_what_is_so_for_some_models_alone(
         (f"[when{'.linear' * 3000}]\nlr = 1", "[when.linear.linear] must hold for something, but nothing is both"),
         ("[when.linear]\nlr = {a = 1}", "in [when.linear]: lr must be a number, got {'a': 1}"),
         ("[when.nvil]\nlinear = 3", "in [when.nvil]: unknown key 'linear'"),
-        ("[when.m0]\nlr = 1", "unknown section 'when.m0'; known are 'concrete', 'density', "),
+        ("[when.m0]\nlr = 1", "unknown section 'when.m0'; choose from 'concrete', 'density', "),
         ("when = 3", "when must be sections such as [when.linear], got 3"),
         ("[when]\nlinear = 3", "when must be sections such as [when.linear], got {'linear': 3}"),
     ],

@@ -1,4 +1,4 @@
-"""Data sets of bits: those of the paper, a small one that is always at hand, and your own."""
+"""Binary data sets: those of the paper, scikit-learn's digits, and `.npz` files."""
 
 import os
 from pathlib import Path
@@ -15,24 +15,23 @@ WIDTHS = {"digits": digits.WIDTH, "mnist": mnist.WIDTH, "omniglot": omniglot.WID
 
 
 def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoulli", progress: bool = False) -> Dataset:
-    """Load a data set: `digits`, `mnist`, `omniglot`, or an `.npz` file with arrays `train`, `test` and maybe `valid`.
+    """Load `digits`, `mnist`, `omniglot`, or an `.npz` file with arrays `train`, `test` and optionally `valid`.
 
-    `width` is the number of bits that a point must have; it also tells packed bits from grey values in a file of your
-    own. `binarize` says how grey values become bits: `bernoulli` draws each once, from a fixed seed; `threshold` sets
-    those above one half. Bits stay as they are. What is not at hand is downloaded, once, into the folder that the
-    environment names in `CONCRETELY_DATA`, or else into the one for caches of this user; `progress` shows a bar on
-    stderr meanwhile.
+    `width` is the required number of bits per point; for a file it also distinguishes packed bits from grey values.
+    `binarize` converts grey values to bits: `bernoulli` draws each bit once from a fixed seed, and `threshold` sets
+    the bits of values above one half. Missing data are downloaded into the folder `CONCRETELY_DATA`, by default the
+    user's cache; `progress` shows a progress bar on stderr.
 
     >>> data = load("digits")
     >>> len(data.train), len(data.valid), len(data.test), data.width
     (1297, 250, 250, 64)
     >>> load("minst")
     Traceback (most recent call last):
-    ValueError: data must be a known name or a path that ends in .npz, got 'minst'; did you mean 'mnist'?
+    ValueError: data must be a data set name or the path of an .npz file, got 'minst'; did you mean 'mnist'?
     """
     name, rule = os.path.expanduser(name), _rule(binarize)
     if name not in WIDTHS and not name.endswith(".npz"):
-        must = "data must be a known name or a path that ends in .npz"
+        must = "data must be a data set name or the path of an .npz file"
         raise ValueError(f"{must}, got {name!r}{did_you_mean(name, WIDTHS)}")
     if width is not None and width < 1:
         raise ValueError(f"width must be positive, got {width}")
@@ -51,14 +50,14 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
 
 
 def _rule(name: str) -> Rule:
-    """A rule that makes bits of grey values, by its name."""
+    """Return a valid binarization rule; raise if the name is unknown."""
     for rule in RULES:
         if rule == name:
             return rule
-    raise ValueError(f"unknown way to binarize {name!r}{did_you_mean(name, RULES)}")
+    raise ValueError(f"unknown binarization {name!r}{did_you_mean(name, RULES)}")
 
 
 def _require_width(name: str, found: int | None, width: int | None) -> None:
-    """Refuse points that a model cannot have."""
+    """Raise if the data do not have the width of the model."""
     if width not in (None, found):
-        raise ValueError(f"data must have {width} bits for each point, as the model has, got {found} in {name!r}")
+        raise ValueError(f"data must have {width} bits for each point, like the model, got {found} in {name!r}")

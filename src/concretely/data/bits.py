@@ -1,4 +1,4 @@
-"""Data points of bits, eight to a byte, that are unpacked where they are used."""
+"""Data points of packed bits."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 CHUNK = 4_096
-"""How many points are unpacked at once where all are asked for."""
+"""The number of points to unpack at once when all are needed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bits:
     """Points of `width` bits each, packed in the order of `numpy.packbits(axis=1)`.
 
-    Points are asked for by a number, a slice or a tensor of indices, and unpacked on the device where they lie.
+    Index with an integer, a slice or a tensor of indices; points are unpacked on their device.
 
     >>> bits = Bits.pack(torch.tensor([[1, 0, 1], [0, 1, 1]]))
     >>> bits.packed
@@ -51,7 +51,7 @@ class Bits:
 
     @classmethod
     def pack(cls, array: NDArray[Any] | Tensor) -> Self:
-        """Pack an array of 0 and 1, of any type, with an axis of points and one of bits."""
+        """Pack an array of zeros and ones of any dtype, with an axis of points and one of bits."""
         if not isinstance(array, (np.ndarray, Tensor)):
             raise TypeError(f"array must be an array or a tensor, got {type(array).__name__}")
         if array.ndim != 2:
@@ -65,42 +65,41 @@ class Bits:
         return cls(torch.from_numpy(np.packbits(entries != 0, axis=1)).to(device), entries.shape[1])
 
     def to(self, device: torch.device | str) -> Self:
-        """The same bits on another device."""
+        """Move the bits to a device."""
         return type(self)(self.packed.to(device), self.width)
 
     def __len__(self) -> int:
         return len(self.packed)
 
     def __getitem__(self, index: Integer[Tensor, "*batch"] | slice | int) -> UInt8[Tensor, "... {self.width}"]:
-        # torch would take bytes and booleans for a mask, whose result has a shape that depends on the data
+        # torch would treat uint8 and bool as a mask, with a data-dependent shape
         if isinstance(index, Tensor) and index.dtype not in (torch.int64, torch.int32):
             raise TypeError(f"index must be of int64 or int32, got {index.dtype}")
         return unpack(self.packed[index], self.width)
 
     def spread(self, points: int) -> UInt8[Tensor, "points width"]:
-        """So many points at equal distances, since data may be sorted."""
+        """Return evenly spaced points, since data may be sorted."""
         return self[torch.linspace(0, len(self) - 1, points, device=self.packed.device).round().long()]
 
     @cached_property
     def rate(self) -> Float32[Tensor, "{self.width}"]:
-        """The mean of every bit."""
+        """Return the mean of every bit."""
         count = torch.zeros(self.width, dtype=torch.int64, device=self.packed.device)
         for start in range(0, len(self), CHUNK):
             count += self[start : start + CHUNK].sum(0)
-        # divided exactly and rounded once
         return (count.double() / len(self)).float()
 
 
 def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
-    """Unpack bytes, whose highest bit comes first, into bits.
+    """Unpack bytes into bits, the highest bit first.
 
     >>> unpack(torch.tensor([160], dtype=torch.uint8), 3)
     tensor([1, 0, 1], dtype=torch.uint8)
     """
-    places = 7 - torch.arange(8, dtype=torch.uint8, device=packed.device)  # made there: no talk with the host
+    places = 7 - torch.arange(8, dtype=torch.uint8, device=packed.device)  # no copy from the host
     return ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :width]
 
 
 def columns(width: int) -> int:
-    """The number of bytes that so many bits are packed into."""
+    """Return the number of bytes that `width` packed bits need."""
     return -(-width // 8)

@@ -1,4 +1,4 @@
-"""A data set of bits, split for training, validation and test."""
+"""Binary data sets with splits for training, validation and test."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -15,10 +15,9 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Three splits of bits, and what they are.
+    """Three splits of bits, and a description of their source.
 
-    Validation points are not among those of `train`. Where none are needed, since nothing is chosen by them, `whole`
-    has them for training too.
+    `train` excludes the validation points; `whole` includes them, for runs without model selection.
 
     >>> import torch
     >>> data = Dataset("dots", *(Bits.pack(torch.eye(points, 5)) for points in (3, 2, 1)), source="made up.")
@@ -33,7 +32,7 @@ class Dataset:
     valid: Bits
     test: Bits
     source: str
-    """One sentence that says what the data are and how they became bits."""
+    """One sentence that describes the data and their binarization."""
 
     def __post_init__(self) -> None:
         widths = [self.split(name).width for name in SPLITS]
@@ -43,15 +42,12 @@ class Dataset:
 
     @property
     def width(self) -> int:
-        """The number of bits of a point."""
+        """Return the number of bits per point."""
         return self.train.width
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the width, the sizes of the splits and the packed bits of `train`, `valid` and `test`.
-
-        It tells which data these are, whatever their name and wherever they lie.
-        """
+        """Return the SHA-256 of the width, the split sizes and the packed bits; it ignores name and device."""
         splits = [self.split(name) for name in SPLITS]
         digest = hashlib.sha256(np.array([self.width, *map(len, splits)], "<i8").tobytes())
         for split in splits:
@@ -60,17 +56,17 @@ class Dataset:
 
     @property
     def whole(self) -> Self:
-        """The same data with the points of `valid` joined to those of `train`; `valid` and `test` are as before."""
+        """Return a copy whose `train` also contains the points of `valid`."""
         packed = torch.cat([self.train.packed, self.valid.packed])
         source = f"{self.source.removesuffix('.')}; the validation points are among those for training."
         return replace(self, train=Bits(packed, self.width), source=source)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same data on another device."""
+        """Move the data to a device."""
         return replace(self, train=self.train.to(device), valid=self.valid.to(device), test=self.test.to(device))
 
     def split(self, name: str) -> Bits:
-        """The points of `train`, `valid` or `test`."""
+        """Return `train`, `valid` or `test`."""
         if name not in SPLITS:
             raise ValueError(f"unknown split {name!r}{did_you_mean(name, SPLITS)}")
         split: Bits = getattr(self, name)

@@ -1,4 +1,4 @@
-"""The handwritten digits that come with scikit-learn."""
+"""The handwritten digits of scikit-learn."""
 
 import numpy as np
 from numpy.random import RandomState
@@ -14,9 +14,9 @@ VALID, TEST = 250, 250
 
 
 def load(rule: Rule) -> Dataset:
-    """The 1,797 digits of 8×8 pixels: 1,297 for training, 250 each for validation and test.
+    """Load 1,297 digits of 8×8 pixels for training and 250 each for validation and test.
 
-    One stream of random numbers, of `numpy.random.RandomState(0)`, shuffles them and then draws their bits.
+    One `numpy.random.RandomState(0)` shuffles them, then draws their bits.
     """
     grey = need("sklearn.datasets", "scikit-learn", what="the data set 'digits'").load_digits().data
     random = RandomState(SEED)

@@ -1,4 +1,4 @@
-"""Downloads that are whole and right, or not there."""
+"""Downloads with checksums that can be resumed."""
 
 import errno
 import hashlib
@@ -14,39 +14,37 @@ from ..evaluation.progress import counting
 from ..file import atomic_write, file_lock
 
 TIMEOUT = 30.0
-"""Seconds without a byte after which a connection counts as cut."""
+"""Seconds without data before a connection times out."""
 PIECE = 2**18
-"""The most bytes that are taken from the network at once."""
+"""The maximum number of bytes to read at once."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DownloadError(OSError):
-    """Why a file could not be downloaded, and how to come by it otherwise."""
+    """Says why a download failed, and how to get the file by hand."""
 
 
 def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual: str, progress: bool = False) -> None:
-    """Download a file unless it is there; whatever has its name afterwards has its digest.
+    """Download a file unless it exists, and verify its digest.
 
-    `digest` is the name of a hash and its value, such as `md5:21ec…`; `size` is the number of bytes, where it is
-    known. `manual` tells how to come by the file by hand, and ends every error.
-
-    What has arrived stays beside `path`, under a name that ends in `.part`, and the next call goes on from there. Of
-    processes that ask for the same file at once, one downloads it and the others wait.
+    `digest` is a hash name and value, such as `md5:21ec…`. `manual` says how to get the file by hand; it ends every
+    error. An interrupted download stays in a `.part` file, and the next call resumes it. If several processes fetch the
+    same file, one downloads it and the others wait.
     """
     if path.exists():
         if wrong := _mismatch(path, digest):
-            raise DownloadError(f"{path} {wrong}: remove it to have it downloaded again, or {manual}")
+            raise DownloadError(f"{path} {wrong}: delete it to download it again, or {manual}")
         return
     part = path.with_name(f"{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(path.with_name(f"{path.name}.lock")):
-            if path.exists():  # brought by another process meanwhile
+            if path.exists():  # another process has downloaded it
                 return
             _complete(part, url, size=size, progress=progress)
             if wrong := _mismatch(part, digest):
                 part.unlink()
-                raise DownloadError(f"what arrived {wrong}, and was deleted")
+                raise DownloadError(f"the content {wrong}, and was deleted")
             with atomic_write(path) as place:
                 part.replace(place)
     except OSError as error:
@@ -55,16 +53,16 @@ def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual:
 
 
 def _complete(part: Path, url: str, *, size: int | None, progress: bool) -> None:
-    """Download what a part lacks."""
+    """Download the rest of a partial file."""
     have = part.stat().st_size if part.exists() else 0
     if have == size:
         return
-    if size is not None and have > size:  # a part of something else
+    if size is not None and have > size:  # a part of another file
         have = 0
     answer, start = _ask(url, have)
     with answer:
         total = size if answer.length is None else start + answer.length
-        if size is not None and total != size:  # such as the page of a network that wants a login first
+        if size is not None and total != size:  # such as the login page of a network
             raise DownloadError(f"the server has {total} bytes for it instead of {size}")
         if not start:
             part.unlink(missing_ok=True)
@@ -83,20 +81,20 @@ def _complete(part: Path, url: str, *, size: int | None, progress: bool) -> None
 
 
 def _ask(url: str, start: int) -> tuple[HTTPResponse, int]:
-    """The answer to a request for a file from a byte on, and the byte from which it is given."""
+    """Request a file from byte `start`; return the response and the byte at which it starts."""
     request = Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
         answer: HTTPResponse = urlopen(request, timeout=TIMEOUT)
     except HTTPError as error:
         error.close()
-        if error.code == 416 and start:  # the file ends before that byte: the part is one of something else
+        if error.code == 416 and start:  # the part is longer than the file
             return _ask(url, 0)
         raise DownloadError(f"the server answered {error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
         reason = error.reason if isinstance(error, URLError) else error
-        raise DownloadError(f"there is no connection to {url} ({reason})") from None
+        raise DownloadError(f"could not connect to {url} ({reason})") from None
     span = re.match(r"bytes (\d+)-", answer.headers.get("Content-Range", ""))
-    given = int(span[1]) if span and answer.status == 206 else 0  # servers may give all instead
+    given = int(span[1]) if span and answer.status == 206 else 0  # servers may ignore the range
     if given not in (0, start):
         answer.close()
         return _ask(url, 0)
@@ -104,7 +102,7 @@ def _ask(url: str, start: int) -> tuple[HTTPResponse, int]:
 
 
 def _pieces(answer: HTTPResponse) -> Iterator[bytes]:
-    """The bytes of an answer as they arrive."""
+    """Yield the bytes of a response as they arrive."""
     try:
         while piece := answer.read1(PIECE):
             yield piece
@@ -113,7 +111,7 @@ def _pieces(answer: HTTPResponse) -> Iterator[bytes]:
 
 
 def _mismatch(path: Path, digest: str) -> str | None:
-    """What is wrong with the content of a file, if anything is."""
+    """Describe a wrong checksum; return None if it is right."""
     name, _, value = digest.partition(":")
     with path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
@@ -121,7 +119,7 @@ def _mismatch(path: Path, digest: str) -> str | None:
 
 
 def why(error: OSError, folder: Path) -> str:
-    """Why a file could not be brought into a folder, in words."""
+    """Describe why a file could not be written to a folder."""
     if isinstance(error, DownloadError):
         return str(error)
     if error.errno in FULL:

@@ -1,20 +1,20 @@
-"""Bits from grey values, the same on every machine."""
+"""Reproducible binarization of grey values."""
 
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.random import RandomState  # its numbers are promised never to change; those of newer generators are not
+from numpy.random import RandomState  # numpy guarantees that its numbers never change
 from numpy.typing import NDArray
 
 Rule = Literal["bernoulli", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 CHUNK = 4_096
-"""How many points are drawn at once; the bits do not depend on it."""
+"""The number of points to draw at once; it does not affect the bits."""
 
 
 def binarize(grey: NDArray[Any], rule: Rule, *, top: float, random: RandomState) -> NDArray[np.bool_]:
-    """Bits from grey values between 0 and `top`: drawn once with that probability, or set above one half of it.
+    """Binarize grey values between 0 and `top`, by a Bernoulli draw with probability grey / top or a threshold.
 
     >>> binarize(np.array([[0, 127, 128, 255]]), "threshold", top=255, random=RandomState(0))
     array([[False, False,  True,  True]])
@@ -31,7 +31,7 @@ def binarize(grey: NDArray[Any], rule: Rule, *, top: float, random: RandomState)
 
 
 def how(rule: Rule, seed: int) -> str:
-    """How grey values became bits, in words.
+    """Describe the binarization.
 
     >>> how("bernoulli", 0)
     'binarised by one Bernoulli draw from seed 0'

@@ -1,4 +1,4 @@
-"""MNIST in the fixed binarisation of Salakhutdinov and Murray, in which likelihoods are compared."""
+"""MNIST in the fixed binarisation of Salakhutdinov and Murray, the standard for comparing likelihoods."""
 
 from io import BytesIO
 from pathlib import Path
@@ -27,15 +27,15 @@ SOURCE = "MNIST, 28×28 pixels, in the fixed binarisation of Salakhutdinov and M
 
 
 def load(*, progress: bool) -> Dataset:
-    """50,000 digits of 28×28 pixels for training, 10,000 each for validation and test, the latter sorted by digit.
+    """Load 50,000 digits for training and 10,000 each for validation and test; the test set is sorted by digit.
 
-    They are read from `binarized_mnist.npz` in the data folder, which is made from a download if it is not there.
+    They are read from `binarized_mnist.npz` in the data folder, which is built from a download if it is missing.
     """
     path = folder() / "binarized_mnist.npz"
     if not path.exists():
         try:
             _make(path, progress=progress)
-        except FileNotFoundError:  # another process has removed the texts if it has made the file meanwhile
+        except FileNotFoundError:  # another process has built the file and deleted the texts
             if not path.exists():
                 raise
     arrays = stored(path, SPLITS, columns=columns(WIDTH))
@@ -44,7 +44,7 @@ def load(*, progress: bool) -> Dataset:
 
 
 def _make(path: Path, *, progress: bool) -> None:
-    """Download the three texts, and keep them as one file of packed bits."""
+    """Download the three text files, and store them as one file of packed bits."""
     texts = {split: path.with_name(f"binarized_mnist_{split}.amat") for split in SPLITS}
     urls = [URL + text.name for text in texts.values()]
     manual = f"fetch {urls[0]}, {urls[1]} and {urls[2]} by hand and put them into {path.parent}"
@@ -59,7 +59,7 @@ def _make(path: Path, *, progress: bool) -> None:
             progress=progress,
         )
         packed[split] = _pack(text.read_bytes())
-    file = BytesIO()  # a disk that fills up would leave a broken archive that complains once more when it is freed
+    file = BytesIO()  # in memory: on a full disk, numpy would raise again when it closes the archive
     np.savez_compressed(file, **packed)
     try:
         with atomic_write(path) as place:
@@ -72,6 +72,6 @@ def _make(path: Path, *, progress: bool) -> None:
 
 
 def _pack(text: bytes) -> NDArray[np.uint8]:
-    """The packed bits of lines of 0 and 1 with a space or a line break after each."""
+    """Pack text of 0 and 1, each followed by a space or a line break."""
     bits = np.frombuffer(text, np.uint8)[::2] - ord("0")
     return np.packbits(bits.reshape(-1, WIDTH), axis=1)

@@ -1,11 +1,11 @@
-"""Packages that only some data ask for."""
+"""Optional dependencies."""
 
 from importlib import import_module
 from typing import Any
 
 
 def need(module: str, package: str, *, what: str) -> Any:
-    """Import a module, or say which package to install for what."""
+    """Import a module; if it is missing, raise an error that names the package to install."""
     try:
         return import_module(module)
     except ImportError as error:

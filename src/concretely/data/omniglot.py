@@ -24,15 +24,14 @@ MD5 = "21ecaf34373511aa7691cf2e0802aa3d"
 
 
 def load(rule: Rule, *, progress: bool) -> Dataset:
-    """23,000 characters of 28×28 pixels for training, 1,345 for validation, 8,070 for test.
+    """Load 23,000 characters for training, 1,345 for validation and 8,070 for test.
 
-    They are those of [burda2016importance], who have no validation set: what is held out here are 1,345 of their
-    24,345 training points. For all of them, as in [maddison2017concrete], take `whole`.
+    [burda2016importance] has no validation set: it is held out from their 24,345 training points. Use `whole` to train
+    on all of them, as in [maddison2017concrete].
 
-    They are read from the data folder: from `omniglot28.npz` with arrays `train` and `test` of bytes from 0 to 255, if
-    it is there, or else from `chardata.mat`, which is downloaded if need be. One stream of random numbers, of
-    `numpy.random.RandomState(0)`, shuffles the training points, which are sorted by character, and then draws the
-    bits of all: those for training, for validation and for test.
+    The data folder may contain `omniglot28.npz`, with arrays `train` and `test` of bytes. Otherwise `chardata.mat` is
+    read, and downloaded if needed. One `numpy.random.RandomState(0)` shuffles the training points, which are sorted by
+    character, then draws the bits of training, validation and test points.
     """
     path = folder() / "omniglot28.npz"
     if path.exists():
@@ -48,7 +47,7 @@ def load(rule: Rule, *, progress: bool) -> Dataset:
 
 
 def _published(path: Path, *, progress: bool) -> dict[str, NDArray[Any]]:
-    """The grey values that Burda et al. published."""
+    """Load the grey values published by Burda et al."""
     matlab = need("scipy.io", "scipy", what="the data set 'omniglot'")
     manual = f"fetch {URL} by hand and save it as {path}"
     fetch(URL, path, digest=f"md5:{MD5}", manual=manual, progress=progress)
@@ -57,5 +56,5 @@ def _published(path: Path, *, progress: bool) -> dict[str, NDArray[Any]]:
 
 
 def _upright(columns: NDArray[Any]) -> NDArray[Any]:
-    """Images, one a row and their pixels row by row, from those of MATLAB: one a column, pixels column by column."""
+    """Convert MATLAB images, one per column in column-major order, to one per row in row-major order."""
     return np.ascontiguousarray(columns.T.reshape(-1, SIDE, SIDE).swapaxes(1, 2)).reshape(-1, WIDTH)

@@ -1,4 +1,4 @@
-"""Random variables, one family a file."""
+"""Random variables, one family per file."""
 
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode

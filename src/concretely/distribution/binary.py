@@ -1,4 +1,4 @@
-"""Binary variables: the Bernoulli variable and its relaxation on the unit interval."""
+"""The Bernoulli variable and its relaxation on the unit interval."""
 
 from typing import Any, Self
 
@@ -21,12 +21,12 @@ from .variable import Variable
 
 
 class _AffineLogits:
-    """Logits that an affine map makes when they are first used; those that are given take its place."""
+    """Logits computed by an affine map on first use, unless they were given."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None or "_affine" not in vars(instance):
             raise AttributeError(f"{owner.__name__!r} object has no attribute 'logits'")
-        with torch.set_grad_enabled(instance._differentiates):  # as if the layer had computed them, whoever asks
+        with torch.set_grad_enabled(instance._differentiates):  # the grad mode at construction
             state, weight, bias = instance._affine
             logits = affine(state, weight, bias, False)
         instance.logits = cast(logits, compute_dtype(logits.dtype))
@@ -63,9 +63,9 @@ class Bernoulli(DiscreteVariable):
         weight: Float[Tensor, "units inputs"],
         bias: Float[Tensor, " units"],
     ) -> Self:
-        """Build the variable from a state and the affine map that makes logits of it.
+        """Build the variable from a state and an affine map to the logits.
 
-        The logits are computed when they are first used. A kernel scores values without them.
+        The logits are computed on first use. A kernel scores values without them.
         """
         new = cls.__new__(cls)
         new._affine, new._differentiates = (state, weight, bias), torch.is_grad_enabled()
@@ -73,7 +73,7 @@ class Bernoulli(DiscreteVariable):
         return new
 
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
-        """The Concrete variable with the same logits."""
+        """Return the Concrete variable with the same logits."""
         return BinaryConcrete(self.logits, temperature, validate_args=self._validate_args)
 
     @property
@@ -112,25 +112,25 @@ class Bernoulli(DiscreteVariable):
         return cast(torch.sigmoid(logits) * torch.sigmoid(-logits), self.logits.dtype)
 
     def entropy(self) -> Float[Tensor, "..."]:
-        """The entropy in nats."""
+        """Return the entropy in nats."""
         size = to_float64(self.logits).abs()
-        finite = torch.where(size.isinf(), 0, size)  # an impossible state adds nothing
+        finite = torch.where(size.isinf(), 0, size)  # avoid 0 times infinity
         return cast(torch.log1p(torch.exp(-size)) + torch.sigmoid(-size) * finite, self.logits.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Float[Tensor, "2 ..."]:
-        """The two states, along a new first axis."""
+        """Return the two states along a new first axis."""
         states = torch.arange(2, dtype=self.logits.dtype, device=self.logits.device)
         states = states.view(-1, *(1 for _ in self.batch_shape))
         return states.expand(-1, *self.batch_shape) if expand else states
 
 
 class BinaryConcrete(Relaxation):
-    r"""A Concrete variable on the unit interval, the relaxation of a Bernoulli one.
+    r"""The Concrete relaxation of a Bernoulli variable, on the unit interval.
 
     $$X = σ((L + \log α) / λ)$$
 
-    At temperatures up to 1 its density is log-convex, so that no mode lies inside. A float on the edge is scored by the
-    average density over all numbers that round to it. See [maddison2017concrete], appendix B.
+    At temperatures up to 1 the density is log-convex and has no mode inside the interval.
+    See [maddison2017concrete], appendix B.
 
     >>> relaxed = Bernoulli(torch.tensor(1.0)).relax(temperature=0.5)
     >>> value, log_prob = relaxed.rsample_and_log_prob((4,))
@@ -146,13 +146,13 @@ class BinaryConcrete(Relaxation):
         super().__init__(node, Sigmoid(), logits=node.logits, event_shape=Size())
 
     def discretize(self) -> Bernoulli:
-        """The Bernoulli variable with the same logits."""
+        """Return the Bernoulli variable with the same logits."""
         return Bernoulli(self.logits, validate_args=self._validate_args)
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The probability of a smaller value."""
+        """Return the CDF at a value."""
         return cdf_on_unit_interval(self, value)
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The value below which the variable falls with a given probability."""
+        """Return the inverse CDF at a probability."""
         return icdf_on_unit_interval(self, value)

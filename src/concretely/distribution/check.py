@@ -1,4 +1,4 @@
-"""Checks of what a user passes in, each failing with one sentence that names the value and the place."""
+"""Checks of arguments; each error names the value and its index."""
 
 import math
 from numbers import Real
@@ -14,32 +14,32 @@ from ..functional.temperature import Temperature
 
 
 def is_finite(value: Tensor) -> Tensor:
-    """Whether all entries are finite, in one pass."""
+    """Return whether all entries are finite, in one pass."""
     if value.numel() == 0:
         return torch.ones((), dtype=torch.bool)
-    low, high = torch.aminmax(value.detach())  # either end is NaN when any entry is
+    low, high = torch.aminmax(value.detach())  # NaN if any entry is
     return torch.isfinite(low) & torch.isfinite(high)
 
 
 def place(index: tuple[int, ...]) -> str:
-    """Where something stands, in words."""
+    """Return the index as text."""
     return "" if not index else f" at index {index[0] if len(index) == 1 else index}"
 
 
 def first(value: Tensor, offending: Tensor) -> str:
-    """The first offending entry and where it stands."""
+    """Return the first offending entry and its index as text."""
     index = tuple(offending.nonzero()[0].tolist())
     return f"{value[index].item():.9g}{place(index)}"
 
 
 def require(name: str, must: str, value: Tensor, holds: Tensor) -> None:
-    """Raise one sentence unless the condition holds in every entry."""
+    """Raise an error unless the condition holds for every entry."""
     if bool_or_none(holds.all()) is False:
         raise ValueError(f"{name} must {must}, got {first(value, ~holds)}")
 
 
 def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "either"], validate: bool) -> Tensor:
-    """Logits as a floating tensor, refused when they are integers, not numbers, or infinite without a meaning."""
+    """Convert logits to a floating tensor; raise an error for integers, NaN and infinities not allowed."""
     if isinstance(logits, (int, float)) and not isinstance(logits, bool):
         logits = torch.tensor(float(logits))
     if not isinstance(logits, Tensor):
@@ -58,7 +58,7 @@ def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "ei
 
 
 def as_temperature(temperature: Temperature, *, validate: bool) -> Temperature:
-    """A temperature, refused when it is negative, infinite or not a number."""
+    """Check a temperature; raise an error if it is negative, infinite or NaN."""
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
             raise TypeError(f"temperature must be a number or a floating tensor, got {temperature.dtype}")
@@ -74,7 +74,7 @@ def as_temperature(temperature: Temperature, *, validate: bool) -> Temperature:
 
 
 def as_shaped(name: str, value: Tensor, *, batch_shape: Size, event_shape: Size) -> Tensor:
-    """A value or its noise, refused when its shape cannot belong to the distribution."""
+    """Check the dtype and the shape of a value or of noise."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if not value.is_floating_point():
@@ -91,7 +91,7 @@ def as_shaped(name: str, value: Tensor, *, batch_shape: Size, event_shape: Size)
 
 
 def broadcast_shapes(one: Size, other: Size) -> Size:
-    """The shape that two shapes broadcast to; at once where the one ends in the other, as torch's own is slow."""
+    """Broadcast two shapes, with a shortcut that avoids the slow function of torch."""
     longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
     if longer[len(longer) - len(shorter) :] == shorter:
         return longer
@@ -99,7 +99,7 @@ def broadcast_shapes(one: Size, other: Size) -> Size:
 
 
 def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
-    """A probability whose quantile is asked for, in float64."""
+    """Check a probability and convert it to float64."""
     if not isinstance(value, Tensor):
         raise TypeError(f"value must be a tensor, got {type(value).__name__}")
     if validate:
@@ -108,15 +108,12 @@ def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
 
 
 def validates(validate_args: bool | None) -> bool:
-    """Whether to look at the entries of arguments: yes, unless told otherwise.
-
-    The default of torch is not asked, since the first `torch.compile` of a process turns it off for all.
-    """
+    """Return whether to validate arguments; ignore torch's default, which `torch.compile` turns off globally."""
     return validate_args is not False
 
 
 def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:
-    """The batch shape and the event shape of logits."""
+    """Return the batch shape and the event shape of logits."""
     if category_axes and (logits.dim() == 0 or logits.shape[-1] < 2):
         raise ValueError(f"logits must have a last axis of at least 2 categories, got shape {tuple(logits.shape)}")
     batch = logits.dim() - category_axes
@@ -124,51 +121,47 @@ def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:
 
 
 def broadcast(batch_shape: Size, temperature: Temperature) -> Size:
-    """The batch shape after the temperature has broadcast against it."""
+    """Broadcast the batch shape with the temperature."""
     if not isinstance(temperature, Tensor):
         return batch_shape
     try:
         return broadcast_shapes(batch_shape, temperature.shape)
     except RuntimeError:
-        found = f"got shape {tuple(temperature.shape)}"
-        raise ValueError(f"temperature must broadcast with batch_shape {tuple(batch_shape)}, {found}") from None
+        got = f"got shape {tuple(temperature.shape)}"
+        raise ValueError(f"temperature must broadcast with batch_shape {tuple(batch_shape)}, {got}") from None
 
 
 def has_density(temperature: Temperature | None) -> None:
-    """Refuse to score at temperature zero."""
-    cold = temperature is not None and temperature == 0
-    if cold is True or (isinstance(cold, Tensor) and bool_or_none(cold.any())):
+    """Raise an error at temperature zero, which has no density."""
+    is_zero = temperature is not None and temperature == 0
+    if is_zero is True or (isinstance(is_zero, Tensor) and bool_or_none(is_zero.any())):
         raise ValueError("temperature must be positive to have a density, got 0: score the discrete variable instead")
 
 
 def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) -> None:
-    """Refuse a value outside the support."""
+    """Raise an error if a value is outside the support."""
     holds = support.check(value)
     if bool_or_none(holds.all()) is False:
         index = tuple((~holds).nonzero()[0].tolist())
-        found = str(value[index].tolist()) if support.event_dim else f"{value[index].item():.9g}"
-        raise ValueError(f"value must lie in the support of {owner}, got {shortened(found)}{place(index)}")
-
-
-def shortened(text: str, width: int = 60) -> str:
-    """A text of bounded length."""
-    return text if len(text) <= width else text[:width] + " ..."
+        got = str(value[index].tolist()) if support.event_dim else f"{value[index].item():.9g}"
+        got = got if len(got) <= 60 else got[:60] + " ..."
+        raise ValueError(f"value must lie in the support of {owner}, got {got}{place(index)}")
 
 
 def as_log_odds(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
-    """The log-odds of probabilities."""
+    """Convert probabilities to log-odds."""
     probs = as_probs(probs, validate=validates(validate_args))
     return cast(torch.logit(to_float64(probs)), probs.dtype)
 
 
 def as_log_probs(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
-    """The logarithms of probabilities, which need not be normalised."""
+    """Convert probabilities, normalised or not, to logarithms."""
     probs = as_probs(probs, validate=validates(validate_args))
     return cast(to_float64(probs).log(), probs.dtype)
 
 
 def as_probs(probs: Tensor | float, *, validate: bool) -> Tensor:
-    """Probabilities as a floating tensor, refused outside [0, 1]."""
+    """Convert probabilities to a floating tensor; raise an error outside [0, 1]."""
     probs = probs if isinstance(probs, Tensor) else torch.tensor(float(probs))
     if not probs.is_floating_point():
         raise TypeError(f"probs must be a floating tensor or a number, got {probs.dtype}")

@@ -1,4 +1,4 @@
-"""The general binary circuit: any noise, relocated so that its sign is a given Bernoulli variable."""
+"""The general binary circuit: noise of any law, shifted so that its sign is a given Bernoulli variable."""
 
 from jaxtyping import Float
 from torch import Size, Tensor
@@ -15,7 +15,7 @@ from .relaxation import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 
 
 class CircuitNode(Node):
-    r"""Relocated noise over a temperature: the stochastic node of a general binary circuit.
+    r"""Shifted noise over a temperature, the stochastic node of a general binary circuit.
 
     $$X = (Y - Φ^{-1}(1 / (1 + α))) / λ, \quad Y \sim Φ$$
 
@@ -49,21 +49,21 @@ class CircuitNode(Node):
         return self.law.location(self.logits)
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The probability of a smaller value."""
+        """Return the CDF at a value."""
         noise = self.law.noise_behind(self._checked(value), *self._parameters)
         return cast(self.family.cdf(noise), self.logits.dtype)
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The value below which the variable falls with a given probability."""
+        """Return the inverse CDF at a probability."""
         return self.push(self.family.quantile(check.as_fraction(value, validate=self._validate_args)))
 
     def entropy(self) -> Float[Tensor, "..."]:
-        """The differential entropy."""
+        """Return the differential entropy."""
         return self._filled(self.family.entropy - log(self._batch_temperature))
 
     @property
     def mean(self) -> Float[Tensor, "..."]:
-        """The expected value, which the Cauchy circuit lacks."""
+        """The expected value, NaN for Cauchy noise."""
         return cast((self._location() + self.family.mean) / self._batch_temperature, self.logits.dtype)
 
     @property
@@ -73,7 +73,7 @@ class CircuitNode(Node):
 
     @property
     def variance(self) -> Float[Tensor, "..."]:
-        """The variance, which the Cauchy circuit lacks."""
+        """The variance, NaN for Cauchy noise."""
         return self._filled(self.family.variance / self._batch_temperature**2)
 
 
@@ -82,8 +82,8 @@ class BinaryCircuit(Relaxation):
 
     $$X = σ((Y - Φ^{-1}(1 / (1 + α))) / λ), \quad Y \sim Φ$$
 
-    The noise is named (logistic, normal, laplace, cauchy) or given as a distribution with `icdf`, `cdf` and `log_prob`.
-    Rounding gives the Bernoulli variable of the logits under every noise. See [maddison2017concrete], appendix B.
+    The noise is a name (logistic, normal, laplace, cauchy) or a distribution with `icdf`, `cdf` and `log_prob`. For any
+    noise, rounding gives the Bernoulli variable of the logits. See [maddison2017concrete], appendix B.
 
     >>> circuit = BinaryCircuit(torch.tensor(2.0), temperature=0.5, noise="cauchy")
     >>> circuit.discretize()
@@ -105,13 +105,13 @@ class BinaryCircuit(Relaxation):
         super().__init__(node, Sigmoid(), logits=node.logits, event_shape=Size())
 
     def discretize(self) -> Bernoulli:
-        """The Bernoulli variable with the same logits."""
+        """Return the Bernoulli variable with the same logits."""
         return Bernoulli(self.logits, validate_args=self._validate_args)
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The probability of a smaller value."""
+        """Return the CDF at a value."""
         return cdf_on_unit_interval(self, value)
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The value below which the variable falls with a given probability."""
+        """Return the inverse CDF at a probability."""
         return icdf_on_unit_interval(self, value)

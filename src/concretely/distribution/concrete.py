@@ -20,11 +20,11 @@ from .relaxation import Relaxation
 
 
 class OneHotCategorical(DiscreteVariable):
-    r"""A one-hot vector with unnormalised log probabilities log α, which the paper calls Discrete.
+    r"""A one-hot vector with unnormalised log probabilities log α, called Discrete in the paper.
 
     $$X_k = 1 \text{ if } \log α_k + G_k \text{ is the largest of all, else } 0$$
 
-    A logit of minus infinity rules a category out. See [maddison2017concrete], section 3.1.
+    A logit of minus infinity excludes a category. See [maddison2017concrete], section 3.1.
 
     >>> OneHotCategorical(torch.tensor([0.0, 1e4, 0.0])).sample()
     tensor([0., 1., 0.])
@@ -41,11 +41,11 @@ class OneHotCategorical(DiscreteVariable):
         super().__init__(logits, batch_shape, event_shape, validate=validate)
 
     def relax(self, temperature: Temperature) -> "Concrete":
-        """The Concrete variable with the same logits."""
+        """Return the Concrete variable with the same logits."""
         return Concrete(self.logits, temperature, validate_args=self._validate_args)
 
     def relax_gaussian(self, temperature: Temperature) -> "LogisticNormal":
-        """The logistic-normal variable with the same logits."""
+        """Return the logistic-normal variable with the same logits."""
         return LogisticNormal(self.logits, temperature, validate_args=self._validate_args)
 
     @property
@@ -80,11 +80,11 @@ class OneHotCategorical(DiscreteVariable):
         return cast(probs * (1 - probs), self.logits.dtype)
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """The entropy in nats."""
+        """Return the entropy in nats."""
         return cast(-categorical.expectation(self._log_probs(), self._log_probs()), self.logits.dtype)
 
     def enumerate_support(self, expand: bool = True) -> Float[Tensor, "n ..."]:
-        """The n states, along a new first axis."""
+        """Return the n states along a new first axis."""
         n = self.event_shape[0]
         states = torch.eye(n, dtype=self.logits.dtype, device=self.logits.device)
         states = states.view(n, *(1 for _ in self.batch_shape), n)
@@ -92,13 +92,12 @@ class OneHotCategorical(DiscreteVariable):
 
 
 class Concrete(Relaxation):
-    r"""A Concrete variable on the simplex, the relaxation of a categorical one.
+    r"""The Concrete relaxation of a categorical variable, on the simplex.
 
     $$X = \mathrm{softmax}((\log α + G) / λ), \quad
     p(x) = (n-1)! \, λ^{n-1} \prod_k α_k x_k^{-λ-1} / \sum_i α_i x_i^{-λ}$$
 
-    At temperatures up to 1 / (n-1) its density is log-convex, so that no mode lies inside. Entries that were rounded
-    to the edge are scored by the average density over all numbers that round there.
+    At temperatures up to 1 / (n-1) the density is log-convex and has no mode inside the simplex.
     See [maddison2017concrete], definition 1 and proposition 1.
 
     >>> relaxed = OneHotCategorical(torch.tensor([0.7, -0.7, 0.0])).relax(temperature=0.5)
@@ -116,7 +115,7 @@ class Concrete(Relaxation):
         super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
 
     def discretize(self) -> OneHotCategorical:
-        """The categorical variable with the same logits."""
+        """Return the categorical variable with the same logits."""
         return OneHotCategorical(self.logits, validate_args=self._validate_args)
 
 
@@ -125,8 +124,8 @@ class LogisticNormal(Relaxation):
 
     $$X = \mathrm{softmax}((\log α + ε) / λ), \quad ε \sim N(0, I)$$
 
-    Its argmax does not follow the softmax of the logits. `discretize` gives the categorical variable of the logits all
-    the same, as the paper evaluated it. See [maddison2017concrete], section 5.2.
+    The distribution of its argmax is not the softmax of the logits. As in the paper's evaluation, `discretize` still
+    returns the categorical variable with the same logits. See [maddison2017concrete], section 5.2.
 
     >>> LogisticNormal(torch.zeros(3), temperature=1.0).sample((2,)).shape
     torch.Size([2, 3])
@@ -141,5 +140,5 @@ class LogisticNormal(Relaxation):
         super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
 
     def discretize(self) -> OneHotCategorical:
-        """The categorical variable with the same logits."""
+        """Return the categorical variable with the same logits."""
         return OneHotCategorical(self.logits, validate_args=self._validate_args)

@@ -1,4 +1,4 @@
-"""Supports whose checks allow for the rounding of the dtype they look at, and for nothing more."""
+"""Supports whose checks tolerate the rounding error of the value's dtype."""
 
 import math
 
@@ -20,7 +20,7 @@ from ..functional.edge import smallest
 class Simplex(constraints.Constraint):
     """Points with entries in [0, 1] that sum to one.
 
-    Each entry is rounded by at most half a unit in its last place, or up to the smallest positive number.
+    Rounding changes an entry by at most half a unit in the last place, or by the smallest positive number.
     """
 
     event_dim = 1
@@ -34,7 +34,7 @@ class Simplex(constraints.Constraint):
 class LogSimplex(constraints.Constraint):
     """Logarithms of points of the simplex.
 
-    Rounding an entry y by a relative eps changes its share e^y of the sum by e^y |y| eps, at most eps log n in all.
+    Rounding an entry y by a relative eps changes the sum by e^y |y| eps, and all entries change it by eps log n.
     """
 
     event_dim = 1
@@ -47,7 +47,7 @@ class LogSimplex(constraints.Constraint):
 
 
 def _arithmetic(dtype: torch.dtype, n: int) -> float:
-    """The error of a normalisation over n categories before its result is rounded, and of the check of it."""
+    """Return the rounding error of a normalisation over n categories and of its check."""
     return float(8 * torch.finfo(compute_dtype(dtype)).eps * (1 + math.log(n)))
 
 

@@ -1,6 +1,6 @@
-"""Kullback–Leibler divergences: exact where a form or a one-dimensional integral is known, else Monte Carlo by name.
+"""KL divergences: exact by a closed form or a one-dimensional integral, or estimated by `monte_carlo_kl`.
 
-Densities of relaxations are compared at their nodes, since the divergence does not change under an invertible map.
+The KL between relaxations is computed between their nodes, as an invertible map does not change it.
 """
 
 import torch
@@ -28,7 +28,7 @@ from .variable import Variable
 def monte_carlo_kl(
     p: Node | Relaxation, q: Node | Relaxation, samples: int = 1, *, generator: Source | None = None
 ) -> Tensor:
-    """An unbiased Monte Carlo estimate of the divergence of p from q, with a pathwise gradient.
+    """Return an unbiased Monte Carlo estimate of KL(p || q), with a pathwise gradient.
 
     >>> p, q = Concrete(torch.zeros(3), 0.5), Concrete(torch.ones(3), 2 / 3)
     >>> monte_carlo_kl(p, q, samples=100).shape
@@ -81,7 +81,7 @@ def _logistic(p: Logistic, q: Logistic) -> Tensor:
 
 
 def _coth_form(shift: Tensor) -> Tensor:
-    """Δ coth(Δ/2) - 2, by its series where that loses nothing and the form would."""
+    """Return Δ coth(Δ/2) - 2, by its series near 0 where the closed form cancels."""
     near = shift.abs() < 0.1
     square = torch.where(near, shift, 0).square()
     series = square / 6 * (1 - square / 60 * (1 - square / 42 * (1 - square / 40)))
@@ -105,7 +105,7 @@ def _exp_concrete(p: ExpConcrete, q: ExpConcrete) -> Tensor:
 @register_kl(ExpLogisticNormal, ExpLogisticNormal)
 def _exp_logistic_normal(p: ExpLogisticNormal, q: ExpLogisticNormal) -> Tensor:
     comparable(p, q)
-    # Gaussians on the n - 1 dimensions that a common shift leaves
+    # Gaussians on the n - 1 dimensions orthogonal to a common shift
     n = p.event_shape[0]
     stretch = to_float64(q.temperature) / to_float64(p.temperature)
     shift = stretch.unsqueeze(-1) * to_float64(p.logits) - to_float64(q.logits)
@@ -137,7 +137,7 @@ def _relaxation(p: Relaxation, q: Relaxation) -> Tensor:
 
 
 def comparable(p: Variable, q: Variable) -> None:
-    """Refuse a divergence where a temperature is zero, or between variables of different sizes."""
+    """Raise an error if a temperature is zero or the event shapes differ."""
     p._require_density()
     q._require_density()
     if p.event_shape != q.event_shape:
@@ -145,7 +145,7 @@ def comparable(p: Variable, q: Variable) -> None:
 
 
 def same_temperature(p: Node, q: Node) -> bool:
-    """Whether two variables are known to have one temperature."""
+    """Return whether two variables certainly have the same temperature."""
     comparable(p, q)
     if p._temperature is q._temperature:
         return True

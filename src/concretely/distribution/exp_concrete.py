@@ -1,4 +1,4 @@
-"""Nodes on the logarithm of the simplex: that of a Concrete variable, and that of the logistic-normal control."""
+"""Nodes on the log simplex: ExpConcrete, and the logistic-normal control."""
 
 import math
 
@@ -19,8 +19,8 @@ class ExpConcrete(Node):
 
     $$\log κ(y) = \log (n-1)! + (n-1) \log λ + \sum_k a_k - n \log \sum_k e^{a_k}, \quad a_k = \log α_k - λ y_k$$
 
-    The density is with respect to the measure that exp carries over from the simplex, dy₁ … dyₙ₋₁ / xₙ, which cancels
-    in every ratio of densities. See [maddison2017concrete], appendix C.3 and cheat sheet.
+    The density is with respect to dy₁ … dyₙ₋₁ / xₙ, which cancels in every ratio of densities.
+    See [maddison2017concrete], appendix C.3 and cheat sheet.
 
     >>> node = ExpConcrete(torch.tensor([1e4, 0.0, -1e4]), temperature=1e-3)
     >>> value, log_prob = node.rsample_and_log_prob((5,))
@@ -35,18 +35,18 @@ class ExpConcrete(Node):
 
     @property
     def mode(self) -> Float[Tensor, "*batch n"]:
-        """The point of highest density: the log softmax of the logits over the temperature."""
+        """The mode: the log softmax of the logits over the temperature."""
         return self.push(torch.zeros_like(self.logits))
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """The differential entropy, which the logits do not change."""
+        """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
         harmonic = math.fsum(1 / k for k in range(1, n))
         return self._filled(n * harmonic - math.lgamma(n) - (n - 1) * log(self._batch_temperature))
 
 
 class ExpLogisticNormal(Node):
-    r"""The logarithm of a logistic-normal variable, with the measure of `ExpConcrete`.
+    r"""The logarithm of a logistic-normal variable, with the base measure of `ExpConcrete`.
 
     $$\log κ(y) = (n-1)(\log λ - \tfrac12 \log 2π) - \tfrac12 \log n - \tfrac12 \sum_k (d_k - \bar d)^2,
     \quad d_k = λ y_k - \log α_k$$
@@ -64,11 +64,11 @@ class ExpLogisticNormal(Node):
 
     @property
     def mode(self) -> Float[Tensor, "*batch n"]:
-        """The point of highest density: the log softmax of the logits over the temperature."""
+        """The mode: the log softmax of the logits over the temperature."""
         return self.push(torch.zeros_like(self.logits))
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """The differential entropy, which the logits do not change."""
+        """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
         spread = (1 + LOG_TWO_PI) / 2 - log(self._batch_temperature)
         return self._filled((n - 1) * spread + math.log(n) / 2)

@@ -1,4 +1,4 @@
-"""The Gumbel variable, whose largest draw among many picks a category."""
+"""The Gumbel variable, the noise of the Gumbel-max trick."""
 
 import math
 
@@ -34,17 +34,17 @@ class Gumbel(Node):
         super().__init__(logits, None, validate_args=validate_args)
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The probability of a smaller value."""
+        """Return the CDF at a value."""
         return cast(
             torch.exp(-torch.exp(to_float64(self.logits) - to_float64(self._checked(value)))), self.logits.dtype
         )
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The value below which the variable falls with a given probability."""
+        """Return the inverse CDF at a probability."""
         return self.push(-torch.log(-torch.log(check.as_fraction(value, validate=self._validate_args))))
 
     def entropy(self) -> Float[Tensor, "..."]:
-        """The differential entropy."""
+        """Return the differential entropy."""
         return torch.full_like(self.logits, 1 + EULER)
 
     @property

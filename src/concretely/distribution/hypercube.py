@@ -1,4 +1,4 @@
-"""N-ary variables whose states are the corners of a hypercube, and their relaxations."""
+"""Variables on the corners of a hypercube, and their relaxations."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from .variable import expanded
 
 
 def as_states(logits: Tensor) -> Tensor:
-    """Logits of n states, a power of two; those of 2 states become the one log-odds they amount to."""
+    """Check that the number of states is a power of two; convert 2 logits to one log-odds."""
     n = logits.shape[-1] if logits.dim() else 0
     if n < 1 or n & (n - 1):
         raise ValueError(
@@ -34,28 +34,28 @@ def as_states(logits: Tensor) -> Tensor:
 
 
 def logits_of(probs: Tensor, *, validate_args: bool | None) -> Tensor:
-    """Logits from the probabilities of the states, or from that of plus one if it stands alone."""
+    """Convert the probabilities of the states, or the single probability of +1, to logits."""
     convert = check.as_log_odds if probs.shape[-1:] == (1,) else check.as_log_probs
     return convert(probs, validate_args=validate_args)
 
 
 def bits(logits: Tensor) -> Size:
-    """The event shape: as many bits as it takes to number the states."""
+    """Return the event shape: the number of bits of a state."""
     return Size((max(logits.shape[-1].bit_length() - 1, 1),))
 
 
 def to_corner(state: Float[Tensor, "..."], event_shape: Size) -> Float[Tensor, "*shape bits"]:
-    """The point of the hypercube for a state, hard or relaxed: on the unit interval if binary, else on the simplex."""
+    """Map a discrete or relaxed state, on the unit interval if binary or the simplex, to the hypercube."""
     return (2 * state - 1).unsqueeze(-1) if event_shape[0] == 1 else mean_corner(state)
 
 
 class Hypercube(DiscreteVariable):
-    r"""A variable on the corners of a hypercube: a categorical one whose states are written in bits of -1 and +1.
+    r"""A categorical variable whose states are the corners of a hypercube, vectors of -1 and +1.
 
     $$Y = C D, \quad D \sim \mathrm{Discrete}(α), \quad C \text{ the corners as columns}$$
 
-    The last axis of the logits has n states, a power of two; a last axis of 1 is a single log-odds, the binary unit on
-    minus and plus one, and logits of 2 states are turned into it. See [maddison2017concrete], appendix D.2.
+    The last axis of the logits has n states, a power of two, or 1 for the log-odds of a binary variable. Two logits are
+    converted to log-odds. See [maddison2017concrete], appendix D.2.
 
     >>> Hypercube(torch.tensor([0.0, 0.0, 1e4, 0.0])).sample()
     tensor([ 1., -1.])
@@ -74,16 +74,16 @@ class Hypercube(DiscreteVariable):
         super().__init__(logits, logits.shape[:-1], bits(logits), validate=validate)
 
     def relax(self, temperature: Temperature) -> "HypercubeConcrete":
-        """The relaxed variable with the same logits."""
+        """Return the Concrete relaxation with the same logits."""
         return HypercubeConcrete(self.logits, temperature, validate_args=self._validate_args)
 
     def relax_gaussian(self, temperature: Temperature) -> "HypercubeLogisticNormal":
-        """The relaxed variable with the same logits, and Gaussian noise."""
+        """Return the Gaussian relaxation with the same logits."""
         return HypercubeLogisticNormal(self.logits, temperature, validate_args=self._validate_args)
 
     @property
     def state(self) -> OneHotCategorical | Bernoulli:
-        """The variable that chooses the corner."""
+        """The Bernoulli or categorical variable that selects the corner."""
         if self._is_binary:
             return Bernoulli(self.logits.squeeze(-1), validate_args=False)
         return OneHotCategorical(self.logits, validate_args=False)
@@ -94,9 +94,8 @@ class Hypercube(DiscreteVariable):
 
     @property
     def _law(self) -> tuple[Any, Tensor, str]:
-        return (
-            (bernoulli, self.logits.squeeze(-1), "corner") if self._is_binary else (categorical, self.logits, "corner")
-        )
+        law, logits = (bernoulli, self.logits.squeeze(-1)) if self._is_binary else (categorical, self.logits)
+        return law, logits, "corner"
 
     def _from_law(self, state: Tensor) -> Tensor:
         return state.unsqueeze(-1) if self._is_binary else state
@@ -125,21 +124,21 @@ class Hypercube(DiscreteVariable):
         return 1 - self.mean.square()
 
     def entropy(self) -> Float[Tensor, "*batch"]:
-        """The entropy in nats."""
+        """Return the entropy in nats."""
         return self.state.entropy()
 
     def enumerate_support(self, expand: bool = True) -> Float[Tensor, "n ..."]:
-        """The n corners, along a new first axis."""
+        """Return the n corners along a new first axis."""
         return to_corner(self.state.enumerate_support(expand), self.event_shape)
 
 
 class HypercubeConcrete(Relaxation):
-    r"""The relaxation of a variable on the corners of a hypercube, a point inside it.
+    r"""The Concrete relaxation of a hypercube variable, a point inside the hypercube.
 
     $$\tilde Y = C X, \quad X \sim \mathrm{Concrete}(α, λ)$$
 
-    Log densities are those of the node: a logistic one if binary, else an ExpConcrete one. Beyond 2 states a point does
-    not determine its node: `rsample_and_log_prob` scores draws, and `log_prob` raises an error.
+    Log densities are those of the node: logistic if binary, else ExpConcrete. With more than 2 states a point does not
+    determine its node, so `log_prob` raises an error; use `rsample_and_log_prob`.
     See [maddison2017concrete], appendix D.2.
 
     >>> relaxed = Hypercube(torch.zeros(80, 8)).relax(temperature=2 / 3)
@@ -162,17 +161,17 @@ class HypercubeConcrete(Relaxation):
         super().__init__(node, squashing, logits=logits, event_shape=bits(logits))
 
     def discretize(self) -> Hypercube:
-        """The discrete variable with the same logits."""
+        """Return the discrete variable with the same logits."""
         return Hypercube(self.logits, validate_args=self._validate_args)
 
 
 class HypercubeLogisticNormal(Relaxation):
-    r"""A point inside a hypercube by Gaussian noise, the control of the paper's experiments.
+    r"""The relaxation of a hypercube variable by Gaussian noise, the control of the paper's experiments.
 
     $$\tilde Y = C X, \quad X \sim \mathrm{LogisticNormal}(α, λ)$$
 
-    A single log-odds stands for two logits, of which the first is zero. Log densities are those of the node, as for
-    `HypercubeConcrete`. See [maddison2017concrete], section 5.2.
+    A single log-odds is converted to two logits, the first zero. Log densities are those of the node.
+    See [maddison2017concrete], section 5.2.
 
     >>> HypercubeLogisticNormal(torch.zeros(80, 8), temperature=2 / 3).sample().shape
     torch.Size([80, 3])
@@ -190,5 +189,5 @@ class HypercubeLogisticNormal(Relaxation):
         super().__init__(node, Corners(both.shape[-1]), logits=logits, event_shape=bits(logits))
 
     def discretize(self) -> Hypercube:
-        """The discrete variable with the same logits."""
+        """Return the discrete variable with the same logits."""
         return Hypercube(self.logits, validate_args=self._validate_args)

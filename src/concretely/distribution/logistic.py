@@ -1,4 +1,4 @@
-"""The logistic node: the log-odds of a binary Concrete variable, and what is scored in its place."""
+"""The logistic node, the log-odds of a binary Concrete variable."""
 
 import math
 
@@ -15,7 +15,7 @@ from .node import Node
 
 
 class Logistic(Node):
-    r"""A logistic variable, the stochastic node of a binary Concrete one.
+    r"""A logistic variable, the stochastic node of a binary Concrete variable.
 
     $$Y = (L + \log α) / λ, \qquad \log g(y) = \log λ + d - 2 \log(1 + e^d), \quad d = \log α - λ y$$
 
@@ -32,16 +32,16 @@ class Logistic(Node):
     law = logistic
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The probability of a smaller value."""
+        """Return the CDF at a value."""
         noise = self._batch_temperature * to_float64(self._checked(value)) - to_float64(self.logits)
         return cast(torch.sigmoid(noise), self.logits.dtype)
 
     def icdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """The value below which the variable falls with a given probability."""
+        """Return the inverse CDF at a probability."""
         return self.push(torch.logit(check.as_fraction(value, validate=self._validate_args)))
 
     def entropy(self) -> Float[Tensor, "..."]:
-        """The differential entropy."""
+        """Return the differential entropy."""
         return self._filled(2 - log(self._batch_temperature))
 
     @property

@@ -1,4 +1,4 @@
-"""Nodes: continuous and unbounded variables that know the log density of their own draws from the noise alone."""
+"""The base class of nodes: unbounded variables that score their own draws from the noise."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,17 +17,16 @@ from .variable import Variable, expanded
 
 
 class Node(Variable, Distribution):
-    """A continuous random variable on an unbounded set: the one whose density is scored.
+    """A continuous random variable on an unbounded set.
 
-    The logits cancel in the log density of an own draw. It is exact at any size of the logits, and its total
-    derivative in them, along the value and directly, is zero. The temperature broadcasts against the shape of the
-    logits less their category axis; the result is `batch_shape`.
+    In the log density of its own draw the logits cancel, so it is exact for logits of any size and its total derivative
+    by the logits is zero. The temperature broadcasts with the logits without their category axis to `batch_shape`.
     """
 
     arg_constraints = {"logits": constraints.real, "temperature": constraints.nonnegative}  # noqa: RUF012
     has_rsample = True
     law: Any
-    """The functions of its family, such as the module `functional.logistic`."""
+    """The functions of the family, such as the module `functional.logistic`."""
 
     def __init__(
         self, logits: Tensor | float, temperature: Temperature | None, *, validate_args: bool | None = None
@@ -49,23 +48,23 @@ class Node(Variable, Distribution):
         return torch.full((), self._temperature, dtype=torch.float64, device=self.logits.device)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw the noise behind so many samples."""
+        """Draw the noise of samples."""
         shape, dtype = Size(sample_shape) + self.logits.shape, compute_dtype(self.logits.dtype)
         noise: Tensor = self.law.noise(shape, dtype, device=self.logits.device, generator=generator)
         return noise
 
     def push(self, noise: Tensor) -> Tensor:
-        """The value that noise becomes: all of sampling but the randomness."""
+        """Return the value made from noise: the deterministic part of sampling."""
         return self._rounded(self._push(self._shaped("noise", noise)))
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw values that carry the pathwise gradient."""
+        """Draw values with a pathwise gradient."""
         return self.push(self.noise(sample_shape, generator=generator))
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw values and their log densities from the same noise: the form to train with."""
+        """Draw values and their exact log densities; use this in training."""
         drawn = self.drawn(sample_shape, generator=generator)
         return self._rounded(drawn.value), cast(drawn.score(), self.logits.dtype)
 
@@ -77,9 +76,9 @@ class Node(Variable, Distribution):
         squashing: Squashing | None = None,
         axes: int = 0,
     ) -> Drawn:
-        """Draw nodes and what they are squashed to, unrounded, and say how to compute their log densities.
+        """Draw unrounded nodes, squash them, and return the functions that score the nodes.
 
-        They are best asked for summed over so many of the last batch axes.
+        `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
         self._require_density()
         return draw_node(
@@ -87,21 +86,21 @@ class Node(Variable, Distribution):
         )
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """The log density of a value."""
+        """Return the log density of a value."""
         return self.summed_log_prob(self._checked(value), 0)
 
     def summed_log_prob(self, value: Tensor, axes: int) -> Tensor:
-        """The log density of a value in the support, summed over the last batch axes."""
+        """Return the log density of a value in the support, summed over the last `axes` batch axes."""
         return score_node(self.law, value, *self._parameters, axes=axes)
 
     def log_prob_of_noise_(self, noise: Tensor) -> Tensor:
-        """The log density of the value that noise becomes; the noise is overwritten."""
+        """Return the log density of the value made from noise; overwrites the noise."""
         self._require_density()
         return cast(self._log_density_of_noise(noise), self.logits.dtype)
 
     @property
     def _parameters(self) -> tuple[Any, ...]:
-        """What the functions of the law take beside a value or noise."""
+        """The parameters that the functions of the law take."""
         return (self.logits,) if self._temperature is None else (self.logits, as_precise(self._temperature))
 
     @property
@@ -111,17 +110,17 @@ class Node(Variable, Distribution):
         return as_precise(self._temperature)
 
     def _push(self, noise: Tensor) -> Tensor:
-        """The value that noise becomes, unrounded."""
+        """Return the unrounded value made from noise."""
         value: Tensor = self.law.push(*self._parameters, noise)
         return value
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
-        """The log density of the value that noise becomes, unrounded; the noise is overwritten."""
+        """Return the unrounded log density of the value made from noise; overwrites the noise."""
         log_density: Tensor = self.law.log_density_of_noise(noise, *self._parameters[1:])
         return log_density
 
     def _filled(self, constant: Temperature) -> Tensor:
-        """A quantity of the density that the logits do not change, for every member of the batch."""
+        """Expand a constant that does not depend on the logits to the batch shape."""
         self._require_density()
         filled = torch.as_tensor(constant, dtype=torch.float64, device=self.logits.device)
         return cast(filled.expand(self.batch_shape), self.logits.dtype)

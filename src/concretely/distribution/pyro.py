@@ -1,4 +1,4 @@
-"""Variables as sites of pyro programs: the interface that pyro adds to torch's, looked up when it is asked for."""
+"""The methods that pyro adds to torch distributions, looked up on first use."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ else:
 
 
 class _Borrowed:
-    """A member of pyro's mixin for distributions, bound as if it were the variable's own."""
+    """A method of pyro's mixin for distributions, bound to the variable."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class _Borrowed:
 
 
 class PyroMixin(_Base):
-    """Makes `pyro.sample` take a distribution as it takes pyro's own."""
+    """Makes a distribution usable in `pyro.sample`."""
 
     event_dim = _Borrowed()
     expand_by = _Borrowed()
@@ -44,12 +44,12 @@ class PyroMixin(_Base):
 
     def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args: bool) -> None:
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        # pyro asks whether a site is of its kind; a program that has not imported pyro has no sites
+        # pyro checks isinstance; a program that has not imported pyro has no sites
         pyro = None if torch.compiler.is_compiling() else sys.modules.get("pyro.distributions.torch_distribution")
         if pyro is not None:
             pyro.TorchDistributionMixin.register(PyroMixin)
 
     def __call__(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draw values, with the pathwise gradient if there is one."""
+        """Draw values, with a pathwise gradient if available."""
         shape = tuple(sample_shape)
         return self.rsample(Size(shape)) if self.has_rsample else self.sample(Size(shape))

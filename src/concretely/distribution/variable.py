@@ -1,7 +1,7 @@
-"""What all random variables share: logits, noise, and a deterministic function that pushes one through the other.
+"""The base class of all random variables.
 
-The arithmetic is that of `functional`, in at least float32 and in float64 where terms may cancel; the classes check
-arguments and round results, once.
+`functional` computes in at least float32, and in float64 where terms may cancel. The classes check arguments and round
+results once.
 """
 
 import copy
@@ -22,27 +22,27 @@ from .pyro import PyroMixin
 
 
 def expanded(logits: Tensor, shape: Size) -> Tensor:
-    """Logits of a shape; those that have it already are spared a step that would be differentiated."""
+    """Expand logits to a shape; skip the autograd step if they already have it."""
     return logits if logits.shape == shape else logits.expand(shape)
 
 
 class Variable(PyroMixin):
-    """A random variable that is a deterministic function of its parameters and of noise with a fixed law.
+    """A random variable that is a deterministic function of its parameters and of noise.
 
-    It is mixed into a `Distribution` of torch.
+    It is a mixin for torch's `Distribution`.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 (declared so by torch)
     support: constraints.Constraint
     is_ranked = False
-    """Whether the largest entry of a value stands for a category."""
+    """Whether the argmax of a value is its category."""
     _temperature: Temperature | None = None
     _logits_of: Callable[..., Tensor]
-    """How probabilities become logits: as log-odds of the upper state, or as logarithms."""
+    """Converts probabilities to logits."""
 
     def __init__(self, logits: Tensor, batch_shape: Size, event_shape: Size, *, validate: bool) -> None:
         self.logits = logits
-        # The checks of torch know neither the value nor the place of what is wrong; ours ran before.
+        # our own checks, which name the value and its index, ran before
         super().__init__(batch_shape, event_shape, validate_args=False)
         self._validate_args = validate
 
@@ -50,17 +50,17 @@ class Variable(PyroMixin):
     def from_probs(
         cls, probs: Tensor | float, *parameters: Any, validate_args: bool | None = None, **options: Any
     ) -> Self:
-        """Build the variable from probabilities in the place of logits; what else it takes follows."""
+        """Build the variable from probabilities instead of logits; other arguments follow."""
         logits = cls._logits_of(probs, validate_args=validate_args)
         return cls(logits, *parameters, validate_args=validate_args, **options)  # type: ignore[call-arg]
 
     @abstractmethod
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw the noise behind so many samples."""
+        """Draw the noise of samples."""
 
     @abstractmethod
     def push(self, noise: Tensor) -> Tensor:
-        """The value that noise becomes: all of sampling but the randomness."""
+        """Return the value made from noise: the deterministic part of sampling."""
 
     def sample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values without a gradient."""
@@ -68,7 +68,7 @@ class Variable(PyroMixin):
             return self.push(self.noise(sample_shape, generator=generator))
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> Self:
-        """The same variable with a larger batch shape."""
+        """Return the variable expanded to a larger batch shape."""
         new = copy.copy(self)
         new._batch_shape = Size(batch_shape)
         new.logits = self.logits.expand(new.batch_shape + self.logits.shape[len(self.batch_shape) :])
@@ -78,22 +78,22 @@ class Variable(PyroMixin):
         return check.as_shaped(name, value, batch_shape=self.batch_shape, event_shape=self.event_shape)
 
     def _rounded(self, value: Tensor) -> Tensor:
-        """A value in the dtype of the logits."""
+        """Round a value to the dtype of the logits."""
         return (cast_in_order if self.is_ranked else cast)(value, self.logits.dtype)
 
     def _rounded_draw(self, drawn: Drawn, value: Tensor, node: Tensor | None) -> Drawn:
-        """A draw with its log probabilities in the dtype of the logits."""
+        """Round the log probabilities of a draw to the dtype of the logits."""
         dtype, summed = self.logits.dtype, drawn.summed
         rounded = None if summed is None else lambda axes: cast(summed(axes), dtype)
         return Drawn(value, lambda: cast(drawn.score(), dtype), rounded, node)
 
     def _require_density(self) -> None:
-        """Refuse what the discrete limit does not have."""
+        """Raise an error at temperature zero."""
         if self._validate_args:
             check.has_density(self._temperature)
 
     def _checked(self, value: Tensor) -> Tensor:
-        """A value to be scored; its shape is always checked, its entries when arguments are validated."""
+        """Check the shape of a value, and its entries if arguments are validated."""
         self._require_density()
         value = self._shaped("value", value)
         if self._validate_args:

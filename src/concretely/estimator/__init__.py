@@ -1,4 +1,4 @@
-"""Gradient estimators, one file a method."""
+"""Gradient estimators."""
 
 from .base import Estimate, Estimator, estimate
 from .exact import Exact

@@ -1,4 +1,4 @@
-"""What all estimators share: they turn a target, its inputs and a number of samples into an estimate."""
+"""The estimator protocol, and the function that runs an estimator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,30 +15,30 @@ from ..program import Program
 
 @dataclass(frozen=True)
 class Estimate:
-    """A loss whose gradient is the estimate, and the evidence for it."""
+    """A loss whose gradient is the estimate, with diagnostics."""
 
     loss: Tensor
-    """Minus the objective, averaged over the batch; to be minimised."""
+    """Minus the objective, averaged over the batch."""
     bound: Tensor
-    """The objective for every data point."""
+    """The objective of every data point."""
     log_w: Tensor
-    """The log-weights, one for each sample and data point."""
+    """The log-weight of every sample and data point."""
     bound_target: str | None = None
-    """What the objective is, on average, a lower bound of; None if of nothing."""
+    """The quantity that the expected objective bounds from below, or None."""
     signal: Mapping[str, Tensor] = field(default_factory=dict)
-    """The learning signal of every node, one number for each sample and data point; none if gradients are pathwise."""
+    """The learning signal by node, for every sample and data point; empty for pathwise gradients."""
 
     @property
     def effective_sample_size(self) -> Tensor:
-        """The number of equal weights that would be worth as much as these, for every data point."""
+        """Return the effective sample size of every data point."""
         return effective_sample_size(self.log_w)
 
 
 @runtime_checkable
 class Estimator(Protocol):
-    """A way of estimating the gradient of an objective.
+    """Estimates the gradient of an objective.
 
-    One that averages over samples whatever the objective says so by an attribute `averages` that is true.
+    An estimator that supports only the objective `average` has an attribute `averages = True`.
     """
 
     def __call__(
@@ -59,11 +59,11 @@ def estimate(
     objective: Objective | None = None,
     generator: Source | None = None,
 ) -> Estimate:
-    """Estimate the objective of a model, or the expected cost of a program, with a loss to take the gradient of.
+    """Estimate the objective of a model, or the expected cost of a program, and its gradient.
 
-    The objective is the multi-sample bound for a model and the average for a program; a program that returns minus a
-    log-weight may ask for `objective=bound`. `RLOO` and `NVIL` estimate averages alone, of a model that of its
-    single-sample bounds.
+    The default objective is the multi-sample bound for a model, and the average for a program. Use `objective=bound`
+    for a program that returns minus a log-weight. `RLOO` and `NVIL` support only `average`; for a model it is the
+    average of single-sample bounds.
 
     >>> import torch, concretely as c
     >>> logits = torch.zeros(3, requires_grad=True)
@@ -83,14 +83,14 @@ def estimate(
     averages = getattr(estimator, "averages", False)
     if averages and objective not in (None, average):
         name = type(estimator).__name__
-        raise ValueError(f"objective must be `average` for {name}, which estimates no other, or be left out")
+        raise ValueError(f"objective must be `average` for {name}, or be omitted")
     if objective is None:
         objective = bound if isinstance(target, Model) and not averages else average
     return estimator(target, *inputs, samples=samples, objective=objective, generator=generator)
 
 
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
-    """What an objective of a target is a lower bound of."""
+    """Return the name of the quantity that an objective bounds from below, or None."""
     if not isinstance(target, Model) or objective not in (bound, average):
         return None
     return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

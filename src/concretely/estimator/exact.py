@@ -1,4 +1,4 @@
-"""The exact objective and its gradient, by enumeration: the oracle of all other estimators."""
+"""The exact objective and its gradient, by enumeration."""
 
 import math
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from .base import Estimate, bound_target
 
 @dataclass(frozen=True)
 class Exact:
-    """The expectation over all states of all samples.
+    """The exact expectation over all joint states of all samples.
 
     Approximates: nothing; it is the gradient.
-    With: every joint state of the graph, for each of the samples if the objective has several.
+    With: every joint state of the graph, for every sample.
     Requires: at most 2²⁰ joint states.
     Bias: none, and no variance.
     """
@@ -30,8 +30,8 @@ class Exact:
     def __call__(
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
-        """Work out an objective."""
-        # every state comes once, whatever its probability, so that running averages would learn something else
+        """Compute an objective."""
+        # states are not weighted by their probability, so they must not update running averages
         with eval_mode(target):
             weights = log_weights(target, *inputs, mode=Enumerate())
         log_w, log_q = weights.log_w, total(weights.log_q.values())
@@ -42,13 +42,13 @@ class Exact:
 def expectation(
     log_w: Float[Tensor, "states *batch"], log_q: Float[Tensor, "states *batch"], *, samples: int, objective: Objective
 ) -> Float[Tensor, "*batch"]:
-    """The expected objective of independent samples, given the log-weight and the log probability of every state."""
+    """Return the expected objective of independent samples, given log-weight and log probability of every state."""
     states = len(log_w)
     if samples * math.log2(states) > math.log2(STATES):
         raise ValueError(
-            f"a graph must have at most 2^20 states of all samples to be enumerated, got {states} of each of {samples}"
+            f"at most 2^20 joint states of all samples can be enumerated, got {states} states for {samples} samples"
         )
-    log_w = torch.where(log_q == -math.inf, 0, log_w)  # that of a state that cannot happen is infinite
+    log_w = torch.where(log_q == -math.inf, 0, log_w)  # impossible states have infinite log-weights
     state = torch.cartesian_prod(*[torch.arange(states, device=log_w.device)] * samples).view(-1, samples).T
     probability = log_q[state].sum(0).exp()
     return (probability * objective(log_w[state])).sum(0)

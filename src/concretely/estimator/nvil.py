@@ -1,4 +1,4 @@
-"""NVIL: the score-function estimator with a local signal, a learned baseline and a running scale for every node."""
+"""NVIL: the score-function estimator with a local, normalized signal and a learned baseline for every node."""
 
 from typing import Any
 
@@ -26,15 +26,15 @@ class NVIL(nn.Module):
     $$\frac{l_i - C_i(z_{i-1}) - c_i}{\max(1, \sqrt{v_i})} \, ∇ \log q(z_i | z_{i-1})$$
 
     Approximates: the gradient of the single-sample bound, averaged over samples if there are several.
-    With: for every node the local signal, the terms of log p and log q that it or a later node enters; less a baseline,
-        a network with one hidden layer of tanh units on the nodes before it or, if there are none, on the first input,
-        centred; less a running mean, over a running standard deviation where that exceeds 1. Mean and deviation are
-        updated before they are used.
-    Requires: parameters of its own, to be given to the optimiser beside those of the target. It is built with a batch
-        of inputs, whose mean centres the first input.
-    Bias: none before the running mean and deviation, which have seen the sample. See [mnih2014neural].
+    With: for every node, the local signal: the terms of log p and log q that depend on it or on a later node. A
+        baseline network with one tanh layer is subtracted; its inputs are the parents of the node or, without any, the
+        centred first input. Then a running mean is subtracted, and the signal is divided by a running standard
+        deviation if that exceeds 1. Both are updated before use.
+    Requires: an optimizer that also trains the parameters of NVIL. The mean of the inputs given here is used to centre
+        the first input.
+    Bias: none, except that the running mean and deviation depend on the sample. See [mnih2014neural].
 
-    `baseline`, `centre` and `scale` leave out a part each: say which variant a run has used.
+    Set `baseline`, `centre` or `scale` to False to disable that part.
 
     >>> import concretely as c
     >>> model, x = c.density("2H-4V"), torch.zeros(8, 4)
@@ -77,7 +77,7 @@ class NVIL(nn.Module):
     def forward(
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
     ) -> Estimate:
-        """Estimate the average over samples, with a loss that trains the baselines too."""
+        """Estimate the average over samples; the loss also trains the baselines."""
         weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
         if weights.scored != self.nodes:
             raise ValueError(f"the target of this NVIL must draw the nodes {self.nodes}, got {weights.scored}")
@@ -87,28 +87,28 @@ class NVIL(nn.Module):
             local = self._local(weights, name)
             if self.baselines:
                 found = self.baselines[index](self._seen(name, weights.q, inputs)).squeeze(-1)
-                # it gets the same signal as the log probability of its node, and so learns to predict the signal
+                # with the same signal as log q, the baseline learns to predict the signal
                 local, baselines[name] = local - found.detach(), found.expand_as(local)
             normalized = self._normalized(local, index)
             signal[name] = normalized / samples if samples > 1 else normalized
         return Estimate(*loss(weights, average, signal, baselines), bound_target(target, average), signal)
 
     def _local(self, weights: LogWeights, name: str) -> Float[Tensor, "m *batch"]:
-        """The terms of the log-weight that a node or a later one enters."""
+        """Return the sum of the log-weight terms that depend on a node or a later one."""
         log_w = total(weights.log_p[term] for term in self.terms[name])
         if weights.divides:
             log_w = log_w - total(weights.q.log_prob(node) for node in _from(name, weights.q))
         return log_w.detach()
 
     def _seen(self, name: str, q: Trace, inputs: tuple[Any, ...]) -> Float[Tensor, "*shape size"]:
-        """What the baseline of a node sees: the nodes before it or, failing these, the first input, centred."""
+        """Return the baseline input: the latent parents of a node or, without any, the centred first input."""
         before = [_flat(q[parent].value, len(q.shape)) for parent in self.before[name]]
         if before:
             return torch.cat(before, -1)
         return _flat(inputs[0].to(self.offset), len(q.batch_shape)) - self.offset if inputs else self.offset
 
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
-        """The signal less its running mean, over its running deviation where that exceeds 1."""
+        """Subtract the running mean, and divide by the running deviation if it exceeds 1."""
         mean, variance = self.mean[index], self.variance[index]
         if self.training:
             found, *running = normalize(signal, mean, variance, self.rate, self.centre, self.scale)
@@ -120,14 +120,14 @@ class NVIL(nn.Module):
 
 
 def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | None, Trace]:
-    """A run of p, if there is one, and a run of what draws the latents."""
+    """Return a trace of p, None for a program, and the trace that draws the latents."""
     if isinstance(target, Model):
         return target.trace(*inputs, mode=Discrete())
     return None, run(target, Discrete(), *inputs)
 
 
 def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
-    """The terms of log p that a node or a later one enters; all others are known before the node is drawn."""
+    """Return the terms of log p that depend on a node or a later one."""
     if p is None:
         return ["cost"]
     later = set(_from(name, q))
@@ -136,12 +136,12 @@ def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
 
 
 def _from(name: str, q: Trace) -> list[str]:
-    """A latent node and those drawn after it."""
+    """Return a latent node and those drawn after it."""
     return q.latent[q.latent.index(name) :]
 
 
 def _flat(value: Tensor, axes: int) -> Float[Tensor, "*shape size"]:
-    """A value without its gradient, and with all axes but the first few made one."""
+    """Detach a value and flatten all but its first `axes` axes."""
     return value.detach().reshape(*value.shape[:axes], -1)
 
 

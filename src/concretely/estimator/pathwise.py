@@ -1,4 +1,4 @@
-"""Estimators that backpropagate through the draws: of the relaxed graph, or of the discrete one by its stand-in."""
+"""Estimators that backpropagate through relaxed or straight-through draws."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,18 +16,18 @@ NoBound = Literal["mass", "analytic"]
 
 @dataclass(frozen=True)
 class Pathwise:
-    """Concrete relaxations: the pathwise gradient of the relaxed graph.
+    """The pathwise gradient of the Concrete relaxation.
 
-    Approximates: the gradient of the objective of the discrete graph, by that of the same objective of the relaxed one.
-    With: relaxed draws at `temperature`, scored under p at `prior_temperature`, by default the same; either may be a
-        map from the names of nodes to their temperatures.
-    Requires: a cost with a derivative between the states.
-    Bias: none for the relaxed objective, which is a lower bound of the relaxed log-likelihood if `kl` is "density" and
-        of nothing if it is "mass" or "analytic". As a gradient of the discrete objective, a bias that falls to zero
-        with the temperature; of a model with q, only to the gradient of what the divergence of its nodes, which the
-        temperature does not change, exceeds that of its units by. See [maddison2017concrete].
+    Approximates: the gradient of the objective of the discrete graph.
+    With: relaxed draws at `temperature`, scored under p at `prior_temperature`, by default the same. Either may be a
+        mapping from node names to temperatures.
+    Requires: a cost that is differentiable between the states.
+    Bias: none for the relaxed objective, a lower bound on the relaxed log-likelihood only if `kl` is "density". For the
+        discrete objective, the bias vanishes as the temperature falls, but not with an inference network: the KL
+        between relaxed nodes exceeds the discrete KL by an amount that does not depend on the temperature.
+        See [maddison2017concrete].
 
-    With normal noise it is the paper's control: the discrete graph is then not what the relaxed one tends to.
+    `noise="normal"` is the paper's Gaussian control; it does not converge to the discrete graph.
 
     >>> Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
     'density'
@@ -41,7 +41,7 @@ class Pathwise:
 
     def __post_init__(self) -> None:
         _require_known(self.kl, "density", "mass", "analytic")
-        object.__setattr__(self, "_modes", self._chosen_modes())  # looked at once, and not at every step
+        object.__setattr__(self, "_modes", self._chosen_modes())
 
     def __call__(
         self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
@@ -69,13 +69,13 @@ class Pathwise:
 
 @dataclass(frozen=True)
 class GumbelSoftmax:
-    """The relaxed draw with a discrete divergence, as in the Gumbel-Softmax paper.
+    """The pathwise gradient of relaxed draws with a discrete KL, as in the Gumbel-Softmax paper.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: relaxed draws, whose log masses are weighed as the value weighs the states or, with `kl` "analytic", replaced
-        by the divergence of the discrete distributions.
-    Requires: a cost with a derivative between the states.
-    Bias: yes; the objective is a bound of nothing, and drifts away from the discrete one if trained for long.
+    With: relaxed draws, scored by the discrete log masses weighted by the value or, if `kl` is "analytic", by the KL of
+        the discrete distributions.
+    Requires: a cost that is differentiable between the states.
+    Bias: yes; the objective is not a bound, and long training moves it away from the discrete objective.
         See [jang2017categorical] and [maddison2017concrete], appendix C.2.
     """
 
@@ -97,13 +97,12 @@ class GumbelSoftmax:
 
 @dataclass(frozen=True)
 class StraightThrough:
-    """The discrete draw with the gradient of its mean.
+    """Discrete draws with the gradient of the mean.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: discrete draws, which pass the gradient on to their mean as if they were it.
-    Requires: a cost with a derivative at the states.
-    Bias: yes, at any setting, unless the cost is linear; the objective itself is that of the discrete graph.
-        See [bengio2013estimating].
+    With: discrete draws in the forward pass, and their mean in the backward pass.
+    Requires: a cost that is differentiable at the states.
+    Bias: yes, unless the cost is linear. The value of the objective is exact. See [bengio2013estimating].
     """
 
     kl: NoBound = "mass"
@@ -120,13 +119,13 @@ class StraightThrough:
 
 @dataclass(frozen=True)
 class StraightThroughGumbelSoftmax:
-    """The discrete draw with the gradient of its relaxed twin.
+    """Discrete draws with the gradient of relaxed draws.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: discrete draws, which pass the gradient on to the relaxed draw of the same noise.
-    Requires: a cost with a derivative at the states.
-    Bias: yes, as it tends with the temperature to the slope at the states, averaged, and not to the difference between
-        them; the objective itself is that of the discrete graph. See [jang2017categorical].
+    With: discrete draws in the forward pass, and relaxed draws of the same noise in the backward pass.
+    Requires: a cost that is differentiable at the states.
+    Bias: yes; as the temperature falls, it uses the average slope at the states instead of the difference between them.
+        The value of the objective is exact. See [jang2017categorical].
     """
 
     temperature: Temperatures
@@ -155,7 +154,7 @@ def _straight_through(
 ) -> Estimate:
     analytic = method.kl == "analytic"
     weights = log_weights(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
-    # the mean of several weights with an analytic divergence may exceed the likelihood
+    # with an analytic KL, the mean of several weights may exceed the likelihood
     bounds = None if analytic and samples > 1 else bound_target(target, objective)
     return Estimate(*loss(weights, objective), bounds)
 

@@ -1,4 +1,4 @@
-"""Score-function estimators: the plain one, and the one with the other samples as its baseline."""
+"""Score-function estimators without a baseline, and with a leave-one-out baseline."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,9 +23,9 @@ class Reinforce:
 
     $$∇ E[f(X)] = E[f(X) ∇ \log q(X) + ∇ f(X)]$$
 
-    Approximates: the gradient of any objective of a discrete graph, from its values alone.
+    Approximates: the gradient of any objective of a discrete graph.
     With: draws of the discrete graph; the objective is the signal of every sample.
-    Requires: nothing of the cost, not even that it has a gradient.
+    Requires: only the values of the cost, which need not be differentiable.
     Bias: none; the variance is large. See [williams1992simple].
     """
 
@@ -43,12 +43,12 @@ class Reinforce:
 
 @dataclass(frozen=True)
 class RLOO:
-    r"""The score-function estimator with the mean of the other samples as the baseline of each.
+    r"""The score-function estimator with a leave-one-out baseline: the mean of the other samples.
 
     $$\frac1m \sum_i \bigl(f_i - \frac{1}{m-1} \sum_{j≠i} f_j\bigr) ∇ \log q_i$$
 
     Approximates: the gradient of an expectation, or of the single-sample bound of a model.
-    With: m draws of the discrete graph, whose average is the objective.
+    With: m draws of the discrete graph.
     Requires: at least 2 samples.
     Bias: none. See [kool2019buy].
     """
@@ -60,6 +60,8 @@ class RLOO:
     ) -> Estimate:
         """Estimate the average over samples."""
         if samples < 2:
-            raise ValueError(f"samples must be at least 2 for RLOO, whose baseline is the others, got {samples}")
+            raise ValueError(
+                f"samples must be at least 2 for RLOO, got {samples}: the baseline is the mean of the others"
+            )
         weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
         return surrogate(weights, average, leave_one_out, bound_target=bound_target(target, average))

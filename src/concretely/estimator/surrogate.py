@@ -1,4 +1,4 @@
-"""The engine of the score-function estimators, which differ by their learning signal alone."""
+"""The surrogate loss of the score-function estimators."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,10 @@ from ..objective import LogWeights, Objective, loss
 from .base import Estimate
 
 Signal = Callable[[Tensor], Tensor]
-"""A function from log-weights to the learning signal of each sample."""
+"""Maps log-weights to the learning signal of each sample."""
 
 
 def surrogate(weights: LogWeights, objective: Objective, signal: Signal, *, bound_target: str | None) -> Estimate:
-    """An estimate whose gradient is that of the objective plus the signal times the gradient of each sample's log q.
-
-    The loss has the value of minus the objective; the signal only changes its gradient.
-    """
+    """Return an estimate whose gradient adds the signal times the gradient of log q to that of the objective."""
     signals = dict.fromkeys(weights.scored, signal(weights.log_w.detach()))
     return Estimate(*loss(weights, objective, signals), bound_target, signals)

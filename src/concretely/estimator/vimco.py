@@ -15,7 +15,7 @@ from .surrogate import surrogate
 
 @dataclass(frozen=True)
 class VIMCO:
-    r"""The score-function estimator whose signal is what each sample adds to the multi-sample bound.
+    r"""The score-function estimator whose signal is the contribution of each sample to the multi-sample bound.
 
     $$\hat L - \hat L_{-i}, \quad \hat L_{-i} \text{ with } w_i \text{ replaced by a mean of the others}$$
 
@@ -37,10 +37,12 @@ class VIMCO:
         """Estimate the multi-sample bound."""
         if samples < 2:
             raise ValueError(
-                f"samples must be at least 2 for VIMCO, got {samples}: use NVIL or Reinforce for a single one"
+                f"samples must be at least 2 for VIMCO, got {samples}: use NVIL or Reinforce for one sample"
             )
         if objective is not bound:
-            raise ValueError("objective must be `bound` for VIMCO: of a program, its cost is minus a log-weight")
+            raise ValueError(
+                "objective must be `bound` for VIMCO: pass objective=bound if the cost is minus a log-weight"
+            )
         weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
         return surrogate(
             weights,

@@ -1,6 +1,6 @@
 """Compare gradient estimators on a problem: the bias, the variance and the time of each."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,8 +58,9 @@ def gradient_study(
     if not isinstance(estimators, Mapping) or not estimators:
         raise ValueError(f"estimators must be a map from names to estimators, got {estimators!r}")
     reference_repeats = 10 * repeats if reference_repeats is None else reference_repeats
-    _require_several("repeats", repeats)
-    _require_several("reference_repeats", reference_repeats)
+    for name, number in (("repeats", repeats), ("reference_repeats", reference_repeats)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 2:
+            raise ValueError(f"{name} must be a whole number of at least 2, got {number!r}")
     groups = min(GROUPS, repeats, reference_repeats)
     if objective is None:
         objective = bound if isinstance(target, Model) else average
@@ -78,6 +79,8 @@ def gradient_study(
             }
         with counting("estimators", repeats * len(trials), shown=progress) as advance:
             tallies = problem.tallies(list(trials.values()), repeats=repeats, groups=groups, advance=advance)
+    # the relative difference between two gradients that rounding alone can explain
+    rounding = 32 * max(torch.finfo(parameter.dtype).eps for parameter in problem.parameters)
     findings = {}
     for (name, trial), (tally, seconds) in zip(trials.items(), tallies, strict=True):
         judged_by, truth = references[aims[name]]
@@ -87,7 +90,7 @@ def gradient_study(
             reference=judged_by,
             mean=problem.split(tally.mean),
             squared_bias=squared_expectation(gaps),
-            p_value=p_value(gaps, rounding=_rounding(problem.parameters) * judged_by.length),
+            p_value=p_value(gaps, rounding=rounding * judged_by.length),
             variance=tally.variance,
             seconds=seconds,
         )
@@ -98,11 +101,6 @@ def _trial(entry: Estimator | tuple[Estimator, int], objective: Objective, sampl
     """Return the trial of an estimator, with its own number of samples if it has one."""
     estimator, m = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, samples)
     return Trial(estimator, average if getattr(estimator, "averages", False) else objective, m)
-
-
-def _rounding(parameters: Sequence[Tensor]) -> float:
-    """Return the relative difference between two gradients that rounding alone can explain."""
-    return 32 * max(torch.finfo(parameter.dtype).eps for parameter in parameters)
 
 
 @contextmanager
@@ -132,11 +130,6 @@ def _counted(target: Any, parameters: Iterable[Tensor] | None) -> list[Tensor]:
         if not isinstance(parameter, Tensor) or not parameter.requires_grad:
             raise ValueError(f"parameters must be tensors that require a gradient, got another at index {place}")
     return counted
-
-
-def _require_several(name: str, number: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < 2:
-        raise ValueError(f"{name} must be a whole number of at least 2, got {number!r}")
 
 
 def _require_aims(reference: Estimator, aims: Mapping[str, Aim]) -> None:

@@ -22,9 +22,6 @@ def sampling_traces(alpha: Sequence[float], temperatures: Sequence[float]) -> li
     """Sample a variable with a few categories at each temperature; at zero it is discrete.
 
     A single α is the odds of a binary variable.
-
-    >>> [list(traces) for _, traces in sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5])]
-    [[''], ['']]
     """
     if not 1 <= len(alpha) <= 6:
         raise ValueError(f"alpha must be one to six positive numbers, got {len(alpha)}")
@@ -39,12 +36,7 @@ def sampling_traces(alpha: Sequence[float], temperatures: Sequence[float]) -> li
 
 
 def network_traces(architecture: Architecture, temperatures: Sequence[float]) -> list[tuple[float, dict[str, Trace]]]:
-    """Run the generative network p of an untrained model on its own samples and, if it has one, the network q.
-
-    >>> from concretely import parse
-    >>> [list(traces) for _, traces in network_traces(parse("6H~8V"), [0.0])]
-    [['p', 'q']]
-    """
+    """Run the generative network p of an untrained model on its own samples and, if it has one, the network q."""
     build = density if architecture.context is None else prediction
     model = build(architecture, generator=_generator()).eval()
     with torch.no_grad():

@@ -3,8 +3,8 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from jaxtyping import Float64, Int64, Shaped
@@ -19,7 +19,7 @@ from ..model.base import Model
 from ..noise import Source
 from ..objective import log_weights
 from ..program import eval_mode
-from .progress import counting
+from .progress import Advance, counting
 
 PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
 """The number of pairs of a sample and a data point in one run, if memory allows: 784 units take 13 MB or 3 GB.
@@ -167,20 +167,19 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> F
 
 
 def _estimated(
-    model: Model,
-    data: Data,
-    samples: int,
-    *,
-    chunk: int,
-    generator: Generator | None,
-    advance: Callable[[int], None],
+    model: Model, data: Data, samples: int, *, chunk: int, generator: Generator | None, advance: Advance
 ) -> Estimate:
     """Estimate every data point with the same number of samples."""
     at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, of nearly equal size
     sums = []
     for first, part in _parts(data, max(1, chunk // at_once)):
-        runs = _log_sums(model, part, samples, at_once=at_once, generator=generator, advance=advance)
-        sums.append(reduce(torch.logaddexp, runs))
+        summed = torch.full((2, len(part[0])), -math.inf, dtype=torch.float64, device=part[0].device)
+        for done in range(0, samples, at_once):
+            drawn = min(at_once, samples - done)
+            log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
+            summed = torch.logaddexp(summed, torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)]))
+            advance(log_w.numel())
+        sums.append(summed)
         if first == 0:  # only once: each check waits for the device
             _numbers(sums[0].cpu())
     log_sum, log_sum_of_squares = _numbers(torch.cat(sums, -1).cpu())
@@ -200,23 +199,6 @@ def _corrected(
     found += missed.mean()
     found[chosen] = right
     return found, effective, standard_error(missed) * math.sqrt(1 - len(chosen) / len(found))
-
-
-def _log_sums(
-    model: Model,
-    part: Data,
-    samples: int,
-    *,
-    at_once: int,
-    generator: Generator | None,
-    advance: Callable[[int], None],
-) -> Iterator[Float64[Tensor, "2 points"]]:
-    """Yield the log of the sum of weights and of the sum of squared weights, one run of samples at a time."""
-    for done in range(0, samples, at_once):
-        drawn = min(at_once, samples - done)
-        log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
-        yield torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)])
-        advance(log_w.numel())
 
 
 def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
@@ -270,14 +252,12 @@ def _require_data(model: Model, data: Data) -> None:
 
 def _require_scores(model: Model, data: Data, chunk: int) -> None:
     """Score all data once, at the most probable latents, so that bad input raises before any work is done."""
-    try:
+    accepted = False
+    with suppress(Exception):
         for _, part in _parts(data, max(1, chunk // 4)):  # a trace keeps more tensors than a log weight does
             _score(model, part)
-    except Exception:
-        refused = True
-    else:
-        refused = False
-    if refused:
+        accepted = True
+    if not accepted:
         _score(model, data)  # again, so that the error names the index in the whole data
     _score(model, tuple(tensor[:1] for tensor in data))  # a model that drops the axis of data points fails here
 

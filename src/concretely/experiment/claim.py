@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..notation import parse
 from ..spelling import format_difference, format_number
-from .result import CellResult, Score
+from .paper import CellResult, Score
 
 LINEAR = ("200H-784V", "200H-200H-784V")
 NONLINEAR = ("200H~784V", "200H~200H~784V")

@@ -1,4 +1,4 @@
-"""The tables and figures of the paper as experiments: the models to train, and the numbers that the paper reports.
+"""The tables and figures of the paper as experiments: the models to train, the paper's numbers, and ours beside them.
 
 Each is a TOML file in `table/`. It has a `title`, its `place` in the paper, the number of samples for scoring, the keys
 that all recipes share under `recipe`, and overrides for an estimator under `estimator`. A `row` is a model: its `name`,
@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..spelling import did_you_mean
 from ..training.recipe import Recipe, resolve
@@ -53,6 +53,38 @@ def cell_title(recipe: Recipe) -> str:
     temperature = recipe.settings.get("temperature")
     suffix = f"-t{temperature:g}" if isinstance(temperature, float) else ""
     return f"{recipe.title}{suffix}"
+
+
+class Score(NamedTuple):
+    """A number of nats and its standard error."""
+
+    value: float
+    error: float
+
+
+class CellResult(NamedTuple):
+    """A cell of an experiment and the record of its run."""
+
+    cell: Cell
+    record: Mapping[str, Any] | None = None
+    """None if the cell has not been trained and scored."""
+    diverged: bool = False
+
+    def score(self, name: str) -> Score | None:
+        """Return a metric of the record; None if it is missing or not finite."""
+        metric = (self.record or {}).get("metrics", {}).get(name) or {}
+        value, error = metric.get("value"), metric.get("standard_error")
+        return None if value is None or error is None else Score(value, error)
+
+    def difference(self, split: str) -> float | None:
+        """Return our NLL minus the paper's, if both are known."""
+        ours, paper = self.score(f"{split}_nll"), self.cell.paper.get(split)
+        return None if ours is None or paper is None else ours.value - paper
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run, or of the cell if there is no run."""
+        return self.cell.recipe if self.record is None else resolve(**self.record["recipe"])
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from ..training.run import restored
 from ..training.section import WHEN, sections
 from . import scoring
 from .grid import differing_keys, expand_grid, recipe_names
-from .paper import RUNS, SPLITS, Cell, Experiment, load_experiment
+from .paper import RUNS, SPLITS, Cell, CellResult, Experiment, load_experiment
 from .record import validation_nll
-from .result import CellResult
 from .scheduler import Monitor, score_member, train_members
 from .scoring import Precision, abort_on_stop, add_scores
 from .state import current_record, has_diverged, is_settled, load_data, require_trainable

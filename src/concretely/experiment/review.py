@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from .claim import TemperaturePoint, Verdict, judge_claims, temperature_points
 from .history import CellHistory, Record, read_history
-from .paper import SPLITS, Cell, Experiment, experiment_names, load_experiment
-from .result import CellResult
+from .paper import SPLITS, Cell, CellResult, Experiment, experiment_names, load_experiment
 
 REASONS = "reasons.toml"
 """Optional file beside the folder of the records: by the title of a cell, why it is worse than in the paper."""

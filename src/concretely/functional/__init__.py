@@ -1,5 +1,4 @@
-"""The mathematics: one pure, differentiable function a law, one file a family.
+"""Pure, differentiable functions behind the distributions, estimators and models, one file per family.
 
-Distributions, estimators and models call these functions, and so may users. This is the only room, beside the training
-engine, that knows of kernels: a function runs its kernel where that is eligible and its definition everywhere else.
+A function runs its Triton kernel if the kernel is eligible, and its definition in torch operations otherwise.
 """

@@ -1,4 +1,4 @@
-"""The binary unit: states by the sign of noisy log-odds, and their log masses."""
+"""The Bernoulli variable: states drawn by the sign of noisy log-odds, and their log probabilities."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -12,28 +12,27 @@ from .cast import cast, compute_dtype
 
 __all__ = ["draw", "interpolated_log_mass", "log_mass", "noise", "push", "score"]
 
-
 category_axes = 0
 
 
 def push(logits: Float[Tensor, "..."], noise: Float[Tensor, "..."], squash: str = "bit") -> Float[Tensor, "..."]:
-    """The upper state where the noisy log-odds are not negative: 1 instead of 0 ("bit") or of -1 ("corner")."""
+    """Return 1 where the noisy log-odds are at least 0, else 0 ("bit") or -1 ("corner")."""
     upper = (logits + noise >= 0).to(logits.dtype)
     return 2 * upper - 1 if squash == "corner" else upper
 
 
 def log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: str = "bit") -> Float[Tensor, "..."]:
-    """The log probability of a state."""
+    """Return the log probability of a state."""
     logits = cast(logits, compute_dtype(logits.dtype))
     state = value.detach().to(logits.dtype)
-    # one pass, where a choice between the logits and their negative takes three
+    # one pass; torch.where on the sign would take three
     return logsigmoid(logits * (state if squash == "corner" else 2 * state - 1))
 
 
 def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The log masses of the two states, weighted as a value between them weights the states."""
+    """Return the mean of the two log probabilities, weighted by a value in [0, 1]."""
     logits, value = (cast(tensor, compute_dtype(tensor.dtype)) for tensor in (logits, value))
-    # an impossible state that the value leaves out adds nothing
+    # avoid 0 times minus infinity
     one = torch.where(value == 0, 0, logsigmoid(logits))
     zero = torch.where(value == 1, 0, logsigmoid(-logits))
     return value * one + (1 - value) * zero
@@ -43,9 +42,9 @@ def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..
 def draw(
     logits: Float[Tensor, "members units"], key: Int64[Tensor, "members 2"], samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """States, as 0 and 1 ("bit") or as -1 and +1 ("corner"), and their log masses summed over rows of so many units.
+    """Draw states in {0, 1} ("bit") or {-1, +1} ("corner"), and sum their log probabilities over rows.
 
-    The noise is that of a key for each member: the same key gives the states that nodes of a logistic draw round to.
+    Each member has its own key. A logistic draw with the same key rounds to the same states.
     """
     members, units = logits.shape
     signed = fractions(key, samples * units, torch.float32, True).view(members, samples, units)
@@ -57,5 +56,5 @@ def draw(
 def score(
     value: Float[Tensor, "members m units"], logits: Float[Tensor, "members units"], squash: str, length: int = 1
 ) -> Float[Tensor, "members m rows"]:
-    """The log masses of given states, whose samples share their logits, summed over rows of so many units."""
+    """Return the log probabilities of states, summed over rows of `length` units; samples share logits."""
     return row_sums(log_mass(value, logits.float().unsqueeze(1), squash), length)

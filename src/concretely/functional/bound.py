@@ -1,4 +1,4 @@
-r"""The multi-sample bound of log-weights, and the loss whose gradient estimates that of the bound.
+r"""The multi-sample bound, and the loss whose gradient estimates the gradient of the bound.
 
 $$\hat L_m = \log \frac1m \sum_{i=1}^m w_i$$
 
@@ -25,13 +25,13 @@ Terms = Sequence[Float[Tensor, "..."]]
 
 
 def by_sample(tensor: Tensor, axis: int) -> Float[Tensor, "members m batch"]:
-    """A tensor with one axis of members, one of samples and one of data points, as kernels take it."""
+    """Reshape to members, samples and data points, as kernels expect."""
     shape = tensor.shape
     return tensor.reshape(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
 def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
-    return (by_sample(log_w, axis), 1), lambda found: found.view(log_w.shape[:axis] + log_w.shape[axis + 1 :])
+    return (by_sample(log_w, axis), 1), lambda result: result.view(log_w.shape[:axis] + log_w.shape[axis + 1 :])
 
 
 @operator(
@@ -41,17 +41,17 @@ def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
     arrange=_arrange_bound,
 )
 def bound(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
-    """The multi-sample variational bound: the logarithm of the mean weight over the samples along an axis."""
+    """Return the multi-sample bound: the log of the mean weight over the samples."""
     return log_w.logsumexp(axis) - math.log(log_w.shape[axis])
 
 
 def average(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
-    """The mean over samples: an expectation, or the single-sample bound."""
+    """Return the mean over samples, which estimates the single-sample bound."""
     return log_w.mean(axis)
 
 
 def effective_sample_size(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*batch"]:
-    """The number of equal weights that would be worth as much as these.
+    """Return the effective sample size of importance weights.
 
     >>> import torch
     >>> effective_sample_size(torch.tensor([0.0, 0.0, -1e4]))
@@ -61,7 +61,7 @@ def effective_sample_size(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "*b
 
 
 def total(terms: Iterable[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
-    """The sum of terms."""
+    """Return the sum of terms."""
     return functools.reduce(arithmetic.add, terms)
 
 
@@ -80,9 +80,9 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arra
     shape = log_p[0].shape
     lists = [[by_sample(term, axis) for term in terms] for terms in (log_p, log_q, signal, baseline)]
 
-    def restore(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    def restore(result: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
         shapes = shape[:axis], shape[:axis] + shape[axis + 1 :], shape
-        return tuple(each.view(own) for each, own in zip(found, shapes, strict=True))
+        return tuple(each.view(own) for each, own in zip(result, shapes, strict=True))
 
     return (*lists, averages, 1), restore
 
@@ -91,24 +91,23 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arra
 def loss(
     log_p: Terms, log_q: Terms, signal: Terms = (), baseline: Terms = (), averages: bool = False, axis: int = 0
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Minus the mean bound over data points, the bounds and the log-weights, of which the last two have no gradient.
+    """Return minus the mean bound over data points, and without gradient the bounds and the log-weights.
 
-    A log-weight is the sum of the terms of p less that of the terms of q. The bounds are multi-sample bounds, or
-    averages over samples. If every term of q has a signal, the gradient of the loss adds minus the signal times the
-    gradient of the term and of its baseline, if it has one. An average has no other gradient in these terms of q,
-    since the mean of the gradient of log q is zero.
+    A log-weight is the sum of `log_p` minus the sum of `log_q`. The bound is the multi-sample bound, or with `averages`
+    the mean over samples. Each `signal` adds minus the signal times the gradient of its term of `log_q` plus its
+    baseline. With `averages` such a term gets no other gradient, since the mean of the gradient of log q is zero.
     """
-    held = [term.detach() for term in log_q] if averages and signal else log_q
-    log_w = total(log_p) - total(held)
+    subtracted = [term.detach() for term in log_q] if averages and signal else log_q
+    log_w = total(log_p) - total(subtracted)
     value = average(log_w, axis) if averages else bound(log_w, axis)
-    found = -value
+    result = -value
     if signal:
-        found = found - score_function(log_q, signal, baseline, axis)
-    return found.mean(tuple(range(axis, found.dim()))), value.detach(), log_w.detach()
+        result = result - score_function(log_q, signal, baseline, axis)
+    return result.mean(tuple(range(axis, result.dim()))), value.detach(), log_w.detach()
 
 
 def score_function(log_q: Terms, signal: Terms, baseline: Terms = (), axis: int = 0) -> Float[Tensor, "..."]:
-    """Zero, whose gradient is the signal times the gradient of the terms of q and of their baselines, over samples."""
+    """Return zero with the gradient of the sum of signal times (log q + baseline) over samples."""
     scored = [one + other for one, other in zip(log_q, baseline, strict=True)] if baseline else log_q
     score = total([own * each for own, each in zip(signal, scored, strict=True)]).sum(axis)
     return score - score.detach()

@@ -1,4 +1,4 @@
-"""Arithmetic that is wider than the values it makes, which are rounded once and to a finite number."""
+"""Conversions between dtypes that do not overflow."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ WIDE = torch.float64
 
 
 class _Saturate(torch.autograd.Function):
-    """Conversion that stops at the largest finite number of the narrower dtype, forwards and backwards."""
+    """A conversion that clamps to the finite range of the narrower dtype, forwards and backwards."""
 
     generate_vmap_rule = True
 
@@ -17,7 +17,7 @@ class _Saturate(torch.autograd.Function):
     def forward(value: Tensor, dtype: torch.dtype) -> Tensor:
         if dtype.itemsize < value.dtype.itemsize:
             edge = torch.finfo(dtype).max
-            value = torch.where(value.isinf(), value, value.clamp(-edge, edge))  # a limit stays a limit
+            value = torch.where(value.isinf(), value, value.clamp(-edge, edge))  # infinities stay
         return value.to(dtype)
 
     @staticmethod
@@ -34,10 +34,7 @@ class _Saturate(torch.autograd.Function):
 
 
 def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert without overflow.
-
-    Only float16 is narrow enough for ordinary nodes, densities and gradients to leave its range.
-    """
+    """Convert without overflow; conversions from and to float16 are clamped."""
     if value.dtype == dtype:
         return value
     if torch.float16 in (value.dtype, dtype):
@@ -47,28 +44,26 @@ def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def to_float64(value: Tensor) -> Tensor:
-    """A tensor in float64, the dtype in which given values are scored."""
+    """Convert to float64."""
     return cast(value, WIDE)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of noise and of what is computed from it: at least float32."""
+    """Return the dtype of noise and intermediate results: at least float32."""
     return dtype if dtype.itemsize > 2 else torch.float32
 
 
 def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert to a narrow dtype without making another entry of the last axis as large as the largest.
+    """Convert to a narrow dtype without changing the argmax over the last axis.
 
-    A tenth of the draws of a warm variable with a thousand categories would end in such a tie in bfloat16, and the
-    category of their argmax be that which happens to come first.
+    Plain rounding to bfloat16 ties the largest entries of a tenth of the draws with a thousand categories.
     """
     narrow = cast(value, dtype)
     if dtype.itemsize > 2:
         return narrow
     largest = narrow.detach().amax(-1, keepdim=True)
-    below = cast(
-        to_float64(largest) - 0.75 * torch.finfo(dtype).eps * to_float64(largest).abs(), dtype
-    )  # the number before it
+    wide = to_float64(largest)
+    below = cast(wide - 0.75 * torch.finfo(dtype).eps * wide.abs(), dtype)  # the next smaller number
     first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
     ordered = torch.where(first, narrow, torch.minimum(narrow, below))
     return narrow + (ordered - narrow).detach()

@@ -1,4 +1,4 @@
-"""The n-ary unit: categories by the largest noisy logit, and their log masses."""
+"""The categorical variable: categories drawn by the largest noisy logit, and their log probabilities."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -13,14 +13,13 @@ from .log_simplex import noise_of_key, one_hot_argmax, perturb
 
 __all__ = ["draw", "expectation", "log_mass", "log_probs", "noise", "push", "score", "weighted"]
 
-
 category_axes = 1
 
 
 def push(
     logits: Float[Tensor, "*batch n"], noise: Float[Tensor, "*shape n"], squash: str = "one-hot"
 ) -> Float[Tensor, "*out width"]:
-    """The category of the largest noisy logit as a one-hot vector ("one-hot") or a corner of a hypercube ("corner")."""
+    """Return the argmax of the noisy logits as a one-hot vector ("one-hot") or a hypercube corner ("corner")."""
     noisy = perturb(logits, noise)
     if squash == "corner":
         return corners(logits.shape[-1], dtype=logits.dtype, device=logits.device)[noisy.argmax(-1)]
@@ -28,14 +27,14 @@ def push(
 
 
 def log_probs(logits: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-    """The log probabilities of the categories, in float64."""
+    """Return the log probabilities of the categories in float64."""
     return to_float64(logits).log_softmax(-1)
 
 
 def log_mass(
     value: Float[Tensor, "*shape width"], logits: Float[Tensor, "*batch n"], squash: str = "one-hot"
 ) -> Float[Tensor, "*out"]:
-    """The log probability of a value, in float64."""
+    """Return the log probability of a value in float64."""
     category, scores = category_of(value) if squash == "corner" else value.argmax(-1), log_probs(logits)
     shape = Size(torch.broadcast_shapes(scores.shape[:-1], category.shape))
     scores = scores.expand(shape + scores.shape[-1:])
@@ -43,12 +42,12 @@ def log_mass(
 
 
 def weighted(quantity: Float[Tensor, "*batch n"], weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:
-    """The weighted sum of a quantity over categories, to which impossible categories of no weight add nothing."""
+    """Return the weighted sum over categories; a weight of 0 adds 0 even where the quantity is infinite."""
     return (weight * torch.where(weight == 0, 0, quantity)).sum(-1)
 
 
 def expectation(log_probs: Float[Tensor, "*batch n"], quantity: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:
-    """The expectation of a quantity over categories, to which impossible ones add nothing."""
+    """Return the expectation of a quantity over categories."""
     return weighted(quantity, log_probs.exp())
 
 
@@ -65,9 +64,9 @@ def draw(
     squash: str,
     length: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Values, as one-hot vectors ("one-hot") or corners of a hypercube ("corner"), and their log masses.
+    """Draw one-hot vectors ("one-hot") or hypercube corners ("corner"), and their log probabilities.
 
-    The noise is that of a key for each member. Log masses are summed over rows of so many units.
+    Each member has its own key. Log probabilities are summed over rows of `length` units.
     """
     _, units, n = logits.shape
     value = push(logits.detach().float().unsqueeze(1), noise_of_key(key, samples, units, n), squash)
@@ -85,5 +84,5 @@ def score(
     squash: str,
     length: int = 1,
 ) -> Float[Tensor, "members m rows"]:
-    """The log masses of given values, whose samples share their logits, summed over rows of so many units."""
+    """Return the log probabilities of values, summed over rows of `length` units; samples share logits."""
     return row_sums(log_mass(value, logits.unsqueeze(1), squash).float(), length)

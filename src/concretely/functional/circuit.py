@@ -1,4 +1,4 @@
-"""The general binary circuit: any noise, relocated so that its sign is a given Bernoulli variable."""
+"""The general binary circuit: noise of any law, shifted so that its sign is a given Bernoulli variable."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from .temperature import Temperature, log
 
 
 def odd(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:
-    """An odd function by its values at negative arguments, where a lower tail keeps its precision."""
+    """Evaluate an odd function at negative arguments, where it is precise."""
     positive = argument > 0
     value = function(torch.where(positive, -argument, argument))
     return torch.where(positive, -value, value)
@@ -26,7 +26,7 @@ def odd(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:
 
 @runtime_checkable
 class Family(Protocol):
-    """A law of noise on the whole real line: all that the circuit asks of it."""
+    """The interface of a noise distribution on the real line."""
 
     @property
     def mean(self) -> float: ...
@@ -45,16 +45,16 @@ class Family(Protocol):
     def cdf(self, noise: Tensor) -> Tensor: ...
 
     def log_tail(self, noise: Tensor, *, upper: bool) -> Tensor:
-        """The log probability of larger noise, or of smaller noise."""
+        """Return the log survival function (`upper`) or the log CDF."""
 
     def quantile(self, u: Tensor) -> Tensor: ...
 
     def location(self, logits: Tensor) -> Tensor:
-        """What to add to the noise so that it is positive with these log-odds."""
+        """Return the shift that makes the noise positive with these log-odds."""
 
 
 class LogisticNoise:
-    """Noise whose circuit is the binary Concrete variable."""
+    """Logistic noise, which gives the binary Concrete variable."""
 
     mean, mode, variance, entropy = 0.0, 0.0, math.pi**2 / 3, 2.0
 
@@ -75,7 +75,7 @@ class LogisticNoise:
 
 
 class NormalNoise:
-    """Gaussian noise, the probit unit."""
+    """Gaussian noise, which gives the probit unit."""
 
     mean, mode, variance, entropy = 0.0, 0.0, 1.0, (1 + normal.LOG_TWO_PI) / 2
 
@@ -83,7 +83,7 @@ class NormalNoise:
         return normal.log_density(noise)
 
     def cdf(self, noise: Tensor) -> Tensor:
-        return torch.erfc(-noise / math.sqrt(2)) / 2  # torch.special.ndtr has no lower tail
+        return torch.erfc(-noise / math.sqrt(2)) / 2  # torch.special.ndtr loses the lower tail
 
     def log_tail(self, noise: Tensor, *, upper: bool) -> Tensor:
         return normal.log_cdf(-noise if upper else noise)
@@ -96,8 +96,7 @@ class NormalNoise:
         return odd(self._lower_quantile, logits)
 
     def _lower_quantile(self, logits: Tensor) -> Tensor:
-        # Newton's method for the logarithm of the tail, nearly linear in the squared quantile. A differentiable
-        # step at the root makes one more derivative exact.
+        # Newton's method on the log tail; each differentiable step at the root makes one more derivative exact
         log_tail = logsigmoid(logits)
         with torch.no_grad():
             near = -torch.special.ndtri(log_tail.clamp(min=-500).exp())
@@ -111,7 +110,7 @@ class NormalNoise:
 
 
 class LaplaceNoise:
-    """Double exponential noise."""
+    """Laplace noise."""
 
     mean, mode, variance, entropy = 0.0, 0.0, 2.0, 1 + math.log(2)
 
@@ -134,7 +133,7 @@ class LaplaceNoise:
 
 
 class CauchyNoise:
-    """Noise with tails so heavy that it has no mean."""
+    """Cauchy noise, which has no mean."""
 
     mean, mode, variance, entropy = math.nan, 0.0, math.nan, math.log(4 * math.pi)
 
@@ -156,10 +155,7 @@ class CauchyNoise:
 
 @dataclass(frozen=True)
 class LawNoise:
-    """Noise with the law of any distribution that has a density, a distribution function and its inverse.
-
-    It is as exact in the tails as that inverse is.
-    """
+    """Noise of any torch distribution with `log_prob`, `cdf` and `icdf`, whose precision it inherits."""
 
     law: Distribution
 
@@ -187,7 +183,7 @@ class LawNoise:
 
     def log_tail(self, noise: Tensor, *, upper: bool) -> Tensor:
         tail = 1 - self.law.cdf(noise) if upper else self.law.cdf(noise)
-        return tail.clamp(min=torch.finfo(tail.dtype).tiny).log()  # a tail that the law rounds to 0 stays finite
+        return tail.clamp(min=torch.finfo(tail.dtype).tiny).log()  # keep the log finite
 
     def quantile(self, u: Tensor) -> Tensor:
         return self.law.icdf(u)
@@ -197,8 +193,8 @@ class LawNoise:
 
 
 def as_family(noise: str | Distribution | Family) -> Family:
-    """The noise meant by a name, a distribution or a family."""
-    known: dict[str, type[Family]] = {
+    """Return the noise family for a name, a distribution or a family."""
+    families: dict[str, type[Family]] = {
         "logistic": LogisticNoise,
         "normal": NormalNoise,
         "laplace": LaplaceNoise,
@@ -213,45 +209,45 @@ def as_family(noise: str | Distribution | Family) -> Family:
         return noise
     if not isinstance(noise, str):
         raise TypeError(f"noise must be a name, a distribution or a family, got {type(noise).__name__}")
-    if noise not in known:
-        raise ValueError(f"unknown noise {noise!r}{did_you_mean(noise, known)}")
-    return known[noise]()
+    if noise not in families:
+        raise ValueError(f"unknown noise {noise!r}{did_you_mean(noise, families)}")
+    return families[noise]()
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """The law of a node that is relocated noise of a family over a temperature."""
+    """The law of a node: shifted noise over a temperature."""
 
     family: Family
     category_axes = 0
-    draw = score = None  # there is no kernel
+    draw = score = None  # no kernel
 
     def noise(
         self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None
     ) -> Tensor:
-        """Noise of the family in float64 for every dtype: that of float32 is precise in one tail only."""
+        """Draw noise, always in float64, as float32 quantiles are precise in one tail only."""
         return self.family.quantile(uniform(shape, torch.float64, device=device, generator=generator))
 
     def location(self, logits: Tensor) -> Tensor:
-        """What is added to the noise."""
+        """Return the shift of the noise."""
         return self.family.location(to_float64(logits))
 
     def push(self, logits: Tensor, temperature: Temperature, noise: Tensor) -> Tensor:
-        """The relocated noise over the temperature, and its sign times infinity where that is zero."""
+        """Divide the shifted noise by the temperature; the limit at temperature zero is ±infinity."""
         return logistic.push(self.location(logits), temperature, noise)
 
     def noise_behind(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
-        """The noise that a node was made of."""
+        """Return the noise behind a node."""
         return temperature * to_float64(value) - self.location(logits)
 
     def log_density_of_noise(self, noise: Tensor, temperature: Temperature) -> Tensor:
-        """The log density of the node that noise becomes."""
+        """Return the log density of the node made from noise."""
         return self.family.log_density(noise) + log(temperature)
 
     def log_density(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
-        """The log density of a given node."""
+        """Return the log density of a node."""
         return self.log_density_of_noise(self.noise_behind(value, logits, temperature), temperature)
 
     def log_tail(self, value: Tensor, logits: Tensor, temperature: Temperature, *, upper: bool) -> Tensor:
-        """The log probability of a larger node, or of a smaller one."""
+        """Return the log survival function (`upper`) or the log CDF of a node."""
         return self.family.log_tail(self.noise_behind(value, logits, temperature), upper=upper)

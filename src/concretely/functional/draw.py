@@ -1,4 +1,4 @@
-"""Draws and scores of a family's law in any shape: by its kernel where that is eligible, else by its definition."""
+"""Draws and log probabilities of any shape, by the kernel of a law if eligible, else by its definition."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,15 +15,15 @@ from .temperature import Temperature
 
 
 class Drawn(NamedTuple):
-    """A value, and how to compute its log probability."""
+    """A drawn value and functions that compute its log probability."""
 
     value: Tensor
     score: Callable[[], Tensor]
-    """The log probability of every unit. It may be called once: it may overwrite the noise that it is computed from."""
+    """Return the log probability of every unit. Call it once only: it may overwrite the noise."""
     summed: Callable[[int], Tensor] | None = None
-    """The log probability summed over so many of the last batch axes, where a kernel sums it."""
+    """Return the log probability summed over a number of last batch axes, if a kernel sums it."""
     node: Tensor | None = None
-    """The unbounded value before squashing, where there is one. It is exact where the value was rounded to an edge."""
+    """The unbounded value before squashing, if there is one."""
 
 
 def draw_node(
@@ -35,7 +35,7 @@ def draw_node(
     squashing: Squashing | None = None,
     axes: int = 0,
 ) -> Drawn:
-    """Draw nodes of a law and what they are squashed to; neither these nor their log densities are rounded."""
+    """Draw nodes of a law and squash them, without rounding to the dtype of the logits."""
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
     if law.draw is not None and logits.numel() and all(map(_is_one_number, temperature)):
@@ -44,7 +44,7 @@ def draw_node(
             given = rows, _of_member(rows, *temperature), key_of(generator, logits.device)
             shape = Size((*sample_shape, *logits.shape[:lead]))
             node, value, summed = _from_kernel(partial(law.draw, *given, samples, name), shape, axes)
-            value = value.unsqueeze(-1) if name == "corner" else value  # a bit has an axis of its own
+            value = value.unsqueeze(-1) if name == "corner" else value  # add the axis of bits
             return Drawn(node if squashing is None else value, lambda: summed(0), summed, node)
     shape = Size(sample_shape) + logits.shape
     noise = law.noise(shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
@@ -54,7 +54,7 @@ def draw_node(
 
 
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
-    """The log densities of given nodes of a law, in the dtype of the logits, summed over the last batch axes."""
+    """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
     if law.score is not None and all(map(_is_one_number, temperature)):
         flat = _flat(value, logits, unit_axes=law.category_axes, axes=axes)
         if flat is not None and law.score.runs_kernel(flat.value, flat.logits, None, flat.length):
@@ -66,7 +66,7 @@ def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperatur
 def draw_state(
     law: Any, logits: Tensor, *, squash: str, sample_shape: Sequence[int], generator: Source | None, axes: int = 0
 ) -> Drawn:
-    """Draw states of a discrete law, with their log masses in the dtype of the logits."""
+    """Draw states of a discrete law, with log probabilities in the dtype of the logits."""
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
     if logits.numel():
         rows = logits.reshape(1, -1, *logits.shape[lead:])
@@ -85,7 +85,7 @@ def draw_state(
 
 
 def score_state(law: Any, value: Tensor, logits: Tensor, *, squash: str, axes: int = 0) -> Tensor:
-    """The log masses of given states of a discrete law, in the logits' dtype, summed over the last batch axes."""
+    """Return the log probabilities of states in the logits' dtype, summed over the last `axes` batch axes."""
     flat = _flat(value.detach(), logits, unit_axes=law.category_axes, axes=axes)
     if flat is not None and law.score.runs_kernel(flat.value, flat.logits, squash, flat.length):
         scores = law.score(flat.value, flat.logits, squash, flat.length)
@@ -94,55 +94,55 @@ def score_state(law: Any, value: Tensor, logits: Tensor, *, squash: str, axes: i
 
 
 def sum_axes(log_prob: Tensor, axes: int) -> Tensor:
-    """Log probabilities summed over so many last axes."""
+    """Sum log probabilities over the last `axes` axes."""
     return log_prob.sum(tuple(range(-axes, 0))) if axes else log_prob
 
 
 def _is_one_number(temperature: Temperature) -> bool:
-    """Whether kernels take a temperature: one positive number for all units, and not to be differentiated by."""
+    """Return whether a kernel supports the temperature: one positive number without gradient."""
     if isinstance(temperature, Tensor):
         return temperature.dim() == 0 and not temperature.requires_grad
     return temperature > 0
 
 
 def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
-    """A temperature as kernels take it: one number for each member."""
+    """Return the temperature as a kernel expects it: one number per member."""
     if isinstance(temperature, Tensor):
         return temperature.to(like.device, torch.float64).reshape(1)
     return torch.full((1,), temperature, dtype=torch.float64, device=like.device)
 
 
 def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int) -> tuple[Any, ...]:
-    """The tensors that a kernel draws, and a function that gives their log probabilities summed over last axes.
+    """Return the tensors of a kernel's draw, and a function that sums their log probabilities over last axes.
 
-    `call` takes the number of units whose log probabilities are summed.
+    `call` takes the number of units to sum over.
     """
     *tensors, sums = call(shape[len(shape) - axes :].numel())
     sums = sums.reshape(shape[: len(shape) - axes])
 
-    def summed(asked: int) -> Tensor:
-        if asked >= axes:
-            return sum_axes(sums, asked - axes)
-        *_, log_probs = call(1)  # drawn again with the same key, as single units are seldom asked for
-        return sum_axes(log_probs.reshape(shape), asked)
+    def summed(requested: int) -> Tensor:
+        if requested >= axes:
+            return sum_axes(sums, requested - axes)
+        *_, log_probs = call(1)  # rarely needed: draw again with the same key
+        return sum_axes(log_probs.reshape(shape), requested)
 
     drawn = [tensor.reshape(*shape, *tensor.shape[3:]) if tensor.dim() > 2 else tensor for tensor in tensors]
     return *drawn, summed
 
 
 class _Flat(NamedTuple):
-    """Values and the logits that they share, as kernels take them."""
+    """Values and logits in the shapes that kernels expect."""
 
     value: Tensor
     logits: Tensor
     length: int
-    """How many units are summed."""
+    """The number of units to sum over."""
     shape: Size
     """The shape of the log probabilities."""
 
 
 def _flat(value: Tensor, logits: Tensor, *, unit_axes: int, axes: int) -> _Flat | None:
-    """Flatten values for a kernel that scores them, or None if the logits lack more than leading axes of the values."""
+    """Flatten values and logits for a kernel; return None if the logits lack more than leading axes."""
     batch, lead = logits.shape[: logits.dim() - unit_axes], value.shape[: value.dim() - unit_axes]
     if lead[len(lead) - len(batch) :] != batch or not value.numel() or axes > len(batch):
         return None

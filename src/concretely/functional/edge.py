@@ -1,8 +1,7 @@
-"""The edges of bounded values: what a float there stands for.
+"""The cells of floats next to the edges 0 and 1.
 
-Draws are rounded to the nearest float and kept off the edges 0 and 1. The last float before an edge therefore stands
-for a cell: all numbers from the edge to the inner border, half-way to the next float. Floats nearer to the edge, which
-no draw has, belong to the same cell.
+Draws are rounded to the nearest float and clamped away from the edges. The last float before an edge therefore
+represents a cell: all numbers between the edge and the border half-way to the next float.
 """
 
 from typing import NamedTuple
@@ -14,10 +13,10 @@ from .cast import compute_dtype
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """The smallest positive number that a squashed value may take."""
+    """Return the smallest positive number that a squashed value may take."""
     if dtype == torch.float16:
-        return 2.0**-24  # its normal numbers end at 6e-5, so early that a thousand of them would leave the simplex
-    # far enough above the smallest normal number that the slope of a log density, of order 1/x, is finite
+        return 2.0**-24  # subnormal: the normal numbers end at 6e-5, too large for a thousand categories
+    # keeps the derivative of a log density, of order 1/x, finite
     return float(torch.finfo(dtype).tiny / torch.finfo(compute_dtype(dtype)).eps)
 
 
@@ -27,27 +26,27 @@ class Cell(NamedTuple):
     last: float
     """The last float before the edge."""
     border: float
-    """The inner border of the cell, which is also its width."""
+    """The width of the cell."""
 
 
 def near_zero(dtype: torch.dtype) -> Cell:
-    """The cell of values next to 0."""
+    """Return the cell next to 0."""
     last = smallest(dtype)
-    spacing = last if dtype == torch.float16 else last * torch.finfo(dtype).eps  # 2^-24 is subnormal in float16
+    spacing = last if dtype == torch.float16 else last * torch.finfo(dtype).eps
     return Cell(last, last + spacing / 2)
 
 
 def near_one(dtype: torch.dtype) -> Cell:
-    """The cell of values next to 1, measured from there."""
+    """Return the cell next to 1, measured as a distance from 1."""
     eps = float(torch.finfo(dtype).eps)
     return Cell(eps / 2, 3 * eps / 4)
 
 
 def coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """The dtype with the larger cells: a draw that was converted to a wider dtype keeps the cells it was rounded to."""
+    """Return the dtype with the larger cells, which a draw keeps when it is converted to a wider dtype."""
     return max(one, other, key=lambda dtype: (near_one(dtype).last, near_zero(dtype).last))
 
 
 def inside(value: Tensor, low: float, high: float) -> Tensor:
-    """A value kept off the edge that rounding would take it to, with its gradient untouched."""
+    """Clamp a value without changing its gradient."""
     return value + (value.clamp(low, high) - value).detach()

@@ -25,8 +25,8 @@ category_axes = 1
 
 
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
-    """The log density of the node that noise becomes; the noise is overwritten."""
-    # neither drawn noise nor noise with its smallest entry at 0 is below -4: the plain exponential is safe
+    """Return the log density of the node made from noise; overwrites the noise."""
+    # both drawn and shifted noise are above -4, so that the exponential does not overflow
     n = noise.shape[-1]
     total = to_float64(noise.sum(-1))
     log_sum = to_float64(noise.neg_().exp().sum(-1)).log()
@@ -36,8 +36,8 @@ def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperat
 def log_density(
     value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
 ) -> Float[Tensor, "*out"]:
-    """The log density of a given node."""
-    # a shift common to all categories cancels, and with it the normaliser between a value and its noise
+    """Return the log density of a node."""
+    # a shift common to all categories cancels in the density
     noise = invert_noise(value, logits, over_categories(temperature), up_to_shift=True)
     return log_density_of_noise(noise, temperature)
 
@@ -48,11 +48,11 @@ def log_density_at_edge(
     temperature: Temperature,
     lost: Bool[Tensor, "*shape n"],
 ) -> Float[Tensor, "*out"]:
-    r"""The average log density of nodes some of whose entries are only known to lie below a border.
+    r"""Return the log of the average density over a cell of nodes.
 
     $$\log (m-1)! + (m-1) \log λ + \sum_{k ∉ Z} a_k - m \log \sum_i e^{a_i}, \quad m = n - |Z|$$
 
-    The entries of Z are `lost`; their value is the border.
+    The entries in Z (`lost`) lie anywhere below a border, which `value` contains in their place.
     """
     noise, left = noise_behind(value, logits, temperature), (~lost).sum(-1).to(torch.float64)
     total = torch.where(lost, 0, noise).sum(-1)
@@ -60,15 +60,17 @@ def log_density_at_edge(
     return constant - total - left * (-noise).logsumexp(-1)
 
 
-def _fits(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
+def fits_draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
+    """Return whether the kernel supports a draw of this size."""
     return fits(samples * logits.shape[1], logits.shape[2])
 
 
-def _fits_nodes(node: Tensor, *_: Any) -> bool:
+def fits_nodes(node: Tensor, *_: Any) -> bool:
+    """Return whether the kernel can score this number of nodes."""
     return fits(node.shape[1] * node.shape[2], node.shape[3])
 
 
-@operator("exp_concrete_draw", kernel="exp_concrete", eligible=_fits, nondifferentiable=[2])
+@operator("exp_concrete_draw", kernel="exp_concrete", eligible=fits_draw, nondifferentiable=[2])
 def draw(
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
@@ -77,9 +79,9 @@ def draw(
     squash: str,
     length: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, what they are squashed to ("none", "simplex" or "cube"), and the log densities of the nodes.
+    """Draw nodes, squash them ("none", "simplex" or "cube"), and score the nodes.
 
-    The noise is that of a key for each member. Log densities are summed over rows of so many units.
+    Each member has its own key. Log densities are summed over rows of `length` units.
     """
     _, units, n = logits.shape
     drawn = noise_of_key(key, samples, units, n)
@@ -88,15 +90,15 @@ def draw(
     return node, squashed(node, squash), row_sums(log_density, length)
 
 
-@operator("exp_concrete_score", kernel="exp_concrete", eligible=_fits_nodes)
+@operator("exp_concrete_score", kernel="exp_concrete", eligible=fits_nodes)
 def score(
     node: Float[Tensor, "members m units n"],
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
     length: int = 1,
 ) -> Float[Tensor, "members m rows"]:
-    """The log densities of given nodes, whose samples share their logits, summed over rows of so many units."""
+    """Return the log densities of nodes, summed over rows of `length` units; samples share logits."""
     temperature = temperature.view(-1, 1, 1)
-    # once its terms have cancelled, the noise is in float32, as it is in the kernel
+    # only the subtraction needs float64; the kernel also continues in float32
     noise = invert_noise(node, logits.unsqueeze(1), over_categories(temperature), up_to_shift=True).float()
     return row_sums(log_density_of_noise(noise, temperature).float(), length)

@@ -1,4 +1,4 @@
-r"""The node of the logistic-normal control: Gaussian noise in the place of Gumbel noise, all else the same.
+r"""The ExpConcrete node with Gaussian instead of Gumbel noise, the control of the paper's experiments.
 
 $$\log κ(y) = (n-1)(\log λ - \tfrac12 \log 2π) - \tfrac12 \log n - \tfrac12 \sum_k (d_k - \bar d)^2,
 \quad d_k = λ y_k - \log α_k$$
@@ -7,7 +7,6 @@ See [maddison2017concrete], section 5.2 and appendix C.4.
 """
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
@@ -15,9 +14,9 @@ from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
 from ..kernel.operator import operator, row_sums
-from ..kernel.tile import fits
 from ..noise import normal as noise
 from . import normal
+from .exp_concrete import fits_draw, fits_nodes
 from .invert import invert_noise
 from .log_simplex import noise_behind, noise_of_key, push
 from .normal import LOG_TWO_PI
@@ -28,12 +27,12 @@ __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise",
 
 category_axes = 1
 
-ROOTS, WEIGHTS = (numbers.tolist() for numbers in hermgauss(20))  # a constant: the compiler cannot trace its making
-NEWTON_STEPS = 6
+ROOTS, WEIGHTS = (numbers.tolist() for numbers in hermgauss(24))  # torch.compile cannot trace hermgauss
+NEWTON_STEPS = 30
 
 
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
-    """The log density of the node that noise becomes."""
+    """Return the log density of the node made from noise."""
     n = noise.shape[-1]
     constant = (n - 1) * (log(temperature) - LOG_TWO_PI / 2) - math.log(n) / 2
     return constant - (noise - noise.mean(-1, keepdim=True)).square().sum(-1) / 2
@@ -42,7 +41,7 @@ def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperat
 def log_density(
     value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
 ) -> Float[Tensor, "*out"]:
-    """The log density of a given node."""
+    """Return the log density of a node."""
     noise = invert_noise(value, logits, over_categories(temperature), up_to_shift=True)
     return log_density_of_noise(noise, temperature)
 
@@ -53,12 +52,12 @@ def log_density_at_edge(
     temperature: Temperature,
     lost: Bool[Tensor, "*shape n"],
 ) -> Float[Tensor, "*out"]:
-    r"""The average log density of nodes some of whose entries are only known to lie below a border.
+    r"""Return the log of the average density over a cell of nodes.
 
     $$λ^{m-1} \int \prod_{k ∉ Z} φ(d_k + u) \prod_{k ∈ Z} Φ(d_k + u) \, du, \quad m = n - |Z|$$
 
-    The entries of Z are `lost`; their value is the border. The integrand is log-concave: the integral is taken by
-    Gauss-Hermite quadrature around its peak.
+    The entries in Z (`lost`) lie anywhere below a border, which `value` contains in their place. The integrand is
+    log-concave, so Gauss-Hermite quadrature around its peak converges fast.
     """
     noise = noise_behind(value, logits, temperature)
     left = (~lost).sum(-1, keepdim=True).to(torch.float64)
@@ -78,15 +77,13 @@ def log_density_at_edge(
 
 
 def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the integrand is largest, and the width of its peak.
-
-    The derivative of its logarithm is convex and falls, so that Newton's method from the left never overshoots.
-    """
+    """Return the position and the width of the integrand's peak, by Newton's method."""
+    # the derivative of the log integrand is convex and decreasing: iterates from the left never overshoot
     peak = -centre
     slope = left
     for _ in range(NEWTON_STEPS):
         point = noise + peak
-        # φ/Φ, whose derivative is minus itself times the sum of both
+        # r = φ/Φ at x has the derivative -r (x + r)
         ratio = torch.exp(normal.log_density(point) - normal.log_cdf(point))
         ratio = torch.where(lost, ratio, 0)
         slope = left + (ratio * (point + ratio)).sum(-1, keepdim=True)
@@ -94,15 +91,7 @@ def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Te
     return peak, slope.rsqrt()
 
 
-def _fits(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
-    return fits(samples * logits.shape[1], logits.shape[2])
-
-
-def _fits_nodes(node: Tensor, *_: Any) -> bool:
-    return fits(node.shape[1] * node.shape[2], node.shape[3])
-
-
-@operator("exp_logistic_normal_draw", kernel="exp_concrete", eligible=_fits, nondifferentiable=[2])
+@operator("exp_logistic_normal_draw", kernel="exp_concrete", eligible=fits_draw, nondifferentiable=[2])
 def draw_gaussian(
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
@@ -111,9 +100,9 @@ def draw_gaussian(
     squash: str,
     length: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, what they are squashed to ("none", "simplex" or "cube"), and the log densities of the nodes.
+    """Draw nodes, squash them ("none", "simplex" or "cube"), and score the nodes.
 
-    The noise is that of a key for each member. Log densities are summed over rows of so many units.
+    Each member has its own key. Log densities are summed over rows of `length` units.
     """
     _, units, n = logits.shape
     drawn = noise_of_key(key, samples, units, n, gaussian=True)
@@ -122,16 +111,16 @@ def draw_gaussian(
     return node, squashed(node, squash), row_sums(log_density, length)
 
 
-@operator("exp_logistic_normal_score", kernel="exp_concrete", eligible=_fits_nodes)
+@operator("exp_logistic_normal_score", kernel="exp_concrete", eligible=fits_nodes)
 def score_gaussian(
     node: Float[Tensor, "members m units n"],
     logits: Float[Tensor, "members units n"],
     temperature: Float64[Tensor, " members"],
     length: int = 1,
 ) -> Float[Tensor, "members m rows"]:
-    """The log densities of given nodes, whose samples share their logits, summed over rows of so many units."""
+    """Return the log densities of nodes, summed over rows of `length` units; samples share logits."""
     temperature = temperature.view(-1, 1, 1)
-    # once its terms have cancelled, the noise is in float32, as it is in the kernel
+    # only the subtraction needs float64; the kernel also continues in float32
     noise = invert_noise(node, logits.unsqueeze(1), over_categories(temperature), up_to_shift=True).float()
     return row_sums(log_density_of_noise(noise, temperature).float(), length)
 

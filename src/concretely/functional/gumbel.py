@@ -9,21 +9,21 @@ from .cast import to_float64
 __all__ = ["EULER", "log_density", "log_density_of_noise", "noise", "push"]
 
 category_axes = 0
-draw = score = None  # there is no kernel
+draw = score = None  # no kernel
 
 EULER = 0.57721566490153286061
 
 
 def push(logits: Float[Tensor, "..."], noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The noise, moved to its location."""
+    """Add the location to the noise."""
     return logits + noise
 
 
 def log_density_of_noise(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The log density of standard Gumbel noise."""
+    """Return the standard Gumbel log density."""
     return -noise - (-noise).exp()
 
 
 def log_density(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The log density of a given value."""
+    """Return the log density of a value."""
     return log_density_of_noise(to_float64(value) - to_float64(logits))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def corners(n: int, *, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "n bits"]:
-    """The corners of the hypercube as rows: the binary digits of the state, the highest first, as minus and plus one.
+    """Return the corners of the hypercube as rows: the bits of the state, highest first, as -1 and +1.
 
     >>> corners(4, dtype=torch.float32, device=torch.device("cpu"))
     tensor([[-1., -1.],
@@ -20,32 +20,32 @@ def corners(n: int, *, dtype: torch.dtype, device: torch.device) -> Float[Tensor
 
 
 def category_of(corner: Float[Tensor, "*shape bits"]) -> Int64[Tensor, "*shape"]:
-    """The state whose digits a corner shows."""
+    """Return the index of the state at a corner."""
     place = 2 ** torch.arange(corner.shape[-1] - 1, -1, -1, device=corner.device)
     return ((corner > 0) * place).sum(-1)
 
 
 def mean_corner(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
-    """The mean of the corners by weights that sum to one.
+    """Return the weighted mean of the corners; the weights sum to one.
 
     >>> mean_corner(torch.tensor([0.0, 0.5, 0.0, 0.5]))
     tensor([0., 1.])
     """
-    if weight.is_cuda and torch.get_float32_matmul_precision() != "highest":  # products may be less precise than sums
+    if weight.is_cuda and torch.get_float32_matmul_precision() != "highest":  # TF32 rounds the products
         return mean_corner_by_sums(weight)
-    with torch.autocast(weight.device.type, enabled=False):  # a product in a narrower dtype would leave the corners
+    with torch.autocast(weight.device.type, enabled=False):  # half precision could leave the cube
         return weight @ corners(weight.shape[-1], dtype=weight.dtype, device=weight.device)
 
 
 def mean_corner_by_sums(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
-    """The same without a matrix product: for every bit, the weight of corners that have it less that of the others."""
+    """Return the weighted mean of the corners without a matrix product."""
     digits = range(weight.shape[-1].bit_length() - 1)
     halves = [weight.unflatten(-1, (2**digit, 2, -1)).sum((-3, -1)) for digit in digits]
     return torch.stack([half[..., 1] - half[..., 0] for half in halves], -1)
 
 
 def corner_weights(point: Float[Tensor, "*shape bits"]) -> Float[Tensor, "*shape n"]:
-    """Weights of the corners, linear in each bit of a point, that have the point as their mean."""
+    """Return multilinear weights of the corners whose mean is the point."""
     weight = torch.ones_like(point[..., :1])
     for bit in point.unbind(-1):
         weight = torch.stack([weight * (1 - bit.unsqueeze(-1)) / 2, weight * (1 + bit.unsqueeze(-1)) / 2], -1)

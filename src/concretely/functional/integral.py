@@ -1,8 +1,7 @@
-"""The two one-dimensional integrals behind exact divergences, with their derivatives.
+"""The two one-dimensional integrals in exact KL divergences, with their derivatives.
 
-Both integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so that the trapezoidal
-rule is exact to the last bits [trefethen2014exponentially]. The sums run over a block of nodes at a time: memory is
-that of some copies of the arguments, and not of the grid.
+Both integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so the trapezoidal
+rule is exact to rounding [trefethen2014exponentially]. The sums run over blocks of nodes to save memory.
 """
 
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ from .gumbel import EULER
 
 STEP = 0.25  # the error is exp(-π²/STEP), or 7e-18
 BLOCK = 32
-ROOTS, SHARES = (numbers.tolist() for numbers in leggauss(20))  # a constant: the compiler cannot trace its making
+ROOTS, SHARES = (numbers.tolist() for numbers in leggauss(20))  # torch.compile cannot trace leggauss
 
 
 def _nodes(low: int, high: int, like: Tensor) -> Iterator[Tensor]:
-    """The nodes of the trapezoidal rule, a block at a time."""
+    """Yield the nodes of the trapezoidal rule in blocks."""
     count = round((high - low) / STEP)
     for start in range(0, count, BLOCK):
         block = [low + STEP * i for i in range(start, min(start + BLOCK, count))]
@@ -32,14 +31,14 @@ def _log_sum(shifts: Tensor) -> Tensor:
     level = shifts.logsumexp(-1, keepdim=True)
     mean = level.squeeze(-1) - EULER
     for node in _nodes(-40, 46, shifts):
-        # by Frullani's integral, log S is that of (1/(1+t) - exp(-tS))/t less Euler's constant; here t = exp(node)
+        # Frullani: log S = ∫ (1/(1+t) - exp(-tS))/t dt - Euler's constant; here t = exp(node)
         laplace = torch.exp(-softplus((shifts - level).unsqueeze(-1) + node).sum(-2))
         mean = mean + STEP * (torch.sigmoid(-node) - laplace).sum(-1)
     return mean
 
 
 class _MeanLogSum(torch.autograd.Function):
-    """The mean of a log sum, with a derivative that is an integral of its own."""
+    """The mean of a log sum, whose derivative is another integral."""
 
     generate_vmap_rule = True
 
@@ -62,7 +61,7 @@ class _MeanLogSum(torch.autograd.Function):
 
 
 def _share(shifts: Tensor) -> Tensor:
-    """The mean share that each term has in the sum."""
+    """Return the mean share of each term in the sum."""
     shifts = shifts - shifts.logsumexp(-1, keepdim=True)
     share = torch.zeros_like(shifts)
     for node in _nodes(-40, 46, shifts):
@@ -73,14 +72,14 @@ def _share(shifts: Tensor) -> Tensor:
 
 
 def mean_log_sum(shifts: Tensor) -> Tensor:
-    """The mean of log Σ exp(Δₖ) Eₖ over the last axis, for independent standard exponential Eₖ.
+    """Return the mean of the log of a sum of scaled standard exponential variables.
 
-    Without shifts it is the digamma function of their number.
+    The sum is Σₖ exp(Δₖ) Eₖ over the last axis. For zero shifts the mean is digamma(n).
 
     >>> mean_log_sum(torch.zeros(3, dtype=torch.float64)), torch.tensor(3.0).digamma()
     (tensor(0.9228, dtype=torch.float64), tensor(0.9228))
     """
-    if torch.compiler.is_compiling():  # which makes a derivative of its own
+    if torch.compiler.is_compiling():  # the compiler derives its own gradient
         return _log_sum(shifts)
     mean: Tensor = _MeanLogSum.apply(shifts)  # type: ignore[no-untyped-call]
     return mean
@@ -92,7 +91,7 @@ def _soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
 
 
 class _MeanSoftSize(torch.autograd.Function):
-    """The mean of a soft size, with derivatives that are integrals of their own."""
+    """The mean of a smooth absolute value, whose derivatives are other integrals."""
 
     generate_vmap_rule = True
 
@@ -117,20 +116,20 @@ class _MeanSoftSize(torch.autograd.Function):
 
 
 def mean_soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
-    """The mean of log(2 + 2 cosh(sL + c)), a smooth size of a stretched and shifted standard logistic variable L.
+    """Return the mean of log(2 + 2 cosh(sL + c)), a smooth |sL + c|, for standard logistic L.
 
     >>> mean_soft_size(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
     tensor(2.0000, dtype=torch.float64)
     """
     stretch, shift = torch.broadcast_tensors(stretch, shift)
-    if torch.compiler.is_compiling():  # which makes a derivative of its own
+    if torch.compiler.is_compiling():  # the compiler derives its own gradient
         return _soft_size(stretch, shift)
     mean: Tensor = _MeanSoftSize.apply(stretch, shift)  # type: ignore[no-untyped-call]
     return mean
 
 
 def _slopes(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivatives of the mean soft size in the stretch and in the shift."""
+    """Return the derivatives by the stretch and by the shift."""
     near, far = _contracted(stretch.clamp(max=1), shift), _stretched(stretch.clamp(min=1), shift)
     by_stretch, by_shift = (torch.where(stretch <= 1, near[i], far[i]) for i in (1, 2))
     return by_stretch, by_shift
@@ -141,7 +140,7 @@ def _density(noise: Tensor) -> Tensor:
 
 
 def _contracted(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and derivatives for a stretch of at most 1, whose integrand is as smooth as the logistic density."""
+    """Return mean and derivatives for a stretch of at most 1, by the trapezoidal rule."""
     mean, by_stretch, by_shift = (torch.zeros_like(shift) for _ in range(3))
     for node in _nodes(-42, 43, shift):
         point = stretch.unsqueeze(-1) * node + shift.unsqueeze(-1)
@@ -153,10 +152,10 @@ def _contracted(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _stretched(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and derivatives for a stretch of at least 1.
+    """Return mean and derivatives for a stretch of at least 1.
 
-    The soft size is the plain one, whose mean is known, plus 2 log(1 + exp(-|t|)), which is integrated over t on either
-    side of its kink.
+    The integrand is |t|, whose mean has a closed form, plus 2 log(1 + exp(-|t|)), which is integrated on either side of
+    its kink.
     """
     centre = shift / stretch
     size = softplus(centre) + softplus(-centre)

@@ -1,4 +1,4 @@
-"""The noise behind a value, computed without cancellation: where a log density begins."""
+"""The noise behind a value, computed in float64 to avoid cancellation."""
 
 from typing import Any
 
@@ -9,50 +9,49 @@ from .cast import cast, to_float64
 from .temperature import Temperature
 
 MILD = 2.0
-"""Up to this temperature the terms of a log density have one sign, so that float32 loses nothing in their sum."""
+"""Up to this temperature the terms of a log density have one sign, so that float32 suffices for their sum."""
 
 
 def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_to_shift: bool = False) -> Tensor:
-    """The temperature times the value less the logits, in float64, rounded to the dtype that scores need.
+    """Return temperature times value minus logits, computed in float64 since the terms may cancel.
 
-    The difference may be small beside its terms. Up to a shift, that is, less the smallest entry of the last axis, it
-    stays precise beside a normaliser of any size.
+    `up_to_shift` subtracts the smallest entry of the last axis, which keeps the result precise for any normaliser.
 
     >>> invert_noise(torch.tensor(1e4), torch.tensor(9999.0), 1.0)
     tensor(1.)
     """
     if is_narrow(value, logits, temperature) and not torch.compiler.is_compiling():
-        found: Tensor = _InvertNoise.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _InvertNoise.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
+        return result
     noise = temperature * to_float64(value) - to_float64(logits)
     noise = noise - noise.detach().amin(-1, keepdim=True) if up_to_shift else noise
     return noise.to(torch.float32) if is_narrow(value, logits, temperature) else noise
 
 
 def is_transformed() -> bool:
-    """Whether a compiler or a transform of `torch.func` traces the program."""
+    """Return whether a compiler or a transform of `torch.func` is active."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
-    """Whether scores need the noise in float32 only, once it has been computed in float64."""
+    """Return whether float32 noise suffices for the log density."""
     is_mild = isinstance(temperature, float) and temperature <= MILD
     return is_mild and value.dtype.itemsize < 8 and logits.dtype.itemsize < 8
 
 
 def narrow(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """The noise in float64, of values that are narrower."""
+    """Return the noise in float64, for narrower inputs."""
     return to_float64(value).mul_(temperature) - to_float64(logits)
 
 
 def keep(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:
-    """Save what the derivatives of the noise need."""
+    """Save the metadata that the derivatives of the noise need."""
     ctx.temperature = temperature
     ctx.value, ctx.logits = (value.shape, value.dtype), (logits.shape, logits.dtype)
 
 
 def pull(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of the value and of the logits, from that of the noise; they need no float64."""
+    """Return the gradients of the value and the logits, from the gradient of the noise."""
     by_value = by_logits = None
     if ctx.needs_input_grad[0]:
         by_value = cast((ctx.temperature * grad).sum_to_size(ctx.value[0]), ctx.value[1])
@@ -62,7 +61,7 @@ def pull(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 
 
 def push(ctx: Any, by_value: Tensor | None, by_logits: Tensor | None) -> Tensor:
-    """The tangent of the noise, from those of the value and of the logits."""
+    """Return the tangent of the noise, from the tangents of the value and the logits."""
     moved = 0 if by_value is None else ctx.temperature * by_value.to(torch.float32)
     drawn = 0 if by_logits is None else by_logits.to(torch.float32)
     shape = torch.broadcast_shapes(ctx.value[0], ctx.logits[0])

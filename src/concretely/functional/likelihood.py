@@ -1,4 +1,4 @@
-"""The log-likelihood of bits, given their logits or the affine map that makes these."""
+"""The log-likelihood of bits, given their logits or an affine map to the logits."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arra
         1,
         1,
     )
-    return given, lambda found: found.view(*shape, *lead, *points)
+    return given, lambda result: result.view(*shape, *lead, *points)
 
 
 @operator(
@@ -39,10 +39,9 @@ def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arra
 def log_likelihood(
     logits: Float[Tensor, "..."], bits: Shaped[Tensor, "..."], axes: int = 1, members: int = 0
 ) -> Float[Tensor, "..."]:
-    """The log probability of bits, summed over the last axes.
+    """Return the log probability of bits, summed over the last axes, in at least float32.
 
-    Logits may have more axes than bits, between so many axes of members and the others. The bits may be of any dtype
-    and have no gradient. The result is at least of float32.
+    Logits may have extra axes after the first `members` axes. Bits may have any dtype and get no gradient.
     """
     bits = bits.to(compute_dtype(logits.dtype))
     if members and logits.dim() > bits.dim():
@@ -67,10 +66,10 @@ def _arrange(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any)
         bias if members else bias.unsqueeze(0),
         bits.reshape(shape.numel(), points.numel(), -1),
     )
-    # a batch does not tell whether it has a gradient
+    # tensors inside vmap do not report requires_grad
     slopes = torch.is_grad_enabled() and (not is_plain(given) or any(each.requires_grad for each in given[:3]))
     options = slopes, maps.product_of(lead.numel() * points.numel()), is_deferring()
-    return (*given, *options), lambda found: (found[0].view(*shape, *lead, *points), found[1])
+    return (*given, *options), lambda result: (result[0].view(*shape, *lead, *points), result[1])
 
 
 @operator(
@@ -89,23 +88,23 @@ def affine_log_likelihood(
     product: str = "ieee",
     deferred: bool = False,
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The log probability of bits whose logits are an affine map of states, summed over units.
+    """Return the log probability of bits whose logits are an affine map of states, summed over units.
 
-    States may have more axes than bits, in front of the others or behind one of members. A kernel never writes the
-    logits. If asked for, it writes their `slopes` instead, the derivative of the log probability by each logit, which
-    is a bit less its probability, in the dtype of the products. There are none otherwise.
+    States may have extra axes in front of the axes of the bits, or after the member axis. The kernel never stores the
+    logits. With `slopes` it also returns the derivative by each logit, the bit minus its probability; else an empty
+    tensor.
     """
     members = weight.dim() - 2
     logits = affine(state.flatten(1, -2) if members else state, weight, bias, False)
     logits = logits.view(*state.shape[:-1], -1) if members else logits
-    found = log_likelihood(logits, bits, 1, members)
+    result = log_likelihood(logits, bits, 1, members)
     if not slopes:
-        return found, state.new_empty((*state.shape[:members], 0), dtype=_slope_dtype(product))
+        return result, state.new_empty((*state.shape[:members], 0), dtype=_slope_dtype(product))
     with torch.no_grad():
         sign = 2 * bits.to(logits.dtype) - 1
         sign = sign.unsqueeze(1) if members else sign
         slope = sign * torch.sigmoid(-sign * logits)
-    return found, slope.view(*state.shape[:members], -1, weight.shape[-2]).to(_slope_dtype(product))
+    return result, slope.view(*state.shape[:members], -1, weight.shape[-2]).to(_slope_dtype(product))
 
 
 def _slope_dtype(product: str) -> torch.dtype:

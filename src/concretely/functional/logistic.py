@@ -34,44 +34,44 @@ category_axes = 0
 
 
 def push(logits: Float[Tensor, "..."], temperature: Temperature, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The noisy log-odds over the temperature, and its sign times infinity where the temperature is zero."""
+    """Divide the noisy log-odds by the temperature; the limit at temperature zero is ±infinity."""
     total = cast(logits, compute_dtype(logits.dtype)) + noise
     return divide(total, temperature, lambda total: torch.where(total >= 0, math.inf, -math.inf))
 
 
 def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The log density of standard logistic noise, which is overwritten."""
+    """Return the standard logistic log density; overwrites the noise."""
     size = noise.abs_().neg_()
     return softplus(size).mul_(-2).add_(size)
 
 
 def log_density_of_noise(noise: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
-    """The log density of the node that noise becomes; the noise is overwritten."""
+    """Return the log density of the node made from noise; overwrites the noise."""
     return standard_log_density(noise) + log(temperature)
 
 
 def log_density(
     value: Float[Tensor, "..."], logits: Float[Tensor, "..."], temperature: Temperature
 ) -> Float[Tensor, "..."]:
-    """The log density of a given node."""
+    """Return the log density of a node."""
     if invert.is_narrow(value, logits, temperature) and not invert.is_transformed():
-        found: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
-        return found
+        result: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
+        return result
     return log_density_of_noise(invert.invert_noise(value, logits, temperature), temperature)
 
 
 def log_tail(
     value: Float[Tensor, "..."], logits: Float[Tensor, "..."], temperature: Temperature, *, upper: bool
 ) -> Float[Tensor, "..."]:
-    """The log probability of a larger node, or of a smaller one."""
+    """Return the log survival function (`upper`) or the log CDF of a node."""
     noise = temperature * to_float64(value) - to_float64(logits)
     return logsigmoid(-noise if upper else noise)
 
 
 class _LogDensity(torch.autograd.Function):
-    """The log density of float32 values in one autograd node, which is quicker than operation by operation.
+    """The log density of float32 values as one autograd node, for speed.
 
-    It is written in the older of two ways, for which `torch.func` has no transforms but whose calls take half as long.
+    `setup_context` would add support for `torch.func`, but double the time of a call.
     """
 
     @staticmethod
@@ -86,8 +86,8 @@ class _LogDensity(torch.autograd.Function):
     def backward(ctx: Any, *grad: Tensor | None) -> tuple[Tensor | None, ...]:
         (noise,) = ctx.saved_tensors
         parts = [grad[1], None if grad[0] is None else -grad[0] * torch.tanh(noise / 2)]
-        found = [part for part in parts if part is not None]
-        return (*invert.pull(ctx, sum(found[1:], found[0])), None) if found else (None, None, None)
+        result = [part for part in parts if part is not None]
+        return (*invert.pull(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
 
 
 @operator("logistic_draw", kernel="logistic", nondifferentiable=[2])
@@ -99,9 +99,9 @@ def draw(
     squash: str,
     length: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, what they are squashed to ("none", "unit" or "corner"), and the log densities of the nodes.
+    """Draw nodes, squash them ("none", "unit" or "corner"), and score the nodes.
 
-    The noise is that of a key for each member. Log densities are summed over rows of so many units.
+    Each member has its own key. Log densities are summed over rows of `length` units.
     """
     members, units = logits.shape
     signed = fractions(key, samples * units, torch.float32, True).view(members, samples, units)
@@ -122,8 +122,8 @@ def score(
     temperature: Float64[Tensor, " members"],
     length: int = 1,
 ) -> Float[Tensor, "members m rows"]:
-    """The log densities of given nodes, whose samples share their logits, summed over rows of so many units."""
+    """Return the log densities of nodes, summed over rows of `length` units; samples share logits."""
     temperature = temperature.view(-1, 1, 1)
-    # once its terms have cancelled, the noise is in float32, as it is in the kernel
+    # only the subtraction needs float64; the kernel also continues in float32
     noise = invert.invert_noise(node, logits.unsqueeze(1), temperature).float()
     return row_sums(log_density_of_noise(noise, temperature).float(), length)

@@ -1,4 +1,4 @@
-"""Learning signals of score-function estimators: what multiplies the gradient of log q of every sample.
+"""Learning signals of score-function estimators: the factors of the gradient of log q of each sample.
 
 >>> import torch
 >>> vimco(torch.zeros(3))
@@ -20,17 +20,17 @@ Mean = Literal["geometric", "arithmetic"]
 
 
 def leave_one_out(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
-    """The log-weights less the mean of the other samples' as a baseline of each [kool2019buy], over their number."""
+    """Subtract from each log-weight the mean of the others, and divide by m [kool2019buy]."""
     return (log_w - log_w.mean(0)) / (len(log_w) - 1)
 
 
 def _arrange_vimco(log_w: Tensor, mean: Mean, axis: int) -> Arranged:
-    return (by_sample(log_w, axis), mean, 1), lambda found: found.view(log_w.shape)
+    return (by_sample(log_w, axis), mean, 1), lambda result: result.view(log_w.shape)
 
 
 @operator("vimco", kernel="vimco", eligible=lambda log_w, *_: log_w.dtype == torch.float32, arrange=_arrange_vimco)
 def vimco(log_w: Float[Tensor, "..."], mean: Mean = "geometric", axis: int = 0) -> Float[Tensor, "..."]:
-    r"""What each sample adds to the multi-sample bound [mnih2016variational].
+    r"""Return the contribution of each sample to the multi-sample bound [mnih2016variational].
 
     $$\hat L - \hat L_{-i}, \quad \hat L_{-i} \text{ with } w_i \text{ replaced by a mean of the others}$$
     """
@@ -46,7 +46,7 @@ def vimco(log_w: Float[Tensor, "..."], mean: Mean = "geometric", axis: int = 0) 
 def _around(
     log_w: Tensor, cumulate: Callable[[Tensor, int], Tensor], axis: int, *, nothing: float
 ) -> tuple[Tensor, Tensor]:
-    """The sums of the samples before each and of those after it: differences of sums fail at infinite weights."""
+    """Return the sums before and after each sample; subtracting from the total fails at infinite weights."""
     sums = cumulate(torch.stack([log_w, log_w.flip(axis)]), axis + 1).narrow(axis + 1, 0, log_w.shape[axis] - 1)
     before, after = torch.cat([torch.full_like(sums.narrow(axis + 1, 0, 1), nothing), sums], axis + 1).unbind()
     return before, after.flip(axis)
@@ -57,8 +57,8 @@ def _arrange_normalize(
 ) -> Arranged:
     given = by_sample(signal, axis), mean.reshape(-1), variance.reshape(-1), rate, centre, scale, 1
 
-    def restore(found: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-        return tuple(each.view(like.shape) for each, like in zip(found, (signal, mean, variance), strict=True))
+    def restore(result: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(each.view(like.shape) for each, like in zip(result, (signal, mean, variance), strict=True))
 
     return given, restore
 
@@ -78,17 +78,17 @@ def normalize(
     scale: bool = True,
     axis: int = 0,
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """NVIL's normalised signal, and its running mean and variance [mnih2014neural].
+    """Return NVIL's normalised signal, and the updated running mean and variance [mnih2014neural].
 
-    The running mean and variance are updated first; the rate says how much of them is kept. Then the mean is subtracted
-    from the signal, which is divided by the running deviation where that exceeds 1; either may be left out.
+    `rate` is the decay of the running averages. `centre` subtracts the running mean; `scale` divides by the running
+    standard deviation if it exceeds 1.
     """
     spread, middle = torch.var_mean(signal, tuple(range(axis, signal.dim())), correction=0)
     mean, variance = mean.mul(rate).add(middle, alpha=1 - rate), variance.mul(rate).add(spread, alpha=1 - rate)
-    found = signal - _along(mean, signal) if centre else signal.clone()
-    return found / _along(variance, signal).sqrt().clamp(min=1) if scale else found, mean, variance
+    result = signal - _along(mean, signal) if centre else signal.clone()
+    return result / _along(variance, signal).sqrt().clamp(min=1) if scale else result, mean, variance
 
 
 def _along(number: Tensor, signal: Tensor) -> Tensor:
-    """A number for each member, in the shape of the signal."""
+    """Reshape one number per member to broadcast with the signal."""
     return number.view(-1, *[1] * (signal.dim() - 1)) if number.dim() else number

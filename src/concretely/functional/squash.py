@@ -1,7 +1,7 @@
-"""How an unbounded node becomes a value in the bounded set that spans the states, and how such a value is scored.
+"""Maps from an unbounded node to a bounded value, and the log density of such values.
 
-A value inside the set determines its node. A value on the edge stands for a cell (see `edge`), and its score is the log
-of the average density over that cell, for which every law has a closed form or a one-dimensional integral.
+A value inside the support determines its node. A value on the edge represents a cell (see `edge`); its log density is
+the log of the average density over the cell.
 """
 
 import math
@@ -22,15 +22,15 @@ from .peek import bool_or_none
 from .temperature import Temperature
 
 MANY = 0.01
-"""The share of scored values on the edge from which on a warning is given."""
+"""The fraction of values on the edge above which `log_prob` warns."""
 
 
 class EdgeWarning(UserWarning):
-    """Many of the scored values lie on the edge of the support, where rounding hides how near to it they were."""
+    """Many scored values lie on the edge of the support, where rounding has removed precision."""
 
 
 class Score(NamedTuple):
-    """The log density of the node behind a value, and the log volume that squashing makes of a unit volume there."""
+    """The log density of the node behind a value, and the log Jacobian determinant of the squashing."""
 
     log_density: Tensor
     log_abs_det_jacobian: Tensor
@@ -40,39 +40,38 @@ class Squashing(ABC):
     """A map from a node to a value."""
 
     name: str
-    """What kernels call it."""
+    """The name that kernels use."""
 
     @abstractmethod
     def __call__(self, node: Tensor, dtype: torch.dtype) -> Tensor:
-        """The value of a node, as far inside the edge as a dtype can tell, before it is rounded to that dtype."""
+        """Return the unrounded value of a node, clamped inside the edges of a dtype."""
 
     @abstractmethod
     def log_abs_det_jacobian(self, node: Tensor) -> Tensor:
-        """The logarithm of the volume that squashing makes of a unit volume around a node."""
+        """Return the log absolute determinant of the Jacobian at a node."""
 
     @abstractmethod
     def score(self, value: Tensor, law: Any, logits: Tensor, temperature: Temperature, *, dtype: torch.dtype) -> Score:
-        """The score of a value that was rounded to its own dtype, and before that to another."""
+        """Score a value that was rounded to `dtype` and then to its own dtype."""
 
 
 @dataclass(frozen=True)
 class Sigmoid(Squashing):
-    """The sigmoid of a log-odds, on the unit interval or, stretched, between minus and plus one."""
+    """The sigmoid of log-odds, on the unit interval or scaled to [-1, 1]."""
 
     centred: bool = False
-    """Whether values lie between minus and plus one, along an axis of one bit."""
+    """Whether values lie in [-1, 1] and have a last axis of one bit."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """What kernels call it."""
         return "corner" if self.centred else "unit"
 
     def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-        value = torch.exp(logsigmoid(node))  # its derivative keeps the precision that that of `torch.sigmoid` loses
+        value = torch.exp(logsigmoid(node))  # its derivative is more precise than that of torch.sigmoid
         if self.centred:
             return (2 * value - 1).unsqueeze(-1)
         kept = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
-        return torch.where(node.isinf(), value, kept)  # 0 and 1 are limits
+        return torch.where(node.isinf(), value, kept)  # the limits 0 and 1 stay
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return logsigmoid(node) + logsigmoid(-node) + (math.log(2) if self.centred else 0)
@@ -94,8 +93,8 @@ class Sigmoid(Squashing):
         if _has_none(edge):
             return self._inside(lower, upper, law, logits, temperature)
         half = torch.full_like(value, 0.5).reshape(lower.shape)
-        found = self._inside(torch.where(edge, half, lower), torch.where(edge, half, upper), law, logits, temperature)
-        log_density, slope = found
+        result = self._inside(torch.where(edge, half, lower), torch.where(edge, half, upper), law, logits, temperature)
+        log_density, slope = result
         for on_edge, width, is_upper in ((low, border, False), (high, border_upper, True)):
             node = math.log(width) - math.log1p(-width)
             node_there = torch.full_like(half, -node if is_upper else node)
@@ -109,14 +108,14 @@ class Sigmoid(Squashing):
         return Score(law.log_density(node, logits, temperature), self.log_abs_det_jacobian(node))
 
     def _distances(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The shares of the interval below and above a value."""
+        """Return the distances to the lower and upper edge, relative to the width of the interval."""
         if self.centred:
             value = value.squeeze(-1)
             return (1 + value) / 2, (1 - value) / 2
         return value, 1 - value
 
     def _cells(self, dtype: torch.dtype) -> tuple[tuple[float, float], tuple[float, float]]:
-        """The last float and the border of the cells at either edge, as shares of the interval."""
+        """Return the cells at the lower and upper edge, relative to the width of the interval."""
         if self.centred:
             last, border = near_one(dtype)
             return (last / 2, border / 2), (last / 2, border / 2)
@@ -124,13 +123,13 @@ class Sigmoid(Squashing):
 
 
 class Exponential(Squashing):
-    """The exponential of a point of the log simplex, a point of the simplex."""
+    """The exponential, from the log simplex to the simplex."""
 
     name = "simplex"
 
     def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
         value = torch.exp(node)
-        return torch.where(node.isinf(), value, inside(value, near_zero(dtype).last, 1))  # 0 is a limit
+        return torch.where(node.isinf(), value, inside(value, near_zero(dtype).last, 1))  # the limit 0 stays
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
         return node.sum(-1)
@@ -151,7 +150,7 @@ class Exponential(Squashing):
 
 @dataclass(frozen=True)
 class Corners(Squashing):
-    """The mean of the corners of a hypercube by the weights that a point of the simplex gives them."""
+    """The mean of the corners of a hypercube, weighted by a point of the simplex."""
 
     states: int
     name = "cube"
@@ -160,7 +159,7 @@ class Corners(Squashing):
         return inside(mean_corner(node.exp()), -1, 1)
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
-        """Zero: beyond two states a point does not determine its node, so that scores are those of the node."""
+        """Return zero, since `log_prob` is the density of the node."""
         return torch.zeros((), dtype=node.dtype, device=node.device)
 
     def score(
@@ -184,7 +183,7 @@ class Corners(Squashing):
 
 
 def squashed(node: Float[Tensor, "*shape n"], name: str) -> Tensor:
-    """Nodes on the log simplex, squashed by the name that kernels use; empty if they are not."""
+    """Squash nodes on the log simplex by a kernel's name for the map; return an empty tensor for "none"."""
     if name == "none":
         return node.new_empty((len(node), 0))
     squashing = Exponential() if name == "simplex" else Corners(node.shape[-1])
@@ -199,15 +198,14 @@ def _score_on_simplex(
     logits: Float[Tensor, "*batch n"],
     temperature: Temperature,
 ) -> Score:
-    """The score of a point of the simplex of which some entries are only known to lie below a border."""
+    """Score a point of the simplex some of whose entries (`lost`) lie anywhere below a border."""
     lost_any = not _has_none(lost.any(-1))
-    known = torch.where(lost, border, value) if lost_any else value
-    # an entry above 1/2 is more precise as what the others leave: if it was rounded to 1, nothing is lost
-    largest = known > 0.5
-    others = torch.where(largest, 0, known).sum(-1, keepdim=True)
-    node = torch.where(largest, torch.log1p(-others.clamp(max=0.5)), torch.where(largest, 1, known).log())
+    value = torch.where(lost, border, value) if lost_any else value
+    # an entry above 1/2 is more precise as 1 minus the sum of the others
+    largest = value > 0.5
+    others = torch.where(largest, 0, value).sum(-1, keepdim=True)
+    node = torch.where(largest, torch.log1p(-others.clamp(max=0.5)), torch.where(largest, 1, value).log())
     if lost_any:
-        # where no entry is lost the two agree
         log_density = law.log_density_at_edge(node, logits, temperature, lost)
     else:
         log_density = law.log_density(node, logits, temperature)
@@ -215,13 +213,13 @@ def _score_on_simplex(
 
 
 def _has_none(edge: Bool[Tensor, "..."]) -> bool:
-    """Whether no value is known to lie on an edge; on the CPU, warn if many do."""
+    """Return whether no value lies on an edge; warn on the CPU if many do."""
     if bool_or_none(~edge.any()) is True:
         return True
     if edge.device.type == "cpu" and bool_or_none(edge.double().mean() > MANY):
         warnings.warn(
-            "more than a hundredth of the scored values lie on the edge of the support, where rounding has hidden how "
-            "near to it they were: rsample_and_log_prob gives the exact log densities of draws",
+            "more than 1 % of the scored values lie on the edge of the support, where rounding has removed precision: "
+            "use rsample_and_log_prob for the exact log densities of draws",
             EdgeWarning,
             stacklevel=2,
         )

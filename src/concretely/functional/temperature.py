@@ -1,4 +1,4 @@
-"""Arithmetic with a temperature that is a number or a tensor, down to zero."""
+"""Arithmetic with a temperature, a number or a tensor, that may be zero."""
 
 import math
 from collections.abc import Callable
@@ -9,34 +9,34 @@ from torch import Tensor
 from .cast import to_float64
 
 Temperature = float | Tensor
-"""A number is kept as it was given, so that nothing is rounded before the arithmetic."""
+"""A number stays a Python float, so that it is not rounded."""
 
 
 def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Tensor]) -> Tensor:
-    """The total divided by the temperature, and its limit where the temperature is zero; may overwrite the total.
+    """Divide by the temperature, or return the limit where it is zero; may overwrite the total.
 
     >>> divide(torch.tensor([-1.0, 2.0]), 0.0, torch.sign)
     tensor([-1.,  1.])
     """
     if isinstance(temperature, Tensor):
         positive = temperature > 0
-        # the quotient is not taken where the temperature is 0, so that no gradient passes there
+        # avoid 0 in the denominator, whose gradient would be NaN
         return torch.where(positive, total / torch.where(positive, temperature, 1), limit(total.detach()))
     return total.div_(temperature) if temperature > 0 else limit(total.detach())
 
 
 def log(temperature: Temperature) -> Temperature:
-    """The logarithm of a temperature."""
+    """Return the logarithm of a temperature."""
     if isinstance(temperature, Tensor):
         return temperature.log()
     return math.log(temperature) if temperature > 0 else -math.inf
 
 
 def over_categories(temperature: Temperature) -> Temperature:
-    """A temperature of the batch in a shape that broadcasts with values that have a category axis."""
+    """Add a category axis to a temperature tensor."""
     return temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
 
 
 def as_precise(temperature: Temperature) -> Temperature:
-    """A temperature in float64, if it is a tensor."""
+    """Convert a temperature tensor to float64."""
     return to_float64(temperature) if isinstance(temperature, Tensor) else temperature

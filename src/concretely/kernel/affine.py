@@ -9,13 +9,13 @@ from torch import Tensor
 
 from .deferred import gradient_of_weight, multiplied
 from .native import tanh_half
-from .operator import joined, parted, rows
+from .operator import partial_sums, rows, sum_parts
 
 FEW = 256
 """Up to so few rows of all members together, all gradients are computed in one launch."""
 
 PROGRAMS = 128
-"""About as many programs as a GPU has processors: tiles are made smaller rather than leave some idle."""
+"""The number of processors of a GPU, about: tiles are made smaller so that none is idle."""
 
 
 SUMMED, SUMS, STEPS = (64, 64), 1024, 8
@@ -24,7 +24,7 @@ each before sums are left to another launch."""
 
 
 class Tile(NamedTuple):
-    """What one program makes, and how."""
+    """The part of a product that one program computes, and its launch options."""
 
     high: int
     wide: int
@@ -70,7 +70,7 @@ def _affine(
 
 @triton.jit
 def product(a, b, total, PRODUCT: tl.constexpr):
-    """The total, and the product of two tiles in the wished precision."""
+    """The total plus the product of two tiles in a precision."""
     if PRODUCT == "bfloat16":
         found = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
@@ -237,9 +237,9 @@ def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor
     columns, blocks = triton.cdiv(wide, SUMMED[1]), triton.cdiv(high, SUMMED[0])
     steps = max(triton.cdiv(blocks, max(1, SUMS // (columns * members))), min(blocks, STEPS))
     parts = triton.cdiv(blocks, steps)
-    sums = parted(parts, by_out[:, 0], torch.float32)
+    sums = partial_sums(parts, by_out[:, 0], torch.float32)
     _before_tanh[columns, parts, members](
         by_out, out, by_total, sums, high, wide, by_out.stride(0), out.stride(0), parts, steps,
         TANH=tanh, HIGH=SUMMED[0], WIDE=SUMMED[1],
     )  # fmt: skip
-    return by_total, joined(sums, torch.float32)
+    return by_total, sum_parts(sums, torch.float32)

@@ -1,4 +1,4 @@
-"""The log likelihood of bits under an affine map in one pass, with its slope or without, a tile of logits a program."""
+"""The log likelihood of bits under an affine map in one pass, with its slopes if wanted; a tile of logits a program."""
 
 from typing import Any
 
@@ -11,16 +11,16 @@ from .affine import Tile
 from .affine import product as multiply
 from .deferred import gradient_of_weight, multiplied
 from .native import both, log1p
-from .operator import joined, parted, rows
+from .operator import partial_sums, rows, sum_parts
 
 HIGH, WARPS, STAGES = 128, 4, 3
-"""The rows of a program, and how it works."""
+"""The rows of a program, and its launch options."""
 WIDE, WIDE_WITH_SLOPES = 128, 64
-"""Its units, of which fewer have room for slopes beside the product."""
-WEIGHED = 8
-"""The rows that a program weighs at once."""
+"""The units of a program: fewer where slopes need registers too."""
+SCALED_ROWS = 8
+"""The rows that a program scales at once."""
 LARGEST = tl.constexpr(3.4028234663852886e38)
-"""The largest number of float32, which is as good as the largest product of 128 numbers up to 2."""
+"""The largest float32, in place of a product of 128 numbers up to 2 that overflows."""
 
 
 @triton.jit
@@ -36,10 +36,10 @@ def _log_likelihood(
     j = column * WIDE + tl.arange(0, WIDE)
     k = tl.arange(0, DEEP)
     is_unit = (j < wide)[None, :]
-    # read before the product, or the compiler would lay out as bits what it then has laid out as the product
+    # loaded before the product, so that the compiler chooses the layout of the product for both
     own = (i % batch)[:, None].to(tl.int64) * wide + j[None, :]
     on = tl.load(bits + member * bits_stride + own, mask=is_unit, other=1) != 0
-    # past the end stands the last one, so that the loop needs no masks for it
+    # indices past the end are those of the last row or unit, so that the loop needs no masks
     left = state + member * state_stride + tl.minimum(i, high - 1)[:, None].to(tl.int64) * deep + k[None, :]
     right = weight + member * weight_stride + tl.minimum(j, wide - 1)[None, :] * deep + k[:, None]
     logit = tl.zeros((HIGH, WIDE), tl.float32)
@@ -52,10 +52,10 @@ def _log_likelihood(
             b = tl.load(right + start, mask=inside[:, None], other=0.0)
         logit = multiply(a, b, logit, PRODUCT)
     logit += tl.load(bias + member * bias_stride + j, mask=j < wide, other=0.0)[None, :]
-    logit = tl.where(is_unit, logit, float("inf"))  # a bit that is sure to be set adds nothing
+    logit = tl.where(is_unit, logit, float("inf"))  # a bit that is certain adds nothing
     against = tl.where(on, -logit, logit)
     small = tl.exp(-tl.abs(logit))
-    # a sum of logarithms of 1 + small is one of their product, kept less 1 so that nothing small is lost
+    # the sum of log(1 + small) is the log of a product, which is kept minus 1 so that small terms are not lost
     found = tl.reduce(small, 1, both)
     total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(found == float("inf"), LARGEST, found))
     tl.store(parts + (member * columns + column) * high + i, -total, mask=i < high)
@@ -69,7 +69,7 @@ def affine_log_likelihood(
     state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, slopes: bool, product: str, deferred: bool = False,
     chosen: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The log mass of bits, which the samples share, and its slope in every logit if that is asked for."""
+    """The log mass of bits, which the samples share, and its derivative by every logit if slopes are wanted."""
     (members, samples, batch, deep), wide = state.shape, weight.shape[1]
     is_half = product == "bfloat16"
     state, weight = (state, weight.bfloat16()) if is_half else (state.float(), weight)
@@ -77,7 +77,7 @@ def affine_log_likelihood(
     slope = state.new_empty(shape, dtype=torch.bfloat16 if is_half else torch.float32)
     high, size = samples * batch, chosen or _tile(product, slope)
     columns = triton.cdiv(wide, size.wide)
-    parts = parted(columns, state[..., 0], torch.float32)
+    parts = partial_sums(columns, state[..., 0], torch.float32)
     if parts.numel():
         state, weight, bias, bits = rows(state), rows(weight), rows(bias), rows(_bytes(bits, samples))
         _log_likelihood[triton.cdiv(high, size.high) * columns, members](
@@ -86,7 +86,7 @@ def affine_log_likelihood(
             PRODUCT=product, HIGH=size.high, WIDE=size.wide, DEEP=size.deep,
             num_warps=size.warps, num_stages=size.stages,
         )  # fmt: skip
-    return joined(parts, torch.float32), slope
+    return sum_parts(parts, torch.float32), slope
 
 
 def affine_log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, ...]:
@@ -95,15 +95,15 @@ def affine_log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: An
     needs_state, needs_weight, needs_bias, *_ = needs
     pull, states = by[0].flatten(1, 2), state.flatten(1, 2)
     by_state = by_weight = by_bias = None
-    # rows are weighed where they are narrow
+    # states and their gradients are scaled, since they are narrower than slopes
     if needs_state:
         by_states = multiplied(slope, weight.to(slope.dtype), state.dtype)
-        by_state, weighed = weigh(pull, by_states, states, slope.dtype)
+        by_state, weighted = scale_rows(pull, by_states, states, slope.dtype)
         by_state = by_state.view_as(state)
-    else:  # a state that was drawn has no gradient, and the product is the dearest part
-        weighed = (pull.unsqueeze(-1) * states).to(slope.dtype)
+    else:  # a drawn state needs no gradient, which saves the most expensive product
+        weighted = (pull.unsqueeze(-1) * states).to(slope.dtype)
     if needs_weight:
-        by_weight = gradient_of_weight(weighed, slope, deferred=deferred)
+        by_weight = gradient_of_weight(weighted, slope, deferred=deferred)
     if needs_bias:
         by_bias = multiplied(slope.mT, pull.unsqueeze(-1).to(slope.dtype)).squeeze(-1)
     return by_state, by_weight, by_bias
@@ -115,7 +115,7 @@ def _tile(product: str, slope: Tensor) -> Tile:
 
 
 @triton.jit
-def _weigh(
+def _scale_rows(
     pull, by_state, state, by_out, out, high, deep, pull_stride, by_stride, state_stride,
     HIGH: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
@@ -131,14 +131,14 @@ def _weigh(
         tl.store(out + member * high * deep + at, weight * value, mask=mask)
 
 
-def weigh(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of gradients and of states, each times its pull."""
+def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rows of gradients and of states, each times the gradient of its log mass."""
     members, high, deep = state.shape
     by_out, out = (torch.empty(state.shape, dtype=each, device=state.device) for each in (state.dtype, dtype))
     if out.numel():
         pull, by_state, state = rows(pull), rows(by_state), rows(state)
-        tile = WEIGHED, min(triton.next_power_of_2(deep), 256)
-        _weigh[triton.cdiv(high, tile[0]), members](
+        tile = SCALED_ROWS, min(triton.next_power_of_2(deep), 256)
+        _scale_rows[triton.cdiv(high, tile[0]), members](
             pull, by_state, state, by_out, out, high, deep, pull.stride(0), by_state.stride(0), state.stride(0),
             HIGH=tile[0], DEEP=tile[1],
         )  # fmt: skip
@@ -146,7 +146,7 @@ def weigh(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> 
 
 
 def _bytes(bits: Tensor, samples: int) -> Tensor:
-    """Bits that are numbers: in a byte each where several samples read them."""
+    """Bits as integers or floats, as bytes if several samples read them."""
     if bits.dtype == torch.bool:
         return bits.view(torch.uint8)
     return bits.to(torch.uint8) if samples > 1 else bits

@@ -1,4 +1,4 @@
-"""A binary unit drawn and scored in one pass or scored in one, and the gradient of both in another."""
+"""Draws and scores of binary units in one pass each, and the gradient of their log masses in another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
-from .operator import joined, parted, row_sums, rows
+from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import quarter, words_beside
 from .row import (
     BLOCK,
@@ -45,16 +45,18 @@ def sign(value, SQUASH: tl.constexpr):
 
 @triton.jit
 def is_turned(logit, word):
-    """Whether noise leads to the less likely state: no logarithm is needed to compare its tail with a probability."""
+    """Whether noise leads to the less likely state, by comparing tail probabilities, without a logarithm."""
     small = exp(-tl.abs(logit))
-    words = (small * reciprocal(1 + small) * 4294967296.0 + 0.5).to(tl.uint32)  # of all 2³², as many as lead there
-    # those next to 0 have the largest noise, and those next to them on the other side the smallest
+    words = (small * reciprocal(1 + small) * 4294967296.0 + 0.5).to(
+        tl.uint32
+    )  # the number of words, of all 2³², that lead there
+    # words next to 0 have the largest noise and, on the other side of 0, the smallest
     return (word.to(tl.int32, bitcast=True) ^ tl.where(logit >= 0, -1, 0)).to(tl.uint32, bitcast=True) < words
 
 
 @triton.jit
 def state_of(logit, turned, SQUASH: tl.constexpr):
-    """The likelier state, or the other one."""
+    """The more likely state, or the other one if turned."""
     LOWER: tl.constexpr = -1.0 if SQUASH == "corner" else 0.0
     return tl.where(turned, tl.where(logit >= 0, LOWER, 1.0), tl.where(logit >= 0, 1.0, LOWER))
 
@@ -88,7 +90,7 @@ def _draw_one(
     if not EVEN:
         inside = offset + tl.arange(0, BLOCK) < LENGTH
         lost, small = tl.where(inside, lost, 0.0), tl.where(inside, small, 0.0)
-    if BLOCK > LANES:  # one logarithm for all that a thread has
+    if BLOCK > LANES:  # one logarithm for all units of a thread
         lost = tl.sum(tl.reshape(lost, (LANES, BLOCK // LANES)), 1)
         small = tl.reduce(tl.reshape(small, (LANES, BLOCK // LANES)), 1, both)
     return -lost - rough_log1p(small)
@@ -186,7 +188,7 @@ def _score_piece(
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, POINTS: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """What the log mass of a piece of each row has of the states, and what it has of the logits alone, in each lane."""
+    """The parts of the log mass of a piece of each row that depend on the states and on the logits alone."""
     state = load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
     logit = load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
     lost, small = tl.minimum(sign(state, SQUASH) * logit, 0.0), exp(-tl.abs(logit))
@@ -266,7 +268,7 @@ def _backward(
     value += member * value_stride + row * units + unit
     end = tl.where(unit < units, samples, 0)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
-    # a state is pulled by the probability of the other
+    # the derivative is the probability of the other state
     upper, lower = sigmoid(-logit), -sigmoid(logit)
     total = tl.zeros((ROWS, UNITS), tl.float32)
     for _ in range(steps):
@@ -301,10 +303,10 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     if not value.numel():
         return torch.zeros_like(logits)
     dtype, tile = logits.dtype, tiling(members, samples, units, sums=True)
-    value, logits, by_logits = rows(value), rows(logits), parted(tile.parts, value[:, 0], dtype)
+    value, logits, by_logits = rows(value), rows(logits), partial_sums(tile.parts, value[:, 0], dtype)
     _backward[tile.grid](
         by, value, logits, by_logits, units, samples, tile.parts, tile.steps,
         *by.stride(), value.stride(0), logits.stride(0),
         SQUASH=squash, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
-    return joined(by_logits, dtype)
+    return sum_parts(by_logits, dtype)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .operator import joined, rows
+from .operator import rows, sum_parts
 
 BLOCK = 64
 SAMPLES, TILE = 16, 2048
@@ -21,9 +21,9 @@ def _larger(one, other):
 
 @triton.jit
 def _joined(largest, total, entries):
-    """The largest log-weight, and the sum of weights in units of it, with some more."""
+    """The largest log-weight and the sum of weights divided by the largest, after adding entries."""
     larger = _larger(largest, tl.reduce(entries, 0, _larger))
-    # a weight of zero adds nothing, also to nothing
+    # a weight of zero adds nothing, also where all weights are zero
     anchor = tl.where(larger == float("-inf"), 0.0, larger)
     return larger, total * tl.exp(largest - anchor) + tl.sum(tl.exp(entries - anchor[None, :]), 0)
 
@@ -147,7 +147,7 @@ def loss(
         out, bounds, log_w, samples, batch, parts,
         AVERAGES=averages, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
     )  # fmt: skip
-    return joined(out, torch.float32), bounds, log_w
+    return sum_parts(out, torch.float32), bounds, log_w
 
 
 @triton.jit

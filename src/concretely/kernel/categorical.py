@@ -1,4 +1,4 @@
-"""A discrete draw in one pass, its log mass, and the gradient of the latter."""
+"""Draws and scores of categorical units in one pass each, and the gradient of their log masses."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from .category import (
 )
 from .exp_concrete import exponential
 from .native import exp, log
-from .operator import joined, parted, row_sums, rows
+from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import quarter, words_beside
 from .row import point_of
 from .tile import draw_tile, power, score_tile, unit_tile
@@ -212,11 +212,11 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
         return torch.zeros_like(logits)
     tile = unit_tile(members, samples, units, n, least=STEPS)
     value, logits = rows(value), rows(logits)
-    partial = parted(tile.grid[1], logits, dtype)
+    partial = partial_sums(tile.grid[1], logits, dtype)
     _score_backward[*tile.grid, members](
         by, value, logits, partial,
         samples, units, tile.steps, *by.stride(), value.stride(0), logits.stride(0),
         N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
-    return joined(partial, dtype)
+    return sum_parts(partial, dtype)

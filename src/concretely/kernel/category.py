@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 STEPS = 16
-"""A program adds up at least so many steps before sums are left to another launch."""
+"""The fewest steps that a program adds up before sums are finished by another launch."""
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def load_four(
     logits, place, total, units, quarter,
     N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The logits of the rows of a tile in all quarters, on their way before any is needed."""
+    """The logits of the rows of a tile in all quarters, loaded before any is needed."""
     return (
         load_quarter(logits, place, 0, total, units, quarter, N, SHARED, WIDTH),
         load_quarter(logits, place, 1, total, units, quarter, N, SHARED, WIDTH),
@@ -43,7 +43,7 @@ def load_four(
 
 @triton.jit
 def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
-    """The places of a tile that lies so far along the row of a program; what exceeds the row is out of place."""
+    """The places of a tile at an offset along the row of a program; those past the end are masked."""
     along = offset + tl.arange(0, ROWS)
     if LENGTH == 1:
         place = tl.program_id(0) * ROWS + along
@@ -54,7 +54,7 @@ def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def in_quarter(k, total):
-    """A number of one quarter beside those of the others."""
+    """A number for one quarter, and 0 for the others."""
     return tl.where(tl.arange(0, 4) == k, total, 0.0)
 
 
@@ -67,7 +67,7 @@ def store_rows(sums, member, found):
 
 @triton.jit
 def unit_of(offset, units, LENGTH: tl.constexpr, UNITS: tl.constexpr):
-    """The units of a tile that lies so far along the row of a program; what exceeds the row is no unit."""
+    """The units of a tile at an offset along the row of a program; those past the end are masked."""
     along = offset + tl.arange(0, UNITS)
     if LENGTH == 1:
         unit = tl.program_id(0) * UNITS + along

@@ -1,4 +1,4 @@
-"""An ExpConcrete draw in one pass, its log density, and the gradients of both; or the same by normal noise."""
+"""Draws and scores of ExpConcrete nodes in one pass each, and their gradients; with Gumbel or normal noise."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from .category import (
     unit_of,
 )
 from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
-from .operator import joined, parted, row_sums, rows
+from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, normal, quarter, words_beside
 from .row import point_of
 from .tile import draw_tile, score_tile, unit_tile
@@ -31,15 +31,15 @@ from .tile import draw_tile, score_tile, unit_tile
 
 @triton.jit
 def log_of_mean(total, N: tl.constexpr):
-    """The logarithm of the mean of so many numbers, which is multiplied by their number."""
+    """N times the logarithm of the mean of N numbers."""
     return log(total * (1 / N)) if N <= 16 else precise_log(total * (1 / N))
 
 
 @triton.jit
 def exponential(word):
     """Standard exponential noise, whose logarithm is minus Gumbel noise, by the upper tail of the latter."""
-    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: what lies next to 1 was rounded to it
-    # one half and less by the series of 2 artanh t / (2 - t), in which nothing small is lost
+    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: the last fraction was rounded to 1
+    # up to one half by the series of 2 artanh t / (2 - t), in which small terms are not lost
     ratio = tail * reciprocal(2 - tail)
     s = ratio * ratio
     series = (((0.28178334 * s + 0.27960601) * s + 0.40024909) * s + 0.66666317) * s + 2
@@ -48,7 +48,7 @@ def exponential(word):
 
 @triton.jit
 def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
-    """Noise less its mean over the categories; nothing beyond them."""
+    """Noise minus its mean over the categories, and 0 past the last category."""
     if WIDTH > N:
         noise = tl.where(category < N, noise, 0.0)
     found = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
@@ -64,9 +64,9 @@ def _draw(
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, :]
-    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    cold = 1 / warmth
-    constant += (N - 1) * tl.log(warmth)
+    lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    cold = 1 / lam
+    constant += (N - 1) * tl.log(lam)
     sums = tl.zeros((4,), tl.float32)
     for offset in range(0, LENGTH, ROWS):
         place = placed(offset, quarter, LENGTH, ROWS)
@@ -149,11 +149,11 @@ def constant(n: int, normal: bool) -> float:
     """The part of the log density at temperature 1 that does not depend on the noise."""
     if normal:
         return -((n - 1) * math.log(2 * math.pi) + math.log(n)) / 2
-    return math.lgamma(n) - n * math.log(n)  # the other part has the logarithm of a mean
+    return math.lgamma(n) - n * math.log(n)  # the part that depends on the noise is a logarithm of a mean
 
 
 def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
-    """The shape of the values of nodes; values that would be the nodes are left empty."""
+    """The shape of the values of nodes; it is empty where values are the nodes."""
     if squash == "none":
         return node[0], 0
     return (*node[:-1], int(node[-1]).bit_length() - 1) if squash == "cube" else tuple(node)
@@ -208,7 +208,7 @@ def draw_backward(
     if not node.numel():
         return (torch.zeros_like(logits),)
     tile = unit_tile(members, samples, units, n, least=STEPS)
-    partial = parted(tile.grid[1], node[:, 0], dtype)
+    partial = partial_sums(tile.grid[1], node[:, 0], dtype)
     node = node.contiguous()
     by_both = [node if each is None else rows(each) for each in (by_node, by_value)]
     _draw_backward[*tile.grid, members](
@@ -217,23 +217,23 @@ def draw_backward(
         N=n, NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, BITS=n.bit_length() - 1,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
-    return (joined(partial, dtype),)
+    return (sum_parts(partial, dtype),)
 
 
-draw_gaussian_backward = draw_backward  # noise has no part in it
+draw_gaussian_backward = draw_backward  # the gradient does not depend on the law of the noise
 
 
 @triton.jit
-def _recovered(node, logit, warmth, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
-    """The noise behind nodes, its smallest entry at 0: a difference that may be small beside its terms."""
+def _recovered(node, logit, lam, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
+    """The noise behind nodes minus its smallest entry: a difference that may be much smaller than its terms."""
     found = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
     if NATIVE:
-        noise, rest = whole_difference(warmth, found, logit[None, :, :])
+        noise, rest = whole_difference(lam, found, logit[None, :, :])
         if WIDTH > N:
             noise, rest = tl.where(category < N, noise, float("inf")), tl.where(category < N, rest, 0.0)
         noise = noise - tl.min(noise, 2)[:, :, None] + rest
     else:
-        noise = warmth * found.to(tl.float64) - logit[None, :, :].to(tl.float64)
+        noise = lam * found.to(tl.float64) - logit[None, :, :].to(tl.float64)
         if WIDTH > N:
             noise = tl.where(category < N, noise, float("inf"))
         noise = (noise - tl.min(noise, 2)[:, :, None]).to(tl.float32)
@@ -249,8 +249,8 @@ def _score(
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, None, :]
-    warmth = tl.load(temperature + member * temperature_stride)
-    constant += (N - 1) * tl.log(warmth.to(tl.float32))
+    lam = tl.load(temperature + member * temperature_stride)
+    constant += (N - 1) * tl.log(lam.to(tl.float32))
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
         unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
@@ -260,7 +260,7 @@ def _score(
             row = sample.to(tl.int64) * units + unit
             inside = (unit < units) & (sample < samples)
             at = member * node_stride + row[:, :, None] * N + category
-            noise = _recovered(node, logit, warmth, at, inside[:, :, None] & (category < N), category, N, WIDTH)
+            noise = _recovered(node, logit, lam, at, inside[:, :, None] & (category < N), category, N, WIDTH)
             if NORMAL:
                 apart = deviation(noise, category, N, WIDTH)
                 found = constant - tl.sum(apart * apart, 2) / 2
@@ -316,14 +316,14 @@ def _score_backward(
     sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
     logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
-    warmth = tl.load(temperature + member * temperature_stride)
+    lam = tl.load(temperature + member * temperature_stride)
     total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
     for _ in range(steps):
         row = sample.to(tl.int64) * units + unit
         inside = (unit < units) & (sample < samples)
         at = row[:, :, None] * N + category
         mask = inside[:, :, None] & (category < N)
-        noise = _recovered(node + member * node_stride, logit, warmth, at, mask, category, N, WIDTH)
+        noise = _recovered(node + member * node_stride, logit, lam, at, mask, category, N, WIDTH)
         pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         if NORMAL:
             by_noise = -pull[:, :, None] * deviation(noise, category, N, WIDTH)
@@ -331,7 +331,7 @@ def _score_backward(
             small = exp(-noise)
             by_noise = small * (N * pull * reciprocal(tl.sum(small, 2)))[:, :, None] - pull[:, :, None]
         if NODE:
-            tl.store(by_node + member * samples * units * N + at, warmth.to(tl.float32) * by_noise, mask=mask)
+            tl.store(by_node + member * samples * units * N + at, lam.to(tl.float32) * by_noise, mask=mask)
         if LOGITS:
             total -= by_noise
         sample += SAMPLES
@@ -362,7 +362,7 @@ def _gradients_of_score(
     if not node.numel():
         return by_node, torch.zeros_like(logits)
     tile = unit_tile(members, samples, units, n, least=STEPS if needs_logits else 1)
-    partial = parted(tile.grid[1], logits, logits.dtype) if needs_logits else by_node
+    partial = partial_sums(tile.grid[1], logits, logits.dtype) if needs_logits else by_node
     node, given = rows(node), rows(logits)
     _score_backward[*tile.grid, members](
         pull, node, given, temperature, by_node, partial,
@@ -370,4 +370,4 @@ def _gradients_of_score(
         N=n, NODE=needs_node, LOGITS=needs_logits, LENGTH=length,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
     )  # fmt: skip
-    return by_node, joined(partial, logits.dtype) if needs_logits else None
+    return by_node, sum_parts(partial, logits.dtype) if needs_logits else None

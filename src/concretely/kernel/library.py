@@ -64,7 +64,7 @@ def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *argu
 
 
 def _stacked(argument: Any, dim: Any, size: int) -> Any:
-    """A tensor, or each of several, with the axis of a batch joined to that of members; other arguments as they are."""
+    """A tensor, or each of several, with the batch axis merged into that of members; other arguments unchanged."""
     if isinstance(argument, list):
         dims = [dim] * len(argument) if dim is None else dim
         return [_stacked(each, own, size) for each, own in zip(argument, dims, strict=True)]

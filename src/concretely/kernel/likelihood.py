@@ -13,7 +13,7 @@ from .operator import rows
 TILE = 512
 BLOCK = 128
 STEPS = 8
-"""The most blocks of units that are taken at once."""
+"""The most blocks of units whose logarithms are combined."""
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _log_likelihood(
     row = sample * batch + point
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for start in range(0, units, BLOCK * STEPS):
-        # a sum of logarithms of 1 + small is one of their product, kept less 1 so that nothing small is lost
+        # the sum of log(1 + small) is the log of a product, which is kept minus 1 so that small terms are not lost
         product = tl.zeros((ROWS, BLOCK), tl.float32)
         for k in tl.static_range(STEPS):
             unit = (start + k * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -111,5 +111,5 @@ def _grid(logits: Tensor, tile: dict[str, int]) -> tuple[int, int]:
 
 
 def _bytes(bits: Tensor) -> Tensor:
-    """Bits that are numbers."""
+    """Bits as integers or floats, not booleans."""
     return bits.view(torch.uint8) if bits.dtype == torch.bool else bits

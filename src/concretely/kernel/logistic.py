@@ -1,4 +1,4 @@
-"""A logistic node drawn in one pass or scored in one, and the gradients of both in another."""
+"""Draws and scores of logistic nodes in one pass each, and their gradients in another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
-from .operator import joined, parted, row_sums, rows
+from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, logistic, quarter, words_beside
 from .row import (
     BLOCK,
@@ -33,7 +33,7 @@ from .row import (
 
 @triton.jit
 def squashed(node, SQUASH: tl.constexpr):
-    """The value of a node, kept off the edges of the unit interval that rounding would take it to."""
+    """The value of a node; on the unit interval it is clamped away from 0 and 1."""
     if SQUASH == "corner":
         value = tanh_half(node)
     else:
@@ -48,35 +48,35 @@ def _draw(
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    # most draws are numbered in 32 bits, in which division takes a fraction of the time
+    # most draws can be numbered in 32 bits, in which division is faster
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
-    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    coldness = tl.div_rn(1.0, warmth)
-    near = tl.maximum(warmth, 8.673617379884035e-19)  # 2⁻⁶⁰, or densities would not be normal numbers
-    far = tl.log(tl.div_rn(warmth, near))
+    lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    inverse = tl.div_rn(1.0, lam)
+    near = tl.maximum(lam, 8.673617379884035e-19)  # 2⁻⁶⁰, so that densities are normal numbers
+    far = tl.log(tl.div_rn(lam, near))
     held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
     four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
         element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
-        found = (held[k] + logistic(four[k])) * coldness
+        found = (held[k] + logistic(four[k])) * inverse
         at = member * total + element
         tl.store(node + at, found, mask=mask)
         if SQUASH != "none":
             tl.store(value + at, squashed(found, SQUASH), mask=mask)
-        # the density of the noise is the product of its two tail probabilities, each what the other is not;
-        # the temperature joins before the logarithm, as two logarithms would cancel and keep their errors
+        # the density of the noise is the product of its two tail probabilities, which sum to 1; the temperature is
+        # multiplied before the logarithm, since two logarithms would cancel and keep their errors
         tail = tl.abs(fraction(four[k], True))
         tl.store(log_density + at, log(near * tl.fma(-tail, tail, tail)) + far, mask=mask)
 
 
 @triton.jit
 def _draw_one(
-    logit, word, coldness, node, value, offset, k, member,
+    logit, word, inverse, node, value, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Draw a piece of a row in one quarter; what its log density has of the noise in each lane."""
+    """Draw a piece of a row in one quarter; the part of its log density that depends on the noise, in each lane."""
     drawn = logistic(word)
-    found = (logit + drawn) * coldness
+    found = (logit + drawn) * inverse
     store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
     if SQUASH != "none":
         store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
@@ -93,7 +93,7 @@ def _draw_one(
 
 @triton.jit
 def _draw_pieces(
-    logits, coldness, key, node, value, offset, member, step, points,
+    logits, inverse, key, node, value, offset, member, step, points,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -101,10 +101,10 @@ def _draw_pieces(
     a, b, c, d = load_pieces(logits, offset, step, points, SAME, LENGTH, BLOCK, EVEN)
     one, two, three, four = words_beside(a, key, member, place_of(offset, LENGTH, WIDE, BLOCK))
     return (
-        _draw_one(a, one, coldness, node, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(b, two, coldness, node, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(c, three, coldness, node, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(d, four, coldness, node, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(a, one, inverse, node, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(b, two, inverse, node, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(c, three, inverse, node, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
+        _draw_one(d, four, inverse, node, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
     )
 
 
@@ -116,30 +116,30 @@ def _draw_rows(
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    warmth = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    coldness = tl.div_rn(1.0, warmth)
+    lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
+    inverse = tl.div_rn(1.0, lam)
     logits += member * logits_stride
     zero = tl.zeros((LANES,), tl.float32)
     a, b, c, d = zero, zero, zero, zero
     for offset in range(0, WHOLE, BLOCK):
         one, two, three, four = _draw_pieces(
-            logits, coldness, key, node, value, offset, member, step, points,
+            logits, inverse, key, node, value, offset, member, step, points,
             SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, True,
         )  # fmt: skip
         a, b, c, d = a + one, b + two, c + three, d + four
     if WHOLE < LENGTH:
         one, two, three, four = _draw_pieces(
-            logits, coldness, key, node, value, WHOLE, member, step, points,
+            logits, inverse, key, node, value, WHOLE, member, step, points,
             SQUASH, SAME, WIDE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH,
         )  # fmt: skip
         a, b, c, d = a + one, b + two, c + three, d + four
     if WHOLE + REST < LENGTH:
         one, two, three, four = _draw_pieces(
-            logits, coldness, key, node, value, WHOLE + REST, member, step, points,
+            logits, inverse, key, node, value, WHOLE + REST, member, step, points,
             SQUASH, SAME, WIDE, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
         )  # fmt: skip
         a, b, c, d = a + one, b + two, c + three, d + four
-    store_rows(log_density, member, a, b, c, d, LENGTH * tl.log(warmth))
+    store_rows(log_density, member, a, b, c, d, LENGTH * tl.log(lam))
 
 
 def draw(
@@ -215,14 +215,14 @@ def draw_backward(
         return (torch.zeros_like(logits),)
     tile, node = tiling(members, samples, units, sums=True), node.contiguous()
     by_both = [node if each is None else each for each in (by_node, by_value)]
-    by_logits = parted(tile.parts, node[:, 0], dtype)
+    by_logits = partial_sums(tile.parts, node[:, 0], dtype)
     _draw_backward[tile.grid](
         *by_both, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
         *by_both[0].stride(), *by_both[1].stride(), temperature.stride(0),
         NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, ROWS=tile.rows, UNITS=tile.units,
         num_warps=tile.warps,
     )  # fmt: skip
-    return (joined(by_logits, dtype),)
+    return (sum_parts(by_logits, dtype),)
 
 
 @triton.jit
@@ -233,24 +233,24 @@ def _score(
     member = tl.program_id(1).to(tl.int64)
     _, row, unit = corner(units, 1, ROWS, UNITS)
     mask = (row < samples) & (unit < units)
-    warmth = tl.load(temperature + member * temperature_stride)
+    lam = tl.load(temperature + member * temperature_stride)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
     found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
-    size = tl.abs(difference(warmth, found, logit))
-    # not less than log 4 in size, so that nothing is lost in the logarithm of a sum; what is large is rounded once
-    scored = (tl.log(warmth.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
+    size = tl.abs(difference(lam, found, logit))
+    # at least log 4 in size, so that the logarithm of the sum loses nothing; large values are rounded once
+    scored = (tl.log(lam.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
     tl.store(log_density + (member * samples + row) * units + unit, scored, mask=mask)
 
 
 @triton.jit
 def _score_piece(
-    node, logits, row, point, inside, known, offset, warmth,
+    node, logits, row, point, inside, known, offset, lam,
     LENGTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The log density of a piece of each row at temperature 1, in each lane."""
     found = load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
     logit = load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
-    size = tl.abs(difference(warmth, found, logit))
+    size = tl.abs(difference(lam, found, logit))
     total = 1 + exp(-size)
     if not EVEN:
         size = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, size, 0.0)
@@ -269,24 +269,24 @@ def _score_rows(
     member = tl.program_id(1).to(tl.int64)
     row, point, inside = placed_rows(samples, points, SHARED, ROWS)
     known = point < points
-    warmth = tl.load(temperature + member * temperature_stride)
+    lam = tl.load(temperature + member * temperature_stride)
     node += member * node_stride
     logits += member * logits_stride
     total = tl.zeros((ROWS, LANES), tl.float32)
     for offset in range(0, WHOLE, BLOCK):
         total += _score_piece(
-            node, logits, row, point, inside, known, offset, warmth, LENGTH, ROWS, LANES, BLOCK, True
+            node, logits, row, point, inside, known, offset, lam, LENGTH, ROWS, LANES, BLOCK, True
         )  # fmt: skip
     if WHOLE < LENGTH:
         total += _score_piece(
-            node, logits, row, point, inside, known, WHOLE, warmth, LENGTH, ROWS, LANES, REST, WHOLE + REST <= LENGTH
+            node, logits, row, point, inside, known, WHOLE, lam, LENGTH, ROWS, LANES, REST, WHOLE + REST <= LENGTH
         )  # fmt: skip
     if WHOLE + REST < LENGTH:
         total += _score_piece(
-            node, logits, row, point, inside, known, WHOLE + REST, warmth,
+            node, logits, row, point, inside, known, WHOLE + REST, lam,
             LENGTH, ROWS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
         )  # fmt: skip
-    found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(warmth.to(tl.float32))
+    found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(lam.to(tl.float32))
     tl.store(log_density + member * samples * points + row, found, mask=inside)
 
 
@@ -325,16 +325,16 @@ def _score_backward(
     node += member * node_stride + row * units + unit
     by_node += (member * samples + row) * units + unit
     end = tl.where(unit < units, samples, 0)
-    warmth = tl.load(temperature + member * temperature_stride)
+    lam = tl.load(temperature + member * temperature_stride)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
     total = tl.zeros((ROWS, UNITS), tl.float32)
     for _ in range(steps):
         mask = row < end
         found = tl.load(node, mask=mask, other=0.0).to(tl.float32)
         pull = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
-        pull *= tanh_half(difference(warmth, found, logit))
+        pull *= tanh_half(difference(lam, found, logit))
         if NODE:
-            tl.store(by_node, -warmth.to(tl.float32) * pull, mask=mask)
+            tl.store(by_node, -lam.to(tl.float32) * pull, mask=mask)
         if LOGITS:
             total += pull
         node += ROWS * units
@@ -355,10 +355,10 @@ def score_backward(
         return torch.empty_like(node), torch.zeros_like(logits)
     node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=needs_logits)
     by_node = torch.empty((members, samples, units) if needs_node else 0, dtype=node.dtype, device=node.device)
-    by_logits = parted(tile.parts, node[:, 0], dtype) if needs_logits else by_node
+    by_logits = partial_sums(tile.parts, node[:, 0], dtype) if needs_logits else by_node
     _score_backward[tile.grid](
         pull, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
         *pull.stride(), node.stride(0), logits.stride(0), temperature.stride(0),
         NODE=needs_node, LOGITS=needs_logits, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
-    return by_node, joined(by_logits, dtype) if needs_logits else None
+    return by_node, sum_parts(by_logits, dtype) if needs_logits else None

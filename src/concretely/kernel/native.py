@@ -1,4 +1,4 @@
-"""Functions of a GPU that are one instruction each, and what follows from them; precise ones where it is no GPU's."""
+"""Functions built on single instructions of an NVIDIA GPU, with precise replacements everywhere else."""
 
 import torch
 import triton
@@ -7,11 +7,11 @@ import triton.language as tl
 
 @triton.jit
 def _compiled():
-    """Whether functions are compiled is seen by what became of this one."""
+    """A function whose type tells whether functions are compiled or interpreted."""
 
 
 NATIVE = tl.constexpr(isinstance(_compiled, triton.JITFunction) and torch.version.hip is None)
-"""Whether there are such instructions: neither in the interpreter, nor on the GPUs of others."""
+"""Whether these instructions exist: they do neither in the interpreter nor on other GPUs."""
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def log(x):
 
 @triton.jit
 def precise_log(x):
-    """The same to the last place, in a tenth fewer steps than with care for any other number."""
+    """The natural logarithm of a positive normal number, precise to the last place."""
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F2AAAAB) & -0x800000
     m = (bits - exponent).to(tl.float32, bitcast=True) - 1  # from -1/3 to 1/3
@@ -75,7 +75,7 @@ def rough_log1p(small):
 def product(x, FACTOR: tl.constexpr):
     """The upper and the lower word of a product of words."""
     if NATIVE:
-        # the compiler would not see for each of them that one instruction gives both
+        # the compiler does not see that one instruction gives both words
         upper, lower = tl.inline_asm_elementwise(
             "{ .reg .b64 both; mul.wide.u32 both, $2, $3; mov.b64 {$1, $0}, both; }",
             "=r,=r,r,r", [x, tl.full((), FACTOR, tl.uint32)], (tl.uint32, tl.uint32), True, 1,
@@ -109,7 +109,7 @@ def difference(scale, x, y):
 
 @triton.jit
 def whole_difference(scale, x, y):
-    """The same as a number and what rounding left of it, as differences of such differences may be smaller still."""
+    """The same as a number and its rounding error, since differences of such differences may be smaller still."""
     high = scale.to(tl.float32)
     low = (scale - high.to(tl.float64)).to(tl.float32)
     found = tl.fma(x, high, -y)

@@ -1,4 +1,4 @@
-"""NVIL's normalised signal by one program for each member, as all of it must be known first."""
+"""NVIL's normalised signal, by one program for each member, since mean and variance need all of the signal."""
 
 import torch
 import triton

@@ -156,7 +156,7 @@ class Operator(Generic[P, R]):
         return cast("R", restore(self._called(list(arranged))))
 
     def _called(self, arguments: list[Any]) -> Any:
-        """What the kernel gives, to whoever looks on."""
+        """Call the kernel: as an operator of torch if torch has to see it, else as an autograd node or directly."""
         leaves, structure = _flattened(arguments)
         if not is_plain(leaves):
             return self.registered(*arguments)
@@ -369,18 +369,18 @@ def is_plain(leaves: Sequence[Any]) -> bool:
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """A tensor of which each member lies in one piece; members may share one."""
+    """A tensor in which each member is contiguous; it is copied only if one is not. Members may share memory."""
     return tensor if len(tensor) and tensor[0].is_contiguous() else tensor.contiguous()
 
 
-def parted(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory for the parts of a sum over samples that is like a tensor; the sum itself if there is but one."""
+def partial_sums(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory for partial sums over samples, shaped like a tensor; in the dtype of the sum if there is one part."""
     shape = (len(like), parts, *like.shape[1:])
     return like.new_empty(shape, dtype=dtype if parts == 1 else torch.float32)
 
 
-def joined(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of its parts."""
+def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sum of partial sums."""
     return parts.squeeze(1) if parts.shape[1] == 1 else parts.sum(1).to(dtype)
 
 

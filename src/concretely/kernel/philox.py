@@ -30,14 +30,14 @@ def words(key, member, place):
 
 @triton.jit
 def words_beside(held, key, member, place):
-    """The words of some places, made by the very threads that hold something else of theirs."""
-    # false unless there is no number; without it the compiler would make them elsewhere and move them
+    """The words of some places, computed by the threads that hold `held` at these places."""
+    # adds 0 unless NaN; without it the compiler computes the words in other threads and moves them
     return words(key, member, place + (held != held).to(tl.int32))
 
 
 @triton.jit
 def fraction(word, SIGNED: tl.constexpr):
-    """A word over the number of all, in the middle of its cell."""
+    """A word divided by the number of words, in the middle of its cell."""
     whole = (
         word.to(tl.int32, bitcast=True).to(tl.float32) if SIGNED else word.to(tl.uint32, bitcast=True).to(tl.float32)
     )
@@ -49,12 +49,12 @@ def logistic(word):
     """Standard logistic noise, by the smaller of the two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     odds = tail * reciprocal(1 - tail)
-    rest = odds - tail - odds * tail  # what the odds are off, about one half of their relative error near 1
-    # powers of 2 apart, so that there is one rounding at the end
+    rest = odds - tail - odds * tail  # the error of the odds, about one half of their relative error near 1
+    # the power of 2 is added last, so that there is one rounding
     bits = odds.to(tl.int32, bitcast=True)
     power = (bits - 0x3F3504F3) & -0x800000
     part = (bits - power).to(tl.float32, bitcast=True)  # from √½ to √2
-    # of a third power, as what its logarithm is off near 1 is then divided by 3
+    # the logarithm of the third power, whose error near 1 is then divided by 3
     size = log2(part * part * part) * -0.23104906018664842 + (rest + rest)
     return signed_as(power.to(tl.float32) * -8.262958320e-08 + size, word)  # log 2, by 2²³
 
@@ -64,7 +64,7 @@ def normal(word):
     """Standard normal noise, by the smaller of the two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     far = -log(4 * tail * (1 - tail))
-    # up to 2.9 by what lies between the tails, times a polynomial of how far out they are; beyond, by one of its root
+    # up to 2.9 the probability between the tails times a polynomial in `far`; beyond, a polynomial in its square root
     x = far - 2.5
     near = (((4.0354664e-08 * x + 4.8610366e-07) * x - 4.9905657e-06) * x - 6.2179902e-06) * x + 3.0915020e-04
     near = (((near * x - 1.7730101e-03) * x - 5.9081712e-03) * x + 0.34880266) * x + 2.1233137

@@ -7,16 +7,16 @@ import triton.language as tl
 
 BLOCK = 128
 BUSY = 2048
-"""As many programs as keep a device busy."""
+"""The number of programs that keeps a GPU busy."""
 FEW = 2**19
-"""Up to so many nodes take little more time than a launch."""
+"""Up to this many nodes take little more time than a launch."""
 STEPS = 8
-"""A program adds up at least so many steps before sums are left to another launch."""
+"""The fewest steps that a program adds up before sums are finished by another launch."""
 
 
 @triton.jit
 def placed(first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """The elements of a block in one quarter of a draw, their units, and which of them there are.
+    """The elements of a block in one quarter of a draw, their units, and the mask of those that exist.
 
     Where rows are as long as a block, one division serves them all.
     """
@@ -36,7 +36,7 @@ def load_quarter(logits, first, k, units, total, quarter, LONG: tl.constexpr, BL
 
 @triton.jit
 def load_four(logits, first, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """The logits of a block in all quarters, on their way before any is needed."""
+    """The logits of a block in all quarters, loaded before any is needed."""
     return (
         load_quarter(logits, first, 0, units, total, quarter, LONG, BLOCK),
         load_quarter(logits, first, 1, units, total, quarter, LONG, BLOCK),
@@ -115,19 +115,19 @@ def place_of(offset, LENGTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constex
 
 
 class Pieces(NamedTuple):
-    """How a row is cut: into pieces as long as what is left allows, for few lanes that have nothing to do."""
+    """How a row is cut into pieces so that few lanes are idle."""
 
     LANES: int
     BLOCK: int
-    """As much as is taken at once, as long as there is so much."""
+    """The length of the first pieces."""
     WHOLE: int
-    """Where that ends."""
+    """Where the first pieces end."""
     REST: int
-    """What is taken then; after it, as much as there are lanes."""
+    """The length of the next piece; the pieces after it are as long as there are lanes."""
 
 
 def pieces(length: int, *, busy: bool) -> Pieces:
-    """The pieces of a row: of one warp, which need not wait for others to sum, or of more where rows are few."""
+    """The pieces of a row: for one warp, which sums without waiting for others, or for more warps if rows are few."""
     width = max(triton.next_power_of_2(length), 32)
     lanes = 32 if busy else min(width, 2 * BLOCK)
     block = min(width, BLOCK if busy else lanes)
@@ -137,7 +137,7 @@ def pieces(length: int, *, busy: bool) -> Pieces:
 
 
 def has_quarters(total: int, length: int) -> bool:
-    """Whether a draw is by rows, as each quarter of it has whole ones."""
+    """Whether each quarter of a draw consists of whole rows, so that it can be drawn row by row."""
     return length > 1 and total // length % 4 == 0
 
 
@@ -147,7 +147,7 @@ class Tiling(NamedTuple):
     rows: int
     units: int
     parts: int
-    """How many programs share the samples of a unit, and leave sums over parts of them."""
+    """How many programs share the samples of a unit; each leaves the sum over its part."""
     steps: int
     warps: int
     grid: tuple[int, int]
@@ -157,12 +157,12 @@ def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
     """The tiling of nodes: sums over many samples are in no more parts than it takes to keep the device busy."""
     count = members * samples * units
     elements = min(max(triton.next_power_of_2(count // BUSY), 128), 512)
-    if sums and samples >= 16 and count <= FEW:  # tall tiles: what counts is how many steps are one after the other
+    if sums and samples >= 16 and count <= FEW:  # tall tiles: the time is that of the steps that follow one another
         elements, height = 512, min(triton.next_power_of_2(samples), 64)
     else:
         height = min(triton.next_power_of_2(samples), 16, elements // 32)
     while height > 1 and 8 * (triton.cdiv(samples, height) * height - samples) > samples:
-        height //= 2  # few rows are to be past the end
+        height //= 2  # so that few rows lie past the end
     width = elements // height
     tall, wide = triton.cdiv(samples, height), triton.cdiv(units, width)
     parts = max(min(triton.cdiv(tall, STEPS), BUSY // (members * wide)), 1)
@@ -183,7 +183,7 @@ def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def point_of(unit, LENGTH: tl.constexpr):
-    """The rows that units are in; units are numbered in 32 bits, in which division takes a fraction of the time."""
+    """The rows that units are in; units are numbered in 32 bits, in which division is faster."""
     return unit if LENGTH == 1 else (unit.to(tl.uint32) // LENGTH).to(tl.int64)
 
 
@@ -214,7 +214,7 @@ def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling
 
 @triton.jit
 def placed_rows(samples, points, SHARED: tl.constexpr, ROWS: tl.constexpr):
-    """The rows of a program, the data point of each or of all, and which of them there are."""
+    """The rows of a program, the data point of each or of all, and the mask of those that exist."""
     number = tl.program_id(0)
     if SHARED:
         sample = (number // points).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]

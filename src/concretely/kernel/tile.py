@@ -1,30 +1,30 @@
-"""How rows of categories are dealt out to the programs of a GPU."""
+"""How rows of categories are divided among the programs of a GPU."""
 
 from dataclasses import dataclass
 
 LARGEST = 8192
 """The most categories that one program holds."""
 _ROWS = 2**30
-"""So many rows are counted in 32 bits, the four quarters of a tile included."""
+"""The most rows that 32 bits can count, with the four quarters of a tile."""
 _SAMPLES = 2**16
-"""So many programs cannot be in a line that is not the first."""
+"""The limit of programs along the second axis of a launch."""
 _ENOUGH = 512
 """Programs that keep a GPU busy."""
 
 
 def fits(rows: int, n: int) -> bool:
-    """Whether rows of so many categories have a fast path."""
+    """Whether kernels can hold rows of this many categories."""
     return n <= LARGEST and rows <= _ROWS
 
 
 def power(count: int) -> int:
-    """The smallest power of two that is not smaller."""
+    """The smallest power of two that is at least this."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
 class DrawTile:
-    """A tile of units and categories, of which a program has one in each quarter; for rows, it moves along one."""
+    """A tile of units and categories. A program has one in each quarter and, if rows are summed, moves along a row."""
 
     length: int
     """The length of the rows that are summed; 1 if none are, as quarters must be of whole rows."""
@@ -51,7 +51,7 @@ def draw_tile(members: int, total: int, n: int, length: int) -> DrawTile:
 
 
 def stretch(length: int, width: int, *, busy: bool) -> int:
-    """How many units of a row to take at a time: of a busy device, so many that few are left over at its end."""
+    """How many units of a row to take at a time; if the GPU is busy, such that few are left over at the end."""
     units = most = min(power(length), max(512 // width, 1))
     while busy and units * width > 128:
         units //= 2
@@ -76,7 +76,7 @@ class UnitTile:
 
 
 def unit_tile(members: int, samples: int, units: int, n: int, *, least: int) -> UnitTile:
-    """The tile for logits shared by samples, with at least so many steps as long as there are samples for them."""
+    """The tile for logits shared by samples, with at least this many steps if there are samples enough."""
     width = power(n)
     elements = 1024 if members * samples * units * width >= 2**20 else 256
     along = min(power(samples), 8)

@@ -1,4 +1,4 @@
-"""What each sample adds to the multi-sample bound, up and down the samples once."""
+"""What each sample adds to the multi-sample bound, in one pass up the samples and one down."""
 
 import torch
 import triton
@@ -27,7 +27,7 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = point < batch
     entry = log_w + member * stride + point
-    # what comes before each sample is left in place of the result until the way back
+    # the sum of the samples before each is stored in place of the result until the pass down
     at = member * samples * batch + point
     below, before = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for _ in range(samples):

@@ -1,4 +1,4 @@
-"""A latent variable model: a generative program and, where there is one, an inference program."""
+"""Latent variable models: a generative program and an optional inference program."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from ..trace import Trace
 
 
 class Model(nn.Module):
-    """A generative program p and an inference program q, either of them a module or any function of `draw` and inputs.
+    """A generative program p and an optional inference program q.
 
-    Both are given the same inputs. Program p draws the latent nodes and then the observed ones, which it passes on as
-    `observed`; q draws nodes of the same names as the latent ones. Without q the latents are drawn from p itself, as
-    in structured prediction.
+    Each is a module or a function of `draw` and inputs, and both get the same inputs. p draws the latents, then calls
+    `draw(..., observed=x)` for the data; q draws the latents by the same names. Without q, p draws the latents, as in
+    structured prediction.
 
     >>> import torch
     >>> from concretely import Bernoulli, Model, mode
@@ -45,9 +45,9 @@ class Model(nn.Module):
         samples: int | None = None,
         generator: Source | None = None,
     ) -> tuple[Trace, Trace]:
-        """Draw the latents in one mode and score them under p in another; the runs of p and of what drew the latents.
+        """Draw the latents in one mode and score them under p in another; return the traces of p and q.
 
-        Without q the two are one.
+        Without q, both are the trace of p.
         """
         q = self.drawn(*inputs, mode=mode, samples=samples, generator=generator)
         return self.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode), q
@@ -72,13 +72,13 @@ class Model(nn.Module):
         return p
 
     def sample(self, samples: int, *inputs: Tensor, generator: Source | None = None) -> Any:
-        """What p returns for so many draws of the discrete graph, given its context if it has one."""
+        """Run p in discrete mode with several samples and return its output; inputs are the context."""
         return run(self.p, Discrete(), *inputs, samples=samples, generator=generator).output
 
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
-    """Refuse to score a discrete node, or what it was relaxed into, as something else."""
+    """Raise if a discrete node has different types or event shapes in p and q."""
     is_discrete = isinstance(p, DiscreteVariable) or isinstance(q, DiscreteVariable)
     if is_discrete and (type(p) is not type(q) or p.event_shape != q.event_shape):
         found = f"{type(p).__name__} with event shape {tuple(p.event_shape)}"
-        raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be one alike in p, got {found}")
+        raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be the same in p, got {found}")

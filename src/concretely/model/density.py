@@ -1,4 +1,4 @@
-"""Density estimation with the paper's models: p from the top down, q from the bottom up."""
+"""Density models of the paper."""
 
 from torch import Generator, Tensor, nn
 
@@ -16,11 +16,11 @@ def density(
     encoder_width: int | None = None,
     generator: Generator | None = None,
 ) -> Model:
-    """A model of p(x) in the paper's notation, such as 200H~784V: latent layers from the top down to the observed one.
+    """Build a model of p(x) from the paper's notation, such as 200H~784V.
 
-    Nodes are named as q draws them: "h1" is the layer next to the observed "x". States are minus and plus one in both
-    networks. `base_rate` is the mean of the training data, from which the bias of the observed layer starts.
-    `encoder_width` is that of the tanh layers next to the data, by default the width of the layer that they feed.
+    The observed node is "x"; the latent nodes are "h1", "h2" and so on, from the data to the top. Both networks see
+    states of -1 and 1. `base_rate` is the mean of the training data; it initializes the bias of the observed layer.
+    `encoder_width` is the width of the tanh layers next to the data, by default that of the layer above.
 
     >>> import torch
     >>> model = density("200H-200H~784V")
@@ -30,14 +30,14 @@ def density(
     architecture = parse(notation, arity=arity) if isinstance(notation, str) else notation
     if architecture.context is not None:
         raise ValueError(
-            f"a density must begin with a latent layer, got {architecture}: `prediction` is for models with a context"
+            f"a density must begin with a latent layer, got {architecture}: use `prediction` for models with a context"
         )
     p = Generative(architecture, base_rate=base_rate, generator=generator)
     return Model(p, Inference(architecture, encoder_width=encoder_width, generator=generator))
 
 
 class Generative(nn.Module):
-    """The generative network: learned logits at the top, then layer by layer down to the data."""
+    """The generative network, from learned logits at the top down to the data."""
 
     def __init__(self, architecture: Architecture, *, base_rate: Tensor | None, generator: Generator | None) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Generative(nn.Module):
 
 
 class Inference(nn.Module):
-    """The inference network: from the data up, layer by layer, each fed the centred state of the one below."""
+    """The inference network, from the data to the top; each latent state is centred for the next layer."""
 
     def __init__(self, architecture: Architecture, *, encoder_width: int | None, generator: Generator | None) -> None:
         super().__init__()
@@ -80,6 +80,6 @@ class Inference(nn.Module):
 
     def forward(self, draw: Draw, x: Tensor) -> None:
         """Draw the latents given the data."""
-        state = signs(as_units("x", x, self.units, dtype_of(self.layers)))  # p looks at every bit
+        state = signs(as_units("x", x, self.units, dtype_of(self.layers)))  # p checks the bits
         for name, layer, centre in zip(self.names, self.layers, self.centres, strict=True):
             state = centre(draw(name, layer(state)).flatten(-2))

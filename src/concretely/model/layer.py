@@ -1,4 +1,4 @@
-"""The parts of the paper's models: networks, layers of n-ary units, centring."""
+"""Building blocks of the paper's models: networks, layers of n-ary units, centring."""
 
 import math
 from itertools import pairwise
@@ -16,11 +16,11 @@ from ..functional.peek import bool_or_none, is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3
-"""Base rates are kept so far from 0 and 1: a pixel that is always off would start with an infinite logit."""
+"""Base rates are clamped to [RARE, 1 - RARE]; a pixel that is always off would have an infinite logit."""
 
 
 def mlp(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> "MLP":
-    """A linear map, or one with two layers of tanh units in front, initialised as Glorot and Bengio do.
+    """Build a linear map or, for the link `~`, one with two tanh layers in front, with Glorot initialization.
 
     See [glorot2010understanding] and [maddison2017concrete], appendix D.1.
     """
@@ -35,7 +35,7 @@ def mlp(inputs: int, outputs: int, link: Link, *, width: int, generator: Generat
 
 
 class MLP(nn.Sequential):
-    """Affine maps with tanh between them."""
+    """Affine maps with tanh in between."""
 
     @property
     def maps(self) -> list[nn.Linear]:
@@ -44,17 +44,17 @@ class MLP(nn.Sequential):
 
     @property
     def has_hooks(self) -> bool:
-        """Whether forward hooks expect to see what each module returns."""
+        """Whether any module has a forward hook, which a fused map would skip."""
         return any(module._forward_hooks for module in (self, *self))
 
     def hidden(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch hidden"]:
-        """What goes into the last map."""
+        """Return the input of the last map."""
         for linear in self.maps[:-1]:
             state = affine(state, linear.weight, linear.bias, True)
         return state
 
     def forward(self, state: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
-        """What comes out of the last map."""
+        """Return the output of the last map."""
         if self.has_hooks:
             return super().forward(state)  # type: ignore[no-untyped-call, no-any-return]
         last = self.maps[-1]
@@ -62,10 +62,7 @@ class MLP(nn.Sequential):
 
 
 class Hidden(nn.Module):
-    """A layer of n-ary units, given the state of the layer before it.
-
-    A binary unit has one logit, an n-ary one n.
-    """
+    """A layer of n-ary units, conditioned on the layer before; a binary unit has one logit, an n-ary unit n."""
 
     def __init__(self, before: int, layer: Layer, link: Link, *, width: int, generator: Generator | None) -> None:
         super().__init__()
@@ -73,25 +70,25 @@ class Hidden(nn.Module):
         self.network = mlp(before, math.prod(self.shape), link, width=width, generator=generator)
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Hypercube:
-        """The distribution of the layer."""
+        """Return the distribution of the layer."""
         logits = _wide_enough(self.network(state))
         return Hypercube(logits.view(*logits.shape[:-1], *self.shape), validate_args=False)
 
 
 class Top(nn.Module):
-    """A layer of n-ary units that is drawn first, from learned logits."""
+    """A layer of n-ary units with learned logits and no inputs."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
         self.logits = nn.Parameter(torch.zeros(node_shape(layer)))
 
     def forward(self) -> Hypercube:
-        """The distribution of the layer."""
+        """Return the distribution of the layer."""
         return Hypercube(self.logits, validate_args=False)
 
 
 class Visible(nn.Module):
-    """The observed layer of bits, given the state of the layer before it; its bias starts at the base rate."""
+    """The observed layer of bits, conditioned on the layer before; the base rate initializes its bias."""
 
     def __init__(
         self,
@@ -112,7 +109,7 @@ class Visible(nn.Module):
                 bias.copy_(torch.logit(as_rate(base_rate, layer.units).clamp(RARE, 1 - RARE)))
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
-        """The distribution of the layer."""
+        """Return the distribution of the layer."""
         if self.network.has_hooks:
             return Bernoulli(_wide_enough(self.network(state)), validate_args=False)
         last = self.network.maps[-1]
@@ -120,10 +117,9 @@ class Visible(nn.Module):
 
 
 class Centre(nn.Module):
-    """Subtracts a running average of the state over minibatches, and only then updates it; without a gradient.
+    """Subtracts a running average of the state over minibatches, then updates it without a gradient.
 
-    In evaluation, and where no gradient is asked for, the average is still subtracted, and no longer updated.
-    See [maddison2017concrete], appendix D.4.
+    There is no update in evaluation mode or without gradients. See [maddison2017concrete], appendix D.4.
     """
 
     offset: Tensor
@@ -134,7 +130,7 @@ class Centre(nn.Module):
         self.register_buffer("offset", torch.zeros(units))
 
     def forward(self, state: Float[Tensor, "*batch units"]) -> Float[Tensor, "*batch units"]:
-        """The centred state."""
+        """Return the centred state."""
         centred = state - self.offset
         if self.training and torch.is_grad_enabled():
             with torch.no_grad():
@@ -143,17 +139,17 @@ class Centre(nn.Module):
 
 
 def _wide_enough(logits: Tensor) -> Tensor:
-    """Logits in at least float32, in which log probabilities are summed; autocast would leave them in less."""
+    """Cast logits to at least float32, since autocast may return less."""
     return cast(logits, compute_dtype(logits.dtype))
 
 
 def node_shape(layer: Layer) -> tuple[int, int]:
-    """The shape of the logits of a layer: its nodes, and the logits of each."""
+    """Return the number of nodes of a layer, and of logits per node."""
     return layer.groups, 1 if layer.arity == 2 else layer.arity
 
 
 def dtype_of(layers: nn.ModuleList) -> torch.dtype:
-    """The dtype of the parameters of layers, found without a walk through all of them."""
+    """Return the dtype of the parameters, without iterating over all of them."""
     hidden = layers[0]
     assert isinstance(hidden, Hidden)
     linear = hidden.network[0]
@@ -162,7 +158,7 @@ def dtype_of(layers: nn.ModuleList) -> torch.dtype:
 
 
 def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
-    """Observed bits in the dtype of the model, refused if they are too many or too few."""
+    """Cast observed bits to the dtype of the model; raise if their shape is wrong."""
     if not isinstance(bits, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(bits).__name__}")
     if bits.dim() == 1:
@@ -173,23 +169,23 @@ def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[T
 
 
 def as_bits(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
-    """Observed bits in the dtype of the model, refused if any is none."""
+    """Cast observed bits to the dtype of the model; raise if any is not 0 or 1."""
     bits = as_units(name, bits, units, dtype)
     if is_hidden(bits):
         return bits
     low, high = torch.aminmax(torch.addcmul(bits, bits, bits, value=-1)) if bits.numel() else (bits, bits)
-    if bool_or_none(((low == 0) & (high == 0)).all()) is False:  # x - x² is zero for bits alone, and two quick passes
+    if bool_or_none(((low == 0) & (high == 0)).all()) is False:  # x - x² is zero only for bits, and fast to compute
         raise ValueError(f"{name} must be bits of 0 and 1, got {first(bits, (bits != 0) & (bits != 1))}")
     return bits
 
 
 def signs(bits: Float[Tensor, "*batch units"]) -> Float[Tensor, "*batch units"]:
-    """Bits as minus and plus one, in one pass."""
+    """Map bits to -1 and 1, in one pass."""
     return torch.add(torch.tensor(-1.0, dtype=bits.dtype, device="cpu"), bits, alpha=2)
 
 
 def as_rate(rate: Tensor, units: int) -> Tensor:
-    """The base rate of every pixel."""
+    """Return a base rate; raise if its shape or range is wrong."""
     if rate.shape != (units,):
         raise ValueError(
             f"base_rate must have shape ({units},), one rate for each observed unit, got {tuple(rate.shape)}"

@@ -1,4 +1,4 @@
-"""Structured prediction with the paper's models: latent layers between a context and what is predicted."""
+"""Structured prediction models of the paper."""
 
 from torch import Generator, Tensor, nn
 
@@ -16,11 +16,11 @@ def prediction(
     encoder_width: int | None = None,
     generator: Generator | None = None,
 ) -> Model:
-    """A model of p(x | context) in the paper's notation, such as 392V-240H-240H-392V, read in the order of sampling.
+    """Build a model of p(x | context) from the paper's notation, such as 392V-240H-240H-392V.
 
-    Its inputs are the context and x. Nodes are named "h1", "h2" and so on from the context to the observed "x".
-    `base_rate` is the mean of x over the training data, from which the bias of the observed layer starts.
-    `encoder_width` is that of the tanh layers next to the context, by default the width of the layer that they feed.
+    Its inputs are the context and x. The nodes are "h1", "h2" and so on, from the context to the observed "x".
+    `base_rate` is the mean of x over the training data; it initializes the bias of the observed layer.
+    `encoder_width` is the width of the tanh layers next to the context, by default that of the next latent layer.
 
     >>> import torch
     >>> model = prediction("6V-4H-6V")
@@ -30,13 +30,13 @@ def prediction(
     architecture = parse(notation, arity=arity) if isinstance(notation, str) else notation
     if architecture.context is None:
         raise ValueError(
-            f"a prediction must begin with an observed layer, got {architecture}: `density` needs no context"
+            f"a prediction must begin with an observed layer, got {architecture}: use `density` without a context"
         )
     return Model(Predictive(architecture, base_rate=base_rate, encoder_width=encoder_width, generator=generator))
 
 
 class Predictive(nn.Module):
-    """The network from the context through the latents to what is predicted."""
+    """The network from the context through the latents to x."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Predictive(nn.Module):
         self.visible = Visible(last.units, observed, link, width=last.units, base_rate=base_rate, generator=generator)
 
     def forward(self, draw: Draw, context: Tensor, x: Tensor | None = None) -> Tensor:
-        """Draw the latents given the context, and draw or score what is predicted."""
+        """Draw the latents given the context, and draw or score x."""
         dtype = dtype_of(self.layers)
         state = signs(as_bits("context", context, self.context, dtype))
         x = None if x is None else as_bits("x", x, self.visible.units, dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from ..experiment.claim import GAP, TemperaturePoint, large_gap_start
 from ..spelling import format_number
@@ -22,21 +22,20 @@ def curve(rows: Sequence[Row]) -> Figure:
 
     Circles are minus the NLL of the validation set, so that up is better. The first tenth of the rows does not extend
     the axis: early values lie so far below the others that they would flatten the rest.
-
-    >>> (axes,) = curve([{"step": 1, "bound": -20.0, "discrete": None, "valid": None}]).axes
-    >>> [line.get_label() for line in axes.lines]
-    ['training bound']
     """
     figure = Figure(figsize=(7, 3.8), layout="constrained")
-    if not _heights(rows):
+    heights = _heights(rows)
+    if not heights:
         figure.text(0.5, 0.5, "Nothing has been recorded yet.", ha="center", va="center", color=INK)
         return figure
     axes = figure.add_subplot()
     _draw_bounds(axes, rows)
     if points := _known(rows, "valid"):
-        heights = [-nll for nll in points.values()]
-        axes.plot(list(points), heights, "o", color=DARK, markerfacecolor="white", label="validation, − NLL", zorder=4)
-    axes.set(xlim=(0, 1.02 * max(1, *(row["step"] for row in rows))), ylim=_limits(rows))
+        nlls = [-nll for nll in points.values()]
+        axes.plot(list(points), nlls, "o", color=DARK, markerfacecolor="white", label="validation, − NLL", zorder=4)
+    low, high = min(_heights(rows[len(rows) // 10 :]) or heights), max(heights)
+    room = 0.05 * (high - low) or 1.0
+    axes.set(xlim=(0, 1.02 * max(1, *(row["step"] for row in rows))), ylim=(low - room, high + room))
     _label(axes, "step", "nats per data point")
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
@@ -49,10 +48,6 @@ def temperature_curve(points: Sequence[TemperaturePoint], *, note: str = "") -> 
     """Draw the two objectives against the temperature, and shade where the gap between them is large.
 
     There the units of the relaxed graph take values between the states. See [maddison2017concrete], figure 4.
-
-    >>> (axes,) = temperature_curve([TemperaturePoint(0.5, 60.0, 60.1), TemperaturePoint(2.0, 50.0, 70.0)]).axes
-    >>> [line.get_label() for line in axes.lines]
-    ['discrete graph', 'relaxed graph']
     """
     if not points:
         raise ValueError("points must hold at least one temperature, got none")
@@ -73,10 +68,8 @@ def temperature_curve(points: Sequence[TemperaturePoint], *, note: str = "") -> 
         axes.axvspan(
             start, temperatures[-1] * 1.1, color=PALE, alpha=0.4, linewidth=0, label=f"gap above {GAP:g} nats", zorder=1
         )
-    axes.xaxis.set_major_locator(FixedLocator(temperatures))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, place: format_number(value)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(temperatures, [format_number(temperature) for temperature in temperatures])
+    axes.minorticks_off()
     _label(axes, "temperature λ", "training objective in nats, lower is better")
     axes.set_title(note, fontsize=8, color=INK, loc="left", parse_math=False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8, labelcolor=INK)
@@ -92,39 +85,26 @@ def _label(axes: Axes, x: str, y: str) -> None:
 
 
 def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw one or two lines, and the gap between them."""
+    """Draw one or two lines, and shade the gap between them."""
     bound, discrete = _known(rows, "bound"), _known(rows, "discrete")
     lines = [("training bound", bound, STRONG)]
     if any(bound.get(step) != height for step, height in discrete.items()):
         lines.append(("discrete bound", discrete, DARK))
-        _draw_gap(axes, {step: (bound[step], height) for step, height in discrete.items() if step in bound})
+        if steps := [step for step in discrete if step in bound]:
+            trained, rounded = ([heights[step] for step in steps] for heights in (bound, discrete))
+            late = slice(-math.ceil(len(steps) / 10), None)  # single rows are noisy
+            gap = fmean(trained[late]) - fmean(rounded[late])
+            label = f"integrality gap, {gap:.3g} in the last tenth".replace("-", "−")
+            axes.fill_between(steps, trained, rounded, color=PALE, alpha=0.5, linewidth=0, label=label, zorder=2)
     for label, points, color in lines:
         marker = "." if len(points) == 1 else ""  # a line needs two ends
         axes.plot(list(points), list(points.values()), color=color, linewidth=1.6, marker=marker, label=label, zorder=3)
-
-
-def _draw_gap(axes: Axes, bounds: Mapping[int, tuple[float, float]]) -> None:
-    """Shade the gap between the trained and the discrete bound."""
-    if bounds:
-        trained, discrete = zip(*bounds.values(), strict=True)
-        late = slice(-math.ceil(len(bounds) / 10), None)  # single rows are noisy
-        gap = fmean(trained[late]) - fmean(discrete[late])
-        label = f"integrality gap, {gap:.3g} in the last tenth".replace("-", "−")
-        axes.fill_between(list(bounds), trained, discrete, color=PALE, alpha=0.5, linewidth=0, label=label, zorder=2)
 
 
 def _known(rows: Sequence[Row], name: str) -> dict[int, float]:
     """Return the finite values of a metric by step."""
     found = ((row["step"], row.get(name)) for row in rows)
     return {step: float(value) for step, value in found if value is not None and math.isfinite(value)}
-
-
-def _limits(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the limits of the axis: below the last nine tenths of the rows, and above all."""
-    heights = _heights(rows)
-    low, high = min(_heights(rows[len(rows) // 10 :]) or heights), max(heights)
-    room = 0.05 * (high - low) or 1.0
-    return low - room, high + room
 
 
 def _heights(rows: Sequence[Row]) -> list[float]:

@@ -42,41 +42,28 @@ def picture(trace: Trace) -> Figure:
     >>> from concretely import OneHotCategorical, mode, run
     >>> figure = picture(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode.Relaxed(0.5)))
     """
-    sketch = _in_full(trace) if is_small(anatomy(trace)) else _in_boxes(trace, "right")
-    return _page([("", [("", sketch)])])
+    return _page([("", [("", _sketch(trace, "up" if is_small(anatomy(trace)) else "right"))])])
 
 
-def side_by_side(runs: Sequence[tuple[float, Mapping[str, Trace]]]) -> Figure:
+def side_by_side(panels: Sequence[tuple[float, Mapping[str, Trace]]]) -> Figure:
     """Draw runs at several temperatures in panels, each with one or more named runs below each other.
 
     A single variable is drawn in full from the bottom up. Networks are drawn with a box for every node, p from left to
     right and q from right to left. See [maddison2017concrete], figure 1.
-
-    >>> from concretely.evaluation.illustration import sampling_traces
-    >>> figure = side_by_side(sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5]))
     """
-    flows: dict[str, Flow] = {"p": "right", "q": "left"}
+    flows: dict[str, Flow] = {"": "up", "p": "right", "q": "left"}
     return _page(
         [
-            (
-                f"λ = {format_number(temperature)}",
-                [(name, _in_boxes(trace, flows[name]) if name else _in_full(trace)) for name, trace in traces.items()],
-            )
-            for temperature, traces in runs
+            (f"λ = {format_number(temperature)}", [(name, _sketch(trace, flows[name])) for name, trace in runs.items()])
+            for temperature, runs in panels
         ]
     )
 
 
-def _in_full(trace: Trace) -> Sketch:
+def _sketch(trace: Trace, flow: Flow) -> Sketch:
+    """Lay out a graph: in full from the bottom up, or as boxes to either side."""
     nodes = anatomy(trace)
-    return _sketch(trace, [Full(node, framed=len(nodes) > 1) for node in nodes], flow="up")
-
-
-def _in_boxes(trace: Trace, flow: Flow) -> Sketch:
-    return _sketch(trace, [Box(node) for node in anatomy(trace)], flow=flow)
-
-
-def _sketch(trace: Trace, portraits: Sequence[Box | Full], *, flow: Flow) -> Sketch:
+    portraits = [Full(node, framed=len(nodes) > 1) if flow == "up" else Box(node) for node in nodes]
     sizes = {portrait.node.name: portrait.size for portrait in portraits}
     return Sketch(portraits, layout(trace.parents, sizes, flow=flow))
 

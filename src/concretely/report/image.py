@@ -36,9 +36,6 @@ def draw_picture(picture: Picture) -> Figure:
     """Draw samples; or data with the reconstruction below each; or contexts, data and completions, a row for each.
 
     A context and its data are one image if together they are a square with the context as its upper rows.
-
-    >>> len(draw_picture(Picture(torch.zeros(2, 3, 9))).axes[0].images)
-    6
     """
     context, x, made = picture.context, picture.data, picture.model
     if x is None:

@@ -1,14 +1,15 @@
 """The report of a run: a single HTML file without scripts or external files, and its pictures."""
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from ..experiment.picture import Picture
@@ -20,9 +21,6 @@ from .image import CAPTIONS, draw_picture
 from .style import render_figure
 
 FILE = "report.html"
-
-AGAIN = "concretely train --recipe recipe.toml"
-"""The command that repeats a run from a copy of its recipe."""
 
 KINDS = {"png": "png", "svg": "svg+xml"}
 """The MIME subtypes of images."""
@@ -69,17 +67,14 @@ def embed_figure(caption: str, figure: Figure, kind: Literal["png", "svg"] = "pn
 
 def curve_image(rows: Sequence[Row]) -> Image:
     """Render the training curve, with a caption that gives its last values."""
-    return embed_figure(_curve_caption(rows), curve(rows))
+    last = rows[-1] if rows else {}
+    ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
+    found = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
+    caption = f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
+    return embed_figure(caption, curve(rows))
 
 
-def page(
-    record: Mapping[str, Any],
-    curve: Image | None = None,
-    pictures: Sequence[Image] = (),
-    *,
-    title: str | None = None,
-    command: str = AGAIN,
-) -> str:
+def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequence[Image] = ()) -> str:
     """Return a record, its curve and its pictures as HTML; missing parts of the record are left out.
 
     >>> text = page({"recipe": {"notation": "32H~64V", "data": "digits", "estimator": "concrete"}})
@@ -87,18 +82,31 @@ def page(
     True
     """
     recipe = {key: value for key, value in record.get("recipe", {}).items() if value is not None}
-    template_environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = template_environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
-    return template.render(
-        title=title or _title(recipe),
+    return render_template(
+        "page.html",
+        title=_title(recipe),
         metrics=[_metric(name, metric) for name, metric in record.get("metrics", {}).items()],
         curve=curve,
         pictures=pictures,
         recipe=recipe,
         toml="".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()),
-        command=command,
         environment=dict(_environment(record)),
     )
+
+
+def render_template(name: str, **variables: Any) -> str:
+    """Render a template of this package; the filter `coded` marks text between backticks as code."""
+    is_html = name.endswith(".html")
+    environment = Environment(
+        loader=PackageLoader(__package__, ""),
+        autoescape=is_html,
+        keep_trailing_newline=not is_html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["coded"] = lambda text: Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+    return environment.get_template(name).render(**variables)
 
 
 def _title(recipe: Mapping[str, Any]) -> str:
@@ -116,13 +124,6 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     text = format_value(metric.get("value"), metric.get("standard_error"))
     return {"name": title, "value": metric.get("value"), "text": text, "meaning": " ".join(filter(None, meaning))}
-
-
-def _curve_caption(rows: Sequence[Row]) -> str:
-    last = rows[-1] if rows else {}
-    ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
-    found = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
-    return f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
 
 
 def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

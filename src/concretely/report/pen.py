@@ -1,5 +1,7 @@
 """Arrows, boxes, circles and texts of diagrams."""
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
@@ -9,6 +11,8 @@ from .style import DARK, INK
 
 Point = tuple[float, float]
 """A position or a size in inches."""
+LOOK: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 0.8, "zorder": 2}
+"""The look of boxes and circles, unless they ask for another."""
 
 
 def arrow(axes: Axes, path: Path, *, dashed: bool = False) -> None:
@@ -19,36 +23,17 @@ def arrow(axes: Axes, path: Path, *, dashed: bool = False) -> None:
     axes.add_patch(stroke)
 
 
-def box(
-    axes: Axes,
-    middle: Point,
-    size: Point,
-    *,
-    rounding: float = 0.0,
-    facecolor: str = "white",
-    edgecolor: str = DARK,
-    zorder: float = 2,
-) -> None:
-    """Draw a rectangle, optionally with rounded corners."""
+def box(axes: Axes, middle: Point, size: Point, *, rounding: float = 0.0, **look: Any) -> None:
+    """Draw a rectangle, optionally with rounded corners and another look."""
     (x, y), (width, height) = middle, size
     style = f"round,pad=0,rounding_size={rounding}" if rounding else "square,pad=0"
     stroke = FancyBboxPatch((x - width / 2, y - height / 2), width, height, boxstyle=style)
-    stroke.set(facecolor=facecolor, edgecolor=edgecolor, linewidth=0.8, zorder=zorder)
-    axes.add_patch(stroke)
+    axes.add_patch(stroke).set(**LOOK | look)
 
 
-def circle(
-    axes: Axes,
-    middle: Point,
-    radius: float,
-    *,
-    label: str = "",
-    size: float = 7,
-    facecolor: str = "white",
-    zorder: float = 2,
-) -> None:
+def circle(axes: Axes, middle: Point, radius: float, *, label: str = "", size: float = 7, **look: Any) -> None:
     """Draw a circle with a label."""
-    axes.add_patch(Circle(middle, radius, facecolor=facecolor, edgecolor=DARK, linewidth=0.8, zorder=zorder))
+    axes.add_patch(Circle(middle, radius, **LOOK | look))
     text(axes, middle, label, size=size)
 
 

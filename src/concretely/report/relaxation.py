@@ -25,17 +25,13 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
 
     At temperature zero the area of a white circle is the mass of its vertex. Otherwise brightness is proportional to
     the density, with a separate scale for each panel. See [maddison2017concrete], figure 2.
-
-    >>> len(simplex([2.0, 0.5, 1.0], [0.0, 1.0]).axes)
-    2
     """
     if len(alpha) != 3:
         raise ValueError(f"alpha must be three positive numbers, got {len(alpha)}")
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    relaxed = [Concrete(logits, temperature) for temperature in temperatures]
     figure = _page(temperatures, height=2.5)
-    for axes, variable in zip(figure.axes, relaxed, strict=True):
-        _draw_simplex(axes, variable)
+    for axes, temperature in zip(figure.axes, temperatures, strict=True):
+        _draw_simplex(axes, Concrete(logits, temperature))
     return figure
 
 
@@ -44,15 +40,11 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
 
     Values that round to one are dark and those that round to zero pale: their shares are the same at every temperature.
     Each density has its own scale. See [maddison2017concrete], figure 3.
-
-    >>> len(binary(2.0, [0.0, 1.0]).axes)
-    2
     """
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    relaxed = [BinaryConcrete(logits, temperature) for temperature in temperatures]
     figure = _page(temperatures, height=2.9)
-    for axes, variable in zip(figure.axes, relaxed, strict=True):
-        _draw_binary(axes, variable)
+    for axes, temperature in zip(figure.axes, temperatures, strict=True):
+        _draw_binary(axes, BinaryConcrete(logits, temperature))
     return figure
 
 

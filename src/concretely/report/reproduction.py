@@ -1,18 +1,16 @@
 """The reproduction report: a review of our records and the paper's numbers, as Markdown and as one HTML page."""
 
-import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from ..experiment.claim import TemperaturePoint
-from ..experiment.paper import RUNS, Experiment, cell_title
+from ..experiment.paper import RUNS, CellResult, Experiment, cell_title
 from ..experiment.record import is_corrected
-from ..experiment.result import CellResult
 from ..experiment.review import NEAR, Review, Standing
 from ..spelling import format_difference, format_number
 from ..trace import Trace
@@ -20,7 +18,7 @@ from ..training.recipe import resolve
 from .command import train_command
 from .curve import temperature_curve
 from .diagram import side_by_side
-from .page import embed_figure
+from .page import embed_figure, render_template
 from .relaxation import binary, simplex
 from .table import MISSING, Grid, cell_grid, format_comparison, format_cost, format_score
 
@@ -28,86 +26,42 @@ PRECISIONS = {"high": "tf32", "medium": "bfloat16"}
 """The values of --precision by torch's names, except the default."""
 
 
-NOTES = {
-    "numbers": (
-        "NLL is the negative log-likelihood of a data point under the discrete graph in nats; lower is better. The "
-        "number after ± is one standard error over the data points. Each cell is a single run, so that no number "
-        "includes the variation between seeds. `diff` is ours minus the paper's. With m = 1, VIMCO is NVIL. Where the "
-        "model was selected on the validation set, `9,000 of 50,000` steps means that it was found after 9,000. "
-        "Seconds are those of training by a program that may have shared the device with others. Where models were "
-        "trained as one program, each has an equal share of the time; learning rates that were not selected are not "
-        "counted."
-    ),
-    "findings": (
-        "A finding is held if its comparisons agree with the paper on average, and held weakly if they do so by less "
-        "than two standard errors of one of them. Positive numbers agree with the paper. The compared models also "
-        "differ in learning rate, weight decay and budget, as the commands below show; the paper chose these for many "
-        "models at once. Concrete models of Omniglot are trained on all points, including those that the others hold "
-        "out for early stopping."
-    ),
-    "commands": (
-        "Each command trains a model and scores it on the test set. `concretely evaluate` with as many `--samples` and "
-        "`--split train` scores it on the training set, and `--relaxed` adds the relaxed graph. `--recipe fast` has "
-        "changed over time, so that not all cells used its current values."
-    ),
-    "paper_budget": (
-        "The paper trained every model with 10⁷ steps of 64 points. For some cells we have also trained that long. "
-        "The last row of each model is the one that is used; it is selected as described under other budgets."
-    ),
-    "budgets": (
-        "Other cells that were trained more than once, usually because they were worse than the paper's. The last row "
-        "of each model is the one that is used: the best on the validation set among those scored there with the most "
-        "samples or, where nothing was held out, the latest. The test set is never used to select. The validation NLL "
-        "uses fewer samples than the test NLL, and is therefore higher. Learning rates and weight decays that were not "
-        "selected within one command are not listed."
-    ),
-}
-"""Explanations for the sections of the report."""
-
-
 def markdown_report(review: Review) -> str:
     """Return the review in Markdown."""
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
-    return _render(environment, "reproduction.md", review)
+    return render_template("reproduction.md", **_variables(review))
 
 
 def html_report(review: Review, sampling: Sequence[tuple[float, Mapping[str, Trace]]]) -> str:
     """Return the review as one HTML file with the paper's figures; `sampling` are the runs of figure 1."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["coded"] = _coded
     style = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return _render(
-        environment,
+    return render_template(
         "reproduction.html",
-        review,
+        **_variables(review),
         style=Markup(style.partition("<style>")[2].partition("</style>")[0]),  # shared with the reports of runs
         figures=[embed_figure(caption, drawn, "svg") for caption, drawn in _figures(review.points, sampling)],
     )
 
 
-def _render(environment: Environment, name: str, review: Review, **others: Any) -> str:
-    template = environment.from_string(files(__package__).joinpath(name).read_text(encoding="utf-8"))
-    return template.render(
-        sections=[_section(each, found) for each, found in review.experiments if any(line.record for line in found)],
-        standing=_standing(review.standing),
-        summary=_summary(review),
-        deviations=[_deviation(*each) for each in review.deviations],
-        findings=review.verdicts,
-        paper_budget=_budgets(review.paper_budget),
-        budgets=_budgets(review.budgets),
-        known=review.known,
-        total=review.total,
-        missing=[
+def _variables(review: Review) -> dict[str, Any]:
+    """Return the variables of both templates."""
+    return {
+        "sections": [_section(each, found) for each, found in review.experiments if any(line.record for line in found)],
+        "standing": _standing(review.standing),
+        "summary": _summary(review),
+        "deviations": [_deviation(*each) for each in review.deviations],
+        "findings": review.verdicts,
+        "paper_budget": _budgets(review.paper_budget),
+        "budgets": _budgets(review.budgets),
+        "known": review.known,
+        "total": review.total,
+        "missing": [
             f"{count} of {each.name}"
             for each, found in review.experiments
             if (count := sum(result.record is None for result in found))
         ],
-        notes=NOTES,
-        near=f"{NEAR:g}",
-        **others,
-    )
+        "notes": tomllib.loads(files(__package__).joinpath("notes.toml").read_text(encoding="utf-8")),
+        "near": f"{NEAR:g}",
+    }
 
 
 def _standing(standing: Standing) -> str:
@@ -136,8 +90,7 @@ def _budgets(results: Sequence[CellResult]) -> Grid:
 
 def _budget(result: CellResult) -> list[str]:
     recipe = result.recipe
-    temperature = recipe.prior_temperature
-    prior = format_number(temperature) if isinstance(temperature, float) else MISSING
+    prior = format_number(recipe.prior_temperature) if isinstance(recipe.prior_temperature, float) else MISSING
     about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples), prior)
     how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.weight_decay:g}")
     test, _, difference = format_comparison(result, "test")
@@ -204,8 +157,3 @@ def _figures(
     if points:
         caption = "Objectives on the training set against the temperature of training (figure 4, right)."
         yield caption, temperature_curve(points)
-
-
-def _coded(text: str) -> Markup:
-    """Mark text between backticks as code."""
-    return Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))

@@ -8,9 +8,8 @@ from rich import box
 from rich.table import Table
 
 from ..experiment.grid import differing_keys, format_setting
-from ..experiment.paper import SPLITS
+from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_value, is_corrected, validation_nll
-from ..experiment.result import CellResult
 from ..spelling import format_difference, format_number
 from ..training.member import Member
 

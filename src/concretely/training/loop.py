@@ -16,12 +16,12 @@ import torch
 
 from ..data import Dataset
 from ..environment import describe_environment
-from ..file import exclusive_dir
+from ..file import exclusive_dir, write_text
 from . import checkpoint
 from .engine import GAP_INTERVAL, Engine
 from .member import Member
 from .recipe import FILE, Recipe
-from .run import Run, export, require_same, resume, save_checkpoint, write
+from .run import Run, export, require_same, resume, save_checkpoint
 from .train_state import Row, TrainState
 
 ROWS = 500
@@ -138,7 +138,7 @@ def _start(
     for sentence in damaged:
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, data)
-    write(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
+    write_text(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
     if run.finished:
         export(run, state, member.folder)  # again, in case a file was lost
     return _Task(member.folder, state, run if run.finished else replace(run, environment=environment))
@@ -192,19 +192,15 @@ def _train(
 def _update(task: _Task, *, at_end: bool, due: bool) -> None:
     """Check a run after some steps; add a row at the end of one, and write a checkpoint where it is due."""
     state, folder = task.state, task.folder
-    try:
-        _require_finite_gradients(state, folder)
-        _require_no_divergence(state, task.run, folder)
-        if at_end:
-            _require_finite_parameters(state, folder)
-            task.run = _with_row(state, task.run)
-        task.run = replace(task.run, step=state.step, seconds=state.seconds)
-        if task.run.finished or due:
-            _require_finite_parameters(state, folder)
-            save_checkpoint(task.run, state, folder)
-    except DivergedError as error:
-        task.failure = error
+    reason = _divergence(state, task.run, parameters=at_end or due)
+    if reason is not None:
+        task.failure = DivergedError(f"{reason}; {_way_back(folder)}")
         return
+    if at_end:
+        task.run = _with_row(state, task.run)
+    task.run = replace(task.run, step=state.step, seconds=state.seconds)
+    if task.run.finished or due:
+        save_checkpoint(task.run, state, folder)
     if task.run.finished:
         export(task.run, state, folder)
 
@@ -227,31 +223,17 @@ def _with_row(state: TrainState, run: Run) -> Run:
     return replace(run, rows=(*rows, row), best=best, stale=stale, finished=finished)
 
 
-def _require_finite_gradients(state: TrainState, folder: Path) -> None:
-    found = state.first_nonfinite()
-    if found is not None:
-        step, layer = found
-        raise DivergedError(
-            f"the gradient of step {step + 1:,} is not finite, first in layer {layer}; {_way_back(folder)}"
-        )
-
-
-def _require_finite_parameters(state: TrainState, folder: Path) -> None:
-    layer = state.first_nonfinite_parameter()
-    if layer is not None:
-        raise DivergedError(
-            f"the parameters after step {state.step:,} are not finite, first in layer {layer}; {_way_back(folder)}"
-        )
-
-
-def _require_no_divergence(state: TrainState, run: Run, folder: Path) -> None:
-    bound = state.bound()
-    if not bound >= -HOPELESS * max(abs(run.start), 1.0):
+def _divergence(state: TrainState, run: Run, *, parameters: bool) -> str | None:
+    """Why a run cannot go on, if it has diverged; to look at its parameters as well waits for the device."""
+    if (found := state.first_nonfinite()) is not None:
+        return f"the gradient of step {found[0] + 1:,} is not finite, first in layer {found[1]}"
+    if not (bound := state.bound()) >= -HOPELESS * max(abs(run.start), 1.0):
         layer = state.first_nonfinite_layer(state.step - 1)
-        raise DivergedError(
-            f"training has diverged by step {state.step:,}: its bound is {bound:,.4g}, and was {run.start:,.4g} "
-            f"at first; the largest gradient is that of layer {layer}; {_way_back(folder)}"
-        )
+        bounds = f"its bound is {bound:,.4g}, and was {run.start:,.4g} at first"
+        return f"training has diverged by step {state.step:,}: {bounds}; the largest gradient is that of layer {layer}"
+    if parameters and (name := state.first_nonfinite_parameter()) is not None:
+        return f"the parameters after step {state.step:,} are not finite, first in layer {name}"
+    return None
 
 
 def _way_back(folder: Path) -> str:

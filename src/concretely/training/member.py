@@ -14,8 +14,6 @@ OF_DATA = ("data", "binarize", "train_on")
 DIFFERENT = (*OF_DATA, "lr", "weight_decay", "temperature", "prior_temperature", "seed")
 """The keys in which the recipes of members may differ."""
 
-DataKey = tuple[str | int, ...]
-
 
 class Member(NamedTuple):
     """One of the runs that are trained together."""
@@ -31,6 +29,6 @@ def alike(one: Recipe, other: Recipe) -> bool:
     )
 
 
-def data_key(recipe: Recipe) -> DataKey:
+def data_key(recipe: Recipe) -> tuple[str | int, ...]:
     """A key that recipes with the same data have in common."""
     return recipe.width, *(getattr(recipe, name) for name in OF_DATA)

@@ -38,6 +38,8 @@ class Method(NamedTuple):
 
     has_temperature: bool = False
     """Whether it has a temperature."""
+    has_prior_temperature: bool = False
+    """Whether it scores latents under p at a temperature of their own."""
     relaxes: bool = False
     """Whether it trains the relaxed graph, whose bound differs from that of the discrete graph."""
     samples: int = 1
@@ -45,8 +47,8 @@ class Method(NamedTuple):
 
 
 ESTIMATORS = {
-    "concrete": Method(has_temperature=True, relaxes=True),
-    "logistic-normal": Method(has_temperature=True, relaxes=True),
+    "concrete": Method(has_temperature=True, has_prior_temperature=True, relaxes=True),
+    "logistic-normal": Method(has_temperature=True, has_prior_temperature=True, relaxes=True),
     "gumbel-softmax": Method(has_temperature=True, relaxes=True),
     "straight-through": Method(),
     "straight-through-gumbel-softmax": Method(has_temperature=True),
@@ -112,18 +114,19 @@ class Recipe:
     def __post_init__(self) -> None:
         for field in fields(self):
             _require_possible(field.name, getattr(self, field.name))
-        least = self.method.samples
-        _require(
-            self.samples >= least, "samples", f"be at least {least} for estimator {self.estimator!r}", self.samples
-        )
-        for name, there in (
-            ("temperature", self.method.has_temperature),
-            ("prior_temperature", self._has_prior_temperature),
-        ):
-            _require_temperature(name, getattr(self, name), there=there, recipe=self)
-        _require(
-            self.validate == 0 or self.train_on == "train", "validate", "be 0 to train on the whole", self.validate
-        )
+        method, estimator, least = self.method, f"estimator {self.estimator!r}", self.method.samples
+        _require(self.samples >= least, "samples", f"be at least {least} for {estimator}", self.samples)
+        has_prior = method.has_prior_temperature and self.architecture.context is None
+        for name, there in (("temperature", method.has_temperature), ("prior_temperature", has_prior)):
+            value = _plain(getattr(self, name))
+            if there:
+                _require(value is not None, name, f"be given for {estimator}", value)
+            else:
+                lack = f"{self.notation} has no prior over its latents"
+                why = lack if method.has_prior_temperature else f"{estimator} has none"
+                _require(value is None, name, f"be left out, as {why}", value)
+        whole = self.train_on == "whole"
+        _require(self.validate == 0 or not whole, "validate", "be 0 to train on the whole", self.validate)
         _require(self.validate > 0 or self.patience == 0, "patience", "be 0 unless validate is given", self.patience)
 
     @cached_property
@@ -159,10 +162,6 @@ class Recipe:
         # strings and numbers of JSON are valid TOML, except for one character that TOML wants escaped
         lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
         return "".join(lines).replace("\x7f", r"\u007f")
-
-    @property
-    def _has_prior_temperature(self) -> bool:
-        return self.estimator in _HAVE_PRIOR_TEMPERATURE and self.architecture.context is None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -282,7 +281,7 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
         "estimator": estimator,
         "samples": _samples(estimator),
         "temperature": temperature if method.has_temperature else None,
-        "prior_temperature": prior if estimator in _HAVE_PRIOR_TEMPERATURE and not predicts else None,
+        "prior_temperature": prior if method.has_prior_temperature and not predicts else None,
         "steps": steps,
         "batch": 64,
         "optimizer": "adam",
@@ -296,8 +295,6 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
     }
 
 
-_HAVE_PRIOR_TEMPERATURE = ("concrete", "logistic-normal")
-"""The estimators that score latents under p at a prior temperature."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "optimizer": OPTIMIZERS,
@@ -384,15 +381,3 @@ def _require_possible(name: str, value: Any) -> None:
 def _require(holds: bool, name: str, must: str, found: Any) -> None:
     if not holds:
         raise ValueError(f"{name} must {must}, got {found!r}")
-
-
-def _require_temperature(name: str, temperature: Temperature | None, *, there: bool, recipe: Recipe) -> None:
-    """Refuse a temperature that is missing, or that would be ignored."""
-    if temperature is None:
-        _require(not there, name, f"be given for estimator {recipe.estimator!r}", None)
-        return
-    if not there:
-        why = f"estimator {recipe.estimator!r} has none"
-        if recipe.estimator in _HAVE_PRIOR_TEMPERATURE:
-            why = f"{recipe.notation} has no prior over its latents"
-        raise ValueError(f"{name} must be left out, as {why}, got {_plain(temperature)!r}")

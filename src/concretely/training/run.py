@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data import Dataset, load
-from ..file import atomic_write
+from ..file import atomic_write, write_text
 from ..model import Model
 from . import checkpoint
 from .recipe import FILE, Recipe, read, resolve
@@ -136,7 +136,7 @@ def save_checkpoint(run: Run, train_state: TrainState, folder: Path) -> None:
 
 def export(run: Run, train_state: TrainState, folder: Path) -> None:
     """Write the curve and, if the run is finished, the parameters."""
-    write(folder / CURVE, _csv(run.rows))
+    write_text(folder / CURVE, _csv(run.rows))
     if run.finished:
         parameters: dict[str, Tensor] = train_state.best or train_state.model.state_dict()
         with atomic_write(folder / PARAMETERS) as place:
@@ -149,9 +149,3 @@ def _csv(rows: tuple[Row, ...]) -> str:
     table.writeheader()
     table.writerows(asdict(row) for row in rows)
     return text.getvalue()
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with atomic_write(path) as place:
-        place.write_text(text, encoding="utf-8")
