@@ -129,13 +129,11 @@ def test_members_may_have_data_of_their_own(stacked: bool) -> None:
 
 
 @kernel
-@pytest.mark.parametrize(
-    ("notation", "estimator"), [*((notation, "concrete") for notation in NOTATIONS), ("4H~12V", "nvil")]
-)
-@pytest.mark.parametrize("stacked", [False, True])
+@grid(wished=[("4H~12V", "nvil"), *((notation, "concrete") for notation in NOTATIONS)], stacked=[False, True])
 def test_gradients_left_as_factors_take_the_same_steps(
-    notation: str, estimator: str, stacked: bool, monkeypatch: pytest.MonkeyPatch
+    wished: tuple[str, str], stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    notation, estimator = wished
     kernels = fast("affine")
     guard, deferred = engine.guard_, list[str]()
 
