@@ -21,6 +21,7 @@ class CircuitNode(Node):
 
     See [maddison2017concrete], appendix B.
 
+    >>> import torch
     >>> CircuitNode(torch.tensor([-3.0, 3.0]), 0.5, noise="laplace").cdf(torch.zeros(2))
     tensor([0.9526, 0.0474])
     """
@@ -85,6 +86,7 @@ class BinaryCircuit(Relaxation):
     The noise is a name (logistic, normal, laplace, cauchy) or a distribution with `icdf`, `cdf` and `log_prob`. For any
     noise, rounding gives the Bernoulli variable of the logits. See [maddison2017concrete], appendix B.
 
+    >>> import torch
     >>> circuit = BinaryCircuit(torch.tensor(2.0), temperature=0.5, noise="cauchy")
     >>> circuit.discretize()
     Bernoulli(logits: 2)
