@@ -8,9 +8,9 @@ from torch import Tensor
 from ..data import Dataset
 from ..evaluation.pixel import complete_pixels, reconstruct_pixels, sample_pixels
 from ..model import Model
+from ..training.engine import inputs_of
 from ..training.recipe import Recipe
 from ..training.rng import Purpose, generator_of
-from ..training.train_state import inputs_of
 
 POINTS = 12
 """The number of data points in the pictures of a report."""
