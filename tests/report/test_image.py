@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from torch.distributions import Normal
 
 from concretely import Bernoulli, Draw, Model, density, mode, prediction, run
-from concretely.evaluation.pixel import complete_pixels, reconstruct_pixels, sample_pixels
+from concretely.evaluation.pixel import reconstruct_pixels, sample_pixels
 from concretely.experiment.picture import Picture
 from concretely.report import image
 from concretely.report.style import DPI
@@ -38,7 +38,7 @@ def reconstructions(model: Model, x: Tensor, *, generator: Generator | None = No
 
 
 def completions(model: Model, context: Tensor, x: Tensor, *, samples: int, generator: Generator) -> Figure:
-    made = complete_pixels(model, context, samples=samples, generator=generator)
+    made = sample_pixels(model, samples, context, generator=generator)
     return image.draw_picture(Picture(made.transpose(0, 1), x, context))
 
 

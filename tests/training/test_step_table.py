@@ -46,7 +46,7 @@ def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: 
                 assert torch.equal(batch[member], run.data.train[run.order.indices(step).to(DEVICE)].float())
                 for purpose in (Purpose.NOISE, Purpose.GAP):
                     keys = keys_of(run.recipe.seed, purpose, step, device=DEVICE)[:3]
-                    assert torch.equal(table.keys(purpose)[:, member], keys)
+                    assert torch.equal(table.keys[purpose][:, member], keys)
                 assert table.sizes.rate[member].item() == run.recipe.lr * lr_factor(run.recipe, step)
                 assert table.sizes.decay[member].item() == run.recipe.weight_decay / len(run.data.train)
                 assert table.sizes.step[member].item() == step

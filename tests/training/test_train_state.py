@@ -10,11 +10,11 @@ from torch import Tensor
 from concretely import Exact, estimate
 from concretely.estimator.nvil import NVIL
 from concretely.training import engine as stepping
-from concretely.training.engine import Engine, MemberLoss
+from concretely.training.engine import Engine, MemberLoss, inputs_of
 from concretely.training.recipe import ESTIMATORS
 from concretely.training.rng import Purpose
 from concretely.training.step_table import lr_factor
-from concretely.training.train_state import TrainState, build_model, inputs_of
+from concretely.training.train_state import TrainState, build_model
 
 from ..budget import assert_mean
 from ..cases import grid

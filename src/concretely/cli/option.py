@@ -10,7 +10,7 @@ import typer
 
 from ..spelling import did_you_mean
 from ..training.recipe import ESTIMATORS, Recipe, overridden, read
-from .terminal import console, fail, interruptible_loading, report_errors
+from .terminal import fail, interruptible_loading, remark, report_errors
 
 if TYPE_CHECKING:
     import torch
@@ -137,17 +137,14 @@ def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tu
     """Return the run in a folder, its model and its data; say if a checkpoint is damaged or the run not finished."""
     from ..training.run import require_same, restored
 
-    err = console(err=True)
     with report_errors():
         run, model, damaged = restored(folder, device=device)
         found = load_data(run.recipe, data, resumed=True)
         require_same(run, found)
     for sentence in damaged:
-        err.print(f"{sentence}; using the one of step {run.step:,}", markup=False)
+        remark(f"{sentence}; using the one of step {run.step:,}")
     if not run.finished:
-        err.print(
-            f"the run is not finished; using its model after step {run.chosen:,} of {run.recipe.steps:,}", markup=False
-        )
+        remark(f"the run is not finished; using its model after step {run.chosen:,} of {run.recipe.steps:,}")
     return run, model, found
 
 

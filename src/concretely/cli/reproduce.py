@@ -137,10 +137,9 @@ def _print_commands(plan: "Plan", precision: str | None) -> None:
     """Print the command that trains each member of a plan."""
     from ..report.command import train_command
 
-    others: dict[str, Any] = {"score_samples": plan.experiment.score_samples}
-    others |= {} if precision is None else {"precision": precision}
+    samples = plan.experiment.score_samples
     for member in plan.members:
-        typer.echo(train_command(member.recipe, member.folder, **others))
+        typer.echo(train_command(member.recipe, member.folder, score_samples=samples, precision=precision))
 
 
 def _reproduce(plan: "Plan", **how: Any) -> None:

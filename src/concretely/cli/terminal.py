@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -186,20 +187,13 @@ def training_progress(
     recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True
 ) -> Iterator["Callbacks"]:
     """Show a run as a bar on a terminal or as lines elsewhere, and optionally write TensorBoard events to a folder."""
-    from ..training.loop import Callbacks
+    with (_bar if bar and console.is_terminal else _lines)(recipe, console) as shown, _tensorboard(events) as write:
 
-    with ExitStack() as stack:
-        shown = stack.enter_context((_bar if bar and console.is_terminal else _lines)(recipe, console))
-        if events is not None:
-            write = stack.enter_context(_tensorboard(events))
-            show = shown.row
+        def row(new: "Row") -> None:
+            shown.row(new)
+            write(new)
 
-            def row(new: "Row") -> None:
-                show(new)
-                write(new)
-
-            shown = Callbacks(shown.step, row, shown.note)
-        yield shown
+        yield replace(shown, row=row)
 
 
 def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
@@ -255,8 +249,11 @@ def _lines(recipe: Recipe, console: Console) -> Iterator["Callbacks"]:
 
 
 @contextmanager
-def _tensorboard(folder: Path) -> Iterator[Callable[["Row"], None]]:
-    """Yield a function that writes a row as TensorBoard events."""
+def _tensorboard(folder: Path | None) -> Iterator[Callable[["Row"], None]]:
+    """Yield a function that writes a row as TensorBoard events; without a folder it does nothing."""
+    if folder is None:
+        yield lambda row: None
+        return
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -267,10 +264,9 @@ def _tensorboard(folder: Path) -> Iterator[Callable[["Row"], None]]:
         def row(new: "Row") -> None:
             if not opened:  # a resumed run repeats steps, whose old events are dropped
                 opened.append(stack.enter_context(SummaryWriter(str(folder), purge_step=new.step)))
-            (writer,) = opened
             for name in ("bound", "discrete", "valid", "lr", "temperature"):
                 value = getattr(new, name)
                 if value is not None:
-                    writer.add_scalar(name, value, new.step)
+                    opened[0].add_scalar(name, value, new.step)
 
         yield row

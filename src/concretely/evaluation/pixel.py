@@ -16,8 +16,10 @@ from ..trace import Trace
 from .likelihood import require_positive
 
 
-def sample_pixels(model: Model, samples: int, *, generator: Generator | None = None) -> Float[Tensor, "samples width"]:
-    """Return the pixel probabilities given latents from the prior, for a model without a context.
+def sample_pixels(
+    model: Model, samples: int, *context: Shaped[Tensor, "points given"], generator: Generator | None = None
+) -> Float[Tensor, "samples *points width"]:
+    """Return the pixel probabilities given latents from the prior, for each data point of a context if there is one.
 
     >>> import concretely as c
     >>> sample_pixels(c.density("2H-9V"), 6).shape
@@ -25,7 +27,7 @@ def sample_pixels(model: Model, samples: int, *, generator: Generator | None = N
     """
     require_positive("samples", samples)
     with eval_mode(model), torch.no_grad():
-        return _probabilities(run(model.p, Discrete(), samples=samples, generator=generator))
+        return _probabilities(run(model.p, Discrete(), *context, samples=samples, generator=generator))
 
 
 def reconstruct_pixels(
@@ -38,15 +40,6 @@ def reconstruct_pixels(
         raise ValueError(f"x must have at least one data point, got shape {tuple(x.shape)}")
     with eval_mode(model), torch.no_grad():
         return _probabilities(model.trace(x, mode=Discrete(), generator=generator)[0])
-
-
-def complete_pixels(
-    model: Model, context: Shaped[Tensor, "points given"], *, samples: int, generator: Generator | None = None
-) -> Float[Tensor, "samples points width"]:
-    """Return the probabilities of the other pixels given a context, for several draws of the latents."""
-    require_positive("samples", samples)
-    with eval_mode(model), torch.no_grad():
-        return _probabilities(run(model.p, Discrete(), context, samples=samples, generator=generator))
 
 
 def _probabilities(trace: Trace) -> Tensor:

@@ -7,11 +7,11 @@ from .. import evaluation
 from ..data import Dataset
 from ..evaluation import GradientStudy
 from ..model import Model
+from ..training.engine import inputs_of
 from ..training.method import at_step, estimator_of
 from ..training.recipe import Recipe, resolve
 from ..training.rng import Order, Purpose, generator_of
 from ..training.run import Run
-from ..training.train_state import inputs_of
 
 TEMPERATURES = ("temperature", "prior_temperature")
 

@@ -54,8 +54,9 @@ def collect_records(experiment: Experiment, runs: Path, records: Path) -> tuple[
         known = read_history(experiment, records)
         for path in paths:
             try:
-                if _is_candidate(path):
-                    continue
+                metrics = read_record(path)["metrics"]
+                if "valid_nll" in metrics and not any(f"{split}_nll" in metrics for split in SPLITS):
+                    continue  # another candidate was selected
                 title, record = _cell_record(path, experiment)
             except (ValueError, OSError) as error:
                 left_out.append(f"{path.parent} is left out: {error}")
@@ -122,12 +123,6 @@ def _validation(record: Record) -> tuple[tuple[int, int], float] | None:
     return max(known) if known else None
 
 
-def _is_candidate(path: Path) -> bool:
-    """Return whether a run was scored on the validation set only, since another candidate was selected."""
-    metrics = read_record(path)["metrics"]
-    return "valid_nll" in metrics and not any(f"{split}_nll" in metrics for split in SPLITS)
-
-
 def _cell_record(path: Path, experiment: Experiment) -> tuple[str, Record]:
     """Return the title of a run's cell and the record; raise an error if the run does not belong to the experiment."""
     record = _finished(path)
@@ -170,12 +165,11 @@ def _finished(path: Path) -> Record:
     """
     record = read_record(path)
     run = last_run(path.parent)
-    if run is None:
-        if record.get("finished", record.get("step") == record["recipe"].get("steps")) is not True:
-            raise ValueError("it is not finished")
-        return record
-    if not run.finished:
+    at_end = record.get("step") == record["recipe"].get("steps")
+    if (record.get("finished", at_end) if run is None else run.finished) is not True:
         raise ValueError("it is not finished")
+    if run is None:
+        return record
     if record["recipe"] != recipe_settings(run.recipe) or record.get("step") != run.chosen:
         raise ValueError("it has not been scored since its last training step")
     record |= {"seconds": run.seconds, "finished": True}  # it may have been scored before it was finished

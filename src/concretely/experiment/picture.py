@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ..data import Dataset
-from ..evaluation.pixel import complete_pixels, reconstruct_pixels, sample_pixels
+from ..evaluation.pixel import reconstruct_pixels, sample_pixels
 from ..model import Model
+from ..training.engine import inputs_of
 from ..training.recipe import Recipe
 from ..training.rng import Purpose, generator_of
-from ..training.train_state import inputs_of
 
 POINTS = 12
 """The number of data points in the pictures of a report."""
@@ -34,7 +34,7 @@ def sample_picture(
         columns = 12 if columns is None else columns
         return Picture(sample_pixels(model, rows * columns, generator=generator).unflatten(0, (rows, columns)))
     context, x = inputs_of(recipe, data.test.spread(rows).to(generator.device))
-    made = complete_pixels(model, context, samples=8 if columns is None else columns, generator=generator)
+    made = sample_pixels(model, 8 if columns is None else columns, context, generator=generator)
     return Picture(made.transpose(0, 1), x, context)
 
 

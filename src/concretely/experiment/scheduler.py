@@ -14,7 +14,7 @@ from ..data import Dataset
 from ..file import write_text
 from ..model import Model
 from ..training import loop
-from ..training.member import Member, alike
+from ..training.member import Member, program_key
 from ..training.run import Run, restored
 from . import scoring
 from .record import is_sufficient
@@ -69,7 +69,8 @@ def train_members(
 
     def work(group: Sequence[Member]) -> bool:
         try:
-            with _stream(device):
+            # a stream of its own, so that programs do not wait for each other
+            with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
                 waiting = [member for member in group if not is_settled(member)]
                 if monitor.stop():
                     return False
@@ -145,15 +146,11 @@ def score_member(
 
 def _programs(members: Sequence[Member]) -> list[list[Member]]:
     """Group members that can train as one program."""
-    groups: list[list[Member]] = []
+    groups = dict[object, list[Member]]()
     for member in members:
-        fitting = (group for group in groups if len(group) < LARGEST_PROGRAM and alike(group[0].recipe, member.recipe))
-        group = next(fitting, None)
-        if group is None:
-            groups.append([member])
-        else:
-            group.append(member)
-    return groups
+        groups.setdefault(program_key(member.recipe), []).append(member)
+    most = LARGEST_PROGRAM
+    return [group[first : first + most] for group in groups.values() for first in range(0, len(group), most)]
 
 
 def _is_complete(members: Sequence[Member], found: Sequence[Run | loop.DivergedError], monitor: Monitor) -> bool:
@@ -164,8 +161,3 @@ def _is_complete(members: Sequence[Member], found: Sequence[Run | loop.DivergedE
                 monitor.note(str(run))  # of several, training itself has noted it
             write_text(member.folder / DIVERGED, f"{run}\n")
     return all(isinstance(run, loop.DivergedError) or run.finished for run in found)
-
-
-def _stream(device: torch.device) -> AbstractContextManager[object]:
-    """Return a CUDA stream for this thread, so that programs do not wait for each other."""
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()

@@ -18,11 +18,11 @@ from ..file import file_lock
 from ..model import Model
 from ..model.layer import RARE
 from ..program import eval_mode
+from ..training.engine import inputs_of
 from ..training.method import estimator_at_step
 from ..training.recipe import Recipe
 from ..training.rng import Purpose, generator_of
 from ..training.run import Run
-from ..training.train_state import inputs_of
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 
 Metrics = Mapping[str, dict[str, Any]]

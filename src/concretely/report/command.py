@@ -8,7 +8,7 @@ from ..training.recipe import Recipe, resolve
 
 
 def train_command(recipe: Recipe, out: Path, **others: Any) -> str:
-    """Return the command that trains a recipe in a folder, with further flags that are not part of the recipe.
+    """Return the command that trains a recipe in a folder; further flags that are None are left out.
 
     >>> train_command(resolve(notation="200H-784V", data="mnist", lr=1e-3), Path("out/run"), score_samples=100)
     'concretely train 200H-784V --data mnist --estimator concrete --samples 1 --steps 20000 --lr 0.001 --score-samples 100 --out out/run'
@@ -16,5 +16,7 @@ def train_command(recipe: Recipe, out: Path, **others: Any) -> str:
     given = {name: recipe.settings[name] for name in ("data", "estimator", "samples", "steps")}
     defaults = resolve(notation=recipe.notation, **given).settings
     given |= {name: value for name, value in recipe.settings.items() if defaults.get(name) != value}
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in {**given, **others, "out": out}.items()]
-    return shlex.join(["concretely", "train", recipe.notation, *(word for flag in flags for word in flag)])
+    words = ["concretely", "train", recipe.notation]
+    for name, value in {**given, **others, "out": out}.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)

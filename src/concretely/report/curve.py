@@ -55,19 +55,14 @@ def temperature_curve(points: Sequence[TemperaturePoint], *, note: str = "") -> 
     temperatures = [point.temperature for point in points]
     figure = Figure(figsize=(6, 3.8), layout="constrained")
     axes = figure.add_subplot()
-    for label, color, marker in (("discrete", DARK, "o"), ("relaxed", STRONG, "s")):
-        heights = [getattr(point, label) for point in points]
-        face = color if label == "discrete" else "white"
-        axes.plot(
-            temperatures, heights, color=color, marker=marker, markerfacecolor=face, label=f"{label} graph", zorder=3
-        )
+    for name, color, marker, face in (("discrete", DARK, "o", DARK), ("relaxed", STRONG, "s", "white")):
+        heights, label = [getattr(point, name) for point in points], f"{name} graph"
+        axes.plot(temperatures, heights, color=color, marker=marker, markerfacecolor=face, label=label)
     axes.set_xscale("log")
     axes.set_xlim(temperatures[0] / 1.1, temperatures[-1] * 1.1)
-    start = large_gap_start(points)
-    if start is not None:
-        axes.axvspan(
-            start, temperatures[-1] * 1.1, color=PALE, alpha=0.4, linewidth=0, label=f"gap above {GAP:g} nats", zorder=1
-        )
+    if (start := large_gap_start(points)) is not None:
+        label = f"gap above {GAP:g} nats"
+        axes.axvspan(start, temperatures[-1] * 1.1, color=PALE, alpha=0.4, linewidth=0, label=label)
     axes.set_xticks(temperatures, [format_number(temperature) for temperature in temperatures])
     axes.minorticks_off()
     _label(axes, "temperature λ", "training objective in nats, lower is better")

@@ -31,7 +31,12 @@ def draw_study(study: GradientStudy) -> Figure:
     names = [f"{name}, m = {finding.samples}" for name, finding in study.findings.items()]
     panels[0].set_yticks(range(len(names)), names, parse_math=False)
     panels[0].set_ylim(len(names) - 0.5, -0.5)
-    drawn.legend(handles=_legend(), loc="outside upper right", ncols=3, frameon=False, fontsize=8, labelcolor=INK)
+    looks = (("o", DARK, "no bias found"), ("<", DARK, "bias below this, if any"), ("o", "white", "biased"))
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, color=DARK, markerfacecolor=fill, markersize=6, label=label)
+        for marker, fill, label in looks
+    ]
+    drawn.legend(handles=handles, loc="outside upper right", ncols=3, frameon=False, fontsize=8, labelcolor=INK)
     return drawn
 
 
@@ -93,11 +98,3 @@ def _draw(axes: Axes, dots: Sequence[_Dot]) -> None:
     axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.spines[["left", "top", "right"]].set_visible(False)
-
-
-def _legend() -> list[Line2D]:
-    looks = (("o", DARK, "no bias found"), ("<", DARK, "bias below this, if any"), ("o", "white", "biased"))
-    return [
-        Line2D([], [], linestyle="", marker=marker, color=DARK, markerfacecolor=fill, markersize=6, label=label)
-        for marker, fill, label in looks
-    ]

@@ -81,16 +81,17 @@ Tile = tuple[Strip, ...]
 
 def _page(rows: Sequence[Sequence[Tile]], note: str) -> Figure:
     """Draw images in rows, and a note below."""
-    sizes = [_size(tile) for row in rows for tile in row]
-    height, width = (max(lengths) for lengths in zip(*sizes, strict=True))
+    tiles = [tile for row in rows for tile in row]
+    height = max(sum(len(strip.pixels) for strip in tile) for tile in tiles)
+    width = max(strip.pixels.shape[1] for tile in tiles for strip in tile)
     scale = max(1, round(TILE / max(height, width)))  # whole dots, so that all pixels look the same
     across, down = width * scale + GAP, height * scale + GAP
     breadth = max(across * max(map(len, rows)) - GAP, 13 * len(note)) + 2 * MARGIN  # the note must fit as well
     length = down * len(rows) - GAP + 2 * MARGIN + NOTE
     figure = Figure(figsize=(breadth / DPI, length / DPI))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, breadth), ylim=(length, 0), frame_on=False, xticks=[], yticks=[])
-    for row, tiles in enumerate(rows):
-        for column, tile in enumerate(tiles):
+    for row, images in enumerate(rows):
+        for column, tile in enumerate(images):
             _draw(axes, tile, (MARGIN + column * across, MARGIN + row * down), shape=(height, width), scale=scale)
     axes.set(xlim=(0, breadth), ylim=(length, 0), aspect="auto")
     axes.text(MARGIN, length - MARGIN, note, fontsize=8, color=INK, parse_math=False, va="bottom")
@@ -115,10 +116,6 @@ def _draw(axes: Axes, tile: Tile, corner: tuple[int, int], *, shape: tuple[int, 
             zorder=1,
         )
         top = bottom
-
-
-def _size(tile: Tile) -> tuple[int, int]:
-    return sum(strip.pixels.shape[0] for strip in tile), max(strip.pixels.shape[1] for strip in tile)
 
 
 def _tiles(images: Float[Tensor, "images height side"], shades: str) -> list[Tile]:

@@ -132,8 +132,8 @@ def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
 def _command(each: Experiment, record: Mapping[str, Any]) -> str:
     recipe = resolve(**record["recipe"])
     precision = PRECISIONS.get(record["device"].get("float32_products", ""))
-    others = {"score_samples": each.score_samples} | ({"precision": precision} if precision else {})
-    return train_command(recipe, RUNS / each.name / cell_title(recipe), **others)
+    folder = RUNS / each.name / cell_title(recipe)
+    return train_command(recipe, folder, score_samples=each.score_samples, precision=precision)
 
 
 def _deviation(result: CellResult, reason: str) -> dict[str, str]:

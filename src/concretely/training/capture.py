@@ -47,14 +47,12 @@ class Captured:
             self._graph.replay()
         elif self._stream is None:
             self._function()
-        elif self._calls < WARM_UPS:
+        elif self._calls < WARM_UPS or not self.is_possible:
             self._calls += 1
             self._plainly(self._stream)
-        elif self.is_possible:
+        else:
             self._graph = self._capture(self._stream)
             self()
-        else:
-            self._plainly(self._stream)
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
         """The work as a graph, or None if it cannot be captured; other threads may launch work meanwhile."""

@@ -19,7 +19,7 @@ from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.operator import launching
 from ..noise import Keys
 from .capture import Captured
-from .member import alike
+from .member import program_key
 from .method import Temperatures, at_temperature
 from .optimizer import ParameterState, StepLog, StepSizes, adam_, guard_, muon_
 from .rng import Purpose
@@ -46,9 +46,10 @@ def path_of(name: str) -> str:
     return name.replace(".", "/", 1)
 
 
-def split_inputs(bits: Tensor, context: int | None) -> tuple[Tensor, ...]:
-    """The inputs of a model from the bits of data points: x, or a context of so many bits and x."""
-    return (bits,) if context is None else (bits[..., :context], bits[..., context:])
+def inputs_of(recipe: "Recipe", bits: Tensor) -> tuple[Tensor, ...]:
+    """The inputs of a model from the bits of data points: x, or the context and x."""
+    context = recipe.architecture.context
+    return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
 
 
 class MemberLoss(nn.Module):
@@ -59,12 +60,10 @@ class MemberLoss(nn.Module):
         self.model, self.estimator, self.recipe = model, estimator, recipe
         self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
         self._temperatures: Temperatures | None = None  # those of the estimator
-        context = recipe.architecture.context
-        self._context = None if context is None else context.units
 
     def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
         """The loss at the given temperatures, with noise from the given keys."""
-        inputs, estimator = split_inputs(bits, self._context), self._estimator_at(temperatures)
+        inputs, estimator = inputs_of(self.recipe, bits), self._estimator_at(temperatures)
         return estimate(self.model, *inputs, estimator=estimator, samples=self.recipe.samples, generator=keys).loss
 
     def _estimator_at(self, temperatures: Temperatures) -> Estimator:
@@ -86,9 +85,8 @@ class Engine:
 
     def __init__(self, runs: Sequence["TrainState"], *, stacked: bool | None = None) -> None:
         first = runs[0]
-        for other in runs[1:]:
-            if not alike(first.recipe, other.recipe) or (other.step, other.since) != (first.step, first.since):
-                raise ValueError("members of an engine must have one architecture, estimator and step, got others")
+        if len({(program_key(run.recipe), run.step, run.since) for run in runs}) > 1:
+            raise ValueError("members of an engine must have one architecture, estimator and step, got others")
         self.runs, self.device = tuple(runs), first.device
         self.stacked = self.device.type != "cpu" if stacked is None else stacked
         groups = [self.runs] if self.stacked else [(run,) for run in self.runs]
@@ -150,7 +148,8 @@ class _Program:
         self._log = StepLog(state["row/sums"], state["row/first_nonfinite"])
         stacked = {name: each.parameter.detach().requires_grad_() for name, each in self._parameters.items()}
         self._leaves = stacked if vmapped else own
-        self._decays = {name: _decays(name) for name in own}
+        # the weights of the model have an L2 penalty, and nothing of the estimator has
+        self._decays = {name: name.startswith("model.") and name.endswith("weight") for name in own}
         self._table = StepTable(runs, draws=first.draws)
         self._ones = torch.ones(len(runs), device=first.device)
         self._take: Callable[[], None] = self._step
@@ -201,7 +200,7 @@ class _Program:
 
     def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
         """The loss of every member."""
-        keys, temperatures = self._table.keys(purpose), self._table.temperatures
+        keys, temperatures = self._table.keys[purpose], self._table.temperatures
         if not self._vmapped:
             found: Tensor = function(bits[0], Keys(keys[:, 0]), tuple(temperatures[:, 0].tolist()))
             return found.unsqueeze(0)
@@ -227,11 +226,6 @@ class _Program:
             adam_([states[name]], [materialized(gradients.pop(name))], sizes, decays=[self._decays[name]])
         decays = [self._decays[name] for name in gradients]
         adam_([states[name] for name in gradients], list(gradients.values()), sizes, decays=decays)
-
-
-def _decays(name: str) -> bool:
-    """Whether a parameter has an L2 penalty: the weights of the model do, and nothing of the estimator."""
-    return name.startswith("model.") and name.endswith("weight")
 
 
 def _joined(runs: Sequence["TrainState"]) -> State:

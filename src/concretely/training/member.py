@@ -22,11 +22,9 @@ class Member(NamedTuple):
     folder: Path
 
 
-def alike(one: Recipe, other: Recipe) -> bool:
-    """Whether runs of two recipes can be trained together."""
-    return all(
-        getattr(one, field.name) == getattr(other, field.name) for field in fields(one) if field.name not in DIFFERENT
-    )
+def program_key(recipe: Recipe) -> tuple[object, ...]:
+    """A key that recipes have in common if their runs can be trained together."""
+    return tuple(getattr(recipe, field.name) for field in fields(recipe) if field.name not in DIFFERENT)
 
 
 def data_key(recipe: Recipe) -> tuple[str | int, ...]:

@@ -1,6 +1,7 @@
 """Finds the layer that makes a training step not finite."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +11,11 @@ def first_nonfinite_layer(model: nn.Module, loss: Callable[[], Tensor]) -> str:
     """The first layer whose output is not finite or, if all outputs are, the layer with the largest gradient."""
     found: list[str] = []
 
-    def look(name: str) -> Callable[[nn.Module, object, object], None]:
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
-            if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
-                found.append(name)
+    def look(name: str, module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+            found.append(name)
 
-        return hook
-
-    hooks = [module.register_forward_hook(look(name)) for name, module in model.named_modules() if name]
+    hooks = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules() if name]
     try:
         model.zero_grad()
         loss().backward()

@@ -182,7 +182,8 @@ def read(path: Path) -> dict[str, Any]:
         _require_known(given)
         _sections(given)
         for name, value in given.items():
-            if name != WHEN and not _is_several(value):
+            is_list = isinstance(value, str) and ("," in value or ".." in value)  # read where it is split
+            if name != WHEN and not is_list:
                 for each in value if isinstance(value, list) else [value]:
                     _require_value(name, each)
     except ValueError as error:
@@ -247,11 +248,6 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a file, refused if they are invalid."""
     return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_keys())
-
-
-def _is_several(value: Any) -> bool:
-    """Whether a value is text for several runs: a list with commas, or a range."""
-    return isinstance(value, str) and ("," in value or ".." in value)
 
 
 def _require_value(name: str, value: Any) -> None:

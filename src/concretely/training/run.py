@@ -4,7 +4,6 @@ Its folder holds the recipe, the last two checkpoints, the curve and, once the r
 """
 
 import csv
-import io
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data import Dataset, load
-from ..file import atomic_write, write_text
+from ..file import atomic_write
 from ..model import Model
 from . import checkpoint
 from .recipe import FILE, Recipe, read, resolve
@@ -136,16 +135,11 @@ def save_checkpoint(run: Run, train_state: TrainState, folder: Path) -> None:
 
 def export(run: Run, train_state: TrainState, folder: Path) -> None:
     """Write the curve and, if the run is finished, the parameters."""
-    write_text(folder / CURVE, _csv(run.rows))
+    with atomic_write(folder / CURVE) as place, place.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        table.writeheader()
+        table.writerows(asdict(row) for row in run.rows)
     if run.finished:
         parameters: dict[str, Tensor] = train_state.best or train_state.model.state_dict()
         with atomic_write(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))
-
-
-def _csv(rows: tuple[Row, ...]) -> str:
-    text = io.StringIO(newline="")
-    table = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-    table.writeheader()
-    table.writerows(asdict(row) for row in rows)
-    return text.getvalue()

@@ -45,7 +45,9 @@ class StepTable:
         self._line = torch.empty((1, size), dtype=torch.int64, device=device)
         self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
         views = {name: part[0] for name, part in self._split(self._line).items()}
-        self._index, self._keys = views["index"], {Purpose.NOISE: views["noise"], Purpose.GAP: views["gap"]}
+        self._index = views["index"]
+        self.keys = {Purpose.NOISE: views["noise"], Purpose.GAP: views["gap"]}
+        """The keys of the draws of the current step, of shape (draws, members, 2)."""
         rate, decay, mean, spread = views["numbers"][:4]
         self.sizes = StepSizes(rate, decay, mean, spread, views["step"])
         """How far every member moves at the current step."""
@@ -78,10 +80,6 @@ class StepTable:
             found: Tensor = kernel.unpack(self._packed, self._index, self.width)
             return found
         return unpack(self._packed[self._index], self.width).float()
-
-    def keys(self, purpose: Purpose) -> Int64[Tensor, "draws members 2"]:
-        """The keys of the draws of the current step."""
-        return self._keys[purpose]
 
     def _split(self, lines: Int64[Tensor, "lines size"]) -> dict[str, Tensor]:
         """The parts of lines, as views of them."""

@@ -12,7 +12,7 @@ from ..evaluation.likelihood import evaluate
 from ..model import Model, density, prediction
 from ..noise import Keys
 from ..program import eval_mode
-from .engine import MemberLoss, State, path_of, split_inputs
+from .engine import MemberLoss, State, inputs_of, path_of
 from .method import at_step, estimator_of
 from .nonfinite import first_nonfinite_layer
 from .recipe import Recipe
@@ -42,12 +42,6 @@ def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
     rate = None if data is None else data.train.rate[recipe.width - architecture.observed.units :]
     make = density if architecture.context is None else prediction
     return make(architecture, base_rate=rate, generator=generator)
-
-
-def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
-    """The inputs of a model from the bits of data points: x, or the context and x."""
-    context = recipe.architecture.context
-    return split_inputs(bits, None if context is None else context.units)
 
 
 class TrainState:
