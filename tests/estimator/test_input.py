@@ -88,7 +88,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "vimco of one sample": (
         estimate(MODEL, c.VIMCO()),
         ValueError,
-        "samples must be at least 2 for VIMCO, got 1: use NVIL or Reinforce for one",
+        "samples must be at least 2 for VIMCO, got 1: use NVIL or Reinforce for one sample",
     ),
     "rloo of one sample": (
         estimate(MODEL, c.RLOO()),
