@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import concretely as c
-from tests.cases import MASSES, TEMPERED, Case, each
+from tests.cases import CONTINUOUS, MASSES, TEMPERED, Case, each
 
 pytestmark = pytest.mark.unchecked
 
@@ -255,3 +255,10 @@ def test_compiled_program_refuses_a_generator() -> None:
 def test_edges_of_the_unit_interval_have_their_probabilities() -> None:
     relaxed = c.BinaryConcrete(torch.tensor(1.0), 0.5)
     assert relaxed.cdf(torch.tensor([0.0, 1.0])).tolist() == [0, 1]
+
+
+def test_classes_are_at_most_two_deep_under_a_distribution_of_torch() -> None:
+    for variable in (*MASSES, *CONTINUOUS):
+        options = () if variable in MASSES else (0.5,)
+        kinds = type(variable.build(variable.logits(2), *options)).__mro__
+        assert sum(issubclass(kind, torch.distributions.Distribution) for kind in kinds) - 1 <= 2, variable.name
