@@ -162,9 +162,9 @@ def test_gradients_left_as_factors_take_the_same_steps(
     monkeypatch.setattr(kernels, "FEW", 0)
     recipes = [recipe(notation=notation, estimator=estimator, batch=2, **wish) for wish in WISHES]
     plain, factored = (runs(recipes) for _ in range(2))
-    Engine(plain, stacked=stacked).advance(20)
+    Engine(plain, stacked=stacked).advance(7)
     with launched("affine"), at_precision("high"):
-        Engine(factored, stacked=stacked).advance(20)
+        Engine(factored, stacked=stacked).advance(7)
     assert deferred or not stacked
     for found, expected in zip(factored, plain, strict=True):
         assert_close(found, expected)
