@@ -87,7 +87,7 @@ GUMBEL = Case("Gumbel", lambda logits, temperature, **options: c.Gumbel(logits, 
 CONTINUOUS = (*TEMPERED, GUMBEL)
 
 
-EDGE = pytest.mark.filterwarnings("ignore::concretely.functional.squash.EdgeWarning")
+EDGE = pytest.mark.filterwarnings("ignore::concretely.functional.draw.EdgeWarning")
 """For laws that score values on the edge, of which a warning says that they are many."""
 
 

@@ -4,7 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import mode
     from .distribution import *
     from .estimator import *
     from .evaluation import *
@@ -12,9 +11,7 @@ if TYPE_CHECKING:
     from .model import *
     from .notation import *
     from .objective import *
-    from .program import *
     from .schedule import *
-    from .trace import *
 
 __version__ = "0.1.0"
 
@@ -69,8 +66,6 @@ _ROOMS = (
     "distribution",
     "notation",
     "schedule",
-    "trace",
-    "program",
     "graph",
     "model",
     "objective",
@@ -83,8 +78,6 @@ def __getattr__(name: str) -> Any:
     """Import the library and torch on first use, so that `concretely --help` is fast."""
     if name not in __all__:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
-    if name == "mode":
-        return import_module(".mode", __name__)
     rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
     found = next(getattr(room, name) for room in rooms if name in room.__all__)
     globals()[name] = found

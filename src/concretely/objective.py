@@ -12,15 +12,15 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.distributions import kl_divergence
 
-from .distribution.discrete import DiscreteVariable
+from .distribution.variable import DiscreteVariable
 from .functional import bound as functional
 from .functional.bound import average, bound, total
-from .graph import run
-from .mode import Mode
+from .graph.mode import Mode
+from .graph.program import Program
+from .graph.run import run
+from .graph.trace import Trace
 from .model.base import Model
 from .noise import Source
-from .program import Program
-from .trace import Trace
 
 __all__ = ["average", "bound"]
 

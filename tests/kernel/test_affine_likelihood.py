@@ -12,7 +12,7 @@ from torch.func import vmap
 
 import concretely as c
 from concretely.functional import affine
-from concretely.functional.likelihood import affine_log_likelihood
+from concretely.functional.affine import affine_log_likelihood
 from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from tests.kernel import DEVICE, PATHS, fast, kernel, opcheck, precise
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from concretely import Bernoulli
-from concretely.functional.likelihood import log_likelihood as summed_log_likelihood
+from concretely.functional.bernoulli import log_likelihood as summed_log_likelihood
 from tests.cases import LOGITS
 from tests.kernel import DEVICE, DTYPES, PATHS, TINY, assert_precise, kernel, on, opcheck, sizes
 

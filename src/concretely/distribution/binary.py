@@ -7,17 +7,16 @@ from jaxtyping import Float
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from concretely.functional.bernoulli import log_likelihood
+
 from ..functional import bernoulli
-from ..functional.affine import affine
-from ..functional.cast import cast, compute_dtype, to_float64
-from ..functional.likelihood import affine_log_likelihood, log_likelihood
-from ..functional.squash import Sigmoid
-from ..functional.temperature import Temperature
+from ..functional.affine import affine, affine_log_likelihood
+from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
+from ..functional.draw import Sigmoid
 from . import check
-from .discrete import DiscreteVariable
 from .logistic import Logistic
-from .relaxation import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
-from .variable import Variable
+from .node import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
+from .variable import DiscreteVariable, Variable
 
 
 class _AffineLogits:

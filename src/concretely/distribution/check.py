@@ -8,9 +8,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..functional.cast import cast, to_float64
-from ..functional.peek import bool_or_none
-from ..functional.temperature import Temperature
+from ..functional.arithmetic import Temperature, bool_or_none, cast, to_float64
 
 
 def is_finite(value: Tensor) -> Tensor:

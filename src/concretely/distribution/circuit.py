@@ -4,14 +4,12 @@ from jaxtyping import Float
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.cast import cast
+from ..functional.arithmetic import Temperature, cast, log_temperature
 from ..functional.circuit import Circuit, Family, as_family
-from ..functional.squash import Sigmoid
-from ..functional.temperature import Temperature, log
+from ..functional.draw import Sigmoid
 from . import check
 from .binary import Bernoulli
-from .node import Node
-from .relaxation import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
+from .node import Node, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 
 
 class CircuitNode(Node):
@@ -60,7 +58,7 @@ class CircuitNode(Node):
 
     def entropy(self) -> Float[Tensor, "..."]:
         """Return the differential entropy."""
-        return self._filled(self.family.entropy - log(self._batch_temperature))
+        return self._filled(self.family.entropy - log_temperature(self._batch_temperature))
 
     @property
     def mean(self) -> Float[Tensor, "..."]:

@@ -8,15 +8,14 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..functional import categorical
-from ..functional.cast import cast, to_float64
+from ..functional.arithmetic import Temperature, cast, to_float64
+from ..functional.draw import Exponential
 from ..functional.log_simplex import one_hot_argmax
-from ..functional.squash import Exponential
-from ..functional.temperature import Temperature
 from . import check
 from .constraint import one_hot, simplex
-from .discrete import DiscreteVariable
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
-from .relaxation import Relaxation
+from .node import Relaxation
+from .variable import DiscreteVariable
 
 
 class OneHotCategorical(DiscreteVariable):

@@ -13,7 +13,7 @@ from torch.distributions.transforms import (
     Transform,
 )
 
-from ..functional.cast import compute_dtype
+from ..functional.arithmetic import compute_dtype
 from ..functional.edge import smallest
 
 

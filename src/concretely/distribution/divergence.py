@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
-from ..functional.cast import cast, to_float64
+from ..functional.arithmetic import bool_or_none, cast, to_float64
 from ..functional.categorical import expectation
 from ..functional.circuit import NormalNoise
 from ..functional.integral import mean_log_sum, mean_soft_size
-from ..functional.peek import bool_or_none
 from ..noise import Source
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
@@ -20,8 +19,7 @@ from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
-from .node import Node
-from .relaxation import Relaxation
+from .node import Node, Relaxation
 from .variable import Variable
 
 

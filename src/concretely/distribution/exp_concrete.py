@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..functional import exp_concrete, exp_logistic_normal
+from ..functional.arithmetic import log_temperature
 from ..functional.normal import LOG_TWO_PI
-from ..functional.temperature import log
 from . import check
 from .constraint import log_simplex
 from .node import Node
@@ -42,7 +42,7 @@ class ExpConcrete(Node):
         """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
         harmonic = math.fsum(1 / k for k in range(1, n))
-        return self._filled(n * harmonic - math.lgamma(n) - (n - 1) * log(self._batch_temperature))
+        return self._filled(n * harmonic - math.lgamma(n) - (n - 1) * log_temperature(self._batch_temperature))
 
 
 class ExpLogisticNormal(Node):
@@ -70,5 +70,5 @@ class ExpLogisticNormal(Node):
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
-        spread = (1 + LOG_TWO_PI) / 2 - log(self._batch_temperature)
+        spread = (1 + LOG_TWO_PI) / 2 - log_temperature(self._batch_temperature)
         return self._filled((n - 1) * spread + math.log(n) / 2)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..functional import gumbel
-from ..functional.cast import cast, to_float64
+from ..functional.arithmetic import cast, to_float64
 from ..functional.gumbel import EULER
 from . import check
 from .node import Node

@@ -8,18 +8,17 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..functional import bernoulli, categorical
+from ..functional.arithmetic import Temperature
+from ..functional.draw import Corners, Sigmoid
 from ..functional.hypercube import corner_weights, mean_corner
-from ..functional.squash import Corners, Sigmoid
-from ..functional.temperature import Temperature
 from . import check
 from .binary import Bernoulli
 from .concrete import OneHotCategorical
 from .constraint import corner, cube
-from .discrete import DiscreteVariable
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .logistic import Logistic
-from .relaxation import Relaxation
-from .variable import expanded
+from .node import Relaxation
+from .variable import DiscreteVariable, expanded
 
 
 def as_states(logits: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from ..functional import logistic
-from ..functional.cast import cast, to_float64
-from ..functional.temperature import log
+from ..functional.arithmetic import cast, log_temperature, to_float64
 from . import check
 from .node import Node
 
@@ -42,7 +41,7 @@ class Logistic(Node):
 
     def entropy(self) -> Float[Tensor, "..."]:
         """Return the differential entropy."""
-        return self._filled(2 - log(self._batch_temperature))
+        return self._filled(2 - log_temperature(self._batch_temperature))
 
     @property
     def mean(self) -> Float[Tensor, "..."]:

@@ -7,10 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..functional.bound import average, bound, effective_sample_size
+from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective
-from ..program import Program
 
 
 @dataclass(frozen=True)

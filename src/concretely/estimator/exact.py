@@ -9,11 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..functional.bound import average, total
-from ..mode import STATES, Enumerate
+from ..graph.mode import STATES, Enumerate
+from ..graph.program import Program, eval_mode
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective, log_weights
-from ..program import Program, eval_mode
 from .base import Estimate, bound_target
 
 

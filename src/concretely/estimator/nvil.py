@@ -6,17 +6,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..distribution.discrete import DiscreteVariable
+from ..distribution.variable import DiscreteVariable
 from ..functional.bound import average, total
 from ..functional.signal import normalize
-from ..graph import run
-from ..mode import Discrete
+from ..graph.mode import Discrete
+from ..graph.program import Program, eval_mode
+from ..graph.run import run
+from ..graph.trace import Trace
 from ..model.base import Model
 from ..model.layer import MLP
 from ..noise import Source
 from ..objective import LogWeights, Objective, log_weights, loss
-from ..program import Program, eval_mode
-from ..trace import Trace
 from .base import Estimate, bound_target
 
 

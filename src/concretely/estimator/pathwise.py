@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..mode import Mode, Noise, Relaxed, Temperatures
-from ..mode import StraightThrough as StraightThroughMode
+from ..graph.mode import Mode, Noise, Relaxed, Temperatures
+from ..graph.mode import StraightThrough as StraightThroughMode
+from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective, Treatment, log_weights, loss
-from ..program import Program
 from .base import Estimate, bound_target
 
 NoBound = Literal["mass", "analytic"]

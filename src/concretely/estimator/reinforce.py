@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..functional.bound import average
 from ..functional.signal import leave_one_out
-from ..mode import Discrete
+from ..graph.mode import Discrete
+from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective, log_weights
-from ..program import Program
 from .base import Estimate, bound_target
 from .surrogate import surrogate
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..functional import signal
-from ..mode import Discrete
+from ..graph.mode import Discrete
+from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective, bound, log_weights
-from ..program import Program
 from .base import Estimate, bound_target
 from .surrogate import surrogate
 

@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..estimator import Estimator
+from ..graph.program import Program, eval_mode
 from ..model.base import Model
 from ..objective import Objective, average, bound
-from ..program import Program, eval_mode
 from .finding import Finding, GradientStudy
 from .progress import counting
 from .reference import Aim, aim, refer

@@ -6,13 +6,13 @@ import torch
 from torch import Generator, Tensor
 
 from ..distribution import Bernoulli, OneHotCategorical
-from ..graph import run
-from ..mode import Discrete as DiscreteMode
-from ..mode import Mode, Relaxed, Replay
+from ..graph.mode import Discrete as DiscreteMode
+from ..graph.mode import Mode, Relaxed, Replay
+from ..graph.program import Draw
+from ..graph.run import run
+from ..graph.trace import Trace
 from ..model import Model, density, prediction
 from ..notation import Architecture
-from ..program import Draw
-from ..trace import Trace
 
 SEED = 161
 """With this seed every entry of the example at temperature 1/2 has a different shade."""

@@ -11,14 +11,14 @@ from jaxtyping import Float64, Int64, Shaped
 from torch import Generator, Tensor, nn
 from torch.distributions import Distribution
 
-from ..distribution.discrete import DiscreteVariable
+from ..distribution.variable import DiscreteVariable
 from ..functional.bound import total
 from ..functional.draw import Drawn
-from ..mode import Discrete, Enumerate, Mode
+from ..graph.mode import Discrete, Enumerate, Mode
+from ..graph.program import eval_mode
 from ..model.base import Model
 from ..noise import Source
 from ..objective import log_weights
-from ..program import eval_mode
 from .progress import Advance, counting
 
 PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20

@@ -8,11 +8,11 @@ from jaxtyping import Float, Shaped
 from torch import Generator, Tensor
 
 from ..distribution import Bernoulli
-from ..graph import run
-from ..mode import Discrete
+from ..graph.mode import Discrete
+from ..graph.program import eval_mode
+from ..graph.run import run
+from ..graph.trace import Trace
 from ..model import Model
-from ..program import eval_mode
-from ..trace import Trace
 from .likelihood import require_positive
 
 

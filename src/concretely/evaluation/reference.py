@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..distribution.discrete import DiscreteVariable
+from ..distribution.variable import DiscreteVariable
 from ..estimator import RLOO, VIMCO, Estimator, Exact, Reinforce
-from ..mode import Discrete
+from ..graph.mode import Discrete
 from ..objective import Objective, average, bound, log_weights
 from .progress import Advance
 from .tally import Tally

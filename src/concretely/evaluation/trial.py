@@ -11,9 +11,9 @@ from jaxtyping import Float64
 from torch import Generator, Tensor
 
 from ..estimator import Estimator, estimate
+from ..graph.program import Program
 from ..model.base import Model
 from ..objective import Objective
-from ..program import Program
 from .progress import Advance
 from .tally import Tally
 

@@ -15,9 +15,9 @@ from ..estimator import estimate
 from ..evaluation.likelihood import PAIRS_ON_CPU, Likelihood, evaluate, standard_error
 from ..evaluation.progress import counting
 from ..file import file_lock
+from ..graph.program import eval_mode
 from ..model import Model
 from ..model.layer import RARE
-from ..program import eval_mode
 from ..training.engine import inputs_of
 from ..training.method import estimator_at_step
 from ..training.recipe import Recipe

@@ -1,15 +1,18 @@
-"""Affine maps, optionally followed by tanh.
+"""Affine maps, optionally followed by tanh, and the log-likelihood of bits whose logits are an affine map.
 
 `torch.set_float32_matmul_precision` sets the precision of products. At "highest" no kernel runs.
 """
 
+from typing import Any
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import linear
 
 from ..kernel.deferred import is_deferring
-from ..kernel.operator import Arranged, operator
+from ..kernel.operator import Arranged, is_plain, operator
+from .bernoulli import log_likelihood
 
 FEW = 256
 """Up to this number of rows per member, bfloat16 products and a fused likelihood are not faster."""
@@ -55,3 +58,65 @@ def affine(
     total = linear(x, weight, bias) if weight.dim() == 2 else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
     result = total.tanh() if tanh else total
     return result.bfloat16() if tanh and product == "bfloat16" else result
+
+
+def _scores_fit(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any) -> bool:
+    members = weight.dim() - 2
+    rows, points = state.shape[members:-1], bits.shape[members:-1]
+    fits = rows[len(rows) - len(points) :] == points and bits.shape[-1] == weight.shape[-2]
+    return fits and rows.numel() > FEW and is_eligible(state, weight)
+
+
+def _arrange_scores(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any) -> Arranged:
+    members = weight.dim() - 2
+    lead, points = state.shape[members : state.dim() - bits.dim() + members], bits.shape[members:-1]
+    shape = state.shape[:members]
+    given = (
+        state.reshape(shape.numel(), lead.numel(), points.numel(), -1),
+        weight if members else weight.unsqueeze(0),
+        bias if members else bias.unsqueeze(0),
+        bits.reshape(shape.numel(), points.numel(), -1),
+    )
+    # tensors inside vmap do not report requires_grad
+    slopes = torch.is_grad_enabled() and (not is_plain(given) or any(each.requires_grad for each in given[:3]))
+    options = slopes, product_of(lead.numel() * points.numel()), is_deferring()
+    return (*given, *options), lambda result: (result[0].view(*shape, *lead, *points), result[1])
+
+
+@operator(
+    "affine_log_likelihood",
+    kernel="affine_likelihood",
+    eligible=_scores_fit,
+    arrange=_arrange_scores,
+    nondifferentiable=[1],
+)
+def affine_log_likelihood(
+    state: Float[Tensor, "*rows inputs"],
+    weight: Float[Tensor, "*members units inputs"],
+    bias: Float[Tensor, "*members units"],
+    bits: Shaped[Tensor, "*points units"],
+    slopes: bool = False,
+    product: str = "ieee",
+    deferred: bool = False,
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Return the log probability of bits whose logits are an affine map of states, summed over units.
+
+    States may have extra axes in front of the axes of the bits, or after the member axis. The kernel never stores the
+    logits. With `slopes` it also returns the derivative by each logit, the bit minus its probability; else an empty
+    tensor.
+    """
+    members = weight.dim() - 2
+    logits = affine(state.flatten(1, -2) if members else state, weight, bias, False)
+    logits = logits.view(*state.shape[:-1], -1) if members else logits
+    result = log_likelihood(logits, bits, 1, members)
+    if not slopes:
+        return result, state.new_empty((*state.shape[:members], 0), dtype=_slope_dtype(product))
+    with torch.no_grad():
+        sign = 2 * bits.to(logits.dtype) - 1
+        sign = sign.unsqueeze(1) if members else sign
+        slope = sign * torch.sigmoid(-sign * logits)
+    return result, slope.view(*state.shape[:members], -1, weight.shape[-2]).to(_slope_dtype(product))
+
+
+def _slope_dtype(product: str) -> torch.dtype:
+    return torch.bfloat16 if product == "bfloat16" else torch.float32

@@ -1,16 +1,16 @@
 """The Bernoulli variable: states drawn by the sign of noisy log-odds, and their log probabilities."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..kernel.operator import operator, row_sums
+from ..kernel.operator import Arranged, operator, row_sums
 from ..noise import fractions, logistic_of
 from ..noise import logistic as noise
-from .cast import cast, compute_dtype
+from .arithmetic import cast, compute_dtype
 
-__all__ = ["draw", "interpolated_log_mass", "log_mass", "noise", "push", "score"]
+__all__ = ["draw", "interpolated_log_mass", "log_likelihood", "log_mass", "noise", "push", "score"]
 
 category_axes = 0
 
@@ -58,3 +58,38 @@ def score(
 ) -> Float[Tensor, "members m rows"]:
     """Return the log probabilities of states, summed over rows of `length` units; samples share logits."""
     return row_sums(log_mass(value, logits.float().unsqueeze(1), squash), length)
+
+
+def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arranged:
+    lead, points = logits.shape[members : logits.dim() - bits.dim() + members], bits.shape[members : bits.dim() - axes]
+    shape = logits.shape[:members]
+    given = (
+        logits.reshape(shape.numel(), lead.numel(), points.numel(), -1),
+        bits.reshape(shape.numel(), points.numel(), -1),
+        1,
+        1,
+    )
+    return given, lambda result: result.view(*shape, *lead, *points)
+
+
+@operator(
+    "log_likelihood",
+    kernel="likelihood",
+    eligible=lambda logits, bits, axes, members: (
+        bool(axes and logits.numel())
+        and logits.shape[:members] == bits.shape[:members]
+        and logits.shape[logits.dim() - bits.dim() + members :] == bits.shape[members:]
+    ),
+    arrange=_arrange_bits,
+)
+def log_likelihood(
+    logits: Float[Tensor, "..."], bits: Shaped[Tensor, "..."], axes: int = 1, members: int = 0
+) -> Float[Tensor, "..."]:
+    """Return the log probability of bits, summed over the last axes, in at least float32.
+
+    Logits may have extra axes after the first `members` axes. Bits may have any dtype and get no gradient.
+    """
+    bits = bits.to(compute_dtype(logits.dtype))
+    if members and logits.dim() > bits.dim():
+        bits = bits.view(*bits.shape[:members], *[1] * (logits.dim() - bits.dim()), *bits.shape[members:])
+    return log_mass(bits, logits).sum(tuple(range(-axes, 0)))

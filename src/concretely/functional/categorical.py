@@ -7,7 +7,7 @@ from torch import Size, Tensor
 from ..kernel.operator import operator, row_sums
 from ..kernel.tile import fits
 from ..noise import gumbel as noise
-from .cast import to_float64
+from .arithmetic import to_float64
 from .hypercube import category_of, corners
 from .log_simplex import noise_of_key, one_hot_argmax, perturb
 

@@ -13,8 +13,7 @@ from torch.nn.functional import logsigmoid
 from ..noise import Source, uniform
 from ..spelling import did_you_mean
 from . import logistic, normal
-from .cast import to_float64
-from .temperature import Temperature, log
+from .arithmetic import Temperature, log_temperature, to_float64
 
 
 def odd(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:
@@ -242,7 +241,7 @@ class Circuit:
 
     def log_density_of_noise(self, noise: Tensor, temperature: Temperature) -> Tensor:
         """Return the log density of the node made from noise."""
-        return self.family.log_density(noise) + log(temperature)
+        return self.family.log_density(noise) + log_temperature(temperature)
 
     def log_density(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
         """Return the log density of a node."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .cast import compute_dtype
+from .arithmetic import compute_dtype
 
 
 def smallest(dtype: torch.dtype) -> float:

@@ -13,11 +13,9 @@ from torch import Tensor
 from ..kernel.operator import operator, row_sums
 from ..kernel.tile import fits
 from ..noise import gumbel as noise
-from .cast import to_float64
-from .invert import invert_noise
+from .arithmetic import Temperature, invert_noise, log_temperature, over_categories, to_float64
+from .draw import squashed
 from .log_simplex import noise_behind, noise_of_key, push
-from .squash import squashed
-from .temperature import Temperature, log, over_categories
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
 
@@ -30,7 +28,7 @@ def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperat
     n = noise.shape[-1]
     total = to_float64(noise.sum(-1))
     log_sum = to_float64(noise.neg_().exp().sum(-1)).log()
-    return (math.lgamma(n) + (n - 1) * log(temperature)) - total - n * log_sum
+    return (math.lgamma(n) + (n - 1) * log_temperature(temperature)) - total - n * log_sum
 
 
 def log_density(
@@ -56,7 +54,7 @@ def log_density_at_edge(
     """
     noise, left = noise_behind(value, logits, temperature), (~lost).sum(-1).to(torch.float64)
     total = torch.where(lost, 0, noise).sum(-1)
-    constant = torch.lgamma(left) + (left - 1) * log(temperature)
+    constant = torch.lgamma(left) + (left - 1) * log_temperature(temperature)
     return constant - total - left * (-noise).logsumexp(-1)
 
 

@@ -16,12 +16,11 @@ from torch import Tensor
 from ..kernel.operator import operator, row_sums
 from ..noise import normal as noise
 from . import normal
+from .arithmetic import Temperature, invert_noise, log_temperature, over_categories
+from .draw import squashed
 from .exp_concrete import fits_draw, fits_nodes
-from .invert import invert_noise
 from .log_simplex import noise_behind, noise_of_key, push
 from .normal import LOG_TWO_PI
-from .squash import squashed
-from .temperature import Temperature, log, over_categories
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
 
@@ -34,7 +33,7 @@ NEWTON_STEPS = 30
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
     """Return the log density of the node made from noise."""
     n = noise.shape[-1]
-    constant = (n - 1) * (log(temperature) - LOG_TWO_PI / 2) - math.log(n) / 2
+    constant = (n - 1) * (log_temperature(temperature) - LOG_TWO_PI / 2) - math.log(n) / 2
     return constant - (noise - noise.mean(-1, keepdim=True)).square().sum(-1) / 2
 
 
@@ -72,7 +71,7 @@ def log_density_at_edge(
     roots, weights = (torch.tensor(numbers, dtype=noise.dtype, device=noise.device) for numbers in (ROOTS, WEIGHTS))
     terms = log_integrand(peak + math.sqrt(2) * width * roots) + roots.square() + weights.log()
     log_integral = terms.logsumexp(-1) + (math.sqrt(2) * width).log().squeeze(-1)
-    constant = (left.squeeze(-1) - 1) * log(temperature) - left.squeeze(-1) * LOG_TWO_PI / 2
+    constant = (left.squeeze(-1) - 1) * log_temperature(temperature) - left.squeeze(-1) * LOG_TWO_PI / 2
     return constant - spread + log_integral
 
 

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..noise import gumbel as noise
-from .cast import to_float64
+from .arithmetic import to_float64
 
 __all__ = ["EULER", "log_density", "log_density_of_noise", "noise", "push"]
 

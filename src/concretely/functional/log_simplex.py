@@ -5,8 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..noise import fractions, gumbel_of, normal_of, uniform_of
-from .cast import cast, compute_dtype, to_float64
-from .temperature import Temperature, divide, over_categories
+from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, to_float64
 
 
 def push(

@@ -14,10 +14,9 @@ from torch.nn.functional import logsigmoid, softplus
 from ..kernel.operator import operator, row_sums
 from ..noise import fractions, logistic_of
 from ..noise import logistic as noise
-from . import invert
-from .cast import cast, compute_dtype, to_float64
-from .squash import Sigmoid
-from .temperature import Temperature, divide, log
+from . import arithmetic
+from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
+from .draw import Sigmoid
 
 __all__ = [
     "draw",
@@ -47,17 +46,17 @@ def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def log_density_of_noise(noise: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
     """Return the log density of the node made from noise; overwrites the noise."""
-    return standard_log_density(noise) + log(temperature)
+    return standard_log_density(noise) + log_temperature(temperature)
 
 
 def log_density(
     value: Float[Tensor, "..."], logits: Float[Tensor, "..."], temperature: Temperature
 ) -> Float[Tensor, "..."]:
     """Return the log density of a node."""
-    if invert.is_narrow(value, logits, temperature) and not invert.is_transformed():
+    if arithmetic.is_narrow(value, logits, temperature) and not arithmetic.is_transformed():
         result: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
         return result
-    return log_density_of_noise(invert.invert_noise(value, logits, temperature), temperature)
+    return log_density_of_noise(arithmetic.invert_noise(value, logits, temperature), temperature)
 
 
 def log_tail(
@@ -76,8 +75,8 @@ class _LogDensity(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        noise = invert.narrow(value, logits, temperature).to(torch.float32)
-        invert.keep(ctx, value, logits, temperature)
+        noise = arithmetic.wide_noise(value, logits, temperature).to(torch.float32)
+        arithmetic.save_noise(ctx, value, logits, temperature)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(noise)
         return standard_log_density(noise.clone()).add_(math.log(temperature)), noise
@@ -87,7 +86,7 @@ class _LogDensity(torch.autograd.Function):
         (noise,) = ctx.saved_tensors
         parts = [grad[1], None if grad[0] is None else -grad[0] * torch.tanh(noise / 2)]
         result = [part for part in parts if part is not None]
-        return (*invert.pull(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
+        return (*arithmetic.noise_gradients(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
 
 
 @operator("logistic_draw", kernel="logistic", nondifferentiable=[2])
@@ -125,5 +124,5 @@ def score(
     """Return the log densities of nodes, summed over rows of `length` units; samples share logits."""
     temperature = temperature.view(-1, 1, 1)
     # only the subtraction needs float64; the kernel also continues in float32
-    noise = invert.invert_noise(node, logits.unsqueeze(1), temperature).float()
+    noise = arithmetic.invert_noise(node, logits.unsqueeze(1), temperature).float()
     return row_sums(log_density_of_noise(noise, temperature).float(), length)

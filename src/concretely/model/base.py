@@ -5,12 +5,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ..distribution.discrete import DiscreteVariable
-from ..graph import run
-from ..mode import Discrete, Mode, Replay
+from ..distribution.variable import DiscreteVariable
+from ..graph.mode import Discrete, Mode, Replay
+from ..graph.program import Program
+from ..graph.run import run
+from ..graph.trace import Trace
 from ..noise import Source
-from ..program import Program
-from ..trace import Trace
 
 
 class Model(nn.Module):

@@ -2,8 +2,8 @@
 
 from torch import Generator, Tensor, nn
 
+from ..graph.program import Draw
 from ..notation import Architecture, parse
-from ..program import Draw
 from .base import Model
 from .layer import Centre, Hidden, Top, Visible, as_bits, as_units, dtype_of, signs
 

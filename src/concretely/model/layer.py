@@ -11,8 +11,7 @@ from ..distribution.binary import Bernoulli
 from ..distribution.check import first
 from ..distribution.hypercube import Hypercube
 from ..functional.affine import affine
-from ..functional.cast import cast, compute_dtype
-from ..functional.peek import bool_or_none, is_hidden
+from ..functional.arithmetic import bool_or_none, cast, compute_dtype, is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3

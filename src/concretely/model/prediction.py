@@ -2,8 +2,8 @@
 
 from torch import Generator, Tensor, nn
 
+from ..graph.program import Draw
 from ..notation import Architecture, parse
-from ..program import Draw
 from .base import Model
 from .layer import Hidden, Visible, as_bits, dtype_of, signs
 

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Size, Tensor
 
 from ..distribution import Bernoulli, BinaryConcrete, Concrete, Hypercube, HypercubeConcrete, OneHotCategorical
+from ..graph.trace import Outcome, Trace
 from ..spelling import format_number
-from ..trace import Outcome, Trace
 
 DETAIL = 12
 """The most logits of a graph that is drawn in full."""

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D
 
+from ..graph.trace import Trace
 from ..spelling import format_number
-from ..trace import Trace
 from .anatomy import anatomy, is_small
 from .layout import GAP, Flow, Layout, layout
 from .pen import Point, arrow

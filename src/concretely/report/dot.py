@@ -2,7 +2,7 @@
 
 from html import escape
 
-from ..trace import Trace
+from ..graph.trace import Trace
 from .anatomy import GROUND, Node, anatomy, extent, is_small
 from .style import DARK, INK, PALE
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Circle, Polygon
 from torch import Tensor
 
 from ..distribution import BinaryConcrete, Concrete, Logistic
-from ..functional.temperature import Temperature
+from ..functional.arithmetic import Temperature
 from ..spelling import format_number
 from .style import DARK, INK, PALE, SHADES, STRONG
 

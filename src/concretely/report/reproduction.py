@@ -12,8 +12,8 @@ from ..experiment.claim import TemperaturePoint
 from ..experiment.paper import RUNS, CellResult, Experiment, cell_title
 from ..experiment.record import is_corrected
 from ..experiment.review import NEAR, Review, Standing
+from ..graph.trace import Trace
 from ..spelling import format_difference, format_number
-from ..trace import Trace
 from ..training.recipe import resolve
 from .command import train_command
 from .curve import temperature_curve

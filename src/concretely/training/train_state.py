@@ -9,9 +9,9 @@ from torch import Tensor
 from ..data.dataset import Dataset
 from ..estimator import Estimator
 from ..evaluation.likelihood import evaluate
+from ..graph.program import eval_mode
 from ..model import Model, density, prediction
 from ..noise import Keys
-from ..program import eval_mode
 from .engine import MemberLoss, State, inputs_of, path_of
 from .method import at_step, estimator_of
 from .nonfinite import first_nonfinite_layer

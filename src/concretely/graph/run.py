@@ -9,12 +9,12 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from .distribution.discrete import DiscreteVariable
+from ..distribution.variable import DiscreteVariable
+from ..noise import Source
+from ..spelling import did_you_mean
 from .mode import Mode, Shape, Structure
-from .noise import Source
 from .parents import parents
 from .program import Program, eval_mode
-from .spelling import did_you_mean
 from .trace import Outcome, Trace
 
 __all__ = ["run"]

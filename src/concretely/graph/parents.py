@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Transform
 
-from .distribution import Hypercube, OneHotCategorical
-from .distribution.discrete import DiscreteVariable
+from ..distribution import Hypercube, OneHotCategorical
+from ..distribution.variable import DiscreteVariable
 from .program import Program, eval_mode
 from .trace import Outcome
 

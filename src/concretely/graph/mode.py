@@ -17,14 +17,12 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
-from .distribution.discrete import DiscreteVariable
-from .distribution.node import Node
-from .distribution.relaxation import Relaxation
-from .functional.draw import Drawn, sum_axes
-from .functional.peek import bool_or_none, is_hidden
-from .functional.temperature import Temperature
-from .noise import Source
-from .spelling import did_you_mean
+from ..distribution.node import Node, Relaxation
+from ..distribution.variable import DiscreteVariable
+from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
+from ..functional.draw import Drawn, sum_axes
+from ..noise import Source
+from ..spelling import did_you_mean
 from .trace import Trace
 
 __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "StraightThrough"]

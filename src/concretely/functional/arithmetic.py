@@ -1,0 +1,213 @@
+"""Arithmetic that neither overflows nor cancels: conversions of dtypes, temperatures, and the noise behind a value.
+
+`is_hidden` and `bool_or_none` read data where no compiler, CUDA graph capture or `vmap` forbids it.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_hidden(value: Tensor) -> bool:
+    """Return whether data cannot be read: inside compilation, graph capture or `vmap`."""
+    if torch.compiler.is_compiling() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return True
+    try:
+        value.data_ptr()
+    except RuntimeError:  # inside vmap
+        return True
+    return False
+
+
+def bool_or_none(condition: Tensor) -> bool | None:
+    """Return the value of a condition, or None inside compilation, graph capture or `vmap`."""
+    if torch.compiler.is_compiling() or (condition.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return None
+    try:
+        return bool(condition)
+    except RuntimeError:  # vmap, and tensors without storage
+        return None
+
+
+WIDE = torch.float64
+
+
+class _Saturate(torch.autograd.Function):
+    """A conversion that clamps to the finite range of the narrower dtype, forwards and backwards."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype.itemsize < value.dtype.itemsize:
+            edge = torch.finfo(dtype).max
+            value = torch.where(value.isinf(), value, value.clamp(-edge, edge))  # infinities stay
+        return value.to(dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, torch.dtype], output: Tensor) -> None:
+        ctx.dtype, ctx.target = inputs[0].dtype, inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None]:
+        return cast(grad[0], ctx.dtype), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        return cast(tangent, ctx.target)
+
+
+def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert without overflow; conversions from and to float16 are clamped."""
+    if value.dtype == dtype:
+        return value
+    if torch.float16 in (value.dtype, dtype):
+        saturated: Tensor = _Saturate.apply(value, dtype)  # type: ignore[no-untyped-call]
+        return saturated
+    return value.to(dtype)
+
+
+def to_float64(value: Tensor) -> Tensor:
+    """Convert to float64."""
+    return cast(value, WIDE)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of noise and intermediate results: at least float32."""
+    return dtype if dtype.itemsize > 2 else torch.float32
+
+
+def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to a narrow dtype without changing the argmax over the last axis.
+
+    Plain rounding to bfloat16 ties the largest entries of a tenth of the draws with a thousand categories.
+    """
+    narrow = cast(value, dtype)
+    if dtype.itemsize > 2:
+        return narrow
+    largest = narrow.detach().amax(-1, keepdim=True)
+    wide = to_float64(largest)
+    below = cast(wide - 0.75 * torch.finfo(dtype).eps * wide.abs(), dtype)  # the next smaller number
+    first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
+    ordered = torch.where(first, narrow, torch.minimum(narrow, below))
+    return narrow + (ordered - narrow).detach()
+
+
+Temperature = float | Tensor
+"""A number stays a Python float, so that it is not rounded."""
+
+
+def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Tensor]) -> Tensor:
+    """Divide by the temperature, or return the limit where it is zero; may overwrite the total.
+
+    >>> divide(torch.tensor([-1.0, 2.0]), 0.0, torch.sign)
+    tensor([-1.,  1.])
+    """
+    if isinstance(temperature, Tensor):
+        positive = temperature > 0
+        # avoid 0 in the denominator, whose gradient would be NaN
+        return torch.where(positive, total / torch.where(positive, temperature, 1), limit(total.detach()))
+    return total.div_(temperature) if temperature > 0 else limit(total.detach())
+
+
+def log_temperature(temperature: Temperature) -> Temperature:
+    """Return the logarithm of a temperature."""
+    if isinstance(temperature, Tensor):
+        return temperature.log()
+    return math.log(temperature) if temperature > 0 else -math.inf
+
+
+def over_categories(temperature: Temperature) -> Temperature:
+    """Add a category axis to a temperature tensor."""
+    return temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
+
+
+def as_precise(temperature: Temperature) -> Temperature:
+    """Convert a temperature tensor to float64."""
+    return to_float64(temperature) if isinstance(temperature, Tensor) else temperature
+
+
+MILD = 2.0
+"""Up to this temperature the terms of a log density have one sign, so that float32 suffices for their sum."""
+
+
+def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_to_shift: bool = False) -> Tensor:
+    """Return temperature times value minus logits, computed in float64 since the terms may cancel.
+
+    `up_to_shift` subtracts the smallest entry of the last axis, which keeps the result precise for any normaliser.
+
+    >>> invert_noise(torch.tensor(1e4), torch.tensor(9999.0), 1.0)
+    tensor(1.)
+    """
+    if is_narrow(value, logits, temperature) and not torch.compiler.is_compiling():
+        result: Tensor = _InvertNoise.apply(value, logits, temperature, up_to_shift)  # type: ignore[no-untyped-call]
+        return result
+    noise = temperature * to_float64(value) - to_float64(logits)
+    noise = noise - noise.detach().amin(-1, keepdim=True) if up_to_shift else noise
+    return noise.to(torch.float32) if is_narrow(value, logits, temperature) else noise
+
+
+def is_transformed() -> bool:
+    """Return whether a compiler or a transform of `torch.func` is active."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
+    """Return whether float32 noise suffices for the log density."""
+    is_mild = isinstance(temperature, float) and temperature <= MILD
+    return is_mild and value.dtype.itemsize < 8 and logits.dtype.itemsize < 8
+
+
+def wide_noise(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
+    """Return the noise in float64, for narrower inputs."""
+    return to_float64(value).mul_(temperature) - to_float64(logits)
+
+
+def save_noise(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:
+    """Save the metadata that the derivatives of the noise need."""
+    ctx.temperature = temperature
+    ctx.value, ctx.logits = (value.shape, value.dtype), (logits.shape, logits.dtype)
+
+
+def noise_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the value and the logits, from the gradient of the noise."""
+    by_value = by_logits = None
+    if ctx.needs_input_grad[0]:
+        by_value = cast((ctx.temperature * grad).sum_to_size(ctx.value[0]), ctx.value[1])
+    if ctx.needs_input_grad[1]:
+        by_logits = cast(-grad.sum_to_size(ctx.logits[0]), ctx.logits[1])
+    return by_value, by_logits
+
+
+def noise_tangent(ctx: Any, by_value: Tensor | None, by_logits: Tensor | None) -> Tensor:
+    """Return the tangent of the noise, from the tangents of the value and the logits."""
+    moved = 0 if by_value is None else ctx.temperature * by_value.to(torch.float32)
+    drawn = 0 if by_logits is None else by_logits.to(torch.float32)
+    shape = torch.broadcast_shapes(ctx.value[0], ctx.logits[0])
+    return torch.as_tensor(moved - drawn).expand(shape)
+
+
+class _InvertNoise(torch.autograd.Function):
+    """Float32 noise, computed in float64."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, logits: Tensor, temperature: float, up_to_shift: bool) -> Tensor:
+        noise = wide_noise(value, logits, temperature)
+        return (noise.sub_(noise.amin(-1, keepdim=True)) if up_to_shift else noise).to(torch.float32)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float, bool], output: Tensor) -> None:
+        save_noise(ctx, *inputs[:3])
+
+    @staticmethod
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *noise_gradients(ctx, grad[0]), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangent: Tensor | None) -> Tensor:
+        return noise_tangent(ctx, *tangent[:2])
