@@ -21,6 +21,7 @@ ValueError: notation must have H or V after the units, got 'X' at column 9
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from reprlib import repr as shortened
 from typing import Literal
 
@@ -98,7 +99,7 @@ class Architecture:
         """The last layer, which the model predicts."""
         return self.layers[-1]
 
-    @property
+    @cached_property
     def context(self) -> Layer | None:
         """The observed first layer, which conditions the model, or None."""
         return self.layers[0] if self.layers[0].observed else None

@@ -133,3 +133,10 @@ def _cost(trace: Trace) -> Tensor:
     if trace.output.shape != trace.shape:
         raise ValueError(f"{expected}, got shape {tuple(trace.output.shape)}")
     return trace.output
+
+
+def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
+    """Return the name of the quantity that an objective bounds from below, or None."""
+    if not isinstance(target, Model) or objective not in (bound, average):
+        return None
+    return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

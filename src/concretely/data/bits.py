@@ -10,6 +10,8 @@ from jaxtyping import Float32, Integer, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..functional.arithmetic import unpack
+
 CHUNK = 4_096
 """The number of points to unpack at once when all are needed."""
 
@@ -88,16 +90,6 @@ class Bits:
         for start in range(0, len(self), CHUNK):
             count += self[start : start + CHUNK].sum(0)
         return (count.double() / len(self)).float()
-
-
-def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
-    """Unpack bytes into bits, the highest bit first.
-
-    >>> unpack(torch.tensor([160], dtype=torch.uint8), 3)
-    tensor([1, 0, 1], dtype=torch.uint8)
-    """
-    places = 7 - torch.arange(8, dtype=torch.uint8, device=packed.device)  # no copy from the host
-    return ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :width]
 
 
 def columns(width: int) -> int:

@@ -85,12 +85,10 @@ def estimate(
         name = type(estimator).__name__
         raise ValueError(f"objective must be `average` for {name}, or be omitted")
     if objective is None:
-        objective = bound if isinstance(target, Model) and not averages else average
+        objective = default_objective(target, estimator)
     return estimator(target, *inputs, samples=samples, objective=objective, generator=generator)
 
 
-def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
-    """Return the name of the quantity that an objective bounds from below, or None."""
-    if not isinstance(target, Model) or objective not in (bound, average):
-        return None
-    return "the relaxed log-likelihood" if relaxed else "the log-likelihood"
+def default_objective(target: Model | Program, estimator: Estimator) -> Objective:
+    """Return the multi-sample bound for a model if the estimator supports it, else the average."""
+    return bound if isinstance(target, Model) and not getattr(estimator, "averages", False) else average

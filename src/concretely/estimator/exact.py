@@ -13,8 +13,8 @@ from ..graph.mode import STATES, Enumerate
 from ..graph.program import Program, eval_mode
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, log_weights
-from .base import Estimate, bound_target
+from ..objective import Objective, bound_target, log_weights
+from .base import Estimate
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from ..graph.trace import Trace
 from ..model.base import Model
 from ..model.layer import MLP
 from ..noise import Source
-from ..objective import LogWeights, Objective, log_weights, loss
-from .base import Estimate, bound_target
+from ..objective import LogWeights, Objective, bound_target, log_weights, loss
+from .base import Estimate
 
 
 class NVIL(nn.Module):

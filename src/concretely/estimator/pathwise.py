@@ -8,8 +8,8 @@ from ..graph.mode import StraightThrough as StraightThroughMode
 from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, Treatment, log_weights, loss
-from .base import Estimate, bound_target
+from ..objective import Objective, Treatment, bound_target, log_weights, loss
+from .base import Estimate
 
 NoBound = Literal["mass", "analytic"]
 

@@ -8,8 +8,8 @@ from ..graph.mode import Discrete
 from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, bound, log_weights
-from .base import Estimate, bound_target
+from ..objective import Objective, bound, bound_target, log_weights
+from .base import Estimate
 from .surrogate import surrogate
 
 

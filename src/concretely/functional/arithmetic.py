@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import UInt8
 from torch import Tensor
 
 
@@ -94,6 +95,16 @@ def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
     first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
     ordered = torch.where(first, narrow, torch.minimum(narrow, below))
     return narrow + (ordered - narrow).detach()
+
+
+def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
+    """Unpack bytes into bits, the highest bit first.
+
+    >>> unpack(torch.tensor([160], dtype=torch.uint8), 3)
+    tensor([1, 0, 1], dtype=torch.uint8)
+    """
+    places = 7 - torch.arange(8, dtype=torch.uint8, device=packed.device)  # no copy from the host
+    return ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)[..., :width]
 
 
 Temperature = float | Tensor

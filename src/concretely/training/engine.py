@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..estimator import Estimator, Reinforce, estimate
+from ..estimator import Estimator, Reinforce
+from ..estimator.base import default_objective
 from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.operator import launching
 from ..noise import Keys
@@ -58,13 +59,15 @@ class MemberLoss(nn.Module):
     def __init__(self, model: "Model", estimator: Estimator, recipe: "Recipe") -> None:
         super().__init__()
         self.model, self.estimator, self.recipe = model, estimator, recipe
+        self._objective = default_objective(model, estimator)
         self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
         self._temperatures: Temperatures | None = None  # those of the estimator
 
     def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
         """The loss at the given temperatures, with noise from the given keys."""
         inputs, estimator = inputs_of(self.recipe, bits), self._estimator_at(temperatures)
-        return estimate(self.model, *inputs, estimator=estimator, samples=self.recipe.samples, generator=keys).loss
+        samples, objective = self.recipe.samples, self._objective
+        return estimator(self.model, *inputs, samples=samples, objective=objective, generator=keys).loss
 
     def _estimator_at(self, temperatures: Temperatures) -> Estimator:
         if not self._has_temperature:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64, Int64, UInt8
 from torch import Tensor
 
-from ..data.bits import unpack
+from ..functional.arithmetic import unpack
 from .method import at_step
 from .optimizer import StepSizes, corrections, kernels
 from .rng import DRAWS, Purpose, seed_of
