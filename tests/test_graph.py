@@ -38,27 +38,27 @@ def diamond(draw: c.Draw, x: Tensor) -> Tensor:
 
 @each_mode
 def test_sample_axis_appears_at_the_first_draw_of_every_path(mode: c.mode.Mode) -> None:
-    trace = c.run(diamond, mode, torch.randn(7, 3), samples=5)
-    assert {name: value.shape for name, value in trace.values.items()} == {"a": (5, 7, 3), "b": (5, 7), "c": (5, 7)}
-    assert all(trace.log_prob(name).shape == (5, 7) for name in trace)
-    assert trace.output.shape == (5, 7)
+    trace = c.run(diamond, torch.randn(7, 3), mode=mode, samples=5)
+    assert {name: each.value.shape for name, each in trace.items()} == {"a": (5, 7, 3), "b": (5, 7), "c": (5, 7)}
+    assert all(trace[name].log_prob.shape == (5, 7) for name in trace)
+    assert trace.output.shape == (35,)
 
 
 @pytest.mark.parametrize(
     ("samples", "batch", "units"), [(3, 3, 3), (3, 3, 2), (2, 3, 3), (3, 2, 3), (1, 1, 1), (4, 1, 4)]
 )
 def test_equal_lengths_of_samples_batch_and_units_do_not_confuse_the_axes(samples: int, batch: int, units: int) -> None:
-    trace = c.run(diamond, c.mode.Discrete(), torch.randn(batch, units), samples=samples)
-    assert trace.values["a"].shape == (samples, batch, units)
-    assert trace.values["b"].shape == trace.values["c"].shape == (samples, batch)
+    trace = c.run(diamond, torch.randn(batch, units), mode=c.mode.Discrete(), samples=samples)
+    assert trace["a"].value.shape == (samples, batch, units)
+    assert trace["b"].value.shape == trace["c"].value.shape == (samples, batch)
 
 
 def test_independent_nodes_without_a_batch_get_independent_samples_of_their_own() -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("a", c.Bernoulli(torch.zeros(2))) * draw("b", c.Bernoulli(torch.zeros(2)))
 
-    trace = c.run(program, c.mode.Discrete(), samples=2)
-    assert trace.values["a"].shape == trace.values["b"].shape == trace.output.shape == (2, 2)
+    trace = c.run(program, mode=c.mode.Discrete(), samples=2)
+    assert trace["a"].value.shape == trace["b"].value.shape == trace.output.shape == (2, 2)
 
 
 def test_what_depends_on_the_input_alone_is_computed_once() -> None:
@@ -72,7 +72,7 @@ def test_what_depends_on_the_input_alone_is_computed_once() -> None:
     def program(draw: c.Draw, x: Tensor) -> Tensor:
         return draw("a", c.Bernoulli(Encoder()(x))).sum(-1)
 
-    c.run(program, c.mode.Relaxed(0.5), torch.zeros(4, 3), samples=50)
+    c.run(program, torch.zeros(4, 3), mode=c.mode.Relaxed(0.5), samples=50)
     assert seen == [(4, 3)]
 
 
@@ -80,7 +80,7 @@ def test_samples_of_a_node_are_independent() -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("a", c.Bernoulli(torch.zeros(()))) == draw("b", c.Bernoulli(torch.zeros(())))
 
-    equal = c.run(program, c.mode.Discrete(), samples=10_000).output
+    equal = c.run(program, mode=c.mode.Discrete(), samples=10_000).output
     assert_frequency(int(equal.sum()), of=10_000, probability=0.5)
 
 
@@ -92,7 +92,7 @@ def test_modes_agree_on_the_state_that_noise_becomes(mass: Any) -> None:
         return draw("z", mass(logits))
 
     def value(mode: c.mode.Mode) -> Tensor:
-        return c.run(program, mode, samples=50, generator=torch.Generator().manual_seed(0)).values["z"]
+        return c.run(program, mode=mode, samples=50, generator=torch.Generator().manual_seed(0))["z"].value
 
     hard = value(c.mode.Discrete())
     assert torch.equal(hard, value(c.mode.StraightThrough()))
@@ -109,9 +109,9 @@ def test_relaxed_nodes_are_scored_at_their_node(mass: Any) -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("z", mass(logits))
 
-    trace = c.run(program, c.mode.Relaxed(0.5), samples=3)
+    trace = c.run(program, mode=c.mode.Relaxed(0.5), samples=3)
     node = trace["z"].node
-    torch.testing.assert_close(trace.log_probs["z"], mass(logits).relax(0.5).node.log_prob(node), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(trace["z"].unit_log_prob, mass(logits).relax(0.5).node.log_prob(node), rtol=1e-5, atol=1e-5)
 
 
 @each_mass
@@ -121,11 +121,11 @@ def test_mass_scores_of_relaxed_nodes_weigh_the_states(mass: Any) -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("z", mass(logits))
 
-    trace = c.run(program, c.mode.Relaxed(0.5, scored_by="mass"), samples=3)
+    trace = c.run(program, mode=c.mode.Relaxed(0.5, scored_by="mass"), samples=3)
     node = trace["z"].node
     log_probs = mass(logits).log_prob(mass(logits).enumerate_support()).movedim(0, -1)
     weight = torch.stack([torch.sigmoid(-node), torch.sigmoid(node)], -1) if log_probs.shape[-1] == 2 else node.exp()
-    torch.testing.assert_close(trace.log_probs["z"], (weight * log_probs).sum(-1))
+    torch.testing.assert_close(trace["z"].unit_log_prob, (weight * log_probs).sum(-1))
 
 
 def test_straight_through_passes_the_gradient_of_the_mean() -> None:
@@ -134,7 +134,7 @@ def test_straight_through_passes_the_gradient_of_the_mean() -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("z", c.Bernoulli(logits))
 
-    c.run(program, c.mode.StraightThrough()).output.sum().backward()
+    c.run(program, mode=c.mode.StraightThrough()).output.sum().backward()
     torch.testing.assert_close(logits.grad, torch.sigmoid(logits) * torch.sigmoid(-logits))
 
 
@@ -145,7 +145,7 @@ def test_straight_through_with_a_temperature_passes_the_gradient_of_the_relaxed_
         return draw("z", c.Bernoulli(logits))
 
     def gradient(mode: c.mode.Mode) -> Tensor:
-        output = c.run(program, mode, generator=torch.Generator().manual_seed(1)).output
+        output = c.run(program, mode=mode, generator=torch.Generator().manual_seed(1)).output
         return torch.autograd.grad(output.sum(), logits)[0]
 
     torch.testing.assert_close(gradient(c.mode.StraightThrough(0.4)), gradient(c.mode.Relaxed(0.4)))
@@ -158,24 +158,24 @@ def test_enumeration_runs_through_every_joint_state_once() -> None:
         draw("c", c.Hypercube(b.sum(-1, keepdim=True).unsqueeze(-1).expand(*b.shape[:-1], 1, 4)))
         return a.sum(-1)
 
-    trace = c.run(program, c.mode.Enumerate(), torch.randn(5, 2, dtype=torch.float64))
+    trace = c.run(program, torch.randn(5, 2, dtype=torch.float64), mode=c.mode.Enumerate())
     assert trace.samples == 2**2 * 3 * 4
-    joint = torch.cat([value.flatten(2) for value in trace.values.values()], -1)
+    joint = torch.cat([value.flatten(2) for value in (each.value for each in trace.values())], -1)
     assert joint.shape[:2] == (48, 5)
     assert len(joint[:, 0].unique(dim=0)) == 48
-    total = sum(trace.log_prob(name) for name in trace)
+    total = sum(trace[name].log_prob for name in trace)
     torch.testing.assert_close(total.exp().sum(0), torch.ones(5, dtype=torch.float64))
 
 
 def test_replay_gives_the_values_and_the_scores_of_another_run() -> None:
     x = torch.randn(7, 3)
     for mode in (c.mode.Discrete(), c.mode.Relaxed(0.5)):
-        trace = c.run(diamond, mode, x, samples=5)
-        again = c.run(diamond, c.mode.Replay(trace, mode), x)
+        trace = c.run(diamond, x, mode=mode, samples=5)
+        again = c.run(diamond, x, mode=c.mode.Replay(trace, mode))
         assert again.samples == 5
         for name in trace:
-            assert again.values[name] is trace.values[name]
-            torch.testing.assert_close(again.log_probs[name], trace.log_probs[name], rtol=1e-5, atol=1e-5)
+            assert again[name].seen is trace[name].seen
+            torch.testing.assert_close(again[name].unit_log_prob, trace[name].unit_log_prob, rtol=1e-5, atol=1e-5)
 
 
 def test_replay_of_plain_values_scores_them() -> None:
@@ -183,8 +183,8 @@ def test_replay_of_plain_values_scores_them() -> None:
         return draw("a", c.Bernoulli(x))
 
     x = torch.randn(4, 3)
-    trace = c.run(program, c.mode.Replay({"a": torch.ones(4, 3)}), x)
-    torch.testing.assert_close(trace.log_prob("a"), torch.nn.functional.logsigmoid(x).sum(-1))
+    trace = c.run(program, x, mode=c.mode.Replay({"a": torch.ones(4, 3)}))
+    torch.testing.assert_close(trace["a"].log_prob, torch.nn.functional.logsigmoid(x).sum(-1))
 
 
 @each_mode
@@ -195,10 +195,10 @@ def test_observed_values_are_scored_by_their_log_mass_in_every_mode(mode: c.mode
         z = draw("z", c.Bernoulli(x))
         draw("x", c.Bernoulli(z), observed=x)
 
-    trace = c.run(program, mode, x, samples=2)
+    trace = c.run(program, x, mode=mode, samples=2)
     assert trace.observed == ["x"]
     assert trace.latent == ["z"]
-    torch.testing.assert_close(trace.log_probs["x"], c.Bernoulli(trace.values["z"]).log_prob(x))
+    torch.testing.assert_close(trace["x"].unit_log_prob, c.Bernoulli(trace["z"].value).log_prob(x))
 
 
 def test_observed_nodes_that_depend_on_no_draw_are_summed_over_their_units_alone() -> None:
@@ -208,17 +208,17 @@ def test_observed_nodes_that_depend_on_no_draw_are_summed_over_their_units_alone
         draw("z", c.Bernoulli(torch.zeros(len(x), 2)))
         draw("x", c.Bernoulli(logits), observed=x)
 
-    trace = c.run(program, c.mode.Discrete(), x, samples=4)
+    trace = c.run(program, x, mode=c.mode.Discrete(), samples=4)
     expected = torch.nn.functional.logsigmoid(-logits).sum()
-    torch.testing.assert_close(trace.log_prob("x"), expected.expand(4, 4))
+    torch.testing.assert_close(trace["x"].log_prob, expected.expand(4, 4))
 
 
 def test_scores_have_the_gradient_of_their_draw_whoever_looks_first() -> None:
     logits = torch.zeros(3, requires_grad=True)
-    trace = c.run(lambda draw: draw("b", c.Bernoulli(logits)), c.mode.Discrete())
+    trace = c.run(lambda draw: draw("b", c.Bernoulli(logits)), mode=c.mode.Discrete())
     with torch.no_grad():
-        trace.log_prob("b")
-    assert trace.log_prob("b").requires_grad
+        trace["b"].log_prob
+    assert trace["b"].log_prob.requires_grad
 
 
 def test_parents_are_found_in_distributions_made_of_others_and_in_tables() -> None:
@@ -231,7 +231,7 @@ def test_parents_are_found_in_distributions_made_of_others_and_in_tables() -> No
         draw("table", Normal(table[(z[..., 0] != z[..., 1]).long()], 1.0), observed=x[..., 0])
         draw("label", torch.distributions.Categorical(logits=z), observed=labels)
 
-    parents = c.run(program, c.mode.Discrete(), torch.zeros(4, 2)).parents
+    parents = c.run(program, torch.zeros(4, 2), mode=c.mode.Discrete()).parents
     assert all(parents[name] == ("z",) for name in ("independent", "transformed", "table", "label"))
 
 
@@ -246,7 +246,7 @@ def test_runs_that_only_look_teach_a_module_nothing() -> None:
 
     module = Normed()
     for runs in (1, 2, 3):
-        c.run(module, c.mode.Discrete(), torch.randn(4, 4), samples=4)
+        c.run(module, torch.randn(4, 4), mode=c.mode.Discrete(), samples=4)
         assert module.norm.num_batches_tracked == runs
 
 
@@ -257,20 +257,20 @@ def test_continuous_nodes_are_pathwise_in_every_mode() -> None:
         return draw("normal", Normal(mean, 1.0)) + draw("b", c.Bernoulli(torch.zeros(3)))
 
     for mode in MODES.values():
-        trace = c.run(program, mode, samples=2)
+        trace = c.run(program, mode=mode, samples=2)
         (gradient,) = torch.autograd.grad(trace.output.sum(), mean)
         assert torch.equal(gradient, torch.full((3,), 2.0))
-        assert trace.log_probs["normal"].shape == (2, 3)
+        assert trace["normal"].unit_log_prob.shape == (2, 3)
 
 
 def test_scores_are_worked_out_when_asked_for_and_once() -> None:
-    trace = c.run(diamond, c.mode.Relaxed(0.5), torch.zeros(4, 3), samples=2)
+    trace = c.run(diamond, torch.zeros(4, 3), mode=c.mode.Relaxed(0.5), samples=2)
     assert trace["a"].log_prob is trace["a"].log_prob
-    assert trace.log_prob("a") is trace.log_prob("a")
+    assert trace["a"].log_prob is trace["a"].log_prob
 
 
 def test_parents_are_the_nodes_that_a_distribution_depends_on() -> None:
-    trace = c.run(diamond, c.mode.Discrete(), torch.randn(4, 3), samples=2)
+    trace = c.run(diamond, torch.randn(4, 3), mode=c.mode.Discrete(), samples=2)
     assert trace.parents == {"a": (), "b": (), "c": ("a", "b")}
     model = c.density("2H-3H~4V")
     p, q = model.trace(torch.zeros(5, 4), mode=c.mode.Discrete(), samples=2)
@@ -287,7 +287,7 @@ def test_parents_are_found_through_steps_without_a_derivative() -> None:
         draw("of b", c.Bernoulli(b.argmax(-1).float()))
         draw("of d", c.Bernoulli(d[0].prod()))
 
-    parents = c.run(program, c.mode.Discrete()).parents
+    parents = c.run(program, mode=c.mode.Discrete()).parents
     assert {name: parents[name] for name in ("of a", "of b", "of d")} == {
         "of a": ("a",),
         "of b": ("b",),
@@ -306,7 +306,7 @@ def test_asking_for_parents_teaches_the_model_nothing() -> None:
 
 def test_a_generator_makes_a_run_repeat() -> None:
     runs = [
-        c.run(diamond, c.mode.Relaxed(0.5), torch.zeros(4, 3), generator=torch.Generator().manual_seed(3)).output
+        c.run(diamond, torch.zeros(4, 3), mode=c.mode.Relaxed(0.5), generator=torch.Generator().manual_seed(3)).output
         for _ in range(2)
     ]
     assert torch.equal(*runs)
@@ -318,13 +318,13 @@ def test_a_temperature_that_would_add_axes_is_refused(shape: tuple[int, ...]) ->
     with pytest.raises(
         ValueError, match="temperature must broadcast to the batch shape \\(8, 2\\) of node 'a', got one"
     ):
-        c.run(lambda draw, x: draw("a", c.Bernoulli(x)), mode, torch.zeros(8, 2), samples=5)
+        c.run(lambda draw, x: draw("a", c.Bernoulli(x)), torch.zeros(8, 2), mode=mode, samples=5)
 
 
 def test_a_temperature_by_name_reaches_its_node() -> None:
     mode = c.mode.Relaxed({"a": 1e-4, "b": 10.0, "c": 1.0})
-    trace = c.run(diamond, mode, torch.randn(50, 3), samples=20)
-    inside = {name: ((value > 0.1) & (value < 0.9)).float().mean() for name, value in trace.values.items()}
+    trace = c.run(diamond, torch.randn(50, 3), mode=mode, samples=20)
+    inside = {name: ((value > 0.1) & (value < 0.9)).float().mean() for name, value in {name: each.value for name, each in trace.items()}.items()}
     assert inside["a"] < 0.01
     assert inside["b"] > 0.9
 
@@ -387,7 +387,8 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             c.mode.Discrete(),
             {"samples": 2},
             "the batch shape of node 'a' must begin with (4,), that of the first input, got (2,): "
-            "expand its logits, one set for each data point",
+            "expand its logits, one set for each data point, or share one sample among all data points, and use "
+            'torch.vmap with randomness="different" for several',
         ),
         (
             wrong_data,
@@ -461,7 +462,7 @@ def test_bad_graphs_are_refused_with_one_sentence(
     program: Any, mode: c.mode.Mode, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises((ValueError, TypeError)) as error:
-        c.run(program, mode, torch.zeros(4, 3), **options)
+        c.run(program, torch.zeros(4, 3), mode=mode, **options)
     assert str(error.value) == sentence
 
 
@@ -490,8 +491,8 @@ def test_bad_temperatures_are_refused_with_one_sentence(mode: Any, temperature: 
 @each_mode
 def test_runs_compile_without_a_break(mode: c.mode.Mode) -> None:
     def loss(x: Tensor) -> Tensor:
-        trace = c.run(diamond, mode, x, samples=3)
-        return trace.output.sum() + trace.log_prob("c").sum()
+        trace = c.run(diamond, x, mode=mode, samples=3)
+        return trace.output.sum() + trace["c"].log_prob.sum()
 
     assert torch.compile(loss, fullgraph=True, backend="aot_eager")(torch.randn(4, 2)).isfinite()
 
@@ -500,12 +501,12 @@ def test_runs_compile_without_a_break(mode: c.mode.Mode) -> None:
 @each_mode
 def test_runs_are_mapped_over_a_batch_of_inputs(mode: c.mode.Mode) -> None:
     def outputs(x: Tensor) -> tuple[Tensor, Tensor]:
-        trace = c.run(diamond, mode, x, samples=3)
-        return trace.output, trace.log_prob("a")
+        trace = c.run(diamond, x, mode=mode, samples=3)
+        return trace.output, trace["a"].log_prob
 
     x = torch.randn(6, 4, 2)
     output, log_prob = torch.func.vmap(outputs, randomness="different")(x)
-    assert output.shape == log_prob.shape == (6, 3, 4)
+    assert (output.shape, log_prob.shape) == ((6, 12), (6, 3, 4))
     assert len(output.flatten(1).unique(dim=0)) > 1
 
 
@@ -514,10 +515,10 @@ def test_with_normal_noise_a_node_is_the_control_with_its_logits(size: int) -> N
     logits = torch.randn(3, size, dtype=torch.float64)
     control = c.HypercubeLogisticNormal(logits, 0.5)
     mode = c.mode.Relaxed(0.5, noise="normal")
-    trace = c.run(lambda draw: draw("a", c.Hypercube(logits)), mode, samples=4)
+    trace = c.run(lambda draw: draw("a", c.Hypercube(logits)), mode=mode, samples=4)
     value = trace["a"].value
     node = trace["a"].node
-    torch.testing.assert_close(trace["a"].log_prob, control.node.log_prob(node))
+    torch.testing.assert_close(trace["a"].unit_log_prob, control.node.log_prob(node))
     assert (value.abs() <= 1).all()
     assert control.discretize().logits.shape == c.Hypercube(logits).logits.shape
     other = c.HypercubeLogisticNormal(logits + 1 + torch.arange(size), 0.7)
@@ -527,7 +528,7 @@ def test_with_normal_noise_a_node_is_the_control_with_its_logits(size: int) -> N
 
 def test_discrete_nodes_have_a_control_and_bits_have_none() -> None:
     mode = c.mode.Relaxed(0.5, noise="normal")
-    value = c.run(lambda draw: draw("a", c.OneHotCategorical(torch.zeros(5, 3))), mode)["a"].value
+    value = c.run(lambda draw: draw("a", c.OneHotCategorical(torch.zeros(5, 3))), mode=mode)["a"].value
     torch.testing.assert_close(value.sum(-1), torch.ones(5))
     with pytest.raises(NotImplementedError, match="Bernoulli has no relaxation by normal noise"):
-        c.run(lambda draw: draw("a", c.Bernoulli(torch.zeros(5))), mode)
+        c.run(lambda draw: draw("a", c.Bernoulli(torch.zeros(5))), mode=mode)

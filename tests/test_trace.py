@@ -45,7 +45,7 @@ def program(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
 
 def rest(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
     """The same without a unit on zero and one, which has no control."""
-    second = draw("second", c.Hypercube((bits + x).unsqueeze(-1)))
+    second = draw("second", c.Hypercube((bits + (c.tile(x, bits) if bits.dim() > 1 else x)).unsqueeze(-1)))
     third = draw("third", c.Hypercube(second * states))
     draw("fourth", c.OneHotCategorical((third.sum(-1, keepdim=True) + states)[..., :3]))
 
@@ -59,8 +59,8 @@ def traces(name: str, given: tuple[Tensor, ...], keys: Tensor) -> tuple[Trace, T
     """A run, and its values scored in a run of another program."""
     x, bits, states = given
     units = rest if name == "normal" else program
-    q = run(units, MODES[name], x, bits, states, samples=2, generator=Keys(keys))
-    return q, run(units, mode.Replay(q, PRIORS[name]), x, 2 * bits, states.flip(0))
+    q = run(units, x, bits, states, mode=MODES[name], samples=2, generator=Keys(keys))
+    return q, run(units, x, 2 * bits, states.flip(0), mode=mode.Replay(q, PRIORS[name]))
 
 
 @PATHS
@@ -71,12 +71,12 @@ def test_the_log_probability_of_a_node_is_that_of_its_units(name: str, path: str
         pair, other = traces(name, given, keys), traces(name, given, keys)
         for trace, same in zip(pair, other, strict=True):
             for node in trace:
-                assert torch.equal(trace.values[node], same.values[node])
-                total, units = trace.log_prob(node), same.log_probs[node]
-                assert units.shape == trace.values[node].shape[: units.dim()]
+                assert torch.equal(trace[node].value, same[node].value)
+                total, units = trace[node].log_prob, same[node].unit_log_prob
+                assert units.shape == trace[node].value.shape[: units.dim()]
                 assert_close(total, units.flatten(2).sum(-1), rtol=1e-5, atol=1e-4)
-                assert_close(same.log_prob(node), total, rtol=1e-5, atol=1e-4)
-        log_w = [sum(p.log_prob(node) - q.log_prob(node) for node in p) for q, p in (pair, other)]
+                assert_close(same[node].log_prob, total, rtol=1e-5, atol=1e-4)
+        log_w = [sum(p[node].log_prob - q[node].log_prob for node in p) for q, p in (pair, other)]
         found = [torch.autograd.grad(each.square().mean(), given[1:]) for each in log_w]
     assert_close(*found, rtol=1e-4, atol=1e-3)
 
@@ -95,9 +95,9 @@ def test_units_are_scored_only_where_they_are_asked_for(name: str, path: str) ->
         q, p = traces(name, inputs(), key(4))
         for trace in (q, p):
             for node in trace:
-                trace.log_prob(node)
+                trace[node].log_prob  # noqa: B018
         assert lengths() == {6}
-        assert q.log_probs["first"].shape == (2, 2, *UNITS)
+        assert q["first"].unit_log_prob.shape == (2, 2, *UNITS)
         assert lengths() == {6, 1}
 
 
@@ -109,7 +109,7 @@ def test_a_batch_of_programs_is_a_loop_over_them(name: str, path: str) -> None:
 
     def loss(bits: Tensor, keys: Tensor) -> Tensor:
         q, p = traces(name, (x, bits, states), keys)
-        return sum(p.log_prob(node) - q.log_prob(node) for node in p).square().mean()
+        return sum(p[node].log_prob - q[node].log_prob for node in p).square().mean()
 
     with taken(path):
         together = vmap(loss)(several, keys)

@@ -60,6 +60,7 @@ __all__ = [
     "parse",
     "prediction",
     "run",
+    "tile",
 ]
 
 _ROOMS = (

@@ -35,6 +35,8 @@ class LogWeights:
 
     log_p: Mapping[str, Tensor]
     """All terms of the log-weight except log q, by node."""
+    p: Trace
+    """The trace that scored the latents and the data, or that of a program."""
     q: Trace
     """The trace that drew the latents."""
     divides: bool
@@ -43,7 +45,7 @@ class LogWeights:
     @property
     def log_q(self) -> dict[str, Tensor]:
         """Return the log probabilities of the latents, by node."""
-        return {name: self.q.log_prob(name) for name in self.q.latent}
+        return {name: self.q[name].log_prob for name in self.q.latent}
 
     @property
     def scored(self) -> list[str]:
@@ -96,6 +98,7 @@ def log_weights(
     analytic: bool = False,
     samples: int | None = None,
     generator: Source | None = None,
+    batch_dims: int = 1,
 ) -> LogWeights:
     """Run a target and return the terms of its log-weights.
 
@@ -103,36 +106,39 @@ def log_weights(
     q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms.
     """
     if not isinstance(target, Model):
-        trace = run(target, mode, *inputs, samples=samples, generator=generator)
-        return LogWeights({"cost": -_cost(trace)}, trace, divides=False)
-    q = target.drawn(*inputs, mode=mode, samples=samples, generator=generator)
+        trace = run(target, *inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
+        return LogWeights({"cost": -_cost(trace)}, trace, trace, divides=False)
+    q = target.drawn(*inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
     if target.q is not None and not analytic:
         for name in q.latent:
-            q.log_prob(name)  # computed now, so that its noise is freed before p runs
-    p = target.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode)
+            q[name].log_prob  # noqa: B018 (computed now, so that its noise is freed before p runs)
+    p = target.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode, batch_dims=batch_dims)
     if not p.observed:
         raise ValueError("p must have an observed node, got no call of draw with observed=: is an input missing?")
     if p is q:
-        return LogWeights({name: p.log_prob(name) for name in p.observed}, q, divides=False)
+        return LogWeights({name: p[name].log_prob for name in p.observed}, p, q, divides=False)
     if analytic:
-        terms = {name: p.total(name, _divergence(p, q, name)) if name in q else p.log_prob(name) for name in p}
-        return LogWeights(terms, q, divides=False)
-    return LogWeights({name: p.log_prob(name) for name in p}, q, divides=True)
+        terms = {name: -divergence(p, q, name) if name in q else p[name].log_prob for name in p}
+        return LogWeights(terms, p, q, divides=False)
+    return LogWeights(p.log_prob, p, q, divides=True)
 
 
-def _divergence(p: Trace, q: Trace, name: str) -> Tensor:
-    return -kl_divergence(q[name].distribution, p[name].distribution)
+def divergence(p: Trace, q: Trace, name: str) -> Tensor:
+    """Return the KL of q from p at a node, summed over units, for every sample and data point."""
+    axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
+    return q[name].total(kl_divergence(*q.rows.aligned(*both, axes=axes)))
 
 
 def _cost(trace: Trace) -> Tensor:
-    expected = (
-        f"the cost of a program must be a tensor of shape {tuple(trace.shape)}, a number for each sample and data point"
-    )
-    if not isinstance(trace.output, Tensor):
-        raise TypeError(f"{expected}, got {type(trace.output).__name__}")
-    if trace.output.shape != trace.shape:
-        raise ValueError(f"{expected}, got shape {tuple(trace.output.shape)}")
-    return trace.output
+    """Return the cost of every sample and data point: the output of a program, or the first of several."""
+    cost = trace.output[0] if isinstance(trace.output, tuple) and trace.output else trace.output
+    shape, rows = tuple(trace.rows.folded), trace.rows
+    expected = f"a program must return a cost of shape {shape}, a number for each sample and data point"
+    if not isinstance(cost, Tensor):
+        raise TypeError(f"{expected}, or a tuple whose first entry is one, got {type(cost).__name__}")
+    if cost.shape not in (rows.folded, rows.batch_shape):
+        raise ValueError(f"{expected}, got shape {tuple(cost.shape)}")
+    return rows.spread(cost)
 
 
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:

@@ -190,13 +190,13 @@ def test_draw_converted_to_a_wider_dtype_keeps_the_cell_it_was_rounded_to() -> N
 def test_graphs_score_draws_by_their_nodes(size: int) -> None:
     logits, other = torch.full((6, size), 9.0), torch.zeros(6, size)
     mode = c.mode.Relaxed(0.05)
-    trace = c.run(lambda draw: draw("z", c.Hypercube(logits)), mode, samples=50)
-    replayed = c.run(lambda draw: draw("z", c.Hypercube(other)), c.mode.Replay(trace, mode))
+    trace = c.run(lambda draw: draw("z", c.Hypercube(logits)), mode=mode, samples=50)
+    replayed = c.run(lambda draw: draw("z", c.Hypercube(other)), mode=c.mode.Replay(trace, mode))
     node = trace["z"].node
     assert node is not None
     exact = c.Hypercube(other).relax(0.05).node.log_prob(node)
     torch.testing.assert_close(replayed["z"].log_prob, exact)
-    assert not hasattr(trace.values["z"], "node")
+    assert not hasattr(trace["z"].value, "node")
 
 
 def test_many_values_on_the_edge_give_a_warning_and_few_do_not() -> None:

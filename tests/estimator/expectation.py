@@ -43,15 +43,20 @@ def forced(values: dict[str, Tensor]) -> Iterator[None]:
         yield
 
 
+def _shaped(value: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The value in rows, if a draw asks for samples and data points in one axis."""
+    return value.reshape(shape) if value.numel() == torch.Size(shape).numel() else value.expand(shape)
+
+
 @contextmanager
 def forced_noise(value: Tensor) -> Iterator[None]:
     """Have all logistic noise be this, and Gumbel noise of two categories differ by it."""
 
     def of_bits(shape: tuple[int, ...], *_: object, **__: object) -> Tensor:
-        return value.clone().expand(shape).clone()
+        return _shaped(value, shape).clone()
 
     def of_categories(shape: tuple[int, ...], *_: object, **__: object) -> Tensor:
-        return torch.stack([value / 2, -value / 2], -1).expand(shape).clone()
+        return _shaped(torch.stack([value / 2, -value / 2], -1), shape).clone()
 
     with pytest.MonkeyPatch.context() as patch:
         for law in (bernoulli, logistic):

@@ -169,7 +169,7 @@ class Gamble(nn.Module):
         """The cost."""
         code = draw("code", c.OneHotCategorical(self.encoder(x)))
         gate = draw("gate", c.Bernoulli(self.gate.expand(len(x), 2)))
-        return (code @ self.price - gate).square().sum(-1) + gate.prod(-1) * x[..., 0]
+        return (code @ self.price - gate).square().sum(-1) + gate.prod(-1) * c.tile(x, gate)[..., 0]
 
 
 def gamble(program: Gamble, x: Tensor) -> Iterator[State]:

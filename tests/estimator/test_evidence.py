@@ -163,8 +163,8 @@ def test_log_weight_of_a_straight_through_draw_is_that_of_its_state_or_has_the_d
     x = target.inputs[0][:units]
     generator = torch.Generator().manual_seed(samples)
     estimate = c.estimate(module, x, estimator=c.StraightThrough(kl), samples=samples, generator=generator)
-    q = c.run(module.q, c.mode.Discrete(), x, samples=samples, generator=generator.manual_seed(samples))
-    p = c.run(module.p, c.mode.Replay(q), x)
+    q = c.run(module.q, x, mode=c.mode.Discrete(), samples=samples, generator=generator.manual_seed(samples))
+    p = c.run(module.p, x, mode=c.mode.Replay(q))
     expected = torch.zeros(samples, len(x), dtype=x.dtype)
     for point, states in enumerate(target.listed(module)[:units]):
         for row in range(samples):
@@ -178,9 +178,9 @@ def test_log_weight_of_a_straight_through_draw_is_that_of_its_state_or_has_the_d
                 continue
             expected[row, point] = state.log_p["x"].detach()
             for name in state.values:
-                divergence = torch.distributions.kl_divergence(q[name].distribution, p[name].distribution)
-                divergence = divergence.expand(q[name].log_prob.shape)
-                expected[row, point] -= divergence[row, point].sum().detach()
+                both = q.rows.aligned(q[name].distribution, p[name].distribution, axes=q[name].axes)
+                divergence = q[name].total(torch.distributions.kl_divergence(*both))
+                expected[row, point] -= divergence[row, point].detach()
     torch.testing.assert_close(estimate.log_w, expected)
 
 
@@ -208,6 +208,6 @@ def test_sample_axis_is_told_from_a_batch_of_the_same_length() -> None:
     program, x = PROGRAM.made(), target.inputs[0]
     estimate = c.estimate(program, x, estimator=c.Reinforce(), samples=3)
     assert estimate.log_w.shape == (3, 3)
-    trace = c.run(program, c.mode.Discrete(), x, samples=3)
-    assert trace.values["gate"].shape == (3, 3, 2)
-    assert trace.values["code"].shape == (3, 3, 3)
+    trace = c.run(program, x, mode=c.mode.Discrete(), samples=3)
+    assert trace["gate"].value.shape == (3, 3, 2)
+    assert trace["code"].value.shape == (3, 3, 3)

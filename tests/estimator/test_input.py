@@ -103,18 +103,19 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "cost with an axis too many": (
         estimate(unsummed, c.Reinforce(), samples=4),
         ValueError,
-        "the cost of a program must be a tensor of shape (4, 2), a number for each sample and data point, "
-        "got shape (4, 2, 3)",
+        "a program must return a cost of shape (8,), a number for each sample and data point, "
+        "got shape (8, 3)",
     ),
     "cost with an axis too few": (
         estimate(averaged, c.Reinforce()),
         ValueError,
-        "the cost of a program must be a tensor of shape (1, 2), a number for each sample and data point, got shape ()",
+        "a program must return a cost of shape (2,), a number for each sample and data point, got shape ()",
     ),
     "cost that is a number": (
         estimate(number, c.Reinforce()),
         TypeError,
-        "the cost of a program must be a tensor of shape (1, 2), a number for each sample and data point, got float",
+        "a program must return a cost of shape (2,), a number for each sample and data point, "
+        "or a tuple whose first entry is one, got float",
     ),
     "no samples": (
         estimate(MODEL, c.Reinforce(), samples=0),
@@ -239,10 +240,11 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "a graph must be discrete to be enumerated, got a continuous node 'gate'",
     ),
     "root without an axis of data": (
-        estimate(unexpanded, c.Reinforce()),
+        estimate(unexpanded, c.Reinforce(), samples=2),
         ValueError,
         "the batch shape of node 'gate' must begin with (2,), that of the first input, got (3,): "
-        "expand its logits, one set for each data point",
+        "expand its logits, one set for each data point, or share one sample among all data points, and use "
+        'torch.vmap with randomness="different" for several',
     ),
     "latent that p lacks": (
         estimate(c.Model(generative, two_latents), c.Reinforce()),

@@ -518,7 +518,7 @@ def test_likelihood_that_is_not_a_number_is_reported_with_its_data_point(functio
     def p(draw: c.Draw, x: Tensor) -> Tensor:
         z = draw("z", c.Bernoulli(torch.zeros(len(x), 1)))
         unknown = torch.where(x[:, :1] == 1, math.nan, 0.0)
-        return draw("x", c.Bernoulli(z + unknown, validate_args=False), observed=x)
+        return draw("x", c.Bernoulli(z + c.tile(unknown, z), validate_args=False), observed=x)
 
     x = torch.zeros(30, 2)
     x[17] = 1

@@ -67,9 +67,9 @@ def test_states_are_corners_whatever_the_arity(arity: int) -> None:
     bits = int(math.log2(arity))
     for trace in (p, q):
         for name in ("h1", "h2"):
-            assert trace.values[name].shape == (4, 3, 12 // bits, bits)
-            assert set(trace.values[name].unique().tolist()) == {-1.0, 1.0}
-    assert p.log_prob("x").shape == (4, 3)
+            assert trace[name].value.shape == (4, 3, 12 // bits, bits)
+            assert set(trace[name].value.unique().tolist()) == {-1.0, 1.0}
+    assert p["x"].log_prob.shape == (4, 3)
 
 
 def test_weights_start_as_glorot_and_biases_at_zero_but_for_the_base_rate() -> None:
@@ -113,7 +113,7 @@ def test_log_weights_are_those_written_by_hand() -> None:
     model.q.centres[0].offset.normal_()
     x = torch.randint(2, (5, 4)).double()
     p, q = model.trace(x, mode=c.mode.Discrete(), samples=6)
-    h1, h2 = (q.values[name].squeeze(-1) for name in ("h1", "h2"))
+    h1, h2 = (q[name].value.squeeze(-1) for name in ("h1", "h2"))
 
     def log_mass(logits: Tensor, state: Tensor) -> Tensor:
         return torch.log(torch.sigmoid(logits * state)).sum(-1)
@@ -125,9 +125,9 @@ def test_log_weights_are_those_written_by_hand() -> None:
         "x": log_mass(down.visible.network(h1), 2 * x - 1),
     }
     for name, expected in by_hand.items():
-        torch.testing.assert_close(p.log_prob(name), expected)
-    torch.testing.assert_close(q.log_prob("h1"), log_mass(up.layers[0].network(2 * x - 1), h1))
-    torch.testing.assert_close(q.log_prob("h2"), log_mass(up.layers[1].network(h1 - up.centres[0].offset), h2))
+        torch.testing.assert_close(p[name].log_prob, expected)
+    torch.testing.assert_close(q["h1"].log_prob, log_mass(up.layers[0].network(2 * x - 1), h1))
+    torch.testing.assert_close(q["h2"].log_prob, log_mass(up.layers[1].network(h1 - up.centres[0].offset), h2))
 
 
 def test_centring_subtracts_the_running_average_before_it_is_updated() -> None:
@@ -155,8 +155,8 @@ def test_centring_happens_between_the_stochastic_layers_of_the_inference_network
     x, average = torch.randint(2, (5, 4)).float(), torch.zeros(2)
     for _ in range(3):
         _, q = model.trace(x, mode=c.mode.Relaxed(0.5), samples=6)
-        state = q.values["h1"].flatten(-2)
-        torch.testing.assert_close(fed[-1], state - average)
+        state = q["h1"].value.flatten(-2)
+        torch.testing.assert_close(fed[-1], (state - average).flatten(0, 1))
         average = 0.9 * average + 0.1 * state.detach().mean((0, 1))
     assert not any(isinstance(module, Centre) for module in model.p.modules())
     assert [name for name, _ in model.named_buffers()] == ["q.centres.0.offset"]
@@ -166,7 +166,7 @@ def test_centring_happens_between_the_stochastic_layers_of_the_inference_network
 def test_centring_is_updated_once_a_run_even_if_samples_are_as_many_as_data(samples: int) -> None:
     model = c.density("3H-2H-4V")
     _, q = model.trace(torch.zeros(5, 4), mode=c.mode.Discrete(), samples=samples)
-    torch.testing.assert_close(model.q.centres[0].offset, 0.1 * q.values["h1"].flatten(-2).mean((0, 1)))
+    torch.testing.assert_close(model.q.centres[0].offset, 0.1 * q["h1"].value.flatten(-2).mean((0, 1)))
 
 
 def test_sampling_the_model_needs_no_data() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
-from concretely import Bernoulli, Draw, Hypercube, OneHotCategorical, Trace, mode, run
+from concretely import Bernoulli, Draw, Hypercube, OneHotCategorical, Trace, mode, run, tile
 
 LOGITS = torch.tensor([0.3, -0.2, 0.1, 0.0], requires_grad=True)
 MASSES = {
@@ -20,7 +20,7 @@ ODD = ['say "x"', "back\\slash", "\\", "a & b &lt; <b>", "new\nline", "{brace}",
 
 def variable(law: Callable[[], Distribution], **options: object) -> Trace:
     """A graph of one node."""
-    return run(lambda draw: draw("X", law(), **options), mode.Discrete())
+    return run(lambda draw: draw("X", law(), **options), mode=mode.Discrete())
 
 
 def diamond(draw: Draw) -> None:
@@ -33,7 +33,7 @@ def diamond(draw: Draw) -> None:
 def detour(draw: Draw, x: Tensor) -> None:
     """A large graph in which edges pass one and two layers, and a node is continuous in every mode."""
     a = draw("a", Bernoulli(x.repeat(1, 10)))
-    b = draw("b", Bernoulli(x[..., :7] + a[..., :7]))
+    b = draw("b", Bernoulli(tile(x, a)[..., :7] + a[..., :7]))
     c = draw("c", Normal(torch.cat([b, b], -1), 1.0))
     d = draw("d", Hypercube((c[..., :12] + b[..., :1]).unflatten(-1, (3, 4))))
     draw("x", Bernoulli(a[..., :6] + d.flatten(-2) + c[..., :6] + b[..., :6]), observed=x[..., :6].sign().relu())
@@ -49,12 +49,12 @@ def chain(draw: Draw) -> None:
 def diverged(units: int) -> Trace:
     """A graph of one node whose value is not a number."""
     law = Normal(torch.full((units,), torch.nan), 1.0, validate_args=False)
-    return run(lambda draw: draw("X", law), mode.Discrete())
+    return run(lambda draw: draw("X", law), mode=mode.Discrete())
 
 
 TRACES = {
     "variable": lambda: variable(MASSES["OneHotCategorical"]),
-    "diamond": lambda: run(diamond, mode.StraightThrough(0.5)),
-    "chain": lambda: run(chain, mode.Relaxed(0.5)),
-    "detour": lambda: run(detour, mode.Relaxed(0.5), torch.randn(4, 8), samples=3),
+    "diamond": lambda: run(diamond, mode=mode.StraightThrough(0.5)),
+    "chain": lambda: run(chain, mode=mode.Relaxed(0.5)),
+    "detour": lambda: run(detour, torch.randn(4, 8), mode=mode.Relaxed(0.5), samples=3),
 }

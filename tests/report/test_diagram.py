@@ -104,13 +104,13 @@ def test_a_single_alpha_is_a_binary_variable() -> None:
 
 @pytest.mark.parametrize("meaning", [mode.Discrete(), mode.Relaxed(0.5), mode.StraightThrough(0.5)])
 def test_a_small_graph_shows_states_as_squares_and_relaxed_ones_as_circles(meaning: mode.Mode) -> None:
-    trace = run(diamond, meaning)
+    trace = run(diamond, mode=meaning)
     drawn = diagram.picture(trace)
     relaxed = isinstance(meaning, mode.Relaxed)
     kind, side = (Circle, "radius") if relaxed else (FancyBboxPatch, "_width")
     length = CELL / 2 if relaxed else CELL
     shades = brightness([shape for shape in patches(drawn, kind) if getattr(shape, side) == length])
-    assert shades == pytest.approx(torch.cat([value.detach().flatten() for value in trace.values.values()]).tolist())
+    assert shades == pytest.approx(torch.cat([value.detach().flatten() for value in (each.value for each in trace.values())]).tolist())
 
 
 @pytest.mark.parametrize("law", [lambda: Normal(0.0, 1.0), MASSES["Bernoulli"]])
@@ -122,16 +122,16 @@ def test_arrows_end_before_the_ground_of_what_was_observed(law: Callable[[], Dis
 
 
 def test_a_large_graph_shows_every_node_as_a_box_with_its_state_and_shape() -> None:
-    trace = run(detour, mode.Discrete(), torch.randn(4, 8), samples=2)
+    trace = run(detour, torch.randn(4, 8), mode=mode.Discrete(), samples=2)
     drawn = diagram.picture(trace)
     (axes,) = drawn.axes
     assert set(nodes(drawn)) == set(trace)
     assert {"80", "7", "14", "3 × 2", "6"} <= {text.get_text() for text in axes.texts}
     shown = {name: image.get_array().compressed() for name, image in zip(trace, axes.images, strict=True)}
-    assert shown["a"].tolist() == trace.values["a"][0, 0].tolist()
-    assert shown["b"].tolist() == trace.values["b"][0, 0].tolist()
-    assert shown["d"].tolist() == ((1 + trace.values["d"][0, 0]) / 2).flatten().tolist()
-    assert shown["x"].tolist() == trace.values["x"][0].tolist()
+    assert shown["a"].tolist() == trace["a"].value[0, 0].tolist()
+    assert shown["b"].tolist() == trace["b"].value[0, 0].tolist()
+    assert shown["d"].tolist() == ((1 + trace["d"].value[0, 0]) / 2).flatten().tolist()
+    assert shown["x"].tolist() == trace["x"].value[0].tolist()
     ground = {to_hex(box.get_facecolor()) for box in patches(drawn, FancyBboxPatch) if box.get_facecolor()[3]}
     assert ground == {style.PALE, GROUND}
 
@@ -202,12 +202,12 @@ def test_a_prediction_starts_from_its_context() -> None:
 def test_drawing_changes_neither_the_trace_nor_the_global_randomness() -> None:
     model = density("20H-10H~30V").eval()
     _, q = model.trace(model.sample(3), mode=mode.Relaxed(0.5), samples=2)
-    before, seed = {name: value.clone() for name, value in q.values.items()}, torch.get_rng_state()
+    before, seed = {name: value.clone() for name, value in {name: each.value for name, each in q.items()}.items()}, torch.get_rng_state()
     diagram.picture(q)
     dot(q)
     diagram.side_by_side(sampling_traces([2.0, 1.0], [0.0, 1.0]))
     assert torch.equal(seed, torch.get_rng_state())
-    assert all(torch.equal(before[name], value) for name, value in q.values.items())
+    assert all(torch.equal(before[name], value) for name, value in {name: each.value for name, each in q.items()}.items())
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_drawing_changes_neither_the_trace_nor_the_global_randomness() -> None:
     [
         lambda: diagram.side_by_side(sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5])),
         lambda: diagram.side_by_side(network_traces(parse("20H~30V"), [0.0, 0.5])),
-        lambda: diagram.picture(run(detour, mode.Discrete(), torch.ones(2, 8))),
+        lambda: diagram.picture(run(detour, torch.ones(2, 8), mode=mode.Discrete())),
     ],
 )
 def test_the_same_graph_is_saved_as_the_same_bytes(draw: Callable[[], Figure], tmp_path: Path) -> None:
@@ -234,15 +234,15 @@ def test_what_cannot_be_drawn_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"^temperatures must hold at least one number, got none$"):
         diagram.side_by_side(sampling_traces([1.0], []))
     with pytest.raises(ValueError, match=r"^a run must have a node to be drawn, got none$"):
-        diagram.picture(run(lambda draw: None, mode.Discrete()))
-    empty = run(detour, mode.Discrete(), torch.zeros(0, 8))
+        diagram.picture(run(lambda draw: None, mode=mode.Discrete()))
+    empty = run(detour, torch.zeros(0, 8), mode=mode.Discrete())
     with pytest.raises(ValueError, match=r"^a node must have a value to be drawn, got shape \(0, 80\) at node 'a'$"):
         diagram.picture(empty)
 
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
 def test_any_name_is_drawn(name: str, tmp_path: Path) -> None:
-    trace = run(lambda draw: draw(name, MASSES["Bernoulli"]()), mode.Discrete())
+    trace = run(lambda draw: draw(name, MASSES["Bernoulli"]()), mode=mode.Discrete())
     _, svg = style.save_figure(diagram.picture(trace), tmp_path / "picture")
     ElementTree.parse(svg)
 

@@ -75,7 +75,7 @@ def test_the_arrows_of_the_source_come_from_the_parents(trace: Callable[[], Trac
 
 
 def test_the_parents_of_a_diamond_are_its_two_sides() -> None:
-    assert Source(run(diamond, mode.Discrete())).parents == {"a": set(), "b": set(), "c": {"a", "b"}}
+    assert Source(run(diamond, mode=mode.Discrete())).parents == {"a": set(), "b": set(), "c": {"a", "b"}}
 
 
 @pytest.mark.parametrize("name", MASSES)
@@ -92,7 +92,7 @@ def test_the_parents_of_a_diamond_are_its_two_sides() -> None:
     ],
 )
 def test_a_node_shows_what_its_mode_does(name: str, meaning: mode.Mode, hard: bool, soft: bool) -> None:
-    source = Source(run(lambda draw: draw("X", MASSES[name]()), meaning))
+    source = Source(run(lambda draw: draw("X", MASSES[name]()), mode=meaning))
     noise, step, relaxed = STEPS[name]
     looks = {source.labels[part]: source.parts[part] for part in source.parts if "_step_" in part}
     assert list(looks) == [step] * hard + [relaxed.format("λ")] * soft
@@ -122,7 +122,7 @@ def test_a_relaxed_variable_shows_its_temperature_and_any_other_its_name(
 
 
 def test_only_noise_and_laws_without_any_are_blue() -> None:
-    for trace in (run(diamond, mode.Discrete()), run(chain, mode.Relaxed(0.5))):
+    for trace in (run(diamond, mode=mode.Discrete()), run(chain, mode=mode.Relaxed(0.5))):
         source = Source(trace)
         blue = {source.labels[part] for part, look in source.parts.items() if PALE in look}
         assert blue
@@ -139,9 +139,9 @@ def test_an_observed_node_has_logits_and_a_state_on_grey_and_nothing_between() -
 @pytest.mark.parametrize("samples", [None, 5])
 def test_the_state_is_the_first_sample_of_the_first_data_point(samples: int | None) -> None:
     x = torch.randn(4, 8)
-    trace = run(detour, mode.Discrete(), x, samples=samples)
+    trace = run(detour, x, mode=mode.Discrete(), samples=samples)
     source = Source(trace)
-    for place, (name, value) in enumerate(trace.values.items()):
+    for place, (name, value) in enumerate((name, each.value) for name, each in trace.items()):
         first = value[0, 0] if samples and name != "x" else value[0]
         if name == "c":
             first = (first - first.min()) / (first.max() - first.min())
@@ -157,7 +157,7 @@ def test_an_observed_value_may_have_more_units_than_its_distribution() -> None:
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
 def test_any_name_is_quoted(name: str) -> None:
-    text = dot(run(lambda draw: draw(name, MASSES["Bernoulli"]()), mode.Discrete()))
+    text = dot(run(lambda draw: draw(name, MASSES["Bernoulli"]()), mode=mode.Discrete()))
     (line,) = (line for line in text.splitlines() if " ∼ Bernoulli" in line)
     (label,) = re.findall(r'label="((?:\\.|[^"\\])*)"; color=', line)
     read = re.sub(r"\\(.)", r"\1", label).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
@@ -173,4 +173,4 @@ def test_a_state_that_has_diverged_has_no_shade(units: int) -> None:
 
 def test_a_run_without_nodes_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"^a run must have a node to be drawn, got none$"):
-        dot(run(lambda draw: None, mode.Discrete()))
+        dot(run(lambda draw: None, mode=mode.Discrete()))

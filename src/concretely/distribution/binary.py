@@ -71,6 +71,13 @@ class Bernoulli(DiscreteVariable):
         super(Variable, new).__init__(Size((*state.shape[:-1], len(weight))), Size(), validate_args=False)
         return new
 
+    def unfold(self, samples: int) -> Self:
+        """Return the variable with its first batch axis split into samples and data points."""
+        if "logits" in vars(self):
+            return super().unfold(samples)
+        state, weight, bias = self._affine
+        return type(self).from_affine(state.unflatten(0, (samples, -1)), weight, bias)
+
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """Return the Concrete variable with the same logits."""
         return BinaryConcrete(self.logits, temperature, validate_args=self._validate_args)

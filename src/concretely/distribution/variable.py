@@ -195,6 +195,13 @@ class DiscreteVariable(Variable, Distribution):
         """
         return cast(self._interpolated_log_mass(self._shaped("value", value), node), self.logits.dtype)
 
+    def unfold(self, samples: int) -> Self:
+        """Return the variable with its first batch axis split into samples and data points."""
+        new = copy.copy(self)
+        new.logits = self.logits.unflatten(0, (samples, -1))
+        new._batch_shape = Size((samples, self.batch_shape[0] // samples, *self.batch_shape[1:]))
+        return new
+
     @abstractmethod
     def relax(self, temperature: Temperature) -> "Relaxation":
         """Return the Concrete relaxation with the same logits."""

@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from ..functional.bound import average, bound, effective_sample_size
 from ..graph.program import Program
+from ..graph.trace import Trace
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective
+from ..objective import LogWeights, Objective, divergence, loss
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A loss whose gradient is the estimate, with diagnostics."""
+    """A loss whose gradient is the estimate, and what a training loop may want to log."""
 
     loss: Tensor
     """Minus the objective, averaged over the batch."""
@@ -27,11 +29,71 @@ class Estimate:
     """The quantity that the expected objective bounds from below, or None."""
     signal: Mapping[str, Tensor] = field(default_factory=dict)
     """The learning signal by node, for every sample and data point; empty for pathwise gradients."""
+    weights: LogWeights | None = field(default=None, repr=False)
+    """The terms of the log-weights, from which `trace`, `output`, `kl` and `log_likelihood` are computed."""
+
+    @property
+    def trace(self) -> Trace:
+        """Return the trace of the program or, of a model, that of p, with the latents and the data."""
+        return self._known.p
+
+    @property
+    def posterior(self) -> Trace:
+        """Return the trace that drew the latents: that of q if the model has one."""
+        return self._known.q
+
+    @property
+    def output(self) -> Any:
+        """Return what the program, or p, returned."""
+        return self.trace.output
+
+    @property
+    def kl(self) -> dict[str, Tensor]:
+        """Return the KL of q from p at every latent node of a model, for every data point, averaged over samples.
+
+        It is that of the discrete distributions, given the drawn values of their parents. Where no formula is known,
+        it is estimated by log q - log p of the drawn values.
+        """
+        p, q = self.trace, self.posterior
+
+        def at(name: str) -> Tensor:
+            try:
+                return divergence(p, q, name)
+            except NotImplementedError:
+                return q[name].log_prob - p[name].log_prob
+
+        with torch.no_grad():
+            return {name: at(name).mean(0) for name in q.latent if p is not q}
+
+    @property
+    def log_likelihood(self) -> dict[str, Tensor]:
+        """Return the log probability of every observed node, for every data point, averaged over samples."""
+        return {name: self.trace[name].log_prob.detach().mean(0) for name in self.trace.observed}
 
     @property
     def effective_sample_size(self) -> Tensor:
         """Return the effective sample size of every data point."""
         return effective_sample_size(self.log_w)
+
+    @property
+    def _known(self) -> LogWeights:
+        if self.weights is None:
+            raise ValueError("the estimator must pass weights= to its Estimate to have a trace, got none")
+        return self.weights
+
+    @classmethod
+    def of(
+        cls,
+        weights: LogWeights,
+        objective: Objective,
+        signal: Mapping[str, Tensor] | None = None,
+        baseline: Mapping[str, Tensor] | None = None,
+        *,
+        bound_target: str | None,
+    ) -> "Estimate":
+        """Compute the loss from log-weights and, for score-function estimators, signals and baselines."""
+        signal = signal or {}
+        return cls(*loss(weights, objective, signal, baseline), bound_target, signal, weights)
 
 
 @runtime_checkable
@@ -48,6 +110,7 @@ class Estimator(Protocol):
         samples: int,
         objective: Objective,
         generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate: ...
 
 
@@ -58,12 +121,14 @@ def estimate(
     samples: int = 1,
     objective: Objective | None = None,
     generator: Source | None = None,
+    batch_dims: int = 1,
 ) -> Estimate:
     """Estimate the objective of a model, or the expected cost of a program, and its gradient.
 
     The default objective is the multi-sample bound for a model, and the average for a program. Use `objective=bound`
     for a program that returns minus a log-weight. `RLOO` and `NVIL` support only `average`; for a model it is the
-    average of single-sample bounds.
+    average of single-sample bounds. A program returns its cost, or a tuple that begins with it. See `run` for samples
+    and `batch_dims`.
 
     >>> import torch, concretely as c
     >>> logits = torch.zeros(3, requires_grad=True)
@@ -86,7 +151,7 @@ def estimate(
         raise ValueError(f"objective must be `average` for {name}, or be omitted")
     if objective is None:
         objective = default_objective(target, estimator)
-    return estimator(target, *inputs, samples=samples, objective=objective, generator=generator)
+    return estimator(target, *inputs, samples=samples, objective=objective, generator=generator, batch_dims=batch_dims)
 
 
 def default_objective(target: Model | Program, estimator: Estimator) -> Objective:

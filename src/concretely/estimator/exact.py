@@ -28,15 +28,21 @@ class Exact:
     """
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Compute an objective."""
         # states are not weighted by their probability, so they must not update running averages
         with eval_mode(target):
-            weights = log_weights(target, *inputs, mode=Enumerate())
+            weights = log_weights(target, *inputs, mode=Enumerate(), batch_dims=batch_dims)
         log_w, log_q = weights.log_w, total(weights.log_q.values())
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)
-        return Estimate(-value.mean(), value.detach(), log_w.detach(), bound_target(target, objective))
+        return Estimate(-value.mean(), value.detach(), log_w.detach(), bound_target(target, objective), weights=weights)
 
 
 def expectation(

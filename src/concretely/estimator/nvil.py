@@ -16,7 +16,7 @@ from ..graph.trace import Trace
 from ..model.base import Model
 from ..model.layer import MLP
 from ..noise import Source
-from ..objective import LogWeights, Objective, bound_target, log_weights, loss
+from ..objective import LogWeights, Objective, bound_target, log_weights
 from .base import Estimate
 
 
@@ -67,7 +67,7 @@ class NVIL(nn.Module):
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}
         self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
         like = q[self.nodes[0]].value
-        first = _flat(inputs[0].to(like), len(q.batch_shape)) if inputs else like.new_zeros(1, 1)
+        first = _flat(inputs[0].to(like), len(q.rows.batch_shape)) if inputs else like.new_zeros(1, 1)
         self.register_buffer("offset", first.flatten(0, -2).mean(0))
         self.register_buffer("mean", like.new_zeros(len(self.nodes)))
         self.register_buffer("variance", like.new_ones(len(self.nodes)))
@@ -75,10 +75,18 @@ class NVIL(nn.Module):
         self.baselines = nn.ModuleList(_network(size, width).to(like) for size in sizes if baseline)
 
     def forward(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate the average over samples; the loss also trains the baselines."""
-        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        weights = log_weights(
+            target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
+        )
         if weights.scored != self.nodes:
             raise ValueError(f"the target of this NVIL must draw the nodes {self.nodes}, got {weights.scored}")
         signal: dict[str, Tensor] = {}
@@ -91,13 +99,13 @@ class NVIL(nn.Module):
                 local, baselines[name] = local - found.detach(), found.expand_as(local)
             normalized = self._normalized(local, index)
             signal[name] = normalized / samples if samples > 1 else normalized
-        return Estimate(*loss(weights, average, signal, baselines), bound_target(target, average), signal)
+        return Estimate.of(weights, average, signal, baselines, bound_target=bound_target(target, average))
 
     def _local(self, weights: LogWeights, name: str) -> Float[Tensor, "m *batch"]:
         """Return the sum of the log-weight terms that depend on a node or a later one."""
         log_w = total(weights.log_p[term] for term in self.terms[name])
         if weights.divides:
-            log_w = log_w - total(weights.q.log_prob(node) for node in _from(name, weights.q))
+            log_w = log_w - total(weights.q[node].log_prob for node in _from(name, weights.q))
         return log_w.detach()
 
     def _seen(self, name: str, q: Trace, inputs: tuple[Any, ...]) -> Float[Tensor, "*shape size"]:
@@ -105,7 +113,7 @@ class NVIL(nn.Module):
         before = [_flat(q[parent].value, len(q.shape)) for parent in self.before[name]]
         if before:
             return torch.cat(before, -1)
-        return _flat(inputs[0].to(self.offset), len(q.batch_shape)) - self.offset if inputs else self.offset
+        return _flat(inputs[0].to(self.offset), len(q.rows.batch_shape)) - self.offset if inputs else self.offset
 
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
         """Subtract the running mean, and divide by the running deviation if it exceeds 1."""
@@ -123,7 +131,7 @@ def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | Non
     """Return a trace of p, None for a program, and the trace that draws the latents."""
     if isinstance(target, Model):
         return target.trace(*inputs, mode=Discrete())
-    return None, run(target, Discrete(), *inputs)
+    return None, run(target, *inputs, mode=Discrete())
 
 
 def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:

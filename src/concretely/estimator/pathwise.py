@@ -8,7 +8,7 @@ from ..graph.mode import StraightThrough as StraightThroughMode
 from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, Treatment, bound_target, log_weights, loss
+from ..objective import Objective, Treatment, bound_target, log_weights
 from .base import Estimate
 
 NoBound = Literal["mass", "analytic"]
@@ -44,7 +44,13 @@ class Pathwise:
         object.__setattr__(self, "_modes", self._chosen_modes())
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
         mode, prior_mode = self._modes
@@ -56,10 +62,11 @@ class Pathwise:
             analytic=self.kl == "analytic",
             samples=samples,
             generator=generator,
+            batch_dims=batch_dims,
         )
         is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
         bounds = bound_target(target, objective, relaxed=True) if is_bound else None
-        return Estimate(*loss(weights, objective), bounds)
+        return Estimate.of(weights, objective, bound_target=bounds)
 
     def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
@@ -87,11 +94,17 @@ class GumbelSoftmax:
         Pathwise(self.temperature, kl=self.kl)
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
         return Pathwise(self.temperature, kl=self.kl)(
-            target, *inputs, samples=samples, objective=objective, generator=generator
+            target, *inputs, samples=samples, objective=objective, generator=generator, batch_dims=batch_dims
         )
 
 
@@ -111,10 +124,16 @@ class StraightThrough:
         _require_known(self.kl, "mass", "analytic")
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
-        return _straight_through(self, StraightThroughMode(), target, inputs, samples, objective, generator)
+        return _straight_through(self, StraightThroughMode(), target, inputs, samples, objective, generator, batch_dims)
 
 
 @dataclass(frozen=True)
@@ -136,11 +155,17 @@ class StraightThroughGumbelSoftmax:
         StraightThroughMode(self.temperature)
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
         mode = StraightThroughMode(self.temperature)
-        return _straight_through(self, mode, target, inputs, samples, objective, generator)
+        return _straight_through(self, mode, target, inputs, samples, objective, generator, batch_dims)
 
 
 def _straight_through(
@@ -151,12 +176,15 @@ def _straight_through(
     samples: int,
     objective: Objective,
     generator: Source | None,
+    batch_dims: int,
 ) -> Estimate:
     analytic = method.kl == "analytic"
-    weights = log_weights(target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator)
+    weights = log_weights(
+        target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator, batch_dims=batch_dims
+    )
     # with an analytic KL, the mean of several weights may exceed the likelihood
     bounds = None if analytic and samples > 1 else bound_target(target, objective)
-    return Estimate(*loss(weights, objective), bounds)
+    return Estimate.of(weights, objective, bound_target=bounds)
 
 
 def _require_known(kl: str, *treatments: str) -> None:

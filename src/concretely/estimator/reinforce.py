@@ -30,10 +30,18 @@ class Reinforce:
     """
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
-        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        weights = log_weights(
+            target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
+        )
 
         def signal(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
             return log_w / samples if objective is average else objective(log_w).expand_as(log_w)
@@ -56,12 +64,20 @@ class RLOO:
     averages: ClassVar[bool] = True
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate the average over samples."""
         if samples < 2:
             raise ValueError(
                 f"samples must be at least 2 for RLOO, got {samples}: the baseline is the mean of the others"
             )
-        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        weights = log_weights(
+            target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
+        )
         return surrogate(weights, average, leave_one_out, bound_target=bound_target(target, average))

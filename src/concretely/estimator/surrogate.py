@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ..objective import LogWeights, Objective, loss
+from ..objective import LogWeights, Objective
 from .base import Estimate
 
 Signal = Callable[[Tensor], Tensor]
@@ -14,4 +14,4 @@ Signal = Callable[[Tensor], Tensor]
 def surrogate(weights: LogWeights, objective: Objective, signal: Signal, *, bound_target: str | None) -> Estimate:
     """Return an estimate whose gradient adds the signal times the gradient of log q to that of the objective."""
     signals = dict.fromkeys(weights.scored, signal(weights.log_w.detach()))
-    return Estimate(*loss(weights, objective, signals), bound_target, signals)
+    return Estimate.of(weights, objective, signals, bound_target=bound_target)

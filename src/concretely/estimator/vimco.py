@@ -32,7 +32,13 @@ class VIMCO:
             raise ValueError(f"mean must be 'geometric' or 'arithmetic', got {self.mean!r}")
 
     def __call__(
-        self, target: Model | Program, *inputs: Any, samples: int, objective: Objective, generator: Source | None
+        self,
+        target: Model | Program,
+        *inputs: Any,
+        samples: int,
+        objective: Objective,
+        generator: Source | None,
+        batch_dims: int = 1,
     ) -> Estimate:
         """Estimate the multi-sample bound."""
         if samples < 2:
@@ -43,7 +49,9 @@ class VIMCO:
             raise ValueError(
                 "objective must be `bound` for VIMCO: pass objective=bound if the cost is minus a log-weight"
             )
-        weights = log_weights(target, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        weights = log_weights(
+            target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
+        )
         return surrogate(
             weights,
             bound,

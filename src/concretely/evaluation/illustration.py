@@ -30,7 +30,7 @@ def sampling_traces(alpha: Sequence[float], temperatures: Sequence[float]) -> li
 
     def trace(temperature: float) -> Trace:
         name = "X" if temperature else "D"
-        return run(lambda draw: draw(name, variable), _mode(temperature), generator=_generator())
+        return run(lambda draw: draw(name, variable), mode=_mode(temperature), generator=_generator())
 
     return [(temperature, {"": trace(temperature)}) for temperature in temperatures]
 
@@ -65,7 +65,7 @@ def _runs(model: Model, architecture: Architecture, mode: Mode) -> dict[str, Tra
         def predict(draw: Draw, context: Tensor) -> None:
             model.p(draw, given(draw, "context", context), x)
 
-        return {"p": run(predict, mode, context, generator=generator)}
+        return {"p": run(predict, context, mode=mode, generator=generator)}
 
     x = model.sample(1, generator=generator)
 
@@ -73,5 +73,5 @@ def _runs(model: Model, architecture: Architecture, mode: Mode) -> dict[str, Tra
         assert model.q is not None
         model.q(draw, given(draw, "x", x))
 
-    q = run(infer, mode, x, generator=generator)
-    return {"p": run(model.p, Replay(q, mode), x), "q": q}
+    q = run(infer, x, mode=mode, generator=generator)
+    return {"p": run(model.p, x, mode=Replay(q, mode)), "q": q}

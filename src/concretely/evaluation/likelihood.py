@@ -14,10 +14,9 @@ from torch.distributions import Distribution
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import total
 from ..functional.draw import Drawn
-from ..graph.mode import Discrete, Enumerate, Mode
+from ..graph.mode import Discrete, Enumerate, Mode, Request
 from ..graph.program import eval_mode
 from ..model.base import Model
-from ..noise import Source
 from ..objective import log_weights
 from .progress import Advance, counting
 
@@ -265,17 +264,16 @@ def _require_scores(model: Model, data: Data, chunk: int) -> None:
 def _score(model: Model, inputs: Data) -> None:
     p, _ = model.trace(*inputs, mode=_Likeliest())
     for name in p.observed:
-        p.log_prob(name)
+        p[name].log_prob  # noqa: B018 (computed on access)
 
 
 class _Likeliest(Mode):
     """A mode in which every discrete node takes its most probable state, without randomness."""
 
-    def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
-    ) -> Drawn:
+    def draw(self, request: Request) -> Drawn:
+        distribution = request.distribution
         value = distribution.mode if isinstance(distribution, DiscreteVariable) else distribution.sample()
-        return Drawn(value, lambda: self.score(name, distribution, value))
+        return Drawn(value, lambda: self.score(request.name, distribution, value))
 
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None

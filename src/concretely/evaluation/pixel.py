@@ -27,7 +27,7 @@ def sample_pixels(
     """
     require_positive("samples", samples)
     with eval_mode(model), torch.no_grad():
-        return _probabilities(run(model.p, Discrete(), *context, samples=samples, generator=generator))
+        return _probabilities(run(model.p, *context, mode=Discrete(), samples=samples, generator=generator))
 
 
 def reconstruct_pixels(
@@ -45,7 +45,7 @@ def reconstruct_pixels(
 def _probabilities(trace: Trace) -> Tensor:
     """Return the probabilities of the bits at the last node of a run."""
     *_, name = trace
-    law, value = trace[name].distribution, trace[name].value
+    law, outcome = trace[name].distribution, trace[name]
     if not isinstance(law, Bernoulli):
         raise ValueError(f"p must end with bits to be shown as an image, got {type(law).__name__} at node {name!r}")
-    return law.probs.expand(value.shape)
+    return outcome.in_trace(law.probs.expand(outcome.seen.shape))

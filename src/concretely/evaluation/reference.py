@@ -101,6 +101,6 @@ def _bits(problem: Problem, samples: int) -> float:
         mass = trace[name].distribution
         if not isinstance(mass, DiscreteVariable):
             return math.inf
-        units = mass.batch_shape[len(trace.batch_shape) :].numel()
+        units = mass.batch_shape[len(trace.rows.batch_shape) :].numel()
         bits += units * math.log2(len(mass.enumerate_support(expand=False)))
-    return samples * bits + math.log2(max(trace.batch_shape.numel(), 1))
+    return samples * bits + math.log2(max(trace.rows.batch_shape.numel(), 1))

@@ -3,6 +3,6 @@
 from . import mode
 from .program import Draw
 from .run import run
-from .trace import Trace
+from .trace import Trace, tile
 
-__all__ = ["Draw", "Trace", "mode", "run"]
+__all__ = ["Draw", "Trace", "mode", "run", "tile"]

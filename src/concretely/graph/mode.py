@@ -23,7 +23,7 @@ from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
 from ..functional.draw import Drawn, sum_axes
 from ..noise import Source
 from ..spelling import did_you_mean
-from .trace import Trace
+from .trace import Outcome, Rows, Trace
 
 __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "StraightThrough"]
 
@@ -40,8 +40,6 @@ Noise = Literal["gumbel", "normal"]
 class Shape(NamedTuple):
     """The shape of a node without a sample axis."""
 
-    batch_shape: Size
-    """The batch axes, then the unit axes."""
     unit_shape: Size
     """The axes of the independent units of one data point."""
     categories: int | None
@@ -57,11 +55,24 @@ Structure = Mapping[str, Shape]
 """The shapes of the drawn nodes by name, in program order."""
 
 
+class Request(NamedTuple):
+    """What a mode needs to draw a node."""
+
+    name: str
+    distribution: Distribution
+    sample_shape: tuple[int, ...]
+    """The axes that the draw adds in front."""
+    generator: Source | None
+    axes: int
+    """The number of last unit axes that the caller will sum over, a hint for fusion."""
+    rows: Rows
+
+
 class Mode(ABC):
     """Base class of the modes."""
 
     repeats = True
-    """Whether a draw adds a missing sample axis."""
+    """Whether a draw adds missing samples; otherwise values come with all of them."""
 
     def prepare(self, structure: Callable[[], Structure]) -> "Mode":
         """Return the mode to use for a graph; calling `structure` runs the program once."""
@@ -78,13 +89,8 @@ class Mode(ABC):
         return frozenset()
 
     @abstractmethod
-    def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
-    ) -> Drawn:
-        """Draw the value of a node.
-
-        `axes` is the number of trailing unit axes that the caller will sum over, a hint for fusion.
-        """
+    def draw(self, request: Request) -> Drawn:
+        """Draw the value of a node."""
 
     @abstractmethod
     def score(
@@ -100,13 +106,12 @@ class Mode(ABC):
 class Discrete(Mode):
     """Draw discrete values without a gradient, and score them by their log mass."""
 
-    def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
-    ) -> Drawn:
+    def draw(self, request: Request) -> Drawn:
         """Draw a discrete state."""
-        if not isinstance(distribution, DiscreteVariable):
-            return _pathwise(name, distribution, sample_shape, generator)
-        return distribution.drawn(sample_shape, generator=generator, axes=axes)
+        node, sample_shape, generator = request.distribution, request.sample_shape, request.generator
+        if not isinstance(node, DiscreteVariable):
+            return _pathwise(request)
+        return node.drawn(sample_shape, generator=generator, axes=request.axes)
 
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
@@ -138,14 +143,13 @@ class Relaxed(Mode):
         """Return the nodes whose temperature is given by name."""
         return _names(self.temperature)
 
-    def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
-    ) -> Drawn:
+    def draw(self, request: Request) -> Drawn:
         """Draw a relaxed value with its pathwise gradient."""
+        distribution = request.distribution
         if not isinstance(distribution, DiscreteVariable):
-            return _pathwise(name, distribution, sample_shape, generator)
-        relaxed = _relaxed(name, distribution, self.temperature, self.noise)
-        drawn = relaxed.drawn(sample_shape, generator=generator, axes=axes)
+            return _pathwise(request)
+        relaxed = _relaxed(request.name, distribution, self.temperature, self.noise)
+        drawn = relaxed.drawn(request.sample_shape, generator=request.generator, axes=request.axes)
         if self.scored_by == "mass":
             value, node = drawn.value, drawn.node
             return Drawn(value, lambda: distribution.interpolated_log_prob(value, node), node=node)
@@ -181,13 +185,12 @@ class StraightThrough(Mode):
         """Return the nodes whose temperature is given by name."""
         return frozenset() if self.temperature is None else _names(self.temperature)
 
-    def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
-    ) -> Drawn:
+    def draw(self, request: Request) -> Drawn:
         """Draw a discrete state with a surrogate gradient."""
+        name, distribution = request.name, request.distribution
         if not isinstance(distribution, DiscreteVariable):
-            return _pathwise(name, distribution, sample_shape, generator)
-        noise = distribution.noise(sample_shape, generator=generator)
+            return _pathwise(request)
+        noise = distribution.noise(request.sample_shape, generator=request.generator)
         if self.temperature is None:
             soft = distribution.mean
         else:
@@ -233,24 +236,22 @@ class Enumerate(Mode):
         """Return the number of joint states."""
         return None if self.shapes is None else math.prod(shape.states for shape in self.shapes.values())
 
-    def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
-    ) -> Drawn:
+    def draw(self, request: Request) -> Drawn:
         """Return the states of a node, one for each joint state."""
+        distribution, rows = request.distribution, request.rows
         assert isinstance(distribution, DiscreteVariable)
         assert self.shapes is not None
-        batch_shape, unit_shape, categories = self.shapes[name]
+        unit_shape, categories = self.shapes[request.name]
         assert categories is not None
-        later = list(self.shapes)[list(self.shapes).index(name) + 1 :]
+        later = list(self.shapes)[list(self.shapes).index(request.name) + 1 :]
         joint = torch.arange(self.samples or 0, device=distribution.logits.device)
         joint = joint // math.prod(self.shapes[other].states for other in later)
         unit = torch.arange(unit_shape.numel() - 1, -1, -1, device=joint.device)
         state = joint.unsqueeze(-1) // categories**unit % categories
         support = distribution.enumerate_support(expand=False).reshape(categories, *distribution.event_shape)
-        data_axes = (1 for _ in batch_shape[len(unit_shape) :])
-        value = support[state].view(-1, *data_axes, *unit_shape, *distribution.event_shape)
-        value = value.expand(-1, *batch_shape, *distribution.event_shape)
-        return Drawn(value, lambda: self.score(name, distribution, value))
+        value = support[state].view(-1, *(1 for _ in rows.batch_shape), *unit_shape, *distribution.event_shape)
+        value = value.expand(-1, *rows.batch_shape, *unit_shape, *distribution.event_shape)
+        return _given(self, request, rows.fold(value))
 
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
@@ -277,18 +278,16 @@ class Replay(Mode):
         """Return the node names that the scoring mode refers to."""
         return frozenset() if self.scored_as is None else self.scored_as.names
 
-    def draw(
-        self, name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None, axes: int
-    ) -> Drawn:
+    def draw(self, request: Request) -> Drawn:
         """Return the stored value of a node."""
-        values = self.trace.values if isinstance(self.trace, Trace) else self.trace
-        if name not in values:
+        name, found = request.name, self.trace.get(request.name)
+        if found is None:
             raise ValueError(
-                f"a replayed run must have every node of the graph, got no {name!r}{did_you_mean(name, values)}"
+                f"a replayed run must have every node of the graph, got no {name!r}{did_you_mean(name, self.trace)}"
             )
-        value, node = values[name], self.trace[name].node if isinstance(self.trace, Trace) else None
-        score = partial(self.score, name, distribution, value, node=node)
-        return Drawn(value, score, score, node)
+        if isinstance(found, Outcome):
+            return _given(self, request, found.seen, found.node)
+        return _given(self, request, request.rows.fold(found))
 
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
@@ -298,8 +297,17 @@ class Replay(Mode):
         return mode.score(name, distribution, value, axes, node=node)
 
 
-def _pathwise(name: str, distribution: Distribution, sample_shape: tuple[int, ...], generator: Source | None) -> Drawn:
-    """Draw a continuous node."""
+def _given(mode: Mode, request: Request, value: Tensor, node: Tensor | None = None) -> Drawn:
+    """Return a given value and its log probability."""
+    aligned, distribution = request.rows.align(value, request.distribution)
+    at = node if node is None or aligned is value else request.rows.unfold(node)
+    score = partial(mode.score, request.name, distribution, aligned, node=at)
+    return Drawn(value, score, score, node)
+
+
+def _pathwise(request: Request) -> Drawn:
+    """Draw a node that is not a discrete variable."""
+    name, distribution, sample_shape, generator = request[:4]
     if not distribution.has_rsample:
         raise TypeError(
             f"node {name!r} must be a discrete distribution of concretely or have rsample, "

@@ -22,7 +22,7 @@ def parents(program: Program, inputs: tuple[Any, ...], trace: Mapping[str, Outco
     A is a parent of B if autograd connects the value of A to a parameter of B, or if a parameter of B changes in a
     rerun with another value of A. If no parameters of B can be found, all earlier nodes count as its parents.
     """
-    values = {name: outcome.value.detach() for name, outcome in trace.items()}
+    values = {name: outcome.seen.detach() for name, outcome in trace.items()}
     with eval_mode(program):
         with torch.enable_grad():
             leaves = {name: value.clone().requires_grad_(value.is_floating_point()) for name, value in values.items()}
@@ -50,23 +50,23 @@ def _replayed_parameters(
     parameters: dict[str, list[Tensor]] = {}
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
-        parameters[name] = list(_tensors(distribution))
+        parameters[name] = list(tensors_of(distribution))
         return values[name]
 
     program(draw, *inputs)
     return parameters
 
 
-def _tensors(part: object) -> Iterator[Tensor]:
+def tensors_of(part: object) -> Iterator[Tensor]:
     """Yield the tensors in a distribution, its base distribution and its transforms."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, Distribution | Transform):
         for inner in vars(part).values():
-            yield from _tensors(inner)
+            yield from tensors_of(inner)
     elif isinstance(part, list | tuple) and not isinstance(part, torch.Size):
         for inner in part:
-            yield from _tensors(inner)
+            yield from tensors_of(inner)
 
 
 def _connected(parameters: list[Tensor], leaves: dict[str, Tensor]) -> set[str]:
@@ -81,7 +81,7 @@ def _connected(parameters: list[Tensor], leaves: dict[str, Tensor]) -> set[str]:
 
 def _others(outcome: Outcome) -> Iterator[Tensor]:
     """Yield the opposite of a value, then random values."""
-    value, distribution = outcome.value.detach(), outcome.distribution
+    value, distribution = outcome.seen.detach(), outcome.distribution
     if not isinstance(distribution, DiscreteVariable):
         yield value + 1 if value.is_floating_point() else value.flip(0)
         return

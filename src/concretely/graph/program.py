@@ -1,7 +1,7 @@
 """Programs: stochastic graphs written as functions of `draw` and inputs.
 
-`draw(name, distribution)` returns a value and `draw(name, distribution, observed=value)` scores one. With several
-samples, drawn values have a leading sample axis, so a program must accept leading axes, as `nn.Linear` does.
+`draw(name, distribution)` returns a value and `draw(name, distribution, observed=value)` scores one. A program is
+written for an ordinary batch; with several samples, drawn values have more rows (see `run` and `tile`).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,8 +12,6 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
-
-__all__ = ["Draw"]
 
 
 @runtime_checkable

@@ -1,142 +1,187 @@
 """Run stochastic graphs."""
 
-from collections.abc import Callable
+import re
 from contextlib import nullcontext
 from functools import partial
+from traceback import walk_tb
 from typing import Any
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..distribution.variable import DiscreteVariable
+from ..functional.draw import Drawn
 from ..noise import Source
 from ..spelling import did_you_mean
-from .mode import Mode, Shape, Structure
-from .parents import parents
+from .mode import Mode, Request, Shape, Structure
+from .parents import parents, tensors_of
 from .program import Program, eval_mode
-from .trace import Outcome, Trace
+from .trace import Outcome, Rows, Trace
 
-__all__ = ["run"]
+ESCAPES = {"numpy", "tolist", "item", "__array__", "__bool__", "__float__", "__int__", "__index__"}
+"""Methods of tensors whose results are not tensors, but depend on the values."""
 
 
 def run(
     program: Program,
-    mode: Mode,
     *inputs: Any,
+    mode: Mode,
     samples: int | None = None,
     generator: Source | None = None,
     batch_dims: int = 1,
 ) -> Trace:
     """Run a program once; the mode decides how nodes are drawn.
 
-    With `samples`, the first draw adds a leading sample axis; code before it runs once for all samples. The first
-    `batch_dims` axes of the first input are the batch. The batch shape of every drawn node must begin with them; its
-    other axes are independent units.
+    The first `batch_dims` axes of the first input are the batch. With m `samples`, a draw turns the first batch axis of
+    B rows into m·B rows, all data points of the first sample first; code before it runs once for all samples. Use
+    `tile` where a tensor of B rows meets a drawn value. Without inputs, a draw adds a first axis of m rows. Further
+    axes of a node's batch shape are independent units. A node whose batch shape does not begin with the batch is shared
+    by all data points, which one sample allows.
 
-    >>> from concretely import Bernoulli, mode
+    >>> from concretely import Bernoulli, mode, tile
     >>> def program(draw, x):
-    ...     gate = draw("gate", Bernoulli(x))
-    ...     return (gate * x).sum(-1)
-    >>> trace = run(program, mode.Discrete(), torch.zeros(4, 3), samples=5)
-    >>> trace.values["gate"].shape, trace.log_prob("gate").shape, trace.output.shape
-    (torch.Size([5, 4, 3]), torch.Size([5, 4]), torch.Size([5, 4]))
+    ...     gate = draw("gate", Bernoulli(logits=x))
+    ...     return (gate * tile(x, gate)).sum(-1)
+    >>> trace = run(program, torch.zeros(4, 3), mode=mode.Discrete(), samples=5)
+    >>> trace["gate"].value.shape, trace["gate"].log_prob.shape, trace.output.shape
+    (torch.Size([5, 4, 3]), torch.Size([5, 4]), torch.Size([20]))
     """
     if not isinstance(mode, Mode):
         found = f"the class {mode.__name__}" if isinstance(mode, type) else type(mode).__name__
         raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {found}")
     batch_shape = _batch_shape(inputs, batch_dims)
-    structure = _Structure(program, inputs, batch_shape)
-    mode = mode.prepare(structure)
-    samples = _sample_count(samples, mode.samples)
+    mode = mode.prepare(lambda: _structure(program, inputs, batch_shape))
+    rows = Rows(_sample_count(samples, mode.samples), batch_shape)
     outcomes: dict[str, Outcome] = {}
-    sample_axis = False
+    descent = _Descent() if _needs_descent(rows, mode) else None
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
-        nonlocal sample_axis
         _require_new(name, outcomes)
         if not isinstance(distribution, Distribution):
             raise TypeError(f"node {name!r} must be given a distribution, got {type(distribution).__name__}")
         if observed is not None:
-            _require_data(name, observed, batch_shape)
-            _require_fit(name, distribution, observed, batch_shape, samples)
-            summed = (
-                partial(distribution.summed_log_prob, observed) if isinstance(distribution, DiscreteVariable) else None
-            )
-            score = partial(distribution.log_prob, observed)
-            outcome = Outcome(observed, distribution, observed=True, score=score, summed=summed)
-        else:
-            sample_shape: tuple[int, ...] = ()
-            if samples is not None and mode.repeats:
-                earlier = structure if sample_axis else None
-                sample_shape = _sample_shape(name, distribution, samples, batch_shape, earlier)
-            shape = (*sample_shape, *distribution.batch_shape)
-            axes = max(len(shape) - len(batch_shape) - (samples is not None), 0)
-            drawn = mode.draw(name, distribution, sample_shape, generator, axes)
-            outcome = Outcome(
-                drawn.value,
-                distribution,
-                observed=False,
-                score=drawn.score,
-                summed=drawn.summed,
-                node=drawn.node,
-            )
-            sample_axis = samples is not None
-        outcomes[name] = outcome
-        return outcome.value
+            outcomes[name] = _observed(name, distribution, observed, rows)
+            return observed
+        sample_shape: tuple[int, ...] = ()
+        if mode.repeats:
+            is_later = bool(outcomes) if descent is None else descent.has(distribution)
+            sample_shape = _sample_shape(name, distribution, rows, is_later=is_later)
+        lead = len(rows.batch_shape or rows.folded[len(sample_shape) :])
+        axes = len(distribution.batch_shape) - (lead if rows.have_any(distribution.batch_shape) else 0)
+        drawn = mode.draw(Request(name, distribution, sample_shape, generator, axes, rows))
+        if sample_shape:
+            node = None if drawn.node is None else rows.fold(drawn.node)
+            drawn = drawn._replace(value=rows.fold(drawn.value), node=node)
+        outcomes[name] = _drawn(drawn, distribution, rows)
+        if descent is not None:
+            descent.add(drawn.value)
+        return drawn.value
 
-    output = program(draw, *inputs)
-    drawn = [name for name, outcome in outcomes.items() if not outcome.observed]
-    for name in sorted(mode.names.difference(drawn)):
-        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{did_you_mean(name, drawn)}")
-    return Trace(
-        outcomes,
-        output,
-        samples=samples,
-        batch_shape=batch_shape,
-        find_parents=lambda: parents(program, inputs, outcomes),
-    )
+    try:
+        with nullcontext() if descent is None else descent:
+            output = program(draw, *inputs)
+    except (RuntimeError, ValueError) as error:
+        _explain_rows(error, rows)
+        raise
+    latent = [name for name, outcome in outcomes.items() if not outcome.observed]
+    for name in sorted(mode.names.difference(latent)):
+        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{did_you_mean(name, latent)}")
+    return Trace(outcomes, output, rows=rows, find_parents=lambda: parents(program, inputs, outcomes))
 
 
-class _Structure:
-    """Find the shapes of the drawn nodes without a sample axis, by a run that sets every node to its mode or mean."""
-
-    def __init__(self, program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> None:
-        self.program, self.inputs, self.batch_shape = program, inputs, batch_shape
-        self.found: Structure | None = None
-
-    def __call__(self) -> Structure:
-        if self.found is None:
-            self.found = self._find()
-        return self.found
-
-    def _find(self) -> Structure:
-        shapes: dict[str, Shape] = {}
-
-        def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
-            if observed is not None:
-                return observed
-            _require_new(name, shapes)
-            _require_batch(name, distribution, self.batch_shape)
-            shape = distribution.batch_shape
-            categories = (
-                len(distribution.enumerate_support(expand=False))
-                if isinstance(distribution, DiscreteVariable)
-                else None
-            )
-            shapes[name] = Shape(shape, shape[len(self.batch_shape) :], categories)
-            return distribution.mode if isinstance(distribution, DiscreteVariable) else distribution.mean
-
-        # torch.compile cannot trace eval_mode
-        context = nullcontext() if torch.compiler.is_compiling() else eval_mode(self.program)
-        with context, torch.no_grad():
-            self.program(draw, *self.inputs)
-        return shapes
+def _drawn(drawn: Drawn, distribution: Distribution, rows: Rows) -> Outcome:
+    """Return the outcome of a latent node."""
+    value = drawn.value
+    is_sampled = rows.have_samples(value.shape)
+    axes = value.dim() - len(distribution.event_shape) - (len(rows.folded) if is_sampled else 0)
+    return Outcome(drawn, distribution, rows, observed=False, is_sampled=is_sampled, axes=axes)
 
 
-def _batch_shape(inputs: tuple[Any, ...], batch_dims: int) -> Size:
-    first = inputs[0] if inputs else None
-    return first.shape[:batch_dims] if isinstance(first, Tensor) else Size()
+def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Rows) -> Outcome:
+    """Return the outcome of an observed node."""
+    if not isinstance(observed, Tensor):
+        raise TypeError(f"the observed value of node {name!r} must be a tensor, got {type(observed).__name__}")
+    is_sampled = not rows.have_data(observed.shape)
+    if is_sampled and not rows.have_samples(observed.shape):
+        raise ValueError(
+            f"the shape of the observed value of node {name!r} must begin with the batch shape "
+            f"{tuple(rows.batch_shape)} of the first input, got {tuple(observed.shape)}"
+        )
+    _require_fit(name, distribution, observed, rows)
+    value, aligned = rows.align(observed, distribution)
+    summed = partial(aligned.summed_log_prob, value) if isinstance(aligned, DiscreteVariable) else None
+    drawn = Drawn(observed, partial(aligned.log_prob, value), summed)
+    axes = observed.dim() - len(distribution.event_shape) - len(rows.batch_shape)
+    return Outcome(drawn, distribution, rows, observed=True, is_sampled=is_sampled, axes=axes)
+
+
+def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> Structure:
+    """Find the units and categories of the drawn nodes, by a run that sets every node to its mode or mean."""
+    shapes: dict[str, Shape] = {}
+
+    def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
+        if observed is not None:
+            return observed
+        _require_new(name, shapes)
+        shape = distribution.batch_shape
+        if shape[: len(batch_shape)] != batch_shape:
+            raise ValueError(_no_rows(name, shape, batch_shape))
+        is_discrete = isinstance(distribution, DiscreteVariable)
+        categories = len(distribution.enumerate_support(expand=False)) if is_discrete else None
+        shapes[name] = Shape(shape[len(batch_shape) :], categories)
+        return distribution.mode if is_discrete else distribution.mean
+
+    # torch.compile cannot trace eval_mode
+    with nullcontext() if torch.compiler.is_compiling() else eval_mode(program), torch.no_grad():
+        program(draw, *inputs)
+    return shapes
+
+
+class _Descent(TorchFunctionMode):
+    """Records which tensors were computed from drawn values.
+
+    In a program without inputs, the first axis of a distribution may be the sample axis of an earlier draw, or units
+    that happen to be as many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tensors = WeakIdKeyDictionary()
+        self._escaped = False
+        """Whether values have left torch, so that any tensor may depend on them."""
+
+    def add(self, value: Tensor) -> None:
+        """Record a drawn value."""
+        self._tensors[value] = True
+
+    def has(self, distribution: Distribution) -> bool:
+        """Return whether a parameter of a distribution depends on a drawn value."""
+        return self._escaped or any(tensor in self._tensors for tensor in tensors_of(distribution))
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+        if self._tensors and any(tensor in self._tensors for tensor in given):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._tensors[leaf] = True
+            self._escaped |= getattr(function, "__name__", "") in ESCAPES
+        return result
+
+
+def _needs_descent(rows: Rows, mode: Mode) -> bool:
+    is_open = rows.samples is not None and not rows.batch_shape and mode.repeats
+    return is_open and not torch.compiler.is_compiling()
+
+
+def _batch_shape(inputs: Any, batch_dims: int) -> Size:
+    """Return the first axes of the first tensor among the inputs."""
+    first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
+    return Size() if first is None else first.shape[:batch_dims]
 
 
 def _sample_count(samples: int | None, mode_samples: int | None) -> int | None:
@@ -149,53 +194,35 @@ def _sample_count(samples: int | None, mode_samples: int | None) -> int | None:
     return samples
 
 
-def _sample_shape(
-    name: str,
-    distribution: Distribution,
-    samples: int,
-    batch_shape: Size,
-    structure: Callable[[], Structure] | None,
-) -> tuple[int, ...]:
-    """Return the axes that a draw must add: the sample axis, unless the node has it from an earlier draw."""
-    shape = distribution.batch_shape
-    if structure is None or shape[: len(batch_shape) + 1] != (samples, *batch_shape):
-        _require_batch(name, distribution, batch_shape)
-        return (samples,)
-    # the first axis may also be a batch or unit axis of the same length
-    may_lack = shape[: len(batch_shape)] == batch_shape
-    return (samples,) if may_lack and shape == structure()[name].batch_shape else ()
+def _sample_shape(name: str, distribution: Distribution, rows: Rows, *, is_later: bool) -> tuple[int, ...]:
+    """Return the axes that a draw must add: the samples, unless the node has them from an earlier draw."""
+    shape, samples = distribution.batch_shape, rows.samples
+    if samples is None:
+        return ()
+    if not rows.batch_shape:
+        return () if is_later and rows.have_samples(shape) else (samples,)
+    if samples == 1 or (is_later and rows.have_samples(shape)):
+        return ()
+    if not rows.have_data(shape):
+        raise ValueError(_no_rows(name, shape, rows.batch_shape))
+    return (samples,)
 
 
-def _require_batch(name: str, distribution: Distribution, batch_shape: Size) -> None:
-    shape = distribution.batch_shape
-    if shape[: len(batch_shape)] != batch_shape:
-        raise ValueError(
-            f"the batch shape of node {name!r} must begin with {tuple(batch_shape)}, that of the first input, "
-            f"got {tuple(shape)}: expand its logits, one set for each data point"
-        )
+def _no_rows(name: str, shape: Size, batch_shape: Size) -> str:
+    return (
+        f"the batch shape of node {name!r} must begin with {tuple(batch_shape)}, that of the first input, "
+        f"got {tuple(shape)}: expand its logits, one set for each data point, or share one sample among all data "
+        'points, and use torch.vmap with randomness="different" for several'
+    )
 
 
-def _require_data(name: str, observed: Tensor, batch_shape: Size) -> None:
-    if not isinstance(observed, Tensor):
-        raise TypeError(f"the observed value of node {name!r} must be a tensor, got {type(observed).__name__}")
-    if observed.shape[: len(batch_shape)] != batch_shape:
-        raise ValueError(
-            f"the shape of the observed value of node {name!r} must begin with the batch shape {tuple(batch_shape)} "
-            f"of the first input, got {tuple(observed.shape)}"
-        )
-
-
-def _require_fit(
-    name: str, distribution: Distribution, observed: Tensor, batch_shape: Size, samples: int | None
-) -> None:
+def _require_fit(name: str, distribution: Distribution, observed: Tensor, rows: Rows) -> None:
     """Raise if a distribution would score an observed value twice, or against the wrong data points."""
-    units = observed.shape[len(batch_shape) : observed.dim() - len(distribution.event_shape)]
+    units = observed.shape[len(rows.batch_shape) : observed.dim() - len(distribution.event_shape)]
     shape = distribution.batch_shape
     lead, own = shape[: max(len(shape) - len(units), 0)], shape[max(len(shape) - len(units), 0) :]
-    leads = [(), tuple(batch_shape), (samples, *batch_shape)]
-    if tuple(lead) not in leads or any(
-        one not in (1, other) for one, other in zip(own[::-1], units[::-1], strict=False)
-    ):
+    leads = (Size(), rows.batch_shape, rows.folded)
+    if lead not in leads or any(one not in (1, other) for one, other in zip(own[::-1], units[::-1], strict=False)):
         found = f"{tuple(shape)} and {tuple(observed.shape)}"
         raise ValueError(f"the batch shape of node {name!r} must match the shape of its observed value, got {found}")
 
@@ -203,3 +230,16 @@ def _require_fit(
 def _require_new(name: str, names: Any) -> None:
     if name in names:
         raise ValueError(f"node names must be unique, got {name!r} twice")
+
+
+def _explain_rows(error: Exception, rows: Rows) -> None:
+    """Raise a clearer error if a program failed because a tensor of inputs met a drawn value without `tile`."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if not rows.batch_shape or frames[-1].f_globals.get("__name__", "").startswith(__package__.partition(".")[0]):
+        return
+    before, after = rows.batch_shape[0], rows.folded[0]
+    if before != after and {str(before), str(after)} <= set(re.findall(r"\d+", str(error))):
+        raise ValueError(
+            f"a tensor with {before} rows, one for each data point, met one with {after} rows, for {rows.samples} "
+            "samples of each: repeat the rows of the former with concretely.tile(x, z), where z is a drawn value"
+        ) from error

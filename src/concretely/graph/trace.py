@@ -2,49 +2,192 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Size, Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Independent
 
-__all__ = ["Trace"]
+from ..distribution.variable import DiscreteVariable
+from ..functional.draw import Drawn
+
+__all__ = ["Trace", "tile"]
+
+
+def tile(x: Tensor, like: Tensor) -> Tensor:
+    """Repeat the rows of x until there are as many as in another tensor.
+
+    A draw of m samples turns a batch of B rows into m·B, all data points of the first sample first. Use `tile` where a
+    tensor with one row for each data point meets a drawn value, or a tensor that was computed from one.
+
+    >>> tile(torch.tensor([1.0, 2.0]), torch.zeros(6, 4))
+    tensor([1., 2., 1., 2., 1., 2.])
+    """
+    for name, tensor in (("x", x), ("like", like)):
+        if not isinstance(tensor, Tensor) or not tensor.dim():
+            found = "a number" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name} must be a tensor with a first axis of rows, got {found}")
+    rows, wanted = x.shape[0], like.shape[0]
+    if rows == wanted:
+        return x
+    if not rows or wanted % rows:
+        raise ValueError(f"the rows of x must divide those of like, got {rows} and {wanted}")
+    return x.expand(wanted // rows, *x.shape).flatten(0, 1)
+
+
+class Rows(NamedTuple):
+    """The layout of samples and data points: a trace has axes for both, which a program sees as one axis of rows."""
+
+    samples: int | None
+    """The length of the sample axis; None without one."""
+    batch_shape: Size
+
+    @property
+    def shape(self) -> Size:
+        """Return the sample axis, if there is one, and the batch axes."""
+        return self.batch_shape if self.samples is None else Size((self.samples, *self.batch_shape))
+
+    @property
+    def folded(self) -> Size:
+        """Return the first axes of drawn values in a program: the sample axis is folded into the first batch axis."""
+        if self.samples is None or not self.batch_shape:
+            return self.shape
+        return Size((self.samples * self.batch_shape[0], *self.batch_shape[1:]))
+
+    def fold(self, tensor: Tensor) -> Tensor:
+        """Fold the sample axis into the first batch axis."""
+        return tensor if self.samples is None or not self.batch_shape else tensor.flatten(0, 1)
+
+    def unfold(self, tensor: Tensor) -> Tensor:
+        """Split the rows of a program into samples and data points."""
+        if self.samples is None or not self.batch_shape:
+            return tensor
+        split: Tensor = tensor.unflatten(0, (self.samples, self.batch_shape[0]))
+        return split
+
+    def unfolded(self, output: Any) -> Any:
+        """Split the rows of a tensor that has one for each sample and data point; return anything else unchanged."""
+        return self.unfold(output) if isinstance(output, Tensor) and self.have_samples(output.shape) else output
+
+    def have_data(self, shape: Size) -> bool:
+        """Return whether a shape begins with one row for each data point."""
+        return shape[: len(self.batch_shape)] == self.batch_shape
+
+    def have_samples(self, shape: Size) -> bool:
+        """Return whether a shape begins with one row for each sample and data point."""
+        return shape[: len(self.folded)] == self.folded
+
+    def have_any(self, shape: Size) -> bool:
+        """Return whether a shape begins with rows; a value without rows is shared by all data points."""
+        return self.have_data(shape) or self.have_samples(shape)
+
+    def spread(self, quantity: Tensor) -> Tensor:
+        """Return one number for each sample and data point, from one for each row, each data point, or one for all."""
+        if quantity.shape == self.shape:
+            return quantity
+        return self.unfold(quantity) if quantity.shape == self.folded else quantity.broadcast_to(self.shape)
+
+    def aligned(self, *distributions: Distribution, axes: int) -> list[Distribution]:
+        """Split the rows of distributions with samples if another one has only rows of data points.
+
+        `axes` is the number of unit axes.
+        """
+        leads = [_lead(distribution, axes) for distribution in distributions]
+        if not self.batch_shape or self.folded == self.batch_shape or self.batch_shape not in leads:
+            return list(distributions)
+        return [
+            _unfolded(distribution, self.shape[0]) if lead == self.folded else distribution
+            for distribution, lead in zip(distributions, leads, strict=True)
+        ]
+
+    def align(self, value: Tensor, distribution: Distribution) -> tuple[Tensor, Distribution]:
+        """Give a value and a distribution the same rows, without copies where the distribution allows it."""
+        if not self.batch_shape or self.folded == self.batch_shape:
+            return value, distribution
+        lead = _lead(distribution, value.dim() - len(distribution.event_shape) - len(self.batch_shape))
+        if self.have_samples(value.shape) and lead == self.batch_shape:
+            return self.unfold(value), distribution
+        if self.have_data(value.shape) and lead == self.folded:
+            if isinstance(distribution, DiscreteVariable):
+                return value, distribution.unfold(self.shape[0])
+            return value.expand(self.shape[0], *value.shape).flatten(0, 1), distribution
+        return value, distribution
+
+
+def _lead(distribution: Distribution, axes: int) -> Size:
+    """Return the batch shape of a distribution without its last `axes` axes, which are units."""
+    shape = distribution.batch_shape
+    return shape[: max(len(shape) - axes, 0)]
+
+
+def _unfolded(distribution: Distribution, samples: int) -> Distribution:
+    """Split the first batch axis of a distribution into samples and data points."""
+    if isinstance(distribution, DiscreteVariable):
+        return distribution.unfold(samples)
+    if isinstance(distribution, Independent):
+        return Independent(_unfolded(distribution.base_dist, samples), distribution.reinterpreted_batch_ndims)
+    if not distribution.arg_constraints:
+        raise NotImplementedError(f"the rows of {type(distribution).__name__} cannot be split into samples: use `kl`")
+    own = {name: getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)}
+    return type(distribution)(**{name: value.unflatten(0, (samples, -1)) for name, value in own.items()})
 
 
 class Outcome:
     """The value and the distribution of one node, and whether it was observed."""
 
     def __init__(
-        self,
-        value: Tensor,
-        distribution: Distribution,
-        *,
-        observed: bool,
-        score: Callable[[], Tensor],
-        summed: Callable[[int], Tensor] | None = None,
-        node: Tensor | None = None,
+        self, drawn: Drawn, distribution: Distribution, rows: Rows, *, observed: bool, is_sampled: bool, axes: int
     ) -> None:
-        self.value = value
         self.distribution = distribution
         self.observed = observed
-        self.node = node
-        """The unbounded node of a relaxed value; other distributions use it to score the value exactly."""
-        self._score: Callable[[], Tensor] | Tensor = score
-        self.summed = summed
-        """Returns the log probability summed over a given number of unit axes; None if that is not cheaper."""
+        self.axes = axes
+        """The number of axes of independent units, which log probabilities are summed over."""
+        self.seen = drawn.value
+        """The value as the program sees it, with samples and data points in one axis of rows."""
+        self.node = drawn.node
+        """The unbounded node of a relaxed value, in rows; other distributions use it to score the value exactly."""
+        self._rows, self._is_sampled = rows, is_sampled
+        self._score: Callable[[], Tensor] | Tensor = drawn.score
+        self._summed: Callable[[int], Tensor] | Tensor | None = drawn.summed
         self._differentiates = torch.is_grad_enabled()
 
     @property
-    def log_prob(self) -> Tensor:
+    def value(self) -> Tensor:
+        """Return the value, with a sample axis if the run has one; observed and shared values have none."""
+        return self.in_trace(self.seen)
+
+    def in_trace(self, quantity: Tensor) -> Tensor:
+        """Split the rows of a quantity into samples and data points if the value has both."""
+        return self._rows.unfold(quantity) if self._is_sampled else quantity
+
+    @property
+    def unit_log_prob(self) -> Tensor:
         """Return the log probability of each unit; it is computed on first access."""
         if not isinstance(self._score, Tensor):
-            with self.as_when_drawn():
-                self._score = self._score()  # this frees the noise
+            with self._as_when_drawn():
+                found = self._score()
+                is_folded = found.shape[: found.dim() - self.axes] == self._rows.folded
+                self._score = self._rows.unfold(found) if is_folded else found  # this frees the noise
         return self._score
 
-    def as_when_drawn(self) -> AbstractContextManager[object]:
+    @property
+    def log_prob(self) -> Tensor:
+        """Return the log probability, summed over units, for every sample and data point.
+
+        It is computed on first access.
+        """
+        if not isinstance(self._summed, Tensor):
+            with self._as_when_drawn():
+                summed = self._summed
+                total = self.total(self.unit_log_prob) if summed is None else self._rows.spread(summed(self.axes))
+                self._summed = total
+        return self._summed
+
+    def total(self, quantity: Tensor) -> Tensor:
+        """Sum a quantity over the units, for every sample and data point."""
+        return self._rows.spread(quantity.sum(tuple(range(-self.axes, 0))) if self.axes else quantity)
+
+    def _as_when_drawn(self) -> AbstractContextManager[object]:
         """Restore the gradient mode that was active when the node was drawn."""
         same = torch.is_grad_enabled() == self._differentiates
         return nullcontext() if same else torch.set_grad_enabled(self._differentiates)
@@ -54,88 +197,66 @@ class Outcome:
         return f"Outcome({tuple(self.value.shape)} {what} from {self.distribution})"
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(Mapping[str, Outcome]):
     """The outcomes of a run by node name, in program order, and the output of the program.
 
     The first axes of a value are the sample axis, if there is one, and the batch axes.
     """
 
-    outcomes: Mapping[str, Outcome]
-    output: Any
-    samples: int | None
-    """The length of the sample axis; None without one."""
-    batch_shape: Size
-    find_parents: Callable[[], dict[str, tuple[str, ...]]] = field(repr=False)
-    _totals: dict[str, Tensor] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def parents(self) -> dict[str, tuple[str, ...]]:
-        """Return the parents of every node; the first access runs the program several times."""
-        return self.find_parents()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.outcomes)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.outcomes
+    def __init__(
+        self,
+        outcomes: Mapping[str, Outcome],
+        output: Any,
+        *,
+        rows: Rows,
+        find_parents: Callable[[], dict[str, tuple[str, ...]]],
+    ) -> None:
+        self.output = output
+        """What the program returned, with samples and data points in one axis of rows."""
+        self.rows = rows
+        self._outcomes, self._find_parents = outcomes, find_parents
+        self._parents: dict[str, tuple[str, ...]] | None = None
 
     def __getitem__(self, name: str) -> Outcome:
-        return self.outcomes[name]
+        return self._outcomes[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outcomes)
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
 
     @property
-    def values(self) -> dict[str, Tensor]:
-        """Return the value of every node."""
-        return {name: outcome.value for name, outcome in self.outcomes.items()}
-
-    @property
-    def distributions(self) -> dict[str, Distribution]:
-        """Return the distribution of every node."""
-        return {name: outcome.distribution for name, outcome in self.outcomes.items()}
-
-    @property
-    def log_probs(self) -> dict[str, Tensor]:
-        """Return the log probabilities of every node, one for each unit."""
-        return {name: outcome.log_prob for name, outcome in self.outcomes.items()}
-
-    @property
-    def latent(self) -> list[str]:
-        """Return the names of the nodes that were not observed."""
-        return [name for name, outcome in self.outcomes.items() if not outcome.observed]
-
-    @property
-    def observed(self) -> list[str]:
-        """Return the names of the observed nodes."""
-        return [name for name, outcome in self.outcomes.items() if outcome.observed]
+    def samples(self) -> int | None:
+        """Return the length of the sample axis; None without one."""
+        return self.rows.samples
 
     @property
     def shape(self) -> Size:
         """Return the sample axis, if there is one, and the batch axes."""
-        return self.batch_shape if self.samples is None else Size((self.samples, *self.batch_shape))
+        return self.rows.shape
 
-    def log_prob(self, name: str) -> Tensor:
-        """Return the log probability of a node, summed over its units."""
-        if name not in self._totals:
-            with self.outcomes[name].as_when_drawn():
-                self._totals[name] = self._total_log_prob(name)
-        return self._totals[name]
+    @property
+    def latent(self) -> list[str]:
+        """Return the names of the nodes that were not observed."""
+        return [name for name, outcome in self._outcomes.items() if not outcome.observed]
 
-    def total(self, name: str, quantity: Tensor) -> Tensor:
-        """Sum a quantity over the units of a node, for every sample and data point."""
-        axes = self._unit_axes(name)
-        return self._spread(quantity.sum(tuple(range(-axes, 0))) if axes else quantity)
+    @property
+    def observed(self) -> list[str]:
+        """Return the names of the observed nodes."""
+        return [name for name, outcome in self._outcomes.items() if outcome.observed]
 
-    def _total_log_prob(self, name: str) -> Tensor:
-        outcome = self.outcomes[name]
-        if outcome.summed is not None:
-            return self._spread(outcome.summed(self._unit_axes(name)))
-        return self.total(name, outcome.log_prob)
+    @property
+    def log_prob(self) -> dict[str, Tensor]:
+        """Return the log probability of every node, summed over its units, for every sample and data point."""
+        return {name: outcome.log_prob for name, outcome in self._outcomes.items()}
 
-    def _unit_axes(self, name: str) -> int:
-        """Return the number of unit axes of a node."""
-        outcome = self.outcomes[name]
-        shape = self.batch_shape if outcome.observed else self.shape  # observed values have no sample axis
-        return outcome.value.dim() - len(outcome.distribution.event_shape) - len(shape)
+    @property
+    def parents(self) -> dict[str, tuple[str, ...]]:
+        """Return the parents of every node; the first access runs the program several times."""
+        if self._parents is None:
+            self._parents = self._find_parents()
+        return self._parents
 
-    def _spread(self, quantity: Tensor) -> Tensor:
-        return quantity if quantity.shape == self.shape else quantity.broadcast_to(self.shape)
+    def __repr__(self) -> str:
+        return f"Trace({dict(self._outcomes)})"

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.utils._pytree import tree_map
 
 from ..distribution.variable import DiscreteVariable
 from ..graph.mode import Discrete, Mode, Replay
@@ -44,27 +45,36 @@ class Model(nn.Module):
         prior_mode: Mode | None = None,
         samples: int | None = None,
         generator: Source | None = None,
+        batch_dims: int = 1,
     ) -> tuple[Trace, Trace]:
         """Draw the latents in one mode and score them under p in another; return the traces of p and q.
 
         Without q, both are the trace of p.
         """
-        q = self.drawn(*inputs, mode=mode, samples=samples, generator=generator)
-        return self.scored(q, *inputs, mode=mode if prior_mode is None else prior_mode), q
+        q = self.drawn(*inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
+        prior_mode = mode if prior_mode is None else prior_mode
+        return self.scored(q, *inputs, mode=prior_mode, batch_dims=batch_dims), q
 
-    def drawn(self, *inputs: Any, mode: Mode, samples: int | None = None, generator: Source | None = None) -> Trace:
+    def drawn(
+        self,
+        *inputs: Any,
+        mode: Mode,
+        samples: int | None = None,
+        generator: Source | None = None,
+        batch_dims: int = 1,
+    ) -> Trace:
         """Draw the latents: the first half of `trace`."""
         program = self.p if self.q is None else self.q
-        trace = run(program, mode, *inputs, samples=samples, generator=generator)
+        trace = run(program, *inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
         if not trace.latent and self.q is not None:
             raise ValueError("q must draw the latent nodes, got no call of draw")
         return trace
 
-    def scored(self, drawn: Trace, *inputs: Any, mode: Mode) -> Trace:
+    def scored(self, drawn: Trace, *inputs: Any, mode: Mode, batch_dims: int = 1) -> Trace:
         """Score the latents and the data under p: the second half of `trace`."""
         if self.q is None:
             return drawn
-        p = run(self.p, Replay(drawn, mode), *inputs)
+        p = run(self.p, *inputs, mode=Replay(drawn, mode), batch_dims=batch_dims)
         for name in drawn.latent:
             if name not in p:
                 raise ValueError(f"p must draw every node that q draws, got no {name!r}")
@@ -72,8 +82,12 @@ class Model(nn.Module):
         return p
 
     def sample(self, samples: int, *inputs: Tensor, generator: Source | None = None) -> Any:
-        """Run p in discrete mode with several samples and return its output; inputs are the context."""
-        return run(self.p, Discrete(), *inputs, samples=samples, generator=generator).output
+        """Run p in discrete mode with several samples and return its output; inputs are the context.
+
+        Tensors with a row for each sample and data point of the context get an axis for both.
+        """
+        trace = run(self.p, *inputs, mode=Discrete(), samples=samples, generator=generator)
+        return tree_map(trace.rows.unfolded, trace.output)
 
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:

@@ -77,15 +77,16 @@ def anatomy(trace: Trace) -> list[Node]:
     """Return the nodes of a run, in the order of the program.
 
     >>> from concretely import mode, run
-    >>> (node,) = anatomy(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode.Discrete()))
+    >>> (node,) = anatomy(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode=mode.Discrete()))
     >>> node.noise, [operation.text for operation in node.operations]
     ('G', ['argmax'])
     """
-    if not trace.outcomes:
+    if not trace:
         raise ValueError("a run must have a node to be drawn, got none")
-    for name, value in trace.values.items():
-        if not value.numel():
-            raise ValueError(f"a node must have a value to be drawn, got shape {tuple(value.shape)} at node {name!r}")
+    for name, outcome in trace.items():
+        shape = tuple(outcome.value.shape)
+        if not outcome.value.numel():
+            raise ValueError(f"a node must have a value to be drawn, got shape {shape} at node {name!r}")
     return [_node(trace, name) for name in trace]
 
 
@@ -102,7 +103,7 @@ def extent(shape: Sequence[int]) -> str:
 def _node(trace: Trace, name: str) -> Node:
     value, law, observed = trace[name].value, trace[name].distribution, trace[name].observed
     law_shape, entries = law.batch_shape + law.event_shape, law.event_shape.numel()
-    unit_axes = _unit_axes(trace, trace[name])
+    unit_axes = min(trace[name].axes + len(law.event_shape), len(law_shape))
 
     def first(tensor: Tensor) -> Tensor:
         return tensor.detach()[(0,) * max(tensor.dim() - unit_axes, 0)].double().cpu()
@@ -128,16 +129,6 @@ def _node(trace: Trace, name: str) -> Node:
         logits = example.new_empty(example.numel() // entries, 0)
     brightness = shade.reshape(-1, entries)
     return Node(name, type(law).__name__, observed, discrete, logits, noise, operations, tuple(shape), brightness)
-
-
-def _unit_axes(trace: Trace, outcome: Outcome) -> int:
-    """Return the number of axes of a node, without those of samples and of data points."""
-    value, law = outcome.value, outcome.distribution
-    axes = len(law.batch_shape + law.event_shape)
-    if outcome.observed:  # unlike its distribution, an observed value may have no axis of samples
-        shapes = (trace.shape, trace.batch_shape, Size())
-        return axes - next(len(shape) for shape in shapes if law.batch_shape[: len(shape)] == shape)
-    return min(max(value.dim() - len(trace.shape), len(law.event_shape)), axes)
 
 
 def _sampling(
