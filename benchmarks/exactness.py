@@ -44,6 +44,10 @@ class Family(NamedTuple):
     is_unit: bool
 
 
+def _ours(build: Callable[..., Any]) -> Callable[[Tensor, float], Any]:
+    return lambda logits, temperature: build(logits=logits, temperature=temperature)
+
+
 def _torch(build: Callable[..., Any]) -> Callable[[Tensor, float], Any]:
     return lambda logits, temperature: build(
         torch.tensor(temperature, dtype=logits.dtype), logits=logits, validate_args=False
@@ -51,13 +55,13 @@ def _torch(build: Callable[..., Any]) -> Callable[[Tensor, float], Any]:
 
 
 FAMILIES = (
-    Family("concretely Logistic", c.Logistic, False, False),
+    Family("concretely Logistic", _ours(c.Logistic), False, False),
     Family("torch LogitRelaxedBernoulli", _torch(LogitRelaxedBernoulli), False, False),
-    Family("concretely BinaryConcrete", c.BinaryConcrete, False, True),
+    Family("concretely BinaryConcrete", _ours(c.BinaryConcrete), False, True),
     Family("torch RelaxedBernoulli", _torch(RelaxedBernoulli), False, True),
-    Family("concretely ExpConcrete", c.ExpConcrete, True, False),
+    Family("concretely ExpConcrete", _ours(c.ExpConcrete), True, False),
     Family("torch ExpRelaxedCategorical", _torch(ExpRelaxedCategorical), True, False),
-    Family("concretely Concrete", c.Concrete, True, True),
+    Family("concretely Concrete", _ours(c.Concrete), True, True),
     Family("torch RelaxedOneHotCategorical", _torch(RelaxedOneHotCategorical), True, True),
 )
 
@@ -139,7 +143,7 @@ def right_gradient(family: Family, logits: Tensor, temperature: float, value: Te
 
 def divergence(library: str, temperature: float) -> dict[str, Any]:
     """The divergence of a relaxed Bernoulli variable of logit 8 from one of logit 0, estimated from its own draws."""
-    build = c.BinaryConcrete if library == "concretely" else _torch(RelaxedBernoulli)
+    build = _ours(c.BinaryConcrete) if library == "concretely" else _torch(RelaxedBernoulli)
     p, q = (build(torch.tensor(logit), temperature) for logit in (8.0, 0.0))
     value = p.sample((1_000_000,))
     ratio = (p.log_prob(value) - q.log_prob(value)).double()

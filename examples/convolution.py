@@ -43,8 +43,8 @@ class Generative(nn.Module):
         )
 
     def forward(self, draw: c.Draw, x: Tensor | None = None) -> Tensor:
-        code = draw("code", c.OneHotCategorical(self.logits))
-        return draw("x", c.Bernoulli(over_images(self.decoder, code.flatten(-2))), observed=x)
+        code = draw("code", c.OneHotCategorical(logits=self.logits))
+        return draw("x", c.Bernoulli(logits=over_images(self.decoder, code.flatten(-2))), observed=x)
 
 
 class Inference(nn.Module):
@@ -63,7 +63,7 @@ class Inference(nn.Module):
         )
 
     def forward(self, draw: c.Draw, x: Tensor) -> None:
-        draw("code", c.OneHotCategorical(self.encoder(2 * x - 1)))
+        draw("code", c.OneHotCategorical(logits=self.encoder(2 * x - 1)))
 
 
 def train(model: c.Model, estimator: c.Estimator, *, samples: int, data: Tensor, steps: int) -> None:
@@ -80,7 +80,7 @@ def main(steps: int = 600) -> None:
     torch.manual_seed(0)
     data, held_out = (stripes(size, torch.Generator().manual_seed(size)) for size in (2000, 100))
     rate = data.mean(0).clamp(1e-3, 1 - 1e-3)
-    independent = -c.Bernoulli.from_probs(rate).log_prob(held_out).flatten(1).sum(-1).mean()
+    independent = -c.Bernoulli(probs=rate).log_prob(held_out).flatten(1).sum(-1).mean()
     print(f"independent pixels: {independent:.2f} nats a picture")
     for name, estimator in {"concrete": c.Pathwise(temperature=2 / 3), "vimco": c.VIMCO()}.items():
         model = c.Model(Generative(), Inference())

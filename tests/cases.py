@@ -47,23 +47,36 @@ def _cauchy(logit: float) -> float:
     return math.exp(abs(logit)) / math.pi if abs(logit) < 700 else math.inf
 
 
+def named(family: type) -> Callable[..., Any]:
+    """Build a variable of a family from logits and, if it has one, a temperature."""
+
+    def build(logits: Any, *temperature: Any, **options: Any) -> Any:
+        return family(logits=logits, **dict(zip(("temperature",), temperature, strict=False)), **options)
+
+    return build
+
+
 def _circuit(noise: str) -> Callable[..., Any]:
-    return lambda logits, temperature, **options: c.BinaryCircuit(logits, temperature, noise=noise, **options)
+    return lambda logits, temperature, **options: c.BinaryCircuit(
+        logits=logits, temperature=temperature, noise=noise, **options
+    )
 
 
 def _circuit_node(noise: str) -> Callable[..., Any]:
-    return lambda logits, temperature, **options: c.CircuitNode(logits, temperature, noise=noise, **options)
+    return lambda logits, temperature, **options: c.CircuitNode(
+        logits=logits, temperature=temperature, noise=noise, **options
+    )
 
 
 MASSES = (
-    Case("Bernoulli", c.Bernoulli, has_categories=False),
-    Case("OneHotCategorical", c.OneHotCategorical, has_categories=True),
-    Case("Hypercube", c.Hypercube, has_categories=True),
+    Case("Bernoulli", named(c.Bernoulli), has_categories=False),
+    Case("OneHotCategorical", named(c.OneHotCategorical), has_categories=True),
+    Case("Hypercube", named(c.Hypercube), has_categories=True),
 )
 LOG_SPACE = (
-    Case("Logistic", c.Logistic, has_categories=False),
-    Case("ExpConcrete", c.ExpConcrete, has_categories=True),
-    Case("ExpLogisticNormal", c.ExpLogisticNormal, has_categories=True),
+    Case("Logistic", named(c.Logistic), has_categories=False),
+    Case("ExpConcrete", named(c.ExpConcrete), has_categories=True),
+    Case("ExpLogisticNormal", named(c.ExpLogisticNormal), has_categories=True),
 )
 NODES = (
     *LOG_SPACE,
@@ -73,11 +86,11 @@ NODES = (
     Case("CircuitNode-cauchy", _circuit_node("cauchy"), has_categories=False, location=_cauchy),
 )
 RELAXATIONS = (
-    Case("BinaryConcrete", c.BinaryConcrete, has_categories=False),
-    Case("Concrete", c.Concrete, has_categories=True),
-    Case("HypercubeConcrete", c.HypercubeConcrete, has_categories=True, determined=2),
-    Case("HypercubeLogisticNormal", c.HypercubeLogisticNormal, has_categories=True, determined=2),
-    Case("LogisticNormal", c.LogisticNormal, has_categories=True),
+    Case("BinaryConcrete", named(c.BinaryConcrete), has_categories=False),
+    Case("Concrete", named(c.Concrete), has_categories=True),
+    Case("HypercubeConcrete", named(c.HypercubeConcrete), has_categories=True, determined=2),
+    Case("HypercubeLogisticNormal", named(c.HypercubeLogisticNormal), has_categories=True, determined=2),
+    Case("LogisticNormal", named(c.LogisticNormal), has_categories=True),
     Case("BinaryCircuit-normal", _circuit("normal"), has_categories=False),
     Case("BinaryCircuit-laplace", _circuit("laplace"), has_categories=False),
     Case("BinaryCircuit-cauchy", _circuit("cauchy"), has_categories=False, location=_cauchy),

@@ -10,6 +10,7 @@ from torch.distributions import Normal
 
 import concretely as c
 from tests.budget import assert_frequency
+from tests.cases import named
 
 MODES = {
     "discrete": c.mode.Discrete(),
@@ -18,10 +19,10 @@ MODES = {
     "straight-through-relaxed": c.mode.StraightThrough(0.5),
 }
 MASSES = {
-    "bernoulli": lambda logits: c.Bernoulli(logits[..., 0]),
-    "discrete": c.OneHotCategorical,
-    "hypercube": c.Hypercube,
-    "hypercube-binary": lambda logits: c.Hypercube(logits[..., :1]),
+    "bernoulli": lambda logits: c.Bernoulli(logits=logits[..., 0]),
+    "discrete": named(c.OneHotCategorical),
+    "hypercube": named(c.Hypercube),
+    "hypercube-binary": lambda logits: c.Hypercube(logits=logits[..., :1]),
 }
 
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -30,9 +31,9 @@ each_mass = pytest.mark.parametrize("mass", MASSES.values(), ids=MASSES)
 
 def diamond(draw: c.Draw, x: Tensor) -> Tensor:
     """Two independent nodes of different rank and one that depends on both."""
-    a = draw("a", c.Bernoulli(x))
-    b = draw("b", c.Bernoulli(-x[..., 0]))
-    both = draw("c", c.Bernoulli(a.sum(-1) - b))
+    a = draw("a", c.Bernoulli(logits=x))
+    b = draw("b", c.Bernoulli(logits=-x[..., 0]))
+    both = draw("c", c.Bernoulli(logits=a.sum(-1) - b))
     return both + a.sum(-1)
 
 
@@ -55,7 +56,7 @@ def test_equal_lengths_of_samples_batch_and_units_do_not_confuse_the_axes(sample
 
 def test_independent_nodes_without_a_batch_get_independent_samples_of_their_own() -> None:
     def program(draw: c.Draw) -> Tensor:
-        return draw("a", c.Bernoulli(torch.zeros(2))) * draw("b", c.Bernoulli(torch.zeros(2)))
+        return draw("a", c.Bernoulli(logits=torch.zeros(2))) * draw("b", c.Bernoulli(logits=torch.zeros(2)))
 
     trace = c.run(program, mode=c.mode.Discrete(), samples=2)
     assert trace["a"].value.shape == trace["b"].value.shape == trace.output.shape == (2, 2)
@@ -70,7 +71,7 @@ def test_what_depends_on_the_input_alone_is_computed_once() -> None:
             return x
 
     def program(draw: c.Draw, x: Tensor) -> Tensor:
-        return draw("a", c.Bernoulli(Encoder()(x))).sum(-1)
+        return draw("a", c.Bernoulli(logits=Encoder()(x))).sum(-1)
 
     c.run(program, torch.zeros(4, 3), mode=c.mode.Relaxed(0.5), samples=50)
     assert seen == [(4, 3)]
@@ -78,7 +79,7 @@ def test_what_depends_on_the_input_alone_is_computed_once() -> None:
 
 def test_samples_of_a_node_are_independent() -> None:
     def program(draw: c.Draw) -> Tensor:
-        return draw("a", c.Bernoulli(torch.zeros(()))) == draw("b", c.Bernoulli(torch.zeros(())))
+        return draw("a", c.Bernoulli(logits=torch.zeros(()))) == draw("b", c.Bernoulli(logits=torch.zeros(())))
 
     equal = c.run(program, mode=c.mode.Discrete(), samples=10_000).output
     assert_frequency(int(equal.sum()), of=10_000, probability=0.5)
@@ -111,7 +112,9 @@ def test_relaxed_nodes_are_scored_at_their_node(mass: Any) -> None:
 
     trace = c.run(program, mode=c.mode.Relaxed(0.5), samples=3)
     node = trace["z"].node
-    torch.testing.assert_close(trace["z"].unit_log_prob, mass(logits).relax(0.5).node.log_prob(node), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        trace["z"].unit_log_prob, mass(logits).relax(0.5).node.log_prob(node), rtol=1e-5, atol=1e-5
+    )
 
 
 @each_mass
@@ -132,7 +135,7 @@ def test_straight_through_passes_the_gradient_of_the_mean() -> None:
     logits = torch.randn(5, requires_grad=True)
 
     def program(draw: c.Draw) -> Tensor:
-        return draw("z", c.Bernoulli(logits))
+        return draw("z", c.Bernoulli(logits=logits))
 
     c.run(program, mode=c.mode.StraightThrough()).output.sum().backward()
     torch.testing.assert_close(logits.grad, torch.sigmoid(logits) * torch.sigmoid(-logits))
@@ -142,7 +145,7 @@ def test_straight_through_with_a_temperature_passes_the_gradient_of_the_relaxed_
     logits = torch.randn(5, requires_grad=True)
 
     def program(draw: c.Draw) -> Tensor:
-        return draw("z", c.Bernoulli(logits))
+        return draw("z", c.Bernoulli(logits=logits))
 
     def gradient(mode: c.mode.Mode) -> Tensor:
         output = c.run(program, mode=mode, generator=torch.Generator().manual_seed(1)).output
@@ -153,9 +156,9 @@ def test_straight_through_with_a_temperature_passes_the_gradient_of_the_relaxed_
 
 def test_enumeration_runs_through_every_joint_state_once() -> None:
     def program(draw: c.Draw, x: Tensor) -> Tensor:
-        a = draw("a", c.Bernoulli(x))
-        b = draw("b", c.OneHotCategorical(torch.stack([a.sum(-1), -a.sum(-1), a[..., 0]], -1)))
-        draw("c", c.Hypercube(b.sum(-1, keepdim=True).unsqueeze(-1).expand(*b.shape[:-1], 1, 4)))
+        a = draw("a", c.Bernoulli(logits=x))
+        b = draw("b", c.OneHotCategorical(logits=torch.stack([a.sum(-1), -a.sum(-1), a[..., 0]], -1)))
+        draw("c", c.Hypercube(logits=b.sum(-1, keepdim=True).unsqueeze(-1).expand(*b.shape[:-1], 1, 4)))
         return a.sum(-1)
 
     trace = c.run(program, torch.randn(5, 2, dtype=torch.float64), mode=c.mode.Enumerate())
@@ -180,7 +183,7 @@ def test_replay_gives_the_values_and_the_scores_of_another_run() -> None:
 
 def test_replay_of_plain_values_scores_them() -> None:
     def program(draw: c.Draw, x: Tensor) -> Tensor:
-        return draw("a", c.Bernoulli(x))
+        return draw("a", c.Bernoulli(logits=x))
 
     x = torch.randn(4, 3)
     trace = c.run(program, x, mode=c.mode.Replay({"a": torch.ones(4, 3)}))
@@ -192,21 +195,21 @@ def test_observed_values_are_scored_by_their_log_mass_in_every_mode(mode: c.mode
     x = torch.randint(2, (4, 3)).float()
 
     def program(draw: c.Draw, x: Tensor) -> None:
-        z = draw("z", c.Bernoulli(x))
-        draw("x", c.Bernoulli(z), observed=x)
+        z = draw("z", c.Bernoulli(logits=x))
+        draw("x", c.Bernoulli(logits=z), observed=x)
 
     trace = c.run(program, x, mode=mode, samples=2)
     assert trace.observed == ["x"]
     assert trace.latent == ["z"]
-    torch.testing.assert_close(trace["x"].unit_log_prob, c.Bernoulli(trace["z"].value).log_prob(x))
+    torch.testing.assert_close(trace["x"].unit_log_prob, c.Bernoulli(logits=trace["z"].value).log_prob(x))
 
 
 def test_observed_nodes_that_depend_on_no_draw_are_summed_over_their_units_alone() -> None:
     logits, x = torch.tensor([0.0, 5.0, -5.0, 9.0]), torch.zeros(4, 4)
 
     def program(draw: c.Draw, x: Tensor) -> None:
-        draw("z", c.Bernoulli(torch.zeros(len(x), 2)))
-        draw("x", c.Bernoulli(logits), observed=x)
+        draw("z", c.Bernoulli(logits=torch.zeros(len(x), 2)))
+        draw("x", c.Bernoulli(logits=logits), observed=x)
 
     trace = c.run(program, x, mode=c.mode.Discrete(), samples=4)
     expected = torch.nn.functional.logsigmoid(-logits).sum()
@@ -215,9 +218,9 @@ def test_observed_nodes_that_depend_on_no_draw_are_summed_over_their_units_alone
 
 def test_scores_have_the_gradient_of_their_draw_whoever_looks_first() -> None:
     logits = torch.zeros(3, requires_grad=True)
-    trace = c.run(lambda draw: draw("b", c.Bernoulli(logits)), mode=c.mode.Discrete())
+    trace = c.run(lambda draw: draw("b", c.Bernoulli(logits=logits)), mode=c.mode.Discrete())
     with torch.no_grad():
-        trace["b"].log_prob
+        assert trace["b"].log_prob.shape == ()
     assert trace["b"].log_prob.requires_grad
 
 
@@ -225,7 +228,7 @@ def test_parents_are_found_in_distributions_made_of_others_and_in_tables() -> No
     table, labels = torch.tensor([0.0, 5.0]), torch.zeros(4, dtype=torch.long)
 
     def program(draw: c.Draw, x: Tensor) -> None:
-        z = draw("z", c.Bernoulli(x))
+        z = draw("z", c.Bernoulli(logits=x))
         draw("independent", torch.distributions.Independent(Normal(z, 1.0), 1), observed=x)
         draw("transformed", torch.distributions.LogNormal(z, 1.0), observed=x.exp())
         draw("table", Normal(table[(z[..., 0] != z[..., 1]).long()], 1.0), observed=x[..., 0])
@@ -242,7 +245,7 @@ def test_runs_that_only_look_teach_a_module_nothing() -> None:
             self.norm = nn.BatchNorm1d(4)
 
         def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
-            return draw("a", c.Bernoulli(x)).sum(-1) + draw("b", c.Bernoulli(self.norm(x))).sum(-1)
+            return draw("a", c.Bernoulli(logits=x)).sum(-1) + draw("b", c.Bernoulli(logits=self.norm(x))).sum(-1)
 
     module = Normed()
     for runs in (1, 2, 3):
@@ -254,7 +257,7 @@ def test_continuous_nodes_are_pathwise_in_every_mode() -> None:
     mean = torch.zeros(3, requires_grad=True)
 
     def program(draw: c.Draw) -> Tensor:
-        return draw("normal", Normal(mean, 1.0)) + draw("b", c.Bernoulli(torch.zeros(3)))
+        return draw("normal", Normal(mean, 1.0)) + draw("b", c.Bernoulli(logits=torch.zeros(3)))
 
     for mode in MODES.values():
         trace = c.run(program, mode=mode, samples=2)
@@ -280,12 +283,12 @@ def test_parents_are_the_nodes_that_a_distribution_depends_on() -> None:
 
 def test_parents_are_found_through_steps_without_a_derivative() -> None:
     def program(draw: c.Draw) -> None:
-        a = draw("a", c.Bernoulli(torch.zeros(())))
-        b = draw("b", c.OneHotCategorical(torch.zeros(3)))
-        d = draw("d", c.Hypercube(torch.zeros(2, 4)))
-        draw("of a", c.Bernoulli((a > 0.5).float()))
-        draw("of b", c.Bernoulli(b.argmax(-1).float()))
-        draw("of d", c.Bernoulli(d[0].prod()))
+        a = draw("a", c.Bernoulli(logits=torch.zeros(())))
+        b = draw("b", c.OneHotCategorical(logits=torch.zeros(3)))
+        d = draw("d", c.Hypercube(logits=torch.zeros(2, 4)))
+        draw("of a", c.Bernoulli(logits=(a > 0.5).float()))
+        draw("of b", c.Bernoulli(logits=b.argmax(-1).float()))
+        draw("of d", c.Bernoulli(logits=d[0].prod()))
 
     parents = c.run(program, mode=c.mode.Discrete()).parents
     assert {name: parents[name] for name in ("of a", "of b", "of d")} == {
@@ -318,27 +321,30 @@ def test_a_temperature_that_would_add_axes_is_refused(shape: tuple[int, ...]) ->
     with pytest.raises(
         ValueError, match="temperature must broadcast to the batch shape \\(8, 2\\) of node 'a', got one"
     ):
-        c.run(lambda draw, x: draw("a", c.Bernoulli(x)), torch.zeros(8, 2), mode=mode, samples=5)
+        c.run(lambda draw, x: draw("a", c.Bernoulli(logits=x)), torch.zeros(8, 2), mode=mode, samples=5)
 
 
 def test_a_temperature_by_name_reaches_its_node() -> None:
     mode = c.mode.Relaxed({"a": 1e-4, "b": 10.0, "c": 1.0})
     trace = c.run(diamond, torch.randn(50, 3), mode=mode, samples=20)
-    inside = {name: ((value > 0.1) & (value < 0.9)).float().mean() for name, value in {name: each.value for name, each in trace.items()}.items()}
+    inside = {
+        name: ((value > 0.1) & (value < 0.9)).float().mean()
+        for name, value in {name: each.value for name, each in trace.items()}.items()
+    }
     assert inside["a"] < 0.01
     assert inside["b"] > 0.9
 
 
 def duplicate(draw: c.Draw, x: Tensor) -> Tensor:
-    return draw("a", c.Bernoulli(x)) + draw("a", c.Bernoulli(x))
+    return draw("a", c.Bernoulli(logits=x)) + draw("a", c.Bernoulli(logits=x))
 
 
 def shared(draw: c.Draw, x: Tensor) -> Tensor:
-    return draw("a", c.Bernoulli(torch.zeros(2)))
+    return draw("a", c.Bernoulli(logits=torch.zeros(2)))
 
 
 def wrong_data(draw: c.Draw, x: Tensor) -> Tensor:
-    return draw("a", c.Bernoulli(x), observed=torch.zeros(3))
+    return draw("a", c.Bernoulli(logits=x), observed=torch.zeros(3))
 
 
 def broadcast_data(draw: c.Draw, x: Tensor) -> Tensor:
@@ -346,7 +352,7 @@ def broadcast_data(draw: c.Draw, x: Tensor) -> Tensor:
 
 
 def repeated_data(draw: c.Draw, x: Tensor) -> Tensor:
-    return draw("a", c.Bernoulli(x), observed=x[:, :1])
+    return draw("a", c.Bernoulli(logits=x), observed=x[:, :1])
 
 
 def no_distribution(draw: c.Draw, x: Tensor) -> Tensor:
@@ -354,7 +360,7 @@ def no_distribution(draw: c.Draw, x: Tensor) -> Tensor:
 
 
 def no_data(draw: c.Draw, x: Tensor) -> Tensor:
-    return draw("a", c.Bernoulli(x), observed=1.0)
+    return draw("a", c.Bernoulli(logits=x), observed=1.0)
 
 
 def torch_latent(draw: c.Draw, x: Tensor) -> Tensor:
@@ -366,7 +372,7 @@ def normal_latent(draw: c.Draw, x: Tensor) -> Tensor:
 
 
 def many(draw: c.Draw, x: Tensor) -> Tensor:
-    return draw("b", c.Bernoulli(x)).sum(-1) + draw("a", c.Bernoulli(torch.zeros(len(x), 20))).sum(-1)
+    return draw("b", c.Bernoulli(logits=x)).sum(-1) + draw("a", c.Bernoulli(logits=torch.zeros(len(x), 20))).sum(-1)
 
 
 @pytest.mark.unchecked
@@ -418,7 +424,7 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
         ),
         (
             diamond,
-            c.OneHotCategorical(torch.zeros(2)),
+            c.OneHotCategorical(logits=torch.zeros(2)),
             {},
             "mode must be a mode, such as concretely.mode.Discrete(), got OneHotCategorical",
         ),
@@ -513,22 +519,24 @@ def test_runs_are_mapped_over_a_batch_of_inputs(mode: c.mode.Mode) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_with_normal_noise_a_node_is_the_control_with_its_logits(size: int) -> None:
     logits = torch.randn(3, size, dtype=torch.float64)
-    control = c.HypercubeLogisticNormal(logits, 0.5)
+    control = c.HypercubeLogisticNormal(logits=logits, temperature=0.5)
     mode = c.mode.Relaxed(0.5, noise="normal")
-    trace = c.run(lambda draw: draw("a", c.Hypercube(logits)), mode=mode, samples=4)
+    trace = c.run(lambda draw: draw("a", c.Hypercube(logits=logits)), mode=mode, samples=4)
     value = trace["a"].value
     node = trace["a"].node
     torch.testing.assert_close(trace["a"].unit_log_prob, control.node.log_prob(node))
     assert (value.abs() <= 1).all()
-    assert control.discretize().logits.shape == c.Hypercube(logits).logits.shape
-    other = c.HypercubeLogisticNormal(logits + 1 + torch.arange(size), 0.7)
+    assert control.discretize().logits.shape == c.Hypercube(logits=logits).logits.shape
+    other = c.HypercubeLogisticNormal(logits=logits + 1 + torch.arange(size), temperature=0.7)
     scored = mode.score("a", other.discretize(), value, node=node)
-    torch.testing.assert_close(scored, c.HypercubeLogisticNormal(other.logits, 0.5).node.log_prob(node))
+    torch.testing.assert_close(
+        scored, c.HypercubeLogisticNormal(logits=other.logits, temperature=0.5).node.log_prob(node)
+    )
 
 
 def test_discrete_nodes_have_a_control_and_bits_have_none() -> None:
     mode = c.mode.Relaxed(0.5, noise="normal")
-    value = c.run(lambda draw: draw("a", c.OneHotCategorical(torch.zeros(5, 3))), mode=mode)["a"].value
+    value = c.run(lambda draw: draw("a", c.OneHotCategorical(logits=torch.zeros(5, 3))), mode=mode)["a"].value
     torch.testing.assert_close(value.sum(-1), torch.ones(5))
     with pytest.raises(NotImplementedError, match="Bernoulli has no relaxation by normal noise"):
-        c.run(lambda draw: draw("a", c.Bernoulli(torch.zeros(5))), mode=mode)
+        c.run(lambda draw: draw("a", c.Bernoulli(logits=torch.zeros(5))), mode=mode)

@@ -46,12 +46,14 @@ def test_elbo_of_a_program_is_minus_the_divergence() -> None:
 
     def model() -> None:
         with pyro.plate("batch", 3):
-            pyro.sample("z", c.BinaryConcrete(torch.zeros(3), 0.5))
+            pyro.sample("z", c.BinaryConcrete(logits=torch.zeros(3), temperature=0.5))
 
     def guide() -> None:
         with pyro.plate("batch", 3):
-            pyro.sample("z", c.BinaryConcrete(logits, 0.5))
+            pyro.sample("z", c.BinaryConcrete(logits=logits, temperature=0.5))
 
     elbo = pyro.infer.Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1)
-    exact = torch.distributions.kl_divergence(c.BinaryConcrete(logits, 0.5), c.BinaryConcrete(torch.zeros(3), 0.5))
+    exact = torch.distributions.kl_divergence(
+        c.BinaryConcrete(logits=logits, temperature=0.5), c.BinaryConcrete(logits=torch.zeros(3), temperature=0.5)
+    )
     assert elbo.loss(model, guide) == pytest.approx(exact.sum().item(), abs=0.2)

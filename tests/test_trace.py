@@ -39,15 +39,15 @@ def taken(path: str) -> AbstractContextManager[None]:
 
 def program(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
     """Units of all kinds: with two axes of them, with logits that samples share or that a draw has made."""
-    first = draw("first", c.Bernoulli((x + bits).unflatten(-1, UNITS)))
+    first = draw("first", c.Bernoulli(logits=(x + bits).unflatten(-1, UNITS)))
     rest(draw, x, first.flatten(-2), states)
 
 
 def rest(draw: Draw, x: Tensor, bits: Tensor, states: Tensor) -> None:
     """The same without a unit on zero and one, which has no control."""
-    second = draw("second", c.Hypercube((bits + (c.tile(x, bits) if bits.dim() > 1 else x)).unsqueeze(-1)))
-    third = draw("third", c.Hypercube(second * states))
-    draw("fourth", c.OneHotCategorical((third.sum(-1, keepdim=True) + states)[..., :3]))
+    second = draw("second", c.Hypercube(logits=(bits + (c.tile(x, bits) if bits.dim() > 1 else x)).unsqueeze(-1)))
+    third = draw("third", c.Hypercube(logits=second * states))
+    draw("fourth", c.OneHotCategorical(logits=(third.sum(-1, keepdim=True) + states)[..., :3]))
 
 
 def inputs() -> tuple[Tensor, Tensor, Tensor]:

@@ -7,10 +7,10 @@ from . import autograd
 from .base import Contender, Family
 
 FAMILIES = (
-    Family("Logistic", "binary", "node", c.Logistic),
-    Family("BinaryConcrete", "binary", "unit", c.BinaryConcrete),
-    Family("ExpConcrete", "n-ary", "node", c.ExpConcrete),
-    Family("Concrete", "n-ary", "unit", c.Concrete),
+    Family("Logistic", "binary", "node", lambda logits, t: c.Logistic(logits=logits, temperature=t)),
+    Family("BinaryConcrete", "binary", "unit", lambda logits, t: c.BinaryConcrete(logits=logits, temperature=t)),
+    Family("ExpConcrete", "n-ary", "node", lambda logits, t: c.ExpConcrete(logits=logits, temperature=t)),
+    Family("Concrete", "n-ary", "unit", lambda logits, t: c.Concrete(logits=logits, temperature=t)),
 )
 
 

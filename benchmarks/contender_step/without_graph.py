@@ -16,7 +16,7 @@ def concrete(network: Network, x: Tensor, samples: int) -> Tensor:
     q = unit(network.encoder[0](2 * x - 1)).relax(TEMPERATURE)
     h, log_q = q.rsample_and_log_prob((samples,))
     log_p = unit(network.top).relax(PRIOR_TEMPERATURE).node_log_prob(h)
-    log_x = c.Bernoulli(network.decoder[0](h.squeeze(-1)), validate_args=False).log_prob(x)
+    log_x = c.Bernoulli(logits=network.decoder[0](h.squeeze(-1)), validate_args=False).log_prob(x)
     return -bound((log_p - log_q).sum(-1) + log_x.sum(-1)).mean()
 
 
@@ -26,14 +26,14 @@ def discrete(network: Network, x: Tensor, samples: int) -> Tensor:
     h2, log_q2 = unit(network.encoder[1](network.centred(h1.squeeze(-1)))).sample_and_log_prob()
     log_p2 = unit(network.top).log_prob(h2)
     log_p1 = unit(network.decoder[0](h2.squeeze(-1))).log_prob(h1)
-    log_x = c.Bernoulli(network.decoder[1](h1.squeeze(-1)), validate_args=False).log_prob(x)
+    log_x = c.Bernoulli(logits=network.decoder[1](h1.squeeze(-1)), validate_args=False).log_prob(x)
     log_q = (log_q1 + log_q2).sum(-1)
     return -vimco((log_p1 + log_p2).sum(-1) + log_x.sum(-1) - log_q, log_q).mean()
 
 
 def unit(logits: Tensor) -> c.Hypercube:
     """Binary units on minus and plus one."""
-    return c.Hypercube(logits.unsqueeze(-1), validate_args=False)
+    return c.Hypercube(logits=logits.unsqueeze(-1), validate_args=False)
 
 
 def contenders(task: Training) -> list[Contender]:

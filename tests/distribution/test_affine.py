@@ -29,8 +29,8 @@ USES: dict[str, Callable[[c.Bernoulli], Any]] = {
     "summed over none": lambda bits: bits.summed_log_prob(torch.ones(3, 5), 0),
     "of more samples": lambda bits: bits.summed_log_prob(torch.ones(4, 3, 5), 1),
     "shapes": lambda bits: (bits.batch_shape, bits.event_shape),
-    "kl_divergence": lambda bits: kl_divergence(bits, c.Bernoulli(torch.zeros(5))),
-    "kl_divergence from": lambda bits: kl_divergence(c.Bernoulli(torch.zeros(5)), bits),
+    "kl_divergence": lambda bits: kl_divergence(bits, c.Bernoulli(logits=torch.zeros(5))),
+    "kl_divergence from": lambda bits: kl_divergence(c.Bernoulli(logits=torch.zeros(5)), bits),
     "copy": lambda bits: (copy.copy(bits).logits, copy.deepcopy(bits).logits, pickle.loads(pickle.dumps(bits)).logits),
 }
 
@@ -42,7 +42,7 @@ def given() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("use", USES)
 def test_it_is_the_variable_with_these_logits(use: str) -> None:
     state, weight, bias = given()
-    written = c.Bernoulli(torch.nn.functional.linear(state, weight, bias))
+    written = c.Bernoulli(logits=torch.nn.functional.linear(state, weight, bias))
     lazy, used = (c.Bernoulli.from_affine(state, weight, bias) for _ in range(2))
     assert torch.equal(used.logits, written.logits)
     for bits in (lazy, used):

@@ -26,15 +26,17 @@ def test_divergence_of_masses_is_their_enumeration(case: Case) -> None:
 
 
 def test_impossible_states_add_nothing_to_a_divergence() -> None:
-    p, q = c.OneHotCategorical(tensor(0.0, 0.0, -math.inf)), c.OneHotCategorical(tensor(0.0, 0.0, 0.0))
+    p, q = c.OneHotCategorical(logits=tensor(0.0, 0.0, -math.inf)), c.OneHotCategorical(logits=tensor(0.0, 0.0, 0.0))
     assert kl_divergence(p, q).item() == pytest.approx(math.log(1.5))
     assert kl_divergence(q, p).item() == math.inf
-    assert kl_divergence(c.Bernoulli(tensor(math.inf)), c.Bernoulli(tensor(0.0))).item() == pytest.approx(math.log(2))
+    assert kl_divergence(c.Bernoulli(logits=tensor(math.inf)), c.Bernoulli(logits=tensor(0.0))).item() == pytest.approx(
+        math.log(2)
+    )
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e-6, 1e-3, 0.0999, 0.1001, 1.0, 8.0, 1e3])
 def test_divergence_of_logistic_nodes_at_one_temperature_is_its_closed_form(shift: float) -> None:
-    p, q = c.Logistic(tensor(shift), 0.3), c.Logistic(tensor(0.0), 0.3)
+    p, q = c.Logistic(logits=tensor(shift), temperature=0.3), c.Logistic(logits=tensor(0.0), temperature=0.3)
     exact = shift / math.tanh(shift / 2) - 2 if shift > 1e-2 else shift**2 / 6 * (1 - shift**2 / 60)
     torch.testing.assert_close(kl_divergence(p, q), tensor(exact), rtol=1e-9, atol=0)
     # the integral for different temperatures ends there
@@ -47,7 +49,10 @@ def test_divergence_of_logistic_nodes_at_one_temperature_is_its_closed_form(shif
 def test_divergence_of_logistic_nodes_at_two_temperatures_is_its_integral(
     logits: tuple[float, float], temperatures: tuple[float, float]
 ) -> None:
-    p, q = (c.Logistic(tensor(logit), temperature) for logit, temperature in zip(logits, temperatures, strict=True))
+    p, q = (
+        c.Logistic(logits=tensor(logit), temperature=temperature)
+        for logit, temperature in zip(logits, temperatures, strict=True)
+    )
     noise = torch.arange(-45, 45, 1e-4, dtype=torch.float64)
     weight = torch.sigmoid(noise) * torch.sigmoid(-noise) * 1e-4
     value = p.push(noise)
@@ -61,7 +66,10 @@ def test_divergence_is_differentiated_right() -> None:
     arguments = tuple(x.requires_grad_() for x in (logits, other, cold, warm))
 
     def logistic(a, b, s, t):  # type: ignore[no-untyped-def]
-        return kl_divergence(c.Logistic(a, s, validate_args=False), c.Logistic(b, t, validate_args=False))
+        return kl_divergence(
+            c.Logistic(logits=a, temperature=s, validate_args=False),
+            c.Logistic(logits=b, temperature=t, validate_args=False),
+        )
 
     assert torch.autograd.gradcheck(logistic, arguments, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(logistic, arguments)
@@ -82,10 +90,14 @@ def test_divergence_of_two_categories_is_the_binary_one() -> None:
     shift = torch.linspace(-20, 20, 41, dtype=torch.float64)
     zero = torch.zeros_like(shift)
     nary = kl_divergence(
-        c.ExpConcrete(torch.stack([shift, zero], -1), 0.3), c.ExpConcrete(torch.zeros(41, 2).double(), 0.3)
+        c.ExpConcrete(logits=torch.stack([shift, zero], -1), temperature=0.3),
+        c.ExpConcrete(logits=torch.zeros(41, 2).double(), temperature=0.3),
     )
     torch.testing.assert_close(
-        nary, kl_divergence(c.Logistic(shift, 0.3), c.Logistic(zero, 0.3)), rtol=1e-9, atol=1e-12
+        nary,
+        kl_divergence(c.Logistic(logits=shift, temperature=0.3), c.Logistic(logits=zero, temperature=0.3)),
+        rtol=1e-9,
+        atol=1e-12,
     )
 
 
@@ -93,13 +105,31 @@ def test_divergence_of_two_categories_is_the_binary_one() -> None:
     ("p", "q"),
     [
         (c.Gumbel(tensor(0.5)), c.Gumbel(tensor(-0.3))),
-        (c.ExpConcrete(tensor(1, 2, -3, 0.5), 0.3), c.ExpConcrete(tensor(-1, 1, 0, 0.2), 0.3)),
-        (c.Concrete(tensor(8, 0, 0), 0.1), c.Concrete(tensor(0, 0, 0), tensor(0.1))),
-        (c.HypercubeConcrete(tensor(1, 2, -3, 0.5), 0.3), c.HypercubeConcrete(tensor(-1, 1, 0, 0.2), 0.3)),
-        (c.HypercubeConcrete(tensor(2, 0), 0.3), c.HypercubeConcrete(tensor(-1, 0), 0.5)),
-        (c.LogisticNormal(tensor(1, 2, -3, 0.5), 0.3), c.LogisticNormal(tensor(-1, 1, 0, 0.2), 0.5)),
-        (c.BinaryCircuit(tensor(3.0), 0.3), c.BinaryCircuit(tensor(-1.0), 0.5)),
-        (c.BinaryConcrete(tensor(3.0), 2 / 3), c.BinaryConcrete(tensor(-1.0), 1 / 2)),
+        (
+            c.ExpConcrete(logits=tensor(1, 2, -3, 0.5), temperature=0.3),
+            c.ExpConcrete(logits=tensor(-1, 1, 0, 0.2), temperature=0.3),
+        ),
+        (
+            c.Concrete(logits=tensor(8, 0, 0), temperature=0.1),
+            c.Concrete(logits=tensor(0, 0, 0), temperature=tensor(0.1)),
+        ),
+        (
+            c.HypercubeConcrete(logits=tensor(1, 2, -3, 0.5), temperature=0.3),
+            c.HypercubeConcrete(logits=tensor(-1, 1, 0, 0.2), temperature=0.3),
+        ),
+        (
+            c.HypercubeConcrete(logits=tensor(2, 0), temperature=0.3),
+            c.HypercubeConcrete(logits=tensor(-1, 0), temperature=0.5),
+        ),
+        (
+            c.LogisticNormal(logits=tensor(1, 2, -3, 0.5), temperature=0.3),
+            c.LogisticNormal(logits=tensor(-1, 1, 0, 0.2), temperature=0.5),
+        ),
+        (c.BinaryCircuit(logits=tensor(3.0), temperature=0.3), c.BinaryCircuit(logits=tensor(-1.0), temperature=0.5)),
+        (
+            c.BinaryConcrete(logits=tensor(3.0), temperature=2 / 3),
+            c.BinaryConcrete(logits=tensor(-1.0), temperature=1 / 2),
+        ),
     ],
     ids=str,
 )
@@ -119,7 +149,9 @@ def test_divergence_estimated_from_draws_on_the_unit_interval_is_right(
     logit: float, temperature: float, dtype: torch.dtype
 ) -> None:
     exact = 8 / math.tanh(4) - 2
-    p, q = (c.BinaryConcrete(torch.full((1_000_000,), x, dtype=dtype), temperature) for x in (logit, 0.0))
+    p, q = (
+        c.BinaryConcrete(logits=torch.full((1_000_000,), x, dtype=dtype), temperature=temperature) for x in (logit, 0.0)
+    )
     log_ratio = c.monte_carlo_kl(p, q).double()
     if dtype in (torch.float64, torch.float32):
         assert_mean(log_ratio, exact)
@@ -128,10 +160,10 @@ def test_divergence_estimated_from_draws_on_the_unit_interval_is_right(
 
 
 def test_swapping_zero_and_one_changes_nothing() -> None:
-    noise = c.Logistic(torch.tensor(8.0), 0.05).noise((1000,))
+    noise = c.Logistic(logits=torch.tensor(8.0), temperature=0.05).noise((1000,))
     scores = []
     for sign in (1, -1):
-        p, q = (c.BinaryConcrete(torch.tensor(sign * x), 0.05) for x in (8.0, 0.0))
+        p, q = (c.BinaryConcrete(logits=torch.tensor(sign * x), temperature=0.05) for x in (8.0, 0.0))
         node = p.node.push(sign * noise)
         scores.append(p.node.log_prob(node) - q.node.log_prob(node))
     assert torch.equal(*scores)
@@ -139,31 +171,44 @@ def test_swapping_zero_and_one_changes_nothing() -> None:
 
 def test_monte_carlo_estimate_is_unbiased_and_has_a_gradient() -> None:
     logits = tensor(1, 0, -1).requires_grad_()
-    p, q = c.Concrete(logits, 0.5), c.Concrete(tensor(0, 0, 0), 0.5)
+    p, q = c.Concrete(logits=logits, temperature=0.5), c.Concrete(logits=tensor(0, 0, 0), temperature=0.5)
     exact = kl_divergence(p, q)
     draws = torch.stack([c.monte_carlo_kl(p, q, samples=5) for _ in range(2000)])
     assert_mean(draws.detach(), exact.item())
     (expected,) = torch.autograd.grad(exact, logits)
     each = logits.detach().expand(20_000, 3).clone().requires_grad_()
-    (gradients,) = torch.autograd.grad(c.monte_carlo_kl(c.Concrete(each, 0.5), q).sum(), each)
+    (gradients,) = torch.autograd.grad(c.monte_carlo_kl(c.Concrete(logits=each, temperature=0.5), q).sum(), each)
     for column, exact_slope in zip(gradients.T, expected, strict=True):
         assert_mean(column, exact_slope.item())
 
 
 def test_what_has_no_exact_divergence_says_what_to_do() -> None:
     with pytest.raises(NotImplementedError, match=r"different temperatures: estimate it with monte_carlo_kl"):
-        kl_divergence(c.Concrete(tensor(0, 0, 0), 0.5), c.Concrete(tensor(0, 0, 0), 0.6))
+        kl_divergence(
+            c.Concrete(logits=tensor(0, 0, 0), temperature=0.5), c.Concrete(logits=tensor(0, 0, 0), temperature=0.6)
+        )
     with pytest.raises(NotImplementedError, match="normal noise only: estimate it with monte_carlo_kl"):
-        kl_divergence(*(c.BinaryCircuit(tensor(0.0), 0.5, noise="laplace") for _ in range(2)))
+        kl_divergence(*(c.BinaryCircuit(logits=tensor(0.0), temperature=0.5, noise="laplace") for _ in range(2)))
     with pytest.raises(ValueError, match="samples must be positive, got 0"):
-        c.monte_carlo_kl(c.Concrete(tensor(0, 0, 0), 0.5), c.Concrete(tensor(0, 0, 0), 0.6), samples=0)
+        c.monte_carlo_kl(
+            c.Concrete(logits=tensor(0, 0, 0), temperature=0.5),
+            c.Concrete(logits=tensor(0, 0, 0), temperature=0.6),
+            samples=0,
+        )
 
 
 @pytest.mark.unchecked
 def test_divergences_compile() -> None:
     def divergence(logits: torch.Tensor) -> torch.Tensor:
-        categorical = kl_divergence(c.ExpConcrete(logits, 0.5), c.ExpConcrete(torch.zeros(3), 0.5))
-        return categorical + kl_divergence(c.Logistic(logits, 0.5), c.Logistic(torch.zeros(3), 0.6)).sum()
+        categorical = kl_divergence(
+            c.ExpConcrete(logits=logits, temperature=0.5), c.ExpConcrete(logits=torch.zeros(3), temperature=0.5)
+        )
+        return (
+            categorical
+            + kl_divergence(
+                c.Logistic(logits=logits, temperature=0.5), c.Logistic(logits=torch.zeros(3), temperature=0.6)
+            ).sum()
+        )
 
     logits = torch.tensor([1.0, 0.0, -2.0])
     compiled = torch.compile(divergence, fullgraph=True, backend="aot_eager")

@@ -13,7 +13,7 @@ from torch import Tensor
 import concretely as c
 from concretely.functional.draw import EdgeWarning
 from concretely.functional.edge import near_one, near_zero
-from tests.cases import DTYPES, RELAXATIONS, Case, each
+from tests.cases import DTYPES, RELAXATIONS, Case, each, named
 
 pytestmark = pytest.mark.filterwarnings("ignore::concretely.functional.draw.EdgeWarning")
 INVERTIBLE = tuple(case for case in RELAXATIONS if "Hypercube" not in case.name)
@@ -140,7 +140,7 @@ def test_score_of_a_copy_is_that_of_the_original_bit_for_bit(
 
 
 @pytest.mark.unchecked
-@pytest.mark.parametrize("build", [c.BinaryConcrete, c.Concrete])
+@pytest.mark.parametrize("build", [named(c.BinaryConcrete), named(c.Concrete)])
 def test_values_drawn_and_scored_in_compiled_programs_are_scored_as_elsewhere(build: Callable[..., c.Concrete]) -> None:
     logits = torch.linspace(-2, 2, 12).view(3, 4)
     drawn = torch.compile(lambda logits: build(logits, 0.3).rsample(), backend="aot_eager", fullgraph=True)(logits)
@@ -176,12 +176,14 @@ def test_largest_entry_is_known_from_the_others() -> None:
     others = torch.tensor([3e-9, 2e-12])
     value = torch.cat([torch.ones(1), others])  # 1 - 3e-9 rounds to 1 in float32
     exact = torch.cat([1 - others.double().sum().view(1), others.double()])
-    expected = c.Concrete(logits.double(), 0.4).log_prob(exact)
-    torch.testing.assert_close(c.Concrete(logits, 0.4).log_prob(value).double(), expected, rtol=1e-6, atol=0)
+    expected = c.Concrete(logits=logits.double(), temperature=0.4).log_prob(exact)
+    torch.testing.assert_close(
+        c.Concrete(logits=logits, temperature=0.4).log_prob(value).double(), expected, rtol=1e-6, atol=0
+    )
 
 
 def test_draw_converted_to_a_wider_dtype_keeps_the_cell_it_was_rounded_to() -> None:
-    relaxed = c.BinaryConcrete(torch.tensor(8.0), 0.05)
+    relaxed = c.BinaryConcrete(logits=torch.tensor(8.0), temperature=0.05)
     value = relaxed.sample((100,))
     torch.testing.assert_close(relaxed.log_prob(value.double()), relaxed.log_prob(value))
 
@@ -190,18 +192,20 @@ def test_draw_converted_to_a_wider_dtype_keeps_the_cell_it_was_rounded_to() -> N
 def test_graphs_score_draws_by_their_nodes(size: int) -> None:
     logits, other = torch.full((6, size), 9.0), torch.zeros(6, size)
     mode = c.mode.Relaxed(0.05)
-    trace = c.run(lambda draw: draw("z", c.Hypercube(logits)), mode=mode, samples=50)
-    replayed = c.run(lambda draw: draw("z", c.Hypercube(other)), mode=c.mode.Replay(trace, mode))
+    trace = c.run(lambda draw: draw("z", c.Hypercube(logits=logits)), mode=mode, samples=50)
+    replayed = c.run(lambda draw: draw("z", c.Hypercube(logits=other)), mode=c.mode.Replay(trace, mode))
     node = trace["z"].node
     assert node is not None
-    exact = c.Hypercube(other).relax(0.05).node.log_prob(node)
-    torch.testing.assert_close(replayed["z"].log_prob, exact)
+    exact = c.Hypercube(logits=other).relax(0.05).node.log_prob(node)
+    torch.testing.assert_close(replayed["z"].unit_log_prob, exact)
     assert not hasattr(trace["z"].value, "node")
 
 
 def test_many_values_on_the_edge_give_a_warning_and_few_do_not() -> None:
     with pytest.warns(EdgeWarning, match="more than 1 % of the scored values"):
-        c.BinaryConcrete(torch.tensor(8.0), 0.05).log_prob(torch.ones(10))
+        c.BinaryConcrete(logits=torch.tensor(8.0), temperature=0.05).log_prob(torch.ones(10))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        c.BinaryConcrete(torch.tensor(0.0), 0.5).log_prob(torch.cat([torch.ones(1), torch.full((200,), 0.5)]))
+        c.BinaryConcrete(logits=torch.tensor(0.0), temperature=0.5).log_prob(
+            torch.cat([torch.ones(1), torch.full((200,), 0.5)])
+        )

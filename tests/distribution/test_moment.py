@@ -1,18 +1,25 @@
 """Entropies, modes, moments and distribution functions agree with the densities and masses they belong to."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import concretely as c
 from tests.budget import assert_mean
-from tests.cases import MASSES, NODES, Case, each
+from tests.cases import MASSES, NODES, Case, each, named
 
 LINE = [
     c.Gumbel(torch.tensor(0.7, dtype=torch.float64)),
-    *(c.Logistic(torch.tensor(0.7, dtype=torch.float64), temperature) for temperature in (0.3, 1.0, 2.0)),
-    *(c.CircuitNode(torch.tensor(0.7, dtype=torch.float64), 0.6, noise=n) for n in ("logistic", "normal", "laplace")),
+    *(
+        c.Logistic(logits=torch.tensor(0.7, dtype=torch.float64), temperature=temperature)
+        for temperature in (0.3, 1.0, 2.0)
+    ),
+    *(
+        c.CircuitNode(logits=torch.tensor(0.7, dtype=torch.float64), temperature=0.6, noise=n)
+        for n in ("logistic", "normal", "laplace")
+    ),
 ]
 
 
@@ -34,8 +41,8 @@ def test_mode_has_the_highest_density(variable: c.Logistic) -> None:
     assert (variable.log_prob(around) <= variable.log_prob(variable.mode)).all()
 
 
-@pytest.mark.parametrize("build", [c.ExpConcrete, c.ExpLogisticNormal])
-def test_mode_on_the_log_simplex_has_the_highest_density(build: type[c.ExpConcrete]) -> None:
+@pytest.mark.parametrize("build", [named(c.ExpConcrete), named(c.ExpLogisticNormal)])
+def test_mode_on_the_log_simplex_has_the_highest_density(build: Callable[..., c.ExpConcrete]) -> None:
     variable = build(torch.randn(5, dtype=torch.float64), 0.4)
     around = (variable.mode + 0.1 * torch.randn(200, 5, dtype=torch.float64)).log_softmax(-1)
     assert (variable.log_prob(around) <= variable.log_prob(variable.mode)).all()
@@ -50,7 +57,10 @@ def test_entropy_is_the_mean_of_minus_the_log_density(case: Case) -> None:
 
 def test_entropy_of_two_categories_is_the_binary_one() -> None:
     for temperature in (0.1, 2 / 3, 5.0):
-        pair, one = c.ExpConcrete(torch.zeros(2), temperature), c.Logistic(torch.tensor(3.0), temperature)
+        pair, one = (
+            c.ExpConcrete(logits=torch.zeros(2), temperature=temperature),
+            c.Logistic(logits=torch.tensor(3.0), temperature=temperature),
+        )
         torch.testing.assert_close(pair.entropy(), one.entropy())
 
 
@@ -71,12 +81,12 @@ def test_mass_of_all_states_is_one_and_gives_the_moments(case: Case) -> None:
 
 
 def test_impossible_states_have_no_mass_and_add_no_entropy() -> None:
-    variable = c.OneHotCategorical(torch.tensor([0.0, 0.0, -math.inf]))
+    variable = c.OneHotCategorical(logits=torch.tensor([0.0, 0.0, -math.inf]))
     assert variable.probs.tolist() == [0.5, 0.5, 0.0]
     assert variable.entropy().item() == pytest.approx(math.log(2))
     assert variable.log_prob(torch.tensor([0.0, 0.0, 1.0])).item() == -math.inf
     assert variable.sample((1000,))[:, 2].sum() == 0
-    certain = c.Bernoulli(torch.tensor([math.inf, -math.inf]))
+    certain = c.Bernoulli(logits=torch.tensor([math.inf, -math.inf]))
     assert certain.sample().tolist() == [1, 0]
     assert certain.entropy().tolist() == [0, 0]
 
@@ -84,8 +94,8 @@ def test_impossible_states_have_no_mass_and_add_no_entropy() -> None:
 @pytest.mark.parametrize("noise", ["logistic", "normal", "laplace", "cauchy"])
 def test_icdf_inverts_cdf(noise: str) -> None:
     for logit in (-5.0 if noise == "cauchy" else -30.0, 0.0, 5.0):  # the location of Cauchy noise is e³⁰
-        node = c.CircuitNode(torch.tensor(logit, dtype=torch.float64), 0.3, noise=noise)
-        relaxed = c.BinaryCircuit(torch.tensor(logit, dtype=torch.float64), 3.0, noise=noise)
+        node = c.CircuitNode(logits=torch.tensor(logit, dtype=torch.float64), temperature=0.3, noise=noise)
+        relaxed = c.BinaryCircuit(logits=torch.tensor(logit, dtype=torch.float64), temperature=3.0, noise=noise)
         p = torch.tensor([1e-12, 1e-3, 0.2, 0.5, 0.9, 1 - 1e-9], dtype=torch.float64)
         torch.testing.assert_close(node.cdf(node.icdf(p)), p, rtol=1e-6, atol=0)
         value = relaxed.icdf(p)
@@ -95,46 +105,47 @@ def test_icdf_inverts_cdf(noise: str) -> None:
 
 def test_from_probs_is_the_inverse_of_probs() -> None:
     probs = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)
-    torch.testing.assert_close(c.Bernoulli.from_probs(probs).probs, probs)
-    torch.testing.assert_close(c.OneHotCategorical.from_probs(probs).probs, probs)
-    torch.testing.assert_close(c.OneHotCategorical.from_probs(probs / 2).probs, probs)
-    torch.testing.assert_close(c.Concrete.from_probs(probs, 0.5).discretize().probs, probs)
-    torch.testing.assert_close(c.BinaryConcrete.from_probs(probs, 0.5).discretize().probs, probs)
-    torch.testing.assert_close(c.BinaryCircuit.from_probs(probs, 0.5).discretize().probs, probs)
-    torch.testing.assert_close(c.LogisticNormal.from_probs(probs, 0.5).discretize().probs, probs)
-    torch.testing.assert_close(c.Logistic.from_probs(probs, 0.5).cdf(torch.zeros(3).double()), 1 - probs)
-    torch.testing.assert_close(c.ExpConcrete.from_probs(probs, 0.5).logits.softmax(-1), probs)
-    torch.testing.assert_close(c.Gumbel.from_probs(probs).mode.exp(), probs)
+    torch.testing.assert_close(c.Bernoulli(probs=probs).probs, probs)
+    torch.testing.assert_close(c.OneHotCategorical(probs=probs).probs, probs)
+    torch.testing.assert_close(c.OneHotCategorical(probs=probs / 2).probs, probs)
+    torch.testing.assert_close(c.Concrete(probs=probs, temperature=0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.BinaryConcrete(probs=probs, temperature=0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.BinaryCircuit(probs=probs, temperature=0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.LogisticNormal(probs=probs, temperature=0.5).discretize().probs, probs)
+    torch.testing.assert_close(c.Logistic(probs=probs, temperature=0.5).cdf(torch.zeros(3).double()), 1 - probs)
+    torch.testing.assert_close(c.ExpConcrete(probs=probs, temperature=0.5).logits.softmax(-1), probs)
     quarters = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    torch.testing.assert_close(c.Hypercube.from_probs(quarters).mean, torch.tensor([0.4, 0.2], dtype=torch.float64))
-    torch.testing.assert_close(c.Hypercube.from_probs(probs.unsqueeze(-1)).mean.squeeze(-1), 2 * probs - 1)
+    torch.testing.assert_close(c.Hypercube(probs=quarters).mean, torch.tensor([0.4, 0.2], dtype=torch.float64))
+    torch.testing.assert_close(c.Hypercube(probs=probs.unsqueeze(-1)).mean.squeeze(-1), 2 * probs - 1)
     torch.testing.assert_close(
-        c.HypercubeConcrete.from_probs(quarters, 0.5).discretize().mean, torch.tensor([0.4, 0.2], dtype=torch.float64)
+        c.HypercubeConcrete(probs=quarters, temperature=0.5).discretize().mean,
+        torch.tensor([0.4, 0.2], dtype=torch.float64),
     )
 
 
 def test_relax_and_discretize_are_inverse() -> None:
     logits = torch.randn(3, 4)
-    for mass in (c.Bernoulli(logits), c.OneHotCategorical(logits), c.Hypercube(logits)):
+    for mass in (c.Bernoulli(logits=logits), c.OneHotCategorical(logits=logits), c.Hypercube(logits=logits)):
         back = mass.relax(0.5).discretize()
         assert type(back) is type(mass)
         assert torch.equal(back.logits, mass.logits)
 
 
 def test_two_states_of_a_hypercube_are_one_log_odds() -> None:
-    pair, one = c.Hypercube(torch.tensor([1.0, 3.5])), c.Hypercube(torch.tensor([2.5]))
+    pair, one = c.Hypercube(logits=torch.tensor([1.0, 3.5])), c.Hypercube(logits=torch.tensor([2.5]))
     assert torch.equal(pair.logits, one.logits)
     noise = one.relax(0.5).noise((100,))
-    assert torch.equal(one.push(noise), 2 * c.Bernoulli(torch.tensor(2.5)).push(noise).unsqueeze(-1) - 1)
+    assert torch.equal(one.push(noise), 2 * c.Bernoulli(logits=torch.tensor(2.5)).push(noise).unsqueeze(-1) - 1)
     torch.testing.assert_close(
-        one.relax(0.5).push(noise), 2 * c.BinaryConcrete(torch.tensor(2.5), 0.5).push(noise).unsqueeze(-1) - 1
+        one.relax(0.5).push(noise),
+        2 * c.BinaryConcrete(logits=torch.tensor(2.5), temperature=0.5).push(noise).unsqueeze(-1) - 1,
     )
 
 
 def test_circuit_takes_any_distribution_as_its_noise() -> None:
     law = torch.distributions.Normal(torch.tensor(0.3, dtype=torch.float64), torch.tensor(2.0, dtype=torch.float64))
     logits = torch.tensor([-2.0, 0.0, 1.5], dtype=torch.float64)
-    node = c.CircuitNode(logits, 0.7, noise=law)
+    node = c.CircuitNode(logits=logits, temperature=0.7, noise=law)
     torch.testing.assert_close(node.cdf(torch.zeros(3, dtype=torch.float64)), torch.sigmoid(-logits))
     value, log_prob = node.rsample_and_log_prob((1000,))
     torch.testing.assert_close(node.log_prob(value), log_prob)

@@ -167,8 +167,8 @@ class Gamble(nn.Module):
 
     def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
         """The cost."""
-        code = draw("code", c.OneHotCategorical(self.encoder(x)))
-        gate = draw("gate", c.Bernoulli(self.gate.expand(len(x), 2)))
+        code = draw("code", c.OneHotCategorical(logits=self.encoder(x)))
+        gate = draw("gate", c.Bernoulli(logits=self.gate.expand(len(x), 2)))
         return (code @ self.price - gate).square().sum(-1) + gate.prod(-1) * c.tile(x, gate)[..., 0]
 
 

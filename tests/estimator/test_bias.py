@@ -41,9 +41,9 @@ class Toss(nn.Module):
     def forward(self, draw: c.Draw) -> Tensor:
         """The cost."""
         if self.categories:
-            code = draw("b", c.OneHotCategorical(torch.cat([self.logit, torch.zeros_like(self.logit)])))
+            code = draw("b", c.OneHotCategorical(logits=torch.cat([self.logit, torch.zeros_like(self.logit)])))
             return self.cost(code[..., 0])
-        return self.cost(draw("b", c.Bernoulli(self.logit))).sum(-1)
+        return self.cost(draw("b", c.Bernoulli(logits=self.logit))).sum(-1)
 
 
 def over_noise(

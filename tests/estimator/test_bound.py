@@ -160,7 +160,7 @@ def test_estimate_of_a_cost_bounds_nothing_and_that_of_nvil_the_log_likelihood()
     model, x = UNIT.made(), UNIT.inputs[0]
 
     def program(draw: c.Draw) -> Tensor:
-        return draw("b", c.Bernoulli(torch.zeros(2))).sum(-1)
+        return draw("b", c.Bernoulli(logits=torch.zeros(2))).sum(-1)
 
     assert c.estimate(model, x, estimator=c.NVIL(model, x)).bound_target == DISCRETE
     for estimator in (c.Reinforce(), c.Exact(), c.Pathwise(0.5), c.StraightThrough(), c.NVIL(program)):

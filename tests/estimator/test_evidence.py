@@ -190,7 +190,7 @@ def test_what_is_observed_apart_from_the_latents_counts_once_for_each_sample(sam
     rate = torch.randn(3, dtype=x.dtype)
 
     def p(draw: c.Draw, x: Tensor) -> None:
-        draw("y", c.Bernoulli(rate), observed=x)
+        draw("y", c.Bernoulli(logits=rate), observed=x)
         model.p(draw, x)
 
     both = c.Model(p, model.q)
@@ -199,7 +199,7 @@ def test_what_is_observed_apart_from_the_latents_counts_once_for_each_sample(sam
         alone = c.estimate(model, x[:points], estimator=c.Reinforce(), samples=samples, generator=generator).log_w
         generator.manual_seed(0)
         actual = c.estimate(both, x[:points], estimator=c.Reinforce(), samples=samples, generator=generator).log_w
-        torch.testing.assert_close(actual, alone + c.Bernoulli(rate).log_prob(x[:points]).sum(-1))
+        torch.testing.assert_close(actual, alone + c.Bernoulli(logits=rate).log_prob(x[:points]).sum(-1))
 
 
 def test_sample_axis_is_told_from_a_batch_of_the_same_length() -> None:

@@ -104,7 +104,7 @@ def test_state_that_cannot_happen_adds_nothing_to_the_expectation_or_its_gradien
     never = torch.full((1,), -torch.inf, dtype=torch.float64)
 
     def program(draw: c.Draw) -> torch.Tensor:
-        code = draw("code", c.OneHotCategorical(torch.cat([logits, never])))
+        code = draw("code", c.OneHotCategorical(logits=torch.cat([logits, never])))
         return torch.where(code > 0, price, 0).sum(-1)
 
     estimate = c.estimate(program, estimator=c.Exact())

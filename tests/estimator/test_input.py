@@ -19,27 +19,27 @@ TWO = c.density("2H-2H-3V")
 
 def gates(draw: c.Draw, x: Tensor) -> Tensor:
     """A program with a sound cost."""
-    return draw("gate", c.Bernoulli(x)).sum(-1)
+    return draw("gate", c.Bernoulli(logits=x)).sum(-1)
 
 
 def unsummed(draw: c.Draw, x: Tensor) -> Tensor:
     """A program whose cost has an axis too many."""
-    return draw("gate", c.Bernoulli(x))
+    return draw("gate", c.Bernoulli(logits=x))
 
 
 def averaged(draw: c.Draw, x: Tensor) -> Tensor:
     """A program whose cost has lost its axes."""
-    return draw("gate", c.Bernoulli(x)).mean()
+    return draw("gate", c.Bernoulli(logits=x)).mean()
 
 
 def number(draw: c.Draw, x: Tensor) -> float:
     """A program whose cost is no tensor."""
-    return draw("gate", c.Bernoulli(x)).mean().item()
+    return draw("gate", c.Bernoulli(logits=x)).mean().item()
 
 
 def twice(draw: c.Draw, x: Tensor) -> Tensor:
     """A program that draws a node twice."""
-    return draw("gate", c.Bernoulli(x)).sum(-1) + draw("gate", c.Bernoulli(x)).sum(-1)
+    return draw("gate", c.Bernoulli(logits=x)).sum(-1) + draw("gate", c.Bernoulli(logits=x)).sum(-1)
 
 
 def foreign(draw: c.Draw, x: Tensor) -> Tensor:
@@ -49,34 +49,34 @@ def foreign(draw: c.Draw, x: Tensor) -> Tensor:
 
 def unexpanded(draw: c.Draw, x: Tensor) -> Tensor:
     """A program with a root that has one set of logits for all data."""
-    return draw("gate", c.Bernoulli(torch.zeros(3))).sum(-1)
+    return draw("gate", c.Bernoulli(logits=torch.zeros(3))).sum(-1)
 
 
 def generative(draw: c.Draw, x: Tensor) -> None:
     """A generative program of one latent."""
-    z = draw("z", c.Bernoulli(torch.zeros(3)))
-    draw("x", c.Bernoulli(z), observed=x)
+    z = draw("z", c.Bernoulli(logits=torch.zeros(3)))
+    draw("x", c.Bernoulli(logits=z), observed=x)
 
 
 def unobserved(draw: c.Draw, x: Tensor) -> None:
     """A generative program that observes nothing."""
-    draw("z", c.Bernoulli(torch.zeros(3)))
+    draw("z", c.Bernoulli(logits=torch.zeros(3)))
 
 
 def inference(draw: c.Draw, x: Tensor) -> None:
     """The inference program of one latent."""
-    draw("z", c.Bernoulli(x))
+    draw("z", c.Bernoulli(logits=x))
 
 
 def two_latents(draw: c.Draw, x: Tensor) -> None:
     """An inference program with a latent too many."""
-    draw("z", c.Bernoulli(x))
-    draw("extra", c.Bernoulli(x))
+    draw("z", c.Bernoulli(logits=x))
+    draw("extra", c.Bernoulli(logits=x))
 
 
 def misnamed(draw: c.Draw, x: Tensor) -> None:
     """An inference program with another name for the latent."""
-    draw("zz", c.Bernoulli(x))
+    draw("zz", c.Bernoulli(logits=x))
 
 
 def estimate(target: Any, estimator: Any, **options: Any) -> Callable[[], object]:
@@ -103,8 +103,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "cost with an axis too many": (
         estimate(unsummed, c.Reinforce(), samples=4),
         ValueError,
-        "a program must return a cost of shape (8,), a number for each sample and data point, "
-        "got shape (8, 3)",
+        "a program must return a cost of shape (8,), a number for each sample and data point, got shape (8, 3)",
     ),
     "cost with an axis too few": (
         estimate(averaged, c.Reinforce()),

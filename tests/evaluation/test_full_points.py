@@ -64,8 +64,8 @@ def test_impossible_data_have_no_average_to_add(number: int, monkeypatch: pytest
     monkeypatch.setattr(likelihood, "FEW", 3)
 
     def p(draw: c.Draw, x: Tensor) -> Tensor:
-        z = draw("z", c.Bernoulli(torch.zeros(len(x), 1)))
-        return draw("x", c.Bernoulli(0 * z - math.inf), observed=x)
+        z = draw("z", c.Bernoulli(logits=torch.zeros(len(x), 1)))
+        return draw("x", c.Bernoulli(logits=0 * z - math.inf), observed=x)
 
     x = torch.zeros(10, 1)
     x[number] = 1

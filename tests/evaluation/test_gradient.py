@@ -35,7 +35,7 @@ class Program:
     logits: Tensor
 
     def __call__(self, draw: c.Draw) -> Tensor:
-        return (draw("b", c.Bernoulli(self.logits)) - self.logits.new_tensor(TARGET)).square().sum(-1)
+        return (draw("b", c.Bernoulli(logits=self.logits)) - self.logits.new_tensor(TARGET)).square().sum(-1)
 
 
 def program() -> Program:
@@ -344,7 +344,7 @@ def test_what_has_too_many_states_is_judged_by_a_long_run(
     logits = torch.zeros(2, requires_grad=True)
 
     def program(draw: c.Draw, x: Tensor) -> Tensor:
-        return draw("b", c.Bernoulli(logits + x)).sum(-1)
+        return draw("b", c.Bernoulli(logits=logits + x)).sum(-1)
 
     study = gradient_study(
         program,
@@ -364,7 +364,7 @@ def test_continuous_nodes_and_objectives_of_ones_own_are_judged_by_a_long_run() 
     logits = torch.zeros(2, requires_grad=True)
 
     def program(draw: c.Draw) -> Tensor:
-        return (draw("y", c.Logistic(logits, 1.0)) * draw("b", c.Bernoulli(logits))).sum(-1)
+        return (draw("y", c.Logistic(logits=logits, temperature=1.0)) * draw("b", c.Bernoulli(logits=logits))).sum(-1)
 
     def best(log_w: Tensor) -> Tensor:
         return log_w.amax(0)
@@ -529,7 +529,7 @@ def test_bad_input_is_refused_in_a_sentence(options: dict[str, Any], error: str)
 
 def test_a_target_that_nothing_moves_has_no_gradient_to_study() -> None:
     def program(draw: c.Draw) -> Tensor:
-        return draw("b", c.Bernoulli(torch.zeros(2))).sum(-1)
+        return draw("b", c.Bernoulli(logits=torch.zeros(2))).sum(-1)
 
     with pytest.raises(ValueError, match=r"^parameters must be used by the target, got none that is$"):
         gradient_study(program, estimators={"score": c.Reinforce()}, parameters=[torch.zeros(1, requires_grad=True)])

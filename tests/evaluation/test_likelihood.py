@@ -39,15 +39,15 @@ def of_pairs(units: int, seen: list[Tensor] | None = None) -> tuple[c.Model, Cal
         return log_prior.unsqueeze(1) + ((2 * pairs - 1) * pixels.unsqueeze(1)).sigmoid().log().sum(-1)
 
     def p(draw: c.Draw, x: Tensor) -> Tensor:
-        state = draw("z", c.Hypercube(prior.unsqueeze(-1)))
+        state = draw("z", c.Hypercube(logits=prior.unsqueeze(-1)))
         if seen is not None:
             seen.append(state)
         logits = torch.where(state > 0, pixels[1], pixels[0]).flatten(-2)
-        return draw("x", c.Bernoulli(logits), observed=x.double())
+        return draw("x", c.Bernoulli(logits=logits), observed=x.double())
 
     def q(draw: c.Draw, x: Tensor) -> None:
         off, on = log_joint(x)
-        draw("z", c.Hypercube((on - off).unsqueeze(-1)))
+        draw("z", c.Hypercube(logits=(on - off).unsqueeze(-1)))
 
     return c.Model(p, q), lambda x: log_joint(x).logsumexp(0).sum(-1)
 
@@ -186,8 +186,8 @@ def test_impossible_data_have_a_log_likelihood_of_minus_infinity() -> None:
     certain = torch.tensor([math.inf, 0.0], dtype=torch.float64)
 
     def p(draw: c.Draw, x: Tensor) -> Tensor:
-        z = draw("z", c.Bernoulli(torch.zeros(len(x), 1)))
-        return draw("x", c.Bernoulli(certain + 0 * z), observed=x)
+        z = draw("z", c.Bernoulli(logits=torch.zeros(len(x), 1)))
+        return draw("x", c.Bernoulli(logits=certain + 0 * z), observed=x)
 
     x = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     result = evaluate(c.Model(p), x, samples=9, chunk=4)
@@ -201,11 +201,11 @@ def test_weights_far_below_what_floats_hold_are_added_without_underflow() -> Non
     logits = torch.full((3000,), 5.0, dtype=torch.float64)
 
     def p(draw: c.Draw, x: Tensor) -> Tensor:
-        z = draw("z", c.Bernoulli(torch.zeros(len(x), 1)))
-        return draw("x", c.Bernoulli(logits + 0 * z), observed=x)
+        z = draw("z", c.Bernoulli(logits=torch.zeros(len(x), 1)))
+        return draw("x", c.Bernoulli(logits=logits + 0 * z), observed=x)
 
     result = evaluate(c.Model(p), torch.zeros(2, 3000), samples=5, chunk=2)
-    expected = c.Bernoulli(logits).log_prob(torch.zeros(3000)).sum()
+    expected = c.Bernoulli(logits=logits).log_prob(torch.zeros(3000)).sum()
     assert expected < -10_000
     torch.testing.assert_close(result.log_likelihood, expected.expand(2))
     torch.testing.assert_close(result.effective_sample_size, torch.full((2,), 5.0, dtype=torch.float64))
@@ -516,9 +516,9 @@ def test_likelihood_that_is_not_a_number_is_reported_with_its_data_point(functio
     assert str(caught.value) == "the log-likelihood must be a number, got nan at data point 0: is a parameter nan?"
 
     def p(draw: c.Draw, x: Tensor) -> Tensor:
-        z = draw("z", c.Bernoulli(torch.zeros(len(x), 1)))
+        z = draw("z", c.Bernoulli(logits=torch.zeros(len(x), 1)))
         unknown = torch.where(x[:, :1] == 1, math.nan, 0.0)
-        return draw("x", c.Bernoulli(z + c.tile(unknown, z), validate_args=False), observed=x)
+        return draw("x", c.Bernoulli(logits=z + c.tile(unknown, z), validate_args=False), observed=x)
 
     x = torch.zeros(30, 2)
     x[17] = 1

@@ -46,7 +46,7 @@ def leaves_of(*shape: int) -> tuple[tuple[Tensor, ...], Tensor]:
 def true_log_likelihood(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor) -> Tensor:
     """That of the library in float64."""
     logits = torch.einsum("rmbi,rui->rmbu", state.double(), weight.double()) + bias.double()[:, None, None]
-    return c.Bernoulli(logits).log_prob(bits.double().unsqueeze(1).expand_as(logits)).sum(-1)
+    return c.Bernoulli(logits=logits).log_prob(bits.double().unsqueeze(1).expand_as(logits)).sum(-1)
 
 
 def pulled(found: Tensor, by: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ INFINITE = (-math.inf, *LOGITS, math.inf)
 
 def law(logits: Tensor, shape: tuple[int, ...]) -> Bernoulli:
     """The variable of the library, in float64."""
-    return Bernoulli(logits.double().unsqueeze(1).expand(shape))
+    return Bernoulli(logits=logits.double().unsqueeze(1).expand(shape))
 
 
 def bit(value: Tensor, squash: str) -> Tensor:
@@ -39,7 +39,7 @@ def test_draws_are_those_of_the_library_up_to_infinite_logits(squash: str, path:
     assert torch.equal(bit(value, squash), states.push(noise(keys, *shape[1:])))
     torch.testing.assert_close(log_mass.double(), states.log_prob(bit(value, squash)), rtol=1e-5, atol=TINY)
     if squash == "corner":
-        corner = Hypercube(logits.unsqueeze(-1), validate_args=False)
+        corner = Hypercube(logits=logits.unsqueeze(-1), validate_args=False)
         assert torch.equal(value.squeeze(0).unsqueeze(-1), corner.push(noise(keys, *shape[1:]).float().squeeze(0)))
     else:
         assert torch.equal(value, bit(value, squash).float())

@@ -24,7 +24,7 @@ def test_the_definition_is_the_distribution(members: int, samples: int, units: i
     value, log_mass = categorical.draw.definition(logits, key, samples, squash)
     if squash == "corner" and n == 2:  # the one log-odds they amount to, which has noise of another kind
         truth = value
-        scored = Hypercube(logits.unsqueeze(1)).log_prob(value)
+        scored = Hypercube(logits=logits.unsqueeze(1)).log_prob(value)
     else:
         law = (Hypercube if squash == "corner" else OneHotCategorical)(logits.unsqueeze(1))
         truth, scored = law.push(noise(key, samples, units, n).float()), law.log_prob(value)

@@ -24,7 +24,7 @@ def given(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[T
 
 def true_log_likelihood(logits: Tensor, bits: Tensor) -> Tensor:
     """The log likelihood by the variable of the library in float64."""
-    return Bernoulli(logits.double()).log_prob(bits.double().unsqueeze(1).expand_as(logits)).sum(-1)
+    return Bernoulli(logits=logits.double()).log_prob(bits.double().unsqueeze(1).expand_as(logits)).sum(-1)
 
 
 def log_likelihood(logits: Tensor, bits: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def test_any_number_of_last_axes_is_summed(axes: int, path: str) -> None:
     logits, bits = torch.randn(5, 2, 3, 4, 7, device=DEVICE), torch.rand(3, 4, 7, device=DEVICE) < 0.3
     with on(path, "likelihood"):
         found = summed_log_likelihood(logits, bits, axes)
-    expected = Bernoulli(logits).log_prob(bits.float()).sum(tuple(range(-axes, 0)))
+    expected = Bernoulli(logits=logits).log_prob(bits.float()).sum(tuple(range(-axes, 0)))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 

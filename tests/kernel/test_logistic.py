@@ -56,19 +56,21 @@ def noise(key: Tensor, samples: int, units: int) -> Tensor:
 def true_draw(logits: Tensor, temperature: Tensor, noise: Tensor, squash: str) -> tuple[Tensor, Tensor, Tensor]:
     """Nodes, values and log densities by the variables of the library in float64."""
     logits, temperature = logits.double().unsqueeze(1).expand_as(noise), temperature.view(-1, 1, 1)
-    law = Logistic(logits, temperature)
+    law = Logistic(logits=logits, temperature=temperature)
     node = law.push(noise)
     value = node
     if squash == "unit":
-        value = BinaryConcrete(logits, temperature).push(noise)
+        value = BinaryConcrete(logits=logits, temperature=temperature).push(noise)
     if squash == "corner":
-        value = HypercubeConcrete(logits.unsqueeze(-1), temperature).push(noise).squeeze(-1)
+        value = HypercubeConcrete(logits=logits.unsqueeze(-1), temperature=temperature).push(noise).squeeze(-1)
     return node, value, law.log_prob(node)
 
 
 def true_score(node: Tensor, logits: Tensor, temperature: Tensor) -> Tensor:
     """Log densities by the variable of the library in float64."""
-    return Logistic(logits.double().unsqueeze(1).expand_as(node), temperature.view(-1, 1, 1)).log_prob(node.double())
+    return Logistic(
+        logits=logits.double().unsqueeze(1).expand_as(node), temperature=temperature.view(-1, 1, 1)
+    ).log_prob(node.double())
 
 
 @PATHS

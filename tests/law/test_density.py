@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import concretely as c
-from tests.cases import CATEGORIES, LOG_SPACE, TEMPERATURES, Case, each, sweep
+from tests.cases import CATEGORIES, LOG_SPACE, TEMPERATURES, Case, each, named, sweep
 
 
 def plane(low: float, high: float, step: float) -> tuple[Tensor, float]:
@@ -21,9 +21,11 @@ def plane(low: float, high: float, step: float) -> tuple[Tensor, float]:
 @pytest.mark.parametrize("logit", [-8.0, 0.0, 3.0])
 def test_density_of_a_node_on_the_line_integrates_to_one(logit: float, temperature: float) -> None:
     variables = [c.Gumbel(torch.tensor(logit, dtype=torch.float64))]
-    for build in (c.Logistic, c.CircuitNode):
+    for build in (named(c.Logistic), named(c.CircuitNode)):
         variables.append(build(torch.tensor(logit, dtype=torch.float64), temperature))
-    variables.append(c.CircuitNode(torch.tensor(logit, dtype=torch.float64), temperature, noise="laplace"))
+    variables.append(
+        c.CircuitNode(logits=torch.tensor(logit, dtype=torch.float64), temperature=temperature, noise="laplace")
+    )
     for variable in variables:
         value = torch.arange(-500, 500, 0.002, dtype=torch.float64)
         assert abs(variable.log_prob(value).exp().sum().item() * 0.002 - 1) < 1e-5, variable
@@ -33,7 +35,7 @@ def test_density_of_a_node_on_the_line_integrates_to_one(logit: float, temperatu
 @pytest.mark.parametrize("logit", [-3.0, 0.0, 2.0])
 @pytest.mark.parametrize("noise", ["logistic", "normal", "laplace"])
 def test_density_on_the_unit_interval_integrates_to_one(noise: str, logit: float, temperature: float) -> None:
-    variable = c.BinaryCircuit(torch.tensor(logit, dtype=torch.float64), temperature, noise=noise)
+    variable = c.BinaryCircuit(logits=torch.tensor(logit, dtype=torch.float64), temperature=temperature, noise=noise)
     node = torch.arange(-20, 20, 0.001, dtype=torch.float64)
     value = torch.sigmoid(node)
     weight = value * torch.sigmoid(-node) * 0.001
@@ -45,7 +47,7 @@ def test_density_on_the_unit_interval_integrates_to_one(noise: str, logit: float
 def test_density_on_the_simplex_integrates_to_one(temperature: float) -> None:
     logits = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64).log()
     node, area = plane(-90 / temperature, 90 / temperature, 0.25 / temperature)
-    for build in (c.Concrete, c.LogisticNormal):
+    for build in (named(c.Concrete), named(c.LogisticNormal)):
         variable = build(logits, temperature, validate_args=False)
         # in the plane of log-ratios an area of the simplex is the product of the three entries
         log_weight = node.sum(-1)
@@ -60,7 +62,7 @@ def test_density_of_the_logarithm_integrates_to_one_in_the_measure_carried_over_
     logits = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64).log()
     node, area = plane(-90 / temperature, 90 / temperature, 0.25 / temperature)
     # dy1 dy2 = x3 times the area in the plane of log-ratios, and the measure divides by x3 again
-    for build in (c.ExpConcrete, c.ExpLogisticNormal):
+    for build in (named(c.ExpConcrete), named(c.ExpLogisticNormal)):
         variable = build(logits, temperature, validate_args=False)
         assert abs(variable.log_prob(node).exp().sum().item() * area - 1) < 1e-9, build
 
@@ -74,7 +76,9 @@ def test_concrete_density_is_the_formula_of_the_paper(n: int, temperature: float
     weights = alpha * x**-temperature
     product = (alpha * x ** (-temperature - 1) / weights.sum(-1, keepdim=True)).prod(-1)
     formula = math.factorial(n - 1) * temperature ** (n - 1) * product
-    torch.testing.assert_close(c.Concrete(logits, temperature).log_prob(x).exp(), formula, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        c.Concrete(logits=logits, temperature=temperature).log_prob(x).exp(), formula, rtol=1e-9, atol=0
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.1, 2 / 3, 2.0])
@@ -82,15 +86,17 @@ def test_binary_concrete_density_is_the_formula_of_the_paper(temperature: float)
     x, alpha = torch.linspace(0.01, 0.99, 99, dtype=torch.float64), 1.7
     top = temperature * alpha * (x * (1 - x)) ** (-temperature - 1)
     formula = top / (alpha * x**-temperature + (1 - x) ** -temperature) ** 2
-    variable = c.BinaryConcrete(torch.tensor(alpha, dtype=torch.float64).log(), temperature)
+    variable = c.BinaryConcrete(logits=torch.tensor(alpha, dtype=torch.float64).log(), temperature=temperature)
     torch.testing.assert_close(variable.log_prob(x).exp(), formula, rtol=1e-9, atol=0)
 
 
 def test_binary_is_the_case_of_two_categories() -> None:
     logits, temperature = torch.randn(20, 2, dtype=torch.float64), 0.7
-    value = c.Concrete(logits, temperature).sample().clone()
-    binary = c.BinaryConcrete(logits[:, 0] - logits[:, 1], temperature)
-    torch.testing.assert_close(c.Concrete(logits, temperature).log_prob(value), binary.log_prob(value[:, 0]))
+    value = c.Concrete(logits=logits, temperature=temperature).sample().clone()
+    binary = c.BinaryConcrete(logits=logits[:, 0] - logits[:, 1], temperature=temperature)
+    torch.testing.assert_close(
+        c.Concrete(logits=logits, temperature=temperature).log_prob(value), binary.log_prob(value[:, 0])
+    )
 
 
 @each(*LOG_SPACE)

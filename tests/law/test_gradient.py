@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import concretely as c
-from tests.cases import DTYPES, TEMPERATURES, Case, each, sweep
+from tests.cases import DTYPES, TEMPERATURES, Case, each, named, sweep
 
-BINARY = Case("Logistic", c.Logistic, has_categories=False)
-CATEGORICAL = Case("ExpConcrete", c.ExpConcrete, has_categories=True)
+BINARY = Case("Logistic", named(c.Logistic), has_categories=False)
+CATEGORICAL = Case("ExpConcrete", named(c.ExpConcrete), has_categories=True)
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -21,7 +21,7 @@ def test_logistic_node_moves_with_its_logit_at_rate_one_over_the_temperature(
     temperature: float, dtype: torch.dtype
 ) -> None:
     logits = sweep(BINARY, 2, dtype=dtype, temperature=temperature).requires_grad_()
-    (gradient,) = torch.autograd.grad(c.Logistic(logits, temperature).rsample().sum(), logits)
+    (gradient,) = torch.autograd.grad(c.Logistic(logits=logits, temperature=temperature).rsample().sum(), logits)
     torch.testing.assert_close(gradient, torch.full_like(logits, 1 / temperature), rtol=tolerance(dtype), atol=0)
 
 
@@ -29,7 +29,7 @@ def test_logistic_node_moves_with_its_logit_at_rate_one_over_the_temperature(
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_binary_concrete_moves_with_the_slope_of_the_sigmoid(temperature: float, dtype: torch.dtype) -> None:
     logits = sweep(BINARY, 2, dtype=dtype, temperature=temperature).requires_grad_()
-    variable = c.BinaryConcrete(logits, temperature)
+    variable = c.BinaryConcrete(logits=logits, temperature=temperature)
     noise = variable.noise()
     (gradient,) = torch.autograd.grad(variable.push(noise).sum(), logits)
     node = (logits.detach().double() + noise.double()) / temperature
@@ -45,7 +45,7 @@ def test_binary_concrete_moves_with_the_slope_of_the_sigmoid(temperature: float,
 @pytest.mark.parametrize("n", [2, 3, 8, 64])
 def test_exp_concrete_moves_as_the_log_softmax(n: int, temperature: float, dtype: torch.dtype) -> None:
     logits = sweep(CATEGORICAL, n, dtype=dtype, temperature=temperature).requires_grad_()
-    variable = c.ExpConcrete(logits, temperature)
+    variable = c.ExpConcrete(logits=logits, temperature=temperature)
     noise, cotangent = variable.noise(), torch.randn(logits.shape, dtype=dtype)
     (gradient,) = torch.autograd.grad(variable.push(noise), logits, cotangent)
     exact = logits.detach().double().requires_grad_()
@@ -62,7 +62,9 @@ def test_location_of_a_circuit_is_differentiated_right(noise: str) -> None:
     logits = torch.tensor([-30.0, -3.0, -1e-6, 0.0, 0.5, 8.0, 40.0], dtype=torch.float64, requires_grad=True)
 
     def location(logits: torch.Tensor) -> torch.Tensor:
-        return c.CircuitNode(logits, 1.0, noise=noise, validate_args=False).push(torch.zeros_like(logits))
+        return c.CircuitNode(logits=logits, temperature=1.0, noise=noise, validate_args=False).push(
+            torch.zeros_like(logits)
+        )
 
     (gradient,) = torch.autograd.grad(location(logits).sum(), logits)
     step = 1e-5
@@ -74,9 +76,9 @@ def test_location_of_a_circuit_is_differentiated_right(noise: str) -> None:
 
 
 @each(
-    Case("Logistic", c.Logistic, has_categories=False),
-    Case("ExpConcrete", c.ExpConcrete, has_categories=True),
-    Case("ExpLogisticNormal", c.ExpLogisticNormal, has_categories=True),
+    Case("Logistic", named(c.Logistic), has_categories=False),
+    Case("ExpConcrete", named(c.ExpConcrete), has_categories=True),
+    Case("ExpLogisticNormal", named(c.ExpLogisticNormal), has_categories=True),
 )
 def test_total_derivative_of_an_own_log_density_in_the_logits_is_zero(case: Case) -> None:
     logits = case.logits(8, batch=(5,)).requires_grad_()
@@ -86,7 +88,11 @@ def test_total_derivative_of_an_own_log_density_in_the_logits_is_zero(case: Case
 
 
 def test_log_density_is_differentiated_right_in_everything() -> None:
-    for build, shape in ((c.Logistic, (3,)), (c.ExpConcrete, (3, 4)), (c.ExpLogisticNormal, (3, 4))):
+    for build, shape in (
+        (named(c.Logistic), (3,)),
+        (named(c.ExpConcrete), (3, 4)),
+        (named(c.ExpLogisticNormal), (3, 4)),
+    ):
         logits = torch.randn(shape, dtype=torch.float64, requires_grad=True)
         temperature = torch.tensor([0.3, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
         value = build(logits, temperature).sample().requires_grad_()

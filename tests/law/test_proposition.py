@@ -9,7 +9,7 @@ from torch import Tensor
 import concretely as c
 from concretely.functional.edge import near_one, near_zero
 from tests.budget import assert_frequency, assert_mean, assert_uniform
-from tests.cases import DTYPES
+from tests.cases import DTYPES, named
 
 DRAWS = 100_000
 
@@ -22,13 +22,19 @@ def test_draws_on_the_line_follow_the_distribution_function(
 ) -> None:
     logits = torch.tensor(logit, dtype=dtype)
     for variable in (
-        c.Logistic(logits, temperature),
-        *(c.CircuitNode(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
+        c.Logistic(logits=logits, temperature=temperature),
+        *(
+            c.CircuitNode(logits=logits, temperature=temperature, noise=noise)
+            for noise in ("normal", "laplace", "cauchy")
+        ),
     ):
         assert_uniform(variable.cdf(variable.sample((DRAWS,))), f"{variable} {logit}")
     for variable in (
-        c.BinaryConcrete(logits, temperature),
-        *(c.BinaryCircuit(logits, temperature, noise=noise) for noise in ("normal", "laplace", "cauchy")),
+        c.BinaryConcrete(logits=logits, temperature=temperature),
+        *(
+            c.BinaryCircuit(logits=logits, temperature=temperature, noise=noise)
+            for noise in ("normal", "laplace", "cauchy")
+        ),
     ):
         # draws on the edge have a cell in common, of which only the probability is known
         value, low, high = variable.sample((DRAWS,)), near_zero(dtype), near_one(dtype)
@@ -47,7 +53,7 @@ def test_draws_on_the_line_follow_the_distribution_function(
 def test_draws_on_the_simplex_follow_the_density(temperature: float) -> None:
     # for independent values of p and q the mean of q/p under p is 1, and of any function times it the mean under q
     logits = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64).log()
-    for build in (c.ExpConcrete, c.ExpLogisticNormal):
+    for build in (named(c.ExpConcrete), named(c.ExpLogisticNormal)):
         p, q = build(logits, temperature), build(logits + torch.tensor([0.3, 0.0, -0.2]).double(), temperature)
         value = p.sample((DRAWS,))
         weight = (q.log_prob(value) - p.log_prob(value)).exp()
@@ -59,7 +65,7 @@ def test_draws_on_the_simplex_follow_the_density(temperature: float) -> None:
 def test_rounding_a_binary_relaxation_gives_its_bernoulli(noise: str, temperature: float) -> None:
     logits = torch.tensor([-700.0, -50.0, -3.0, 0.0, 3.0, 50.0], dtype=torch.float64)
     logits = logits[1:] if noise == "cauchy" else logits
-    below = c.BinaryCircuit(logits, temperature, noise=noise).cdf(torch.full_like(logits, 0.5))
+    below = c.BinaryCircuit(logits=logits, temperature=temperature, noise=noise).cdf(torch.full_like(logits, 0.5))
     torch.testing.assert_close(below, torch.sigmoid(-logits), rtol=1e-9, atol=1e-300)
 
 
@@ -67,7 +73,7 @@ def test_rounding_a_binary_relaxation_gives_its_bernoulli(noise: str, temperatur
 @pytest.mark.parametrize("temperature", [0.0, 1e-3, 0.1, 1.0, 10.0])
 def test_relaxed_and_discrete_draws_of_shared_noise_agree(temperature: float, dtype: torch.dtype) -> None:
     logits = torch.tensor([[0.0, 1.0, -1.0, 0.5], [50.0, -50.0, 0.0, 49.0], [1e3, 999.0, 1e3, -1e3]], dtype=dtype)
-    for mass in (c.OneHotCategorical(logits), c.Bernoulli(logits)):
+    for mass in (c.OneHotCategorical(logits=logits), c.Bernoulli(logits=logits)):
         noise = mass.noise((1000,))
         hard, soft = mass.push(noise), mass.relax(temperature).push(noise)
         if isinstance(mass, c.Bernoulli):
@@ -76,7 +82,7 @@ def test_relaxed_and_discrete_draws_of_shared_noise_agree(temperature: float, dt
         else:
             # and the largest entry stays alone in being so
             assert torch.equal(hard.argmax(-1), soft.argmax(-1))
-    cube = c.Hypercube(logits)
+    cube = c.Hypercube(logits=logits)
     noise = cube.noise((1000,))
     hard, soft = cube.push(noise), cube.relax(min(temperature, 1e-3)).push(noise)
     assert (hard * soft >= 0).all()
@@ -87,10 +93,10 @@ def test_relaxed_and_discrete_draws_of_shared_noise_agree(temperature: float, dt
 def test_temperature_zero_is_the_discrete_limit(cold: float | Tensor, dtype: torch.dtype) -> None:
     logits = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=dtype, requires_grad=True)
     for mass in (
-        c.Bernoulli(logits),
-        c.OneHotCategorical(logits),
-        c.Hypercube(logits),
-        c.Hypercube(logits.unsqueeze(-1)),
+        c.Bernoulli(logits=logits),
+        c.OneHotCategorical(logits=logits),
+        c.Hypercube(logits=logits),
+        c.Hypercube(logits=logits.unsqueeze(-1)),
     ):
         noise = mass.noise((100,))
         limit = mass.relax(cold).push(noise)
@@ -101,14 +107,14 @@ def test_temperature_zero_is_the_discrete_limit(cold: float | Tensor, dtype: tor
 
 
 def test_nodes_at_temperature_zero_are_infinite_with_the_sign_of_their_noise() -> None:
-    node = c.Logistic(torch.zeros(3), 0.0).push(torch.tensor([-1.0, 0.0, 1.0]))
+    node = c.Logistic(logits=torch.zeros(3), temperature=0.0).push(torch.tensor([-1.0, 0.0, 1.0]))
     assert node.tolist() == [-torch.inf, torch.inf, torch.inf]
-    node = c.ExpConcrete(torch.zeros(3), 0.0).push(torch.tensor([-1.0, 0.0, 1.0]))
+    node = c.ExpConcrete(logits=torch.zeros(3), temperature=0.0).push(torch.tensor([-1.0, 0.0, 1.0]))
     assert node.tolist() == [-torch.inf, -torch.inf, 0.0]
 
 
 def test_some_members_of_a_batch_may_be_at_temperature_zero() -> None:
-    variable = c.Concrete(torch.zeros(2, 3), torch.tensor([0.0, 1.0]))
+    variable = c.Concrete(logits=torch.zeros(2, 3), temperature=torch.tensor([0.0, 1.0]))
     value = variable.rsample((50,))
     assert ((value[:, 0] == 0) | (value[:, 0] == 1)).all()
     assert ((value[:, 1] > 0) & (value[:, 1] < 1)).all()
@@ -118,12 +124,16 @@ def test_some_members_of_a_batch_may_be_at_temperature_zero() -> None:
 def test_categories_are_drawn_with_their_probabilities_among_a_thousand(dtype: torch.dtype) -> None:
     logits = torch.zeros(1024, dtype=dtype)
     logits[0] = 7
-    probability = c.OneHotCategorical(logits.double()).probs[0].item()
+    probability = c.OneHotCategorical(logits=logits.double()).probs[0].item()
     draws = 4000
-    for variable in (c.OneHotCategorical(logits), c.ExpConcrete(logits, 10.0), c.Concrete(logits, 0.5)):
+    for variable in (
+        c.OneHotCategorical(logits=logits),
+        c.ExpConcrete(logits=logits, temperature=10.0),
+        c.Concrete(logits=logits, temperature=0.5),
+    ):
         hits = int((variable.sample((draws,)).argmax(-1) == 0).sum())
         assert_frequency(hits, of=draws, probability=probability, what=f"{variable}")
-    corner = c.Hypercube(logits).sample((draws,))
+    corner = c.Hypercube(logits=logits).sample((draws,))
     assert_frequency(int((corner == -1).all(-1).sum()), of=draws, probability=probability, what="Hypercube")
 
 
@@ -132,16 +142,16 @@ def test_rare_events_are_within_reach_of_float32_noise() -> None:
     words = torch.tensor([-1, -1, 0, 0], dtype=torch.int32).view(torch.int64)
     with mock.patch.object(torch, "randint", return_value=words):
         logits = torch.full((4,), -20.0)
-        assert c.Bernoulli(logits).sample().tolist() == [0, 0, 1, 1]
+        assert c.Bernoulli(logits=logits).sample().tolist() == [0, 0, 1, 1]
     with mock.patch.object(torch, "randint", return_value=torch.tensor([2**31, 0]).int().view(torch.int64)):
-        assert c.OneHotCategorical(torch.tensor([0.0, -20.0])).sample().tolist() == [0.0, 1.0]
+        assert c.OneHotCategorical(logits=torch.tensor([0.0, -20.0])).sample().tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("noise", ["logistic", "normal", "laplace", "cauchy"])
 def test_both_tails_of_the_noise_of_a_circuit_are_alike(noise: str) -> None:
     extremes = torch.tensor([-(2**63), 2**63 - 1])
     with mock.patch.object(torch, "randint", return_value=extremes):
-        low, high = c.CircuitNode(torch.zeros(2), 1.0, noise=noise).noise().tolist()
+        low, high = c.CircuitNode(logits=torch.zeros(2), temperature=1.0, noise=noise).noise().tolist()
     assert low == pytest.approx(-high, rel=1e-2)
 
 
@@ -149,11 +159,11 @@ def test_both_tails_of_the_noise_of_a_circuit_are_alike(noise: str) -> None:
 def test_logits_that_a_narrow_dtype_cannot_subtract_make_no_difference(dtype: torch.dtype) -> None:
     logits = torch.full((64,), 0.0156, dtype=dtype)
     logits[0] = 4.16
-    mass = c.OneHotCategorical(logits)
+    mass = c.OneHotCategorical(logits=logits)
     noise = mass.noise((20_000,))
     hard, soft = mass.push(noise), mass.relax(0.5).push(noise)
     assert torch.equal(hard.argmax(-1), soft.argmax(-1))
-    probability = c.OneHotCategorical(logits.double()).probs[0].item()
+    probability = c.OneHotCategorical(logits=logits.double()).probs[0].item()
     assert_frequency(int(hard[:, 0].sum()), of=20_000, probability=probability)
 
 
@@ -174,7 +184,7 @@ def test_density_is_log_convex_up_to_the_temperature_of_the_proposition(n: int) 
     direction = direction - x * direction.sum(-1, keepdim=True)
     for temperature in (0.05 / (n - 1), 0.5 / (n - 1), 1 / (n - 1)):
         logits = 3 * torch.randn(2000, n, dtype=torch.float64)
-        second = curvature(c.Concrete(logits, temperature, validate_args=False), x, direction)
+        second = curvature(c.Concrete(logits=logits, temperature=temperature, validate_args=False), x, direction)
         assert (second >= -1e-9).all()
 
 
@@ -189,8 +199,8 @@ def test_threshold_of_log_convexity_is_tight(n: int) -> None:
     x[0, 1:] = (1 - 1e-6) / (n - 1)
     direction = torch.full((1, n), -1 / (n - 1), dtype=torch.float64)
     direction[0, 0] = 1
-    assert curvature(c.Concrete(logits, temperature, validate_args=False), x, direction).item() < 0
-    at = curvature(c.Concrete(logits, 1 / (n - 1), validate_args=False), x, direction).item()
+    assert curvature(c.Concrete(logits=logits, temperature=temperature, validate_args=False), x, direction).item() < 0
+    at = curvature(c.Concrete(logits=logits, temperature=1 / (n - 1), validate_args=False), x, direction).item()
     assert at >= -1  # rounding, of terms as large as 1/x² or 1e12
 
 
@@ -200,5 +210,5 @@ def test_binary_density_is_log_convex_up_to_temperature_one_and_no_further() -> 
     direction = torch.tensor([1.0, -1.0], dtype=torch.float64).expand_as(x)
     for logit in (-5.0, 0.0, 2.0):
         logits = torch.tensor([logit, 0.0], dtype=torch.float64)
-        assert (curvature(c.Concrete(logits, 1.0, validate_args=False), x, direction) >= -1e-9).all()
-        assert (curvature(c.Concrete(logits, 1.01, validate_args=False), x, direction) < 0).any()
+        assert (curvature(c.Concrete(logits=logits, temperature=1.0, validate_args=False), x, direction) >= -1e-9).all()
+        assert (curvature(c.Concrete(logits=logits, temperature=1.01, validate_args=False), x, direction) < 0).any()

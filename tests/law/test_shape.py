@@ -38,7 +38,7 @@ def test_temperature_broadcasts_against_the_batch_everywhere(
 
 def test_temperatures_of_rows_meet_rows_of_logits_and_not_their_categories() -> None:
     # torch gives batch_shape (5,) and a log_prob of shape (5, 5) here
-    variable = c.ExpConcrete(torch.zeros(5, 2), torch.full((5, 1), 0.5))
+    variable = c.ExpConcrete(logits=torch.zeros(5, 2), temperature=torch.full((5, 1), 0.5))
     assert variable.batch_shape == (5, 5)
     value = variable.sample()
     assert value.shape == (5, 5, 2)
@@ -87,7 +87,13 @@ def test_scores_broadcast_against_values(case: Case) -> None:
 
 
 def test_float_temperature_is_kept_exactly() -> None:
-    variable = c.Logistic(torch.zeros(3), 2 / 3)
+    variable = c.Logistic(logits=torch.zeros(3), temperature=2 / 3)
     assert variable.temperature.item() == 2 / 3
-    assert repr(c.BinaryConcrete(torch.tensor(1.5), 2 / 3)) == "BinaryConcrete(logits: 1.5, temperature: 0.666667)"
-    assert repr(c.Concrete(torch.zeros(2, 3), torch.ones(2))) == "Concrete(logits: (2, 3), temperature: (2,))"
+    assert (
+        repr(c.BinaryConcrete(logits=torch.tensor(1.5), temperature=2 / 3))
+        == "BinaryConcrete(logits: 1.5, temperature: 0.666667)"
+    )
+    assert (
+        repr(c.Concrete(logits=torch.zeros(2, 3), temperature=torch.ones(2)))
+        == "Concrete(logits: (2, 3), temperature: (2,))"
+    )

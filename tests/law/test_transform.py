@@ -53,18 +53,24 @@ def test_mass_is_one_graph_under_compile(case: Case) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_program_draws_the_right_law(device: str) -> None:
     logits = torch.tensor([7.0, *[0.0] * 1023], device=device)
-    probability = c.OneHotCategorical(logits.double()).probs[0].item()
-    compiled = torch.compile(lambda logits: c.ExpConcrete(logits, 0.5).rsample_and_log_prob((4000,)), fullgraph=True)
+    probability = c.OneHotCategorical(logits=logits.double()).probs[0].item()
+    compiled = torch.compile(
+        lambda logits: c.ExpConcrete(logits=logits, temperature=0.5).rsample_and_log_prob((4000,)), fullgraph=True
+    )
     value, log_prob = compiled(logits)
     assert_frequency(int((value.argmax(-1) == 0).sum()), of=4000, probability=probability)
-    assert_mean(-log_prob, c.ExpConcrete(logits, 0.5).entropy().item())
-    torch.testing.assert_close(c.ExpConcrete(logits, 0.5).log_prob(value), log_prob, rtol=1e-4, atol=1e-4)
+    assert_mean(-log_prob, c.ExpConcrete(logits=logits, temperature=0.5).entropy().item())
+    torch.testing.assert_close(
+        c.ExpConcrete(logits=logits, temperature=0.5).log_prob(value), log_prob, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.unchecked
 def test_compiled_program_takes_changing_shapes_and_temperatures() -> None:
     compiled = torch.compile(
-        lambda logits, temperature: c.Logistic(logits, temperature).rsample(), fullgraph=True, backend="aot_eager"
+        lambda logits, temperature: c.Logistic(logits=logits, temperature=temperature).rsample(),
+        fullgraph=True,
+        backend="aot_eager",
     )
     for size, temperature in ((4, 0.5), (5, 0.6), (6, 0.7)):
         assert compiled(torch.zeros(size), temperature).shape == (size,)

@@ -16,7 +16,7 @@ def with_prior(prior: Any) -> c.Model:
         draw("z", prior)
         draw("x", Normal(torch.zeros(1), 1.0), observed=x)
 
-    return c.Model(p, lambda draw, x: draw("z", c.Bernoulli(x)))
+    return c.Model(p, lambda draw, x: draw("z", c.Bernoulli(logits=x)))
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def with_prior(prior: Any) -> c.Model:
     [
         (Normal(torch.zeros(1), 1.0), "Normal with event shape ()"),
         (torch.distributions.Bernoulli(logits=torch.zeros(1), validate_args=False), "Bernoulli with event shape ()"),
-        (c.OneHotCategorical(torch.zeros(1, 2)), "OneHotCategorical with event shape (2,)"),
+        (c.OneHotCategorical(logits=torch.zeros(1, 2)), "OneHotCategorical with event shape (2,)"),
     ],
 )
 @pytest.mark.parametrize("estimator", [c.Pathwise(0.5), c.Reinforce()])
@@ -39,10 +39,10 @@ def test_nvil_credits_a_node_for_what_is_observed_through_a_distribution_made_of
     encoder, decoder = nn.Linear(3, 2).double(), nn.Linear(2, 3).double()
 
     def p(draw: c.Draw, x: Tensor) -> None:
-        z = draw("z", c.Bernoulli(torch.zeros(2, dtype=torch.float64)))
+        z = draw("z", c.Bernoulli(logits=torch.zeros(2, dtype=torch.float64)))
         draw("x", Independent(Normal(decoder(z), 1.0), 1), observed=x)
 
-    model = c.Model(p, lambda draw, x: draw("z", c.Bernoulli(encoder(x))))
+    model = c.Model(p, lambda draw, x: draw("z", c.Bernoulli(logits=encoder(x))))
     x = torch.randn(1, 3, dtype=torch.float64)
     assert c.NVIL(model, x).terms == {"z": ["z", "x"]}
 
@@ -51,10 +51,10 @@ def test_nvil_takes_labels_that_are_integers() -> None:
     encoder, decoder = nn.Linear(3, 2), nn.Linear(2, 3)
 
     def p(draw: c.Draw, x: Tensor, y: Tensor) -> None:
-        z = draw("z", c.Bernoulli(torch.zeros(2)))
+        z = draw("z", c.Bernoulli(logits=torch.zeros(2)))
         draw("y", Categorical(logits=decoder(z)), observed=y)
 
-    model = c.Model(p, lambda draw, x, y: draw("z", c.Bernoulli(encoder(x))))
+    model = c.Model(p, lambda draw, x, y: draw("z", c.Bernoulli(logits=encoder(x))))
     x, y = torch.randn(5, 3), torch.randint(3, (5,))
     estimate = c.estimate(model, x, y, estimator=c.NVIL(model, x, y))
     assert estimate.signal["z"].shape == (1, 5)
@@ -64,11 +64,11 @@ def test_exact_gradient_is_finite_where_a_state_is_impossible() -> None:
     logits = torch.zeros(1, 2, requires_grad=True)
 
     def p(draw: c.Draw, x: Tensor) -> None:
-        draw("z", c.OneHotCategorical(torch.zeros(3)))
+        draw("z", c.OneHotCategorical(logits=torch.zeros(3)))
         draw("x", Normal(torch.zeros(3), 1.0), observed=x)
 
     def q(draw: c.Draw, x: Tensor) -> None:
-        draw("z", c.OneHotCategorical(torch.cat([logits, torch.full((1, 1), -math.inf)], -1)))
+        draw("z", c.OneHotCategorical(logits=torch.cat([logits, torch.full((1, 1), -math.inf)], -1)))
 
     for samples in (1, 2):
         loss = c.estimate(c.Model(p, q), torch.zeros(1, 3), estimator=c.Exact(), samples=samples).loss

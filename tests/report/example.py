@@ -10,10 +10,10 @@ from concretely import Bernoulli, Draw, Hypercube, OneHotCategorical, Trace, mod
 
 LOGITS = torch.tensor([0.3, -0.2, 0.1, 0.0], requires_grad=True)
 MASSES = {
-    "Bernoulli": lambda: Bernoulli(LOGITS[:1].squeeze()),
-    "OneHotCategorical": lambda: OneHotCategorical(LOGITS[:3]),
-    "Hypercube": lambda: Hypercube(LOGITS),
-    "binary Hypercube": lambda: Hypercube(LOGITS[:1]),
+    "Bernoulli": lambda: Bernoulli(logits=LOGITS[:1].squeeze()),
+    "OneHotCategorical": lambda: OneHotCategorical(logits=LOGITS[:3]),
+    "Hypercube": lambda: Hypercube(logits=LOGITS),
+    "binary Hypercube": lambda: Hypercube(logits=LOGITS[:1]),
 }
 ODD = ['say "x"', "back\\slash", "\\", "a & b &lt; <b>", "new\nline", "{brace}", "$m$", "\ud800", "\x00", "汉😀", ""]
 
@@ -25,24 +25,24 @@ def variable(law: Callable[[], Distribution], **options: object) -> Trace:
 
 def diamond(draw: Draw) -> None:
     """Two independent nodes and one that depends on both."""
-    a = draw("a", OneHotCategorical(LOGITS[:3]))
-    b = draw("b", Bernoulli(LOGITS[3]))
-    draw("c", Bernoulli(torch.stack([a[..., 0] * b, a[..., 1] - b], -1)))
+    a = draw("a", OneHotCategorical(logits=LOGITS[:3]))
+    b = draw("b", Bernoulli(logits=LOGITS[3]))
+    draw("c", Bernoulli(logits=torch.stack([a[..., 0] * b, a[..., 1] - b], -1)))
 
 
 def detour(draw: Draw, x: Tensor) -> None:
     """A large graph in which edges pass one and two layers, and a node is continuous in every mode."""
-    a = draw("a", Bernoulli(x.repeat(1, 10)))
-    b = draw("b", Bernoulli(tile(x, a)[..., :7] + a[..., :7]))
+    a = draw("a", Bernoulli(logits=x.repeat(1, 10)))
+    b = draw("b", Bernoulli(logits=tile(x, a)[..., :7] + a[..., :7]))
     c = draw("c", Normal(torch.cat([b, b], -1), 1.0))
-    d = draw("d", Hypercube((c[..., :12] + b[..., :1]).unflatten(-1, (3, 4))))
-    draw("x", Bernoulli(a[..., :6] + d.flatten(-2) + c[..., :6] + b[..., :6]), observed=x[..., :6].sign().relu())
+    d = draw("d", Hypercube(logits=(c[..., :12] + b[..., :1]).unflatten(-1, (3, 4))))
+    draw("x", Bernoulli(logits=a[..., :6] + d.flatten(-2) + c[..., :6] + b[..., :6]), observed=x[..., :6].sign().relu())
 
 
 def chain(draw: Draw) -> None:
     """A small graph with an edge that passes a layer."""
-    a = draw("a", Bernoulli(LOGITS[0]))
-    b = draw("b", Bernoulli(a + LOGITS[1]))
+    a = draw("a", Bernoulli(logits=LOGITS[0]))
+    b = draw("b", Bernoulli(logits=a + LOGITS[1]))
     draw("a name that is too long for its node", Normal(a + b, 1.0))
 
 

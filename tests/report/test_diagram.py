@@ -110,7 +110,9 @@ def test_a_small_graph_shows_states_as_squares_and_relaxed_ones_as_circles(meani
     kind, side = (Circle, "radius") if relaxed else (FancyBboxPatch, "_width")
     length = CELL / 2 if relaxed else CELL
     shades = brightness([shape for shape in patches(drawn, kind) if getattr(shape, side) == length])
-    assert shades == pytest.approx(torch.cat([value.detach().flatten() for value in (each.value for each in trace.values())]).tolist())
+    assert shades == pytest.approx(
+        torch.cat([value.detach().flatten() for value in (each.value for each in trace.values())]).tolist()
+    )
 
 
 @pytest.mark.parametrize("law", [lambda: Normal(0.0, 1.0), MASSES["Bernoulli"]])
@@ -202,12 +204,17 @@ def test_a_prediction_starts_from_its_context() -> None:
 def test_drawing_changes_neither_the_trace_nor_the_global_randomness() -> None:
     model = density("20H-10H~30V").eval()
     _, q = model.trace(model.sample(3), mode=mode.Relaxed(0.5), samples=2)
-    before, seed = {name: value.clone() for name, value in {name: each.value for name, each in q.items()}.items()}, torch.get_rng_state()
+    before, seed = (
+        {name: value.clone() for name, value in {name: each.value for name, each in q.items()}.items()},
+        torch.get_rng_state(),
+    )
     diagram.picture(q)
     dot(q)
     diagram.side_by_side(sampling_traces([2.0, 1.0], [0.0, 1.0]))
     assert torch.equal(seed, torch.get_rng_state())
-    assert all(torch.equal(before[name], value) for name, value in {name: each.value for name, each in q.items()}.items())
+    assert all(
+        torch.equal(before[name], value) for name, value in {name: each.value for name, each in q.items()}.items()
+    )
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,14 @@ def test_a_node_shows_what_its_mode_does(name: str, meaning: mode.Mode, hard: bo
 @pytest.mark.parametrize(
     ("law", "text"),
     [
-        (lambda: BinaryConcrete(LOGITS[0], 0.5), "sigmoid( · / 1/2 )"),
-        (lambda: Concrete(LOGITS, 2 / 3), "softmax( · / 2/3 )"),
-        (lambda: Concrete(LOGITS, 0.0), "argmax"),
-        (lambda: HypercubeConcrete(LOGITS, 0.05), "C softmax( · / 0.05 )"),
-        (lambda: Concrete(LOGITS[:, None].expand(4, 2), torch.tensor([1.0, 2.0, 3.0, 4.0])), "softmax( · / λ )"),
+        (lambda: BinaryConcrete(logits=LOGITS[0], temperature=0.5), "sigmoid( · / 1/2 )"),
+        (lambda: Concrete(logits=LOGITS, temperature=2 / 3), "softmax( · / 2/3 )"),
+        (lambda: Concrete(logits=LOGITS, temperature=0.0), "argmax"),
+        (lambda: HypercubeConcrete(logits=LOGITS, temperature=0.05), "C softmax( · / 0.05 )"),
+        (
+            lambda: Concrete(logits=LOGITS[:, None].expand(4, 2), temperature=torch.tensor([1.0, 2.0, 3.0, 4.0])),
+            "softmax( · / λ )",
+        ),
         (lambda: Normal(LOGITS[0], 1.0), "Normal"),
     ],
 )
@@ -151,7 +154,7 @@ def test_the_state_is_the_first_sample_of_the_first_data_point(samples: int | No
 
 
 def test_an_observed_value_may_have_more_units_than_its_distribution() -> None:
-    source = Source(variable(lambda: Bernoulli(torch.zeros(1)), observed=torch.tensor([1.0, 0.0])))
+    source = Source(variable(lambda: Bernoulli(logits=torch.zeros(1)), observed=torch.tensor([1.0, 0.0])))
     assert source.shades(0) == [1, 0]
 
 

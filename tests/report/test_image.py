@@ -60,7 +60,9 @@ def place(drawn: AxesImage) -> tuple[float, float]:
 
 def test_samples_are_the_pixel_probabilities_given_latents_from_the_prior() -> None:
     model = density("6H-16V")
-    drawn = run(model.p, mode=mode.Discrete(), samples=6, generator=seeded())["x"].distribution.probs.unflatten(0, (3, 2))
+    drawn = run(model.p, mode=mode.Discrete(), samples=6, generator=seeded())["x"].distribution.probs.unflatten(
+        0, (3, 2)
+    )
     figure = samples(model, rows=2, columns=3, generator=seeded())
     np.testing.assert_allclose(shown(figure, image.MODEL), drawn.detach().view(6, 4, 4))
     assert not shown(figure, image.DATA)
@@ -85,7 +87,9 @@ def test_each_reconstruction_is_below_its_data_and_is_given_latents_from_the_pos
 def test_completions_go_on_below_what_is_given() -> None:
     model, whole = prediction("6V-5H-3V"), bits(2, 9)
     given, x = whole.split([6, 3], -1)
-    drawn = run(model.p, given, mode=mode.Discrete(), samples=3, generator=seeded())["x"].distribution.probs.unflatten(0, (3, 2))
+    drawn = run(model.p, given, mode=mode.Discrete(), samples=3, generator=seeded())["x"].distribution.probs.unflatten(
+        0, (3, 2)
+    )
     figure = completions(model, given, x, samples=3, generator=seeded())
     np.testing.assert_allclose(shown(figure, image.MODEL), drawn.detach().transpose(0, 1).reshape(6, 1, 3))
     upper = [found for found in images(figure) if found.get_array().shape == (2, 3)]
@@ -195,7 +199,7 @@ def test_what_cannot_be_shown_is_refused_in_a_sentence() -> None:
         reconstructions(prediction("3V-3H-6V"), bits(1, 6))
 
     def p(draw: Draw, x: Tensor | None = None) -> Tensor:
-        z = draw("z", Bernoulli(torch.zeros(9)))
+        z = draw("z", Bernoulli(logits=torch.zeros(9)))
         return draw("x", Normal(z, 1.0), observed=x)
 
     with pytest.raises(ValueError, match=r"^p must end with bits to be shown as an image, got Normal at node 'x'$"):

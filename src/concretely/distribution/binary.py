@@ -39,7 +39,7 @@ class Bernoulli(DiscreteVariable):
 
     See [maddison2017concrete], appendix B and cheat sheet.
 
-    >>> Bernoulli(torch.tensor([-1e4, 1e4])).sample()
+    >>> Bernoulli(logits=torch.tensor([-1e4, 1e4])).sample()
     tensor([0., 1.])
     """
 
@@ -50,9 +50,16 @@ class Bernoulli(DiscreteVariable):
     _affine: tuple[Tensor, Tensor, Tensor]
     _differentiates: bool
 
-    def __init__(self, logits: Tensor | float, *, validate_args: bool | None = None) -> None:
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | float | None = None,
+        probs: Tensor | float | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
         validate = check.validates(validate_args)
-        logits = check.as_logits(logits, infinite="either", validate=validate)
+        given = self._given(positional, logits, probs, validate=validate)
+        logits = check.as_logits(given, infinite="either", validate=validate)
         super().__init__(logits, logits.shape, Size(), validate=validate)
 
     @classmethod
@@ -80,7 +87,7 @@ class Bernoulli(DiscreteVariable):
 
     def relax(self, temperature: Temperature) -> "BinaryConcrete":
         """Return the Concrete variable with the same logits."""
-        return BinaryConcrete(self.logits, temperature, validate_args=self._validate_args)
+        return BinaryConcrete(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     @property
     def _law(self) -> tuple[Any, Tensor, str]:
@@ -138,7 +145,7 @@ class BinaryConcrete(Relaxation):
     At temperatures up to 1 the density is log-convex and has no mode inside the interval.
     See [maddison2017concrete], appendix B.
 
-    >>> relaxed = Bernoulli(torch.tensor(1.0)).relax(temperature=0.5)
+    >>> relaxed = Bernoulli(logits=torch.tensor(1.0)).relax(temperature=0.5)
     >>> value, log_prob = relaxed.rsample_and_log_prob((4,))
     >>> bool((relaxed.log_prob(value) - log_prob).abs().max() < 1e-3)
     True
@@ -147,13 +154,21 @@ class BinaryConcrete(Relaxation):
     support = constraints.unit_interval
     _logits_of = staticmethod(check.as_log_odds)
 
-    def __init__(self, logits: Tensor | float, temperature: Temperature, *, validate_args: bool | None = None) -> None:
-        node = Logistic(logits, temperature, validate_args=validate_args)
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | float | None = None,
+        probs: Tensor | float | None = None,
+        temperature: Temperature | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
+        node = Logistic(logits=given, temperature=temperature, validate_args=validate_args)
         super().__init__(node, Sigmoid(), logits=node.logits, event_shape=Size())
 
     def discretize(self) -> Bernoulli:
         """Return the Bernoulli variable with the same logits."""
-        return Bernoulli(self.logits, validate_args=self._validate_args)
+        return Bernoulli(logits=self.logits, validate_args=self._validate_args)
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the CDF at a value."""

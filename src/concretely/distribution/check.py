@@ -55,7 +55,7 @@ def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "ei
     return logits
 
 
-def as_temperature(temperature: Temperature, *, validate: bool) -> Temperature:
+def as_temperature(temperature: Temperature | None, *, validate: bool) -> Temperature:
     """Check a temperature; raise an error if it is negative, infinite or NaN."""
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
@@ -65,7 +65,8 @@ def as_temperature(temperature: Temperature, *, validate: bool) -> Temperature:
             require("temperature", "be positive, or 0 for the discrete limit", temperature, holds)
         return temperature
     if isinstance(temperature, bool) or not isinstance(temperature, (Real, torch.SymFloat)):
-        raise TypeError(f"temperature must be a number or a floating tensor, got {type(temperature).__name__}")
+        found = "none" if temperature is None else type(temperature).__name__
+        raise TypeError(f"temperature must be a number or a floating tensor, got {found}")
     if validate and not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be positive, or 0 for the discrete limit, got {temperature:.9g}")
     return temperature if isinstance(temperature, torch.SymFloat) else float(temperature)
@@ -146,15 +147,15 @@ def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) ->
         raise ValueError(f"value must lie in the support of {owner}, got {got}{place(index)}")
 
 
-def as_log_odds(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
+def as_log_odds(probs: Tensor | float, *, validate: bool) -> Tensor:
     """Convert probabilities to log-odds."""
-    probs = as_probs(probs, validate=validates(validate_args))
+    probs = as_probs(probs, validate=validate)
     return cast(torch.logit(to_float64(probs)), probs.dtype)
 
 
-def as_log_probs(probs: Tensor | float, *, validate_args: bool | None) -> Tensor:
+def as_log_probs(probs: Tensor | float, *, validate: bool) -> Tensor:
     """Convert probabilities, normalised or not, to logarithms."""
-    probs = as_probs(probs, validate=validates(validate_args))
+    probs = as_probs(probs, validate=validate)
     return cast(to_float64(probs).log(), probs.dtype)
 
 

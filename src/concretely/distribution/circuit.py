@@ -1,5 +1,7 @@
 """The general binary circuit: noise of any law, shifted so that its sign is a given Bernoulli variable."""
 
+from typing import Any
+
 from jaxtyping import Float
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
@@ -20,7 +22,7 @@ class CircuitNode(Node):
     See [maddison2017concrete], appendix B.
 
     >>> import torch
-    >>> CircuitNode(torch.tensor([-3.0, 3.0]), 0.5, noise="laplace").cdf(torch.zeros(2))
+    >>> CircuitNode(logits=torch.tensor([-3.0, 3.0]), temperature=0.5, noise="laplace").cdf(torch.zeros(2))
     tensor([0.9526, 0.0474])
     """
 
@@ -30,14 +32,15 @@ class CircuitNode(Node):
 
     def __init__(
         self,
-        logits: Tensor | float,
-        temperature: Temperature,
-        *,
+        *positional: Any,
+        logits: Tensor | float | None = None,
+        probs: Tensor | float | None = None,
+        temperature: Temperature | None = None,
         noise: str | Distribution | Family = "normal",
         validate_args: bool | None = None,
     ) -> None:
         self.law = Circuit(as_family(noise))
-        super().__init__(logits, temperature, validate_args=validate_args)
+        super().__init__(*positional, logits=logits, probs=probs, temperature=temperature, validate_args=validate_args)
 
     @property
     def family(self) -> Family:
@@ -85,7 +88,7 @@ class BinaryCircuit(Relaxation):
     noise, rounding gives the Bernoulli variable of the logits. See [maddison2017concrete], appendix B.
 
     >>> import torch
-    >>> circuit = BinaryCircuit(torch.tensor(2.0), temperature=0.5, noise="cauchy")
+    >>> circuit = BinaryCircuit(logits=torch.tensor(2.0), temperature=0.5, noise="cauchy")
     >>> circuit.discretize()
     Bernoulli(logits: 2)
     """
@@ -95,18 +98,20 @@ class BinaryCircuit(Relaxation):
 
     def __init__(
         self,
-        logits: Tensor | float,
-        temperature: Temperature,
-        *,
+        *positional: Any,
+        logits: Tensor | float | None = None,
+        probs: Tensor | float | None = None,
+        temperature: Temperature | None = None,
         noise: str | Distribution | Family = "normal",
         validate_args: bool | None = None,
     ) -> None:
-        node = CircuitNode(logits, temperature, noise=noise, validate_args=validate_args)
+        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
+        node = CircuitNode(logits=given, temperature=temperature, noise=noise, validate_args=validate_args)
         super().__init__(node, Sigmoid(), logits=node.logits, event_shape=Size())
 
     def discretize(self) -> Bernoulli:
         """Return the Bernoulli variable with the same logits."""
-        return Bernoulli(self.logits, validate_args=self._validate_args)
+        return Bernoulli(logits=self.logits, validate_args=self._validate_args)
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the CDF at a value."""

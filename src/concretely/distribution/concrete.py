@@ -25,7 +25,7 @@ class OneHotCategorical(DiscreteVariable):
 
     A logit of minus infinity excludes a category. See [maddison2017concrete], section 3.1.
 
-    >>> OneHotCategorical(torch.tensor([0.0, 1e4, 0.0])).sample()
+    >>> OneHotCategorical(logits=torch.tensor([0.0, 1e4, 0.0])).sample()
     tensor([0., 1., 0.])
     """
 
@@ -33,19 +33,26 @@ class OneHotCategorical(DiscreteVariable):
     support = one_hot
     _logits_of = staticmethod(check.as_log_probs)
 
-    def __init__(self, logits: Tensor, *, validate_args: bool | None = None) -> None:
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
         validate = check.validates(validate_args)
-        logits = check.as_logits(logits, infinite="minus", validate=validate)
+        given = self._given(positional, logits, probs, validate=validate)
+        logits = check.as_logits(given, infinite="minus", validate=validate)
         batch_shape, event_shape = check.split(logits, 1)
         super().__init__(logits, batch_shape, event_shape, validate=validate)
 
     def relax(self, temperature: Temperature) -> "Concrete":
         """Return the Concrete variable with the same logits."""
-        return Concrete(self.logits, temperature, validate_args=self._validate_args)
+        return Concrete(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     def relax_gaussian(self, temperature: Temperature) -> "LogisticNormal":
         """Return the logistic-normal variable with the same logits."""
-        return LogisticNormal(self.logits, temperature, validate_args=self._validate_args)
+        return LogisticNormal(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     @property
     def _law(self) -> tuple[Any, Tensor, str]:
@@ -99,7 +106,7 @@ class Concrete(Relaxation):
     At temperatures up to 1 / (n-1) the density is log-convex and has no mode inside the simplex.
     See [maddison2017concrete], definition 1 and proposition 1.
 
-    >>> relaxed = OneHotCategorical(torch.tensor([0.7, -0.7, 0.0])).relax(temperature=0.5)
+    >>> relaxed = OneHotCategorical(logits=torch.tensor([0.7, -0.7, 0.0])).relax(temperature=0.5)
     >>> value, log_prob = relaxed.rsample_and_log_prob((4,))
     >>> value.shape, log_prob.shape
     (torch.Size([4, 3]), torch.Size([4]))
@@ -109,13 +116,21 @@ class Concrete(Relaxation):
     _logits_of = staticmethod(check.as_log_probs)
     is_ranked = True
 
-    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
-        node = ExpConcrete(logits, temperature, validate_args=validate_args)
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        temperature: Temperature | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
+        node = ExpConcrete(logits=given, temperature=temperature, validate_args=validate_args)
         super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
 
     def discretize(self) -> OneHotCategorical:
         """Return the categorical variable with the same logits."""
-        return OneHotCategorical(self.logits, validate_args=self._validate_args)
+        return OneHotCategorical(logits=self.logits, validate_args=self._validate_args)
 
 
 class LogisticNormal(Relaxation):
@@ -126,7 +141,7 @@ class LogisticNormal(Relaxation):
     The distribution of its argmax is not the softmax of the logits. As in the paper's evaluation, `discretize` still
     returns the categorical variable with the same logits. See [maddison2017concrete], section 5.2.
 
-    >>> LogisticNormal(torch.zeros(3), temperature=1.0).sample((2,)).shape
+    >>> LogisticNormal(logits=torch.zeros(3), temperature=1.0).sample((2,)).shape
     torch.Size([2, 3])
     """
 
@@ -134,10 +149,18 @@ class LogisticNormal(Relaxation):
     _logits_of = staticmethod(check.as_log_probs)
     is_ranked = True
 
-    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
-        node = ExpLogisticNormal(logits, temperature, validate_args=validate_args)
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        temperature: Temperature | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
+        node = ExpLogisticNormal(logits=given, temperature=temperature, validate_args=validate_args)
         super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
 
     def discretize(self) -> OneHotCategorical:
         """Return the categorical variable with the same logits."""
-        return OneHotCategorical(self.logits, validate_args=self._validate_args)
+        return OneHotCategorical(logits=self.logits, validate_args=self._validate_args)

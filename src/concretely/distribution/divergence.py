@@ -28,7 +28,7 @@ def monte_carlo_kl(
 ) -> Tensor:
     """Return an unbiased Monte Carlo estimate of KL(p || q), with a pathwise gradient.
 
-    >>> p, q = Concrete(torch.zeros(3), 0.5), Concrete(torch.ones(3), 2 / 3)
+    >>> p, q = Concrete(logits=torch.zeros(3), temperature=0.5), Concrete(logits=torch.ones(3), temperature=2 / 3)
     >>> monte_carlo_kl(p, q, samples=100).shape
     torch.Size([])
     """

@@ -22,7 +22,7 @@ class ExpConcrete(Node):
     The density is with respect to dy₁ … dyₙ₋₁ / xₙ, which cancels in every ratio of densities.
     See [maddison2017concrete], appendix C.3 and cheat sheet.
 
-    >>> node = ExpConcrete(torch.tensor([1e4, 0.0, -1e4]), temperature=1e-3)
+    >>> node = ExpConcrete(logits=torch.tensor([1e4, 0.0, -1e4]), temperature=1e-3)
     >>> value, log_prob = node.rsample_and_log_prob((5,))
     >>> value.shape, bool(log_prob.isfinite().all())
     (torch.Size([5, 3]), True)
@@ -53,7 +53,7 @@ class ExpLogisticNormal(Node):
 
     See [maddison2017concrete], section 5.2 and appendix C.4.
 
-    >>> ExpLogisticNormal(torch.zeros(3), temperature=1.0).sample().shape
+    >>> ExpLogisticNormal(logits=torch.zeros(3), temperature=1.0).sample().shape
     torch.Size([3])
     """
 

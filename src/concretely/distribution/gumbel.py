@@ -15,7 +15,7 @@ from .node import Node
 
 
 class Gumbel(Node):
-    r"""A Gumbel variable with location log α.
+    r"""A Gumbel variable with scale 1 and location log α.
 
     $$X = \log α - \log(-\log U), \qquad \log p(x) = -z - e^{-z}, \quad z = x - \log α$$
 
@@ -25,13 +25,17 @@ class Gumbel(Node):
     torch.Size([2, 3])
     """
 
-    arg_constraints = {"logits": constraints.real}  # noqa: RUF012
+    arg_constraints = {"loc": constraints.real}  # noqa: RUF012
     support = constraints.real
-    _logits_of = staticmethod(check.as_log_probs)
     law = gumbel
 
-    def __init__(self, logits: Tensor | float = 0.0, *, validate_args: bool | None = None) -> None:
-        super().__init__(logits, None, validate_args=validate_args)
+    def __init__(self, loc: Tensor | float = 0.0, *, validate_args: bool | None = None) -> None:
+        self._set(loc, None, validate=check.validates(validate_args))
+
+    @property
+    def loc(self) -> Float[Tensor, "..."]:
+        """The location."""
+        return self.logits
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Return the CDF at a value."""

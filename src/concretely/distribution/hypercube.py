@@ -32,10 +32,10 @@ def as_states(logits: Tensor) -> Tensor:
     return logits[..., 1:] - logits[..., :1] if n == 2 else logits
 
 
-def logits_of(probs: Tensor, *, validate_args: bool | None) -> Tensor:
+def logits_of(probs: Tensor, *, validate: bool) -> Tensor:
     """Convert the probabilities of the states, or the single probability of +1, to logits."""
     convert = check.as_log_odds if probs.shape[-1:] == (1,) else check.as_log_probs
-    return convert(probs, validate_args=validate_args)
+    return convert(probs, validate=validate)
 
 
 def bits(logits: Tensor) -> Size:
@@ -56,9 +56,9 @@ class Hypercube(DiscreteVariable):
     The last axis of the logits has n states, a power of two, or 1 for the log-odds of a binary variable. Two logits are
     converted to log-odds. See [maddison2017concrete], appendix D.2.
 
-    >>> Hypercube(torch.tensor([0.0, 0.0, 1e4, 0.0])).sample()
+    >>> Hypercube(logits=torch.tensor([0.0, 0.0, 1e4, 0.0])).sample()
     tensor([ 1., -1.])
-    >>> Hypercube(torch.tensor([[-1e4], [1e4]])).sample()
+    >>> Hypercube(logits=torch.tensor([[-1e4], [1e4]])).sample()
     tensor([[-1.],
             [ 1.]])
     """
@@ -67,25 +67,32 @@ class Hypercube(DiscreteVariable):
     support = corner
     _logits_of = staticmethod(logits_of)
 
-    def __init__(self, logits: Tensor, *, validate_args: bool | None = None) -> None:
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
         validate = check.validates(validate_args)
-        logits = as_states(check.as_logits(logits, infinite="minus", validate=validate))
+        given = self._given(positional, logits, probs, validate=validate)
+        logits = as_states(check.as_logits(given, infinite="minus", validate=validate))
         super().__init__(logits, logits.shape[:-1], bits(logits), validate=validate)
 
     def relax(self, temperature: Temperature) -> "HypercubeConcrete":
         """Return the Concrete relaxation with the same logits."""
-        return HypercubeConcrete(self.logits, temperature, validate_args=self._validate_args)
+        return HypercubeConcrete(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     def relax_gaussian(self, temperature: Temperature) -> "HypercubeLogisticNormal":
         """Return the Gaussian relaxation with the same logits."""
-        return HypercubeLogisticNormal(self.logits, temperature, validate_args=self._validate_args)
+        return HypercubeLogisticNormal(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     @property
     def state(self) -> OneHotCategorical | Bernoulli:
         """The Bernoulli or categorical variable that selects the corner."""
         if self._is_binary:
-            return Bernoulli(self.logits.squeeze(-1), validate_args=False)
-        return OneHotCategorical(self.logits, validate_args=False)
+            return Bernoulli(logits=self.logits.squeeze(-1), validate_args=False)
+        return OneHotCategorical(logits=self.logits, validate_args=False)
 
     @property
     def _is_binary(self) -> bool:
@@ -140,7 +147,7 @@ class HypercubeConcrete(Relaxation):
     determine its node, so `log_prob` raises an error; use `rsample_and_log_prob`.
     See [maddison2017concrete], appendix D.2.
 
-    >>> relaxed = Hypercube(torch.zeros(80, 8)).relax(temperature=2 / 3)
+    >>> relaxed = Hypercube(logits=torch.zeros(80, 8)).relax(temperature=2 / 3)
     >>> value, log_prob = relaxed.rsample_and_log_prob((5,))
     >>> value.shape, log_prob.shape
     (torch.Size([5, 80, 3]), torch.Size([5, 80]))
@@ -150,18 +157,27 @@ class HypercubeConcrete(Relaxation):
     _logits_of = staticmethod(logits_of)
     _is_invertible = False
 
-    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
-        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        temperature: Temperature | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        validate = check.validates(validate_args)
+        given = self._given(positional, logits, probs, validate=validate)
+        logits = as_states(check.as_logits(given, infinite="never", validate=validate))
         is_binary = logits.shape[-1] == 1
         law, own = (Logistic, logits.squeeze(-1)) if is_binary else (ExpConcrete, logits)
-        node = law(own, temperature, validate_args=validate_args)
+        node = law(logits=own, temperature=temperature, validate_args=validate_args)
         squashing = Sigmoid(centred=True) if is_binary else Corners(logits.shape[-1])
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])
         super().__init__(node, squashing, logits=logits, event_shape=bits(logits))
 
     def discretize(self) -> Hypercube:
         """Return the discrete variable with the same logits."""
-        return Hypercube(self.logits, validate_args=self._validate_args)
+        return Hypercube(logits=self.logits, validate_args=self._validate_args)
 
 
 class HypercubeLogisticNormal(Relaxation):
@@ -172,7 +188,7 @@ class HypercubeLogisticNormal(Relaxation):
     A single log-odds is converted to two logits, the first zero. Log densities are those of the node.
     See [maddison2017concrete], section 5.2.
 
-    >>> HypercubeLogisticNormal(torch.zeros(80, 8), temperature=2 / 3).sample().shape
+    >>> HypercubeLogisticNormal(logits=torch.zeros(80, 8), temperature=2 / 3).sample().shape
     torch.Size([80, 3])
     """
 
@@ -180,13 +196,22 @@ class HypercubeLogisticNormal(Relaxation):
     _logits_of = staticmethod(logits_of)
     _is_invertible = False
 
-    def __init__(self, logits: Tensor, temperature: Temperature, *, validate_args: bool | None = None) -> None:
-        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | None = None,
+        probs: Tensor | None = None,
+        temperature: Temperature | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        validate = check.validates(validate_args)
+        given = self._given(positional, logits, probs, validate=validate)
+        logits = as_states(check.as_logits(given, infinite="never", validate=validate))
         both = torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
-        node = ExpLogisticNormal(both, temperature, validate_args=validate_args)
+        node = ExpLogisticNormal(logits=both, temperature=temperature, validate_args=validate_args)
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])
         super().__init__(node, Corners(both.shape[-1]), logits=logits, event_shape=bits(logits))
 
     def discretize(self) -> Hypercube:
         """Return the discrete variable with the same logits."""
-        return Hypercube(self.logits, validate_args=self._validate_args)
+        return Hypercube(logits=self.logits, validate_args=self._validate_args)

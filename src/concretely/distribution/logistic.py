@@ -20,7 +20,7 @@ class Logistic(Node):
 
     See [maddison2017concrete], appendix C.3 and cheat sheet.
 
-    >>> node = Logistic(torch.tensor([1e4, -50.0]), temperature=1e-3)
+    >>> node = Logistic(logits=torch.tensor([1e4, -50.0]), temperature=1e-3)
     >>> value, log_prob = node.rsample_and_log_prob((3,))
     >>> value.shape, bool(log_prob.isfinite().all())
     (torch.Size([3, 2]), True)

@@ -28,13 +28,23 @@ class Node(Variable, Distribution):
     """The functions of the family, such as the module `functional.logistic`."""
 
     def __init__(
-        self, logits: Tensor | float, temperature: Temperature | None, *, validate_args: bool | None = None
+        self,
+        *positional: Any,
+        logits: Tensor | float | None = None,
+        probs: Tensor | float | None = None,
+        temperature: Temperature | None = None,
+        validate_args: bool | None = None,
     ) -> None:
         validate = check.validates(validate_args)
+        given = self._given(positional, logits, probs, validate=validate)
+        self._set(given, check.as_temperature(temperature, validate=validate), validate=validate)
+
+    def _set(self, logits: Tensor | float, temperature: Temperature | None, *, validate: bool) -> None:
+        """Set the parameters and the shapes that follow from them."""
         logits = check.as_logits(logits, infinite="never", validate=validate)
         batch_shape, event_shape = check.split(logits, self.law.category_axes)
         if temperature is not None:
-            self._temperature = check.as_temperature(temperature, validate=validate)
+            self._temperature = temperature
             batch_shape = check.broadcast(batch_shape, temperature)
         super().__init__(expanded(logits, batch_shape + event_shape), batch_shape, event_shape, validate=validate)
 

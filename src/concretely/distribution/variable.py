@@ -94,12 +94,15 @@ class Variable(PyroMixin):
         self._validate_args = validate
 
     @classmethod
-    def from_probs(
-        cls, probs: Tensor | float, *parameters: Any, validate_args: bool | None = None, **options: Any
-    ) -> Self:
-        """Build the variable from probabilities instead of logits; other arguments follow."""
-        logits = cls._logits_of(probs, validate_args=validate_args)
-        return cls(logits, *parameters, validate_args=validate_args, **options)  # type: ignore[call-arg]
+    def _given(
+        cls, positional: tuple[Any, ...], logits: Tensor | float | None, probs: Tensor | float | None, *, validate: bool
+    ) -> Tensor | float:
+        """Return the logits of a constructor's arguments; raise an error unless one of logits and probs is named."""
+        if positional or (logits is None) == (probs is None):
+            found = "both" if logits is not None and probs is not None else "neither"
+            found = "arguments without a name" if positional else found
+            raise TypeError(f"{cls.__name__} must be given logits= or probs=, got {found}")
+        return cls._logits_of(probs, validate=validate) if logits is None else logits
 
     @abstractmethod
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:

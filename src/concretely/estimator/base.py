@@ -133,7 +133,7 @@ def estimate(
     >>> import torch, concretely as c
     >>> logits = torch.zeros(3, requires_grad=True)
     >>> def program(draw):
-    ...     return (draw("b", c.Bernoulli(logits)) - 0.45).square().sum(-1)
+    ...     return (draw("b", c.Bernoulli(logits=logits)) - 0.45).square().sum(-1)
     >>> c.estimate(program, estimator=c.RLOO(), samples=4).loss.backward()
     >>> logits.grad.shape
     torch.Size([3])

@@ -49,7 +49,7 @@ def gradient_study(
     >>> import concretely as c
     >>> logits = torch.ones(3, requires_grad=True)
     >>> def program(draw):
-    ...     return (draw("b", c.Bernoulli(logits)) - 0.45).square().sum(-1)
+    ...     return (draw("b", c.Bernoulli(logits=logits)) - 0.45).square().sum(-1)
     >>> estimators = {"rloo": c.RLOO(), "straight-through": (c.StraightThrough(), 1)}
     >>> study = gradient_study(program, estimators=estimators, samples=4, repeats=100, parameters=[logits])
     >>> study["rloo"].is_biased, study["straight-through"].is_biased

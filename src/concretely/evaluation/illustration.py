@@ -26,7 +26,7 @@ def sampling_traces(alpha: Sequence[float], temperatures: Sequence[float]) -> li
     if not 1 <= len(alpha) <= 6:
         raise ValueError(f"alpha must be one to six positive numbers, got {len(alpha)}")
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    variable = Bernoulli(logits[0]) if len(alpha) == 1 else OneHotCategorical(logits)
+    variable = Bernoulli(logits=logits[0]) if len(alpha) == 1 else OneHotCategorical(logits=logits)
 
     def trace(temperature: float) -> Trace:
         name = "X" if temperature else "D"
@@ -56,10 +56,10 @@ def _runs(model: Model, architecture: Architecture, mode: Mode) -> dict[str, Tra
     generator = _generator()
 
     def given(draw: Draw, name: str, bits: Tensor) -> Tensor:
-        return draw(name, Bernoulli(torch.zeros_like(bits)), observed=bits)
+        return draw(name, Bernoulli(logits=torch.zeros_like(bits)), observed=bits)
 
     if architecture.context is not None:
-        context = Bernoulli(torch.zeros(1, architecture.context.units)).sample(generator=generator)
+        context = Bernoulli(logits=torch.zeros(1, architecture.context.units)).sample(generator=generator)
         (x,) = model.sample(1, context, generator=generator)
 
         def predict(draw: Draw, context: Tensor) -> None:

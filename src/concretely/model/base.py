@@ -25,10 +25,10 @@ class Model(nn.Module):
     >>> from concretely import Bernoulli, Model, mode
     >>> encoder, decoder = torch.nn.Linear(6, 2), torch.nn.Linear(2, 6)
     >>> def p(draw, x=None):
-    ...     z = draw("z", Bernoulli(torch.zeros(2)))
-    ...     return draw("x", Bernoulli(decoder(z)), observed=x)
+    ...     z = draw("z", Bernoulli(logits=torch.zeros(2)))
+    ...     return draw("x", Bernoulli(logits=decoder(z)), observed=x)
     >>> def q(draw, x):
-    ...     draw("z", Bernoulli(encoder(x)))
+    ...     draw("z", Bernoulli(logits=encoder(x)))
     >>> Model(p, q).sample(3).shape
     torch.Size([3, 6])
     """

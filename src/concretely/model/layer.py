@@ -71,7 +71,7 @@ class Hidden(nn.Module):
     def forward(self, state: Float[Tensor, "*batch before"]) -> Hypercube:
         """Return the distribution of the layer."""
         logits = _wide_enough(self.network(state))
-        return Hypercube(logits.view(*logits.shape[:-1], *self.shape), validate_args=False)
+        return Hypercube(logits=logits.view(*logits.shape[:-1], *self.shape), validate_args=False)
 
 
 class Top(nn.Module):
@@ -83,7 +83,7 @@ class Top(nn.Module):
 
     def forward(self) -> Hypercube:
         """Return the distribution of the layer."""
-        return Hypercube(self.logits, validate_args=False)
+        return Hypercube(logits=self.logits, validate_args=False)
 
 
 class Visible(nn.Module):
@@ -110,7 +110,7 @@ class Visible(nn.Module):
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
         """Return the distribution of the layer."""
         if self.network.has_hooks:
-            return Bernoulli(_wide_enough(self.network(state)), validate_args=False)
+            return Bernoulli(logits=_wide_enough(self.network(state)), validate_args=False)
         last = self.network.maps[-1]
         return Bernoulli.from_affine(self.network.hidden(state), last.weight, last.bias)
 

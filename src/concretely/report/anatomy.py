@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Size, Tensor
+from torch import Tensor
 
 from ..distribution import Bernoulli, BinaryConcrete, Concrete, Hypercube, HypercubeConcrete, OneHotCategorical
 from ..graph.trace import Outcome, Trace
@@ -77,7 +77,7 @@ def anatomy(trace: Trace) -> list[Node]:
     """Return the nodes of a run, in the order of the program.
 
     >>> from concretely import mode, run
-    >>> (node,) = anatomy(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode=mode.Discrete()))
+    >>> (node,) = anatomy(run(lambda draw: draw("D", OneHotCategorical(logits=torch.zeros(3))), mode=mode.Discrete()))
     >>> node.noise, [operation.text for operation in node.operations]
     ('G', ['argmax'])
     """

@@ -40,7 +40,7 @@ def picture(trace: Trace) -> Figure:
 
     >>> import torch
     >>> from concretely import OneHotCategorical, mode, run
-    >>> figure = picture(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode=mode.Relaxed(0.5)))
+    >>> figure = picture(run(lambda draw: draw("D", OneHotCategorical(logits=torch.zeros(3))), mode=mode.Relaxed(0.5)))
     """
     return _page([("", [("", _sketch(trace, "up" if is_small(anatomy(trace)) else "right"))])])
 

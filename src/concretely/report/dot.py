@@ -14,7 +14,7 @@ def dot(trace: Trace) -> str:
 
     >>> import torch
     >>> from concretely import OneHotCategorical, mode, run
-    >>> "argmax" in dot(run(lambda draw: draw("D", OneHotCategorical(torch.zeros(3))), mode=mode.Discrete()))
+    >>> "argmax" in dot(run(lambda draw: draw("D", OneHotCategorical(logits=torch.zeros(3))), mode=mode.Discrete()))
     True
     """
     nodes = anatomy(trace)

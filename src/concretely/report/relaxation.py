@@ -31,7 +31,7 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
     logits = torch.tensor(alpha, dtype=torch.float64).log()
     figure = _page(temperatures, height=2.5)
     for axes, temperature in zip(figure.axes, temperatures, strict=True):
-        _draw_simplex(axes, Concrete(logits, temperature))
+        _draw_simplex(axes, Concrete(logits=logits, temperature=temperature))
     return figure
 
 
@@ -44,7 +44,7 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
     logits = torch.tensor(alpha, dtype=torch.float64).log()
     figure = _page(temperatures, height=2.9)
     for axes, temperature in zip(figure.axes, temperatures, strict=True):
-        _draw_binary(axes, BinaryConcrete(logits, temperature))
+        _draw_binary(axes, BinaryConcrete(logits=logits, temperature=temperature))
     return figure
 
 
@@ -125,7 +125,7 @@ def _draw_binary(axes: Axes, relaxed: BinaryConcrete) -> None:
     reach = 6 + abs(float(relaxed.logits))
     half = reach * torch.linspace(1e-9, 1, 200, dtype=torch.float64)  # up to the step from either side
     noisy = torch.cat([-half.flip(0), half])
-    law = Logistic(relaxed.logits, 1.0).log_prob(noisy).exp()
+    law = Logistic(logits=relaxed.logits, temperature=1.0).log_prob(noisy).exp()
     for side, color in ((noisy < 0, PALE), (noisy > 0, STRONG)):
         below.fill_between(noisy[side].numpy(), law[side].numpy(), color=color, linewidth=0)
     box.plot(noisy.numpy(), relaxed.push(noisy - relaxed.logits).numpy(), color=DARK, linewidth=1.6)
