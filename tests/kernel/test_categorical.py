@@ -26,7 +26,7 @@ def test_the_definition_is_the_distribution(members: int, samples: int, units: i
         truth = value
         scored = Hypercube(logits=logits.unsqueeze(1)).log_prob(value)
     else:
-        law = (Hypercube if squash == "corner" else OneHotCategorical)(logits.unsqueeze(1))
+        law = (Hypercube if squash == "corner" else OneHotCategorical)(logits=logits.unsqueeze(1))
         truth, scored = law.push(noise(key, samples, units, n).float()), law.log_prob(value)
     assert torch.equal(value, truth)
     assert_close(log_mass, scored, rtol=1e-5, atol=1e-5)
@@ -91,7 +91,7 @@ def test_gradients_have_gradients(squash: str, path: str) -> None:
         value, log_mass = categorical.draw(logits, key, 2, squash)
         found = [second(each) for each in (log_mass, categorical.score(value, logits, squash))]
     wide = logits.double().log_softmax(-1).unsqueeze(1)
-    law = (Hypercube if squash == "corner" else OneHotCategorical)(wide)
+    law = (Hypercube if squash == "corner" else OneHotCategorical)(logits=wide)
     truth = second(law.log_prob(value.double()))
     for each in found:
         assert_close(each, truth, rtol=1e-3, atol=1e-4)

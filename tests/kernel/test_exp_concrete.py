@@ -62,7 +62,9 @@ def noise(key: Tensor, samples: int, units: int, n: int, normal: bool = False) -
 def law(logits: Tensor, temperature: Tensor, normal: bool) -> ExpConcrete | ExpLogisticNormal:
     """The distribution of a draw, in float64."""
     family = ExpLogisticNormal if normal else ExpConcrete
-    return family(logits.double().unsqueeze(1), temperature.view(-1, 1, 1), validate_args=False)
+    return family(
+        logits=logits.double().unsqueeze(1), temperature=temperature.view(-1, 1, 1), validate_args=False
+    )
 
 
 def assert_as_good(found: Tensor, definition: Tensor, truth: Tensor, truth_of_definition: Tensor | None = None) -> None:
