@@ -1,8 +1,5 @@
 """Draws and scores of categorical units in one pass each, and the gradient of their log masses."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,13 +15,12 @@ from .category import (
     store_rows,
     store_sum,
     store_sums,
-    unit_of,
 )
 from .exp_concrete import exponential
 from .native import exp, log
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import quarter, words_beside
-from .row import point_of
+from .row import gradients_of_mass, point_of
 from .tile import draw_tile, power, score_tile, unit_tile
 
 
@@ -114,7 +110,7 @@ def _score(
     category = tl.arange(0, WIDTH)[None, None, :]
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
-        unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
+        unit = placed(offset, units, LENGTH, UNITS)[None, :]
         logit = _shifted(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
         log_probs = (logit - tl.log(tl.sum(exp(logit), 1))[:, None])[None, :, :]
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
@@ -189,22 +185,6 @@ def _score_backward(
     store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
 
 
-def draw_backward(
-    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor]:
-    """The gradient of the logits, through the log masses of draws."""
-    (logits, _, _, squash, length), pull = inputs, by[1]
-    assert pull is not None
-    return (_gradient(pull, outputs[0], logits, squash, length),)
-
-
-def score_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[None, Tensor]:
-    """The gradient of the logits, through the log masses of given values."""
-    return None, _gradient(by[0], *inputs)
-
-
 def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     members, samples, units, _ = value.shape
     n, dtype = logits.shape[-1], logits.dtype
@@ -220,3 +200,6 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
     return sum_parts(partial, dtype)
+
+
+draw_backward, score_backward = gradients_of_mass(_gradient)

@@ -42,14 +42,14 @@ def load_four(
 
 
 @triton.jit
-def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
-    """The places of a tile at an offset along the row of a program; those past the end are masked."""
-    along = offset + tl.arange(0, ROWS)
+def placed(offset, end, LENGTH: tl.constexpr, UNITS: tl.constexpr):
+    """The units of a tile at an offset along the row of a program; those past the end of the row are masked."""
+    along = offset + tl.arange(0, UNITS)
     if LENGTH == 1:
-        place = tl.program_id(0) * ROWS + along
+        unit = tl.program_id(0) * UNITS + along
     else:
-        place = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, quarter)
-    return place
+        unit = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, end)
+    return unit
 
 
 @triton.jit
@@ -66,20 +66,9 @@ def store_rows(sums, member, found):
 
 
 @triton.jit
-def unit_of(offset, units, LENGTH: tl.constexpr, UNITS: tl.constexpr):
-    """The units of a tile at an offset along the row of a program; those past the end are masked."""
-    along = offset + tl.arange(0, UNITS)
-    if LENGTH == 1:
-        unit = tl.program_id(0) * UNITS + along
-    else:
-        unit = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, units)
-    return unit
-
-
-@triton.jit
 def load_logits(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
     """The logits of the units of a tile."""
-    unit = unit_of(offset, units, LENGTH, UNITS)[:, None]
+    unit = placed(offset, units, LENGTH, UNITS)[:, None]
     category = tl.arange(0, WIDTH)[None, :]
     mask = (unit < units) & (category < N)
     return tl.load(logits + unit.to(tl.int64) * N + category, mask=mask, other=0.0).to(tl.float32)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from .category import (
     store_rows,
     store_sum,
     store_sums,
-    unit_of,
 )
 from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from .operator import partial_sums, row_sums, rows, sum_parts
@@ -112,23 +112,10 @@ def _draw(
         store_rows(log_density, member, sums)
 
 
-def draw(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, values and log densities of rows of units."""
-    return _drawn(logits, temperature, key, samples, squash, length, normal=False)
-
-
-def draw_gaussian(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with normal noise."""
-    return _drawn(logits, temperature, key, samples, squash, length, normal=True)
-
-
 def _drawn(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int, *, normal: bool
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1, *, normal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, values and log densities of rows of units, with Gumbel or normal noise."""
     members, units, n = logits.shape
     node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
     total, logits = samples * units, rows(logits)
@@ -143,6 +130,9 @@ def _drawn(
             LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
         )  # fmt: skip
     return node, value, row_sums(log_density, length // tile.length)
+
+
+draw, draw_gaussian = partial(_drawn, normal=False), partial(_drawn, normal=True)
 
 
 def constant(n: int, normal: bool) -> float:
@@ -196,9 +186,7 @@ def _draw_backward(
     store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
 
 
-def draw_backward(
-    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor | None]:
+def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
     """The gradient of the logits, over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
@@ -253,7 +241,7 @@ def _score(
     constant += (N - 1) * tl.log(lam.to(tl.float32))
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
-        unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
+        unit = placed(offset, units, LENGTH, UNITS)[None, :]
         logit = load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
         for _ in range(steps):
@@ -278,17 +266,8 @@ def _score(
         store_sums(log_density, member, samples, sums, SAMPLES)
 
 
-def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
+def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, *, normal: bool) -> Tensor:
     """The log density of given nodes, of rows of units."""
-    return _scored(node, logits, temperature, length, normal=False)
-
-
-def score_gaussian(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
-    """The same with normal noise."""
-    return _scored(node, logits, temperature, length, normal=True)
-
-
-def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int, *, normal: bool) -> Tensor:
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
     found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
@@ -301,6 +280,9 @@ def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int, *, n
             num_warps=tile.warps,
         )  # fmt: skip
     return row_sums(found, length // tile.length)
+
+
+score, score_gaussian = partial(_scored, normal=False), partial(_scored, normal=True)
 
 
 @triton.jit
@@ -339,23 +321,10 @@ def _score_backward(
         store_sum(by_logits, member, tl.sum(total, 0), units, N, UNITS, WIDTH)
 
 
-def score_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
+def _gradients_of_score(
+    by: Any, needs: Any, inputs: Any, outputs: Any, *, normal: bool
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of the nodes and of the logits, the latter over all samples."""
-    return _gradients_of_score(by, needs, inputs, normal=False)
-
-
-def score_gaussian_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor, Tensor | None]:
-    """The same with normal noise."""
-    return _gradients_of_score(by, needs, inputs, normal=True)
-
-
-def _gradients_of_score(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], *, normal: bool
-) -> tuple[Tensor, Tensor | None]:
     (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     members, samples, units, n = node.shape
     by_node = torch.empty(node.shape if needs_node else 0, dtype=node.dtype, device=node.device)
@@ -371,3 +340,6 @@ def _gradients_of_score(
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
     )  # fmt: skip
     return by_node, sum_parts(partial, logits.dtype) if needs_logits else None
+
+
+score_backward, score_gaussian_backward = (partial(_gradients_of_score, normal=normal) for normal in (False, True))

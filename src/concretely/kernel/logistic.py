@@ -1,6 +1,5 @@
 """Draws and scores of logistic nodes in one pass each, and their gradients in another."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,17 +9,15 @@ from torch import Tensor
 
 from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
 from .operator import partial_sums, row_sums, rows, sum_parts
-from .philox import fraction, logistic, quarter, words_beside
+from .philox import fraction, logistic, words_beside
 from .row import (
-    BLOCK,
-    BUSY,
     corner,
+    draw_rows,
+    draws,
     has_quarters,
     load_four,
-    load_pieces,
     load_stretch,
-    pieces,
-    place_of,
+    over_row,
     placed,
     placed_rows,
     point_of,
@@ -48,7 +45,6 @@ def _draw(
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    # most draws can be numbered in 32 bits, in which division is faster
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
     lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
     inverse = tl.div_rn(1.0, lam)
@@ -70,11 +66,12 @@ def _draw(
 
 
 @triton.jit
-def _draw_one(
-    logit, word, inverse, node, value, offset, k, member,
+def _draw_piece(
+    logit, word, own, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Draw a piece of a row in one quarter; the part of its log density that depends on the noise, in each lane."""
+    inverse, node, value = own
     drawn = logistic(word)
     found = (logit + drawn) * inverse
     store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
@@ -92,54 +89,19 @@ def _draw_one(
 
 
 @triton.jit
-def _draw_pieces(
-    logits, inverse, key, node, value, offset, member, step, points,
-    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
-    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Draw a piece of a row in each quarter."""
-    a, b, c, d = load_pieces(logits, offset, step, points, SAME, LENGTH, BLOCK, EVEN)
-    one, two, three, four = words_beside(a, key, member, place_of(offset, LENGTH, WIDE, BLOCK))
-    return (
-        _draw_one(a, one, inverse, node, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(b, two, inverse, node, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(c, three, inverse, node, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(d, four, inverse, node, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-    )
-
-
-@triton.jit
 def _draw_rows(
-    logits, temperature, key, node, value, log_density,
-    points, step, logits_stride, temperature_stride,
+    logits, temperature, key, node, value, log_density, points, step, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    inverse = tl.div_rn(1.0, lam)
-    logits += member * logits_stride
-    zero = tl.zeros((LANES,), tl.float32)
-    a, b, c, d = zero, zero, zero, zero
-    for offset in range(0, WHOLE, BLOCK):
-        one, two, three, four = _draw_pieces(
-            logits, inverse, key, node, value, offset, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, True,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    if WHOLE < LENGTH:
-        one, two, three, four = _draw_pieces(
-            logits, inverse, key, node, value, WHOLE, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    if WHOLE + REST < LENGTH:
-        one, two, three, four = _draw_pieces(
-            logits, inverse, key, node, value, WHOLE + REST, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    store_rows(log_density, member, a, b, c, d, LENGTH * tl.log(lam))
+    own = tl.div_rn(1.0, lam), node, value
+    total = draw_rows(
+        _draw_piece, own, logits + member * logits_stride, key, member, points, step,
+        SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, WHOLE, REST,
+    )  # fmt: skip
+    store_rows(log_density, member, total, LENGTH * tl.log(lam))
 
 
 def draw(
@@ -149,27 +111,17 @@ def draw(
     members, units = logits.shape
     node = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
-    total, logits, by_rows = samples * units, rows(logits), has_quarters(samples * units, length)
+    by_rows = has_quarters(samples * units, length)
     log_density = node.new_empty((members, samples, units // length if by_rows else units))
-    given, strides = (logits, temperature, key.contiguous()), (logits.stride(0), temperature.stride(0))
-    if not node.numel():
-        return node, value, row_sums(log_density, 1 if by_rows else length)
-    if by_rows:
-        programs, points = total // length // 4, units // length
-        cut = pieces(length, busy=programs * members >= BUSY)
-        _draw_rows[programs, members](
-            *given, node, value, log_density, points, programs % points, *strides,
-            SQUASH=squash, SAME=programs % points == 0, WIDE=total >= 2**30, LENGTH=length, **cut._asdict(),
-            num_warps=cut.LANES // 32,
-        )  # fmt: skip
-        return node, value, log_density
-    programs = triton.cdiv(quarter(total), BLOCK)
-    _draw[programs, members](
-        *given, node, value, log_density, units, total, quarter(total), *strides,
-        SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
-        num_warps=1 if programs * members >= 2 * BUSY else 4,
-    )  # fmt: skip
-    return node, value, row_sums(log_density, length)
+    if node.numel():
+        logits, own = rows(logits), draws(members, samples, units, length)
+        given = logits, temperature, key.contiguous(), node, value, log_density
+        numbers = *own.counts, logits.stride(0), temperature.stride(0)
+        if by_rows:
+            _draw_rows[own.grid](*given, *numbers, SQUASH=squash, **own.options)
+        else:
+            _draw[own.grid](*given, *numbers, SQUASH=squash, **own.options)
+    return node, value, row_sums(log_density, 1 if by_rows else length)
 
 
 @triton.jit
@@ -202,9 +154,7 @@ def _draw_backward(
     tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
-def draw_backward(
-    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor | None]:
+def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
     """The gradient of the logits, over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
@@ -244,10 +194,10 @@ def _score(
 
 @triton.jit
 def _score_piece(
-    node, logits, row, point, inside, known, offset, lam,
-    LENGTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    HOW: tl.constexpr, given, offset, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """The log density of a piece of each row at temperature 1, in each lane."""
+    node, logits, row, point, inside, known, lam = given
     found = load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
     logit = load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
     size = tl.abs(difference(lam, found, logit))
@@ -255,9 +205,9 @@ def _score_piece(
     if not EVEN:
         size = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, size, 0.0)
     if BLOCK > LANES:
-        size = tl.sum(tl.reshape(size, (ROWS, LANES, BLOCK // LANES)), 2)
-        total = tl.reduce(tl.reshape(total, (ROWS, LANES, BLOCK // LANES)), 2, times)
-    return -size - 2 * log(total)
+        size = tl.sum(tl.reshape(size, (row.shape[0], LANES, BLOCK // LANES)), 2)
+        total = tl.reduce(tl.reshape(total, (row.shape[0], LANES, BLOCK // LANES)), 2, times)
+    return (-size - 2 * log(total),)
 
 
 @triton.jit
@@ -272,20 +222,8 @@ def _score_rows(
     lam = tl.load(temperature + member * temperature_stride)
     node += member * node_stride
     logits += member * logits_stride
-    total = tl.zeros((ROWS, LANES), tl.float32)
-    for offset in range(0, WHOLE, BLOCK):
-        total += _score_piece(
-            node, logits, row, point, inside, known, offset, lam, LENGTH, ROWS, LANES, BLOCK, True
-        )  # fmt: skip
-    if WHOLE < LENGTH:
-        total += _score_piece(
-            node, logits, row, point, inside, known, WHOLE, lam, LENGTH, ROWS, LANES, REST, WHOLE + REST <= LENGTH
-        )  # fmt: skip
-    if WHOLE + REST < LENGTH:
-        total += _score_piece(
-            node, logits, row, point, inside, known, WHOLE + REST, lam,
-            LENGTH, ROWS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
-        )  # fmt: skip
+    given, zero = (node, logits, row, point, inside, known, lam), (tl.zeros((ROWS, LANES), tl.float32),)
+    (total,) = over_row(_score_piece, None, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
     found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(lam.to(tl.float32))
     tl.store(log_density + member * samples * points + row, found, mask=inside)
 
@@ -345,9 +283,7 @@ def _score_backward(
         tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
-def score_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor, Tensor | None]:
+def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor, Tensor | None]:
     """The gradients of the nodes and of the logits, the latter over all samples."""
     (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     (members, samples, units), dtype = node.shape, logits.dtype
