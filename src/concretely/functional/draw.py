@@ -51,9 +51,13 @@ class Squashing(ABC):
     def log_abs_det_jacobian(self, node: Tensor) -> Tensor:
         """Return the log absolute determinant of the Jacobian at a node."""
 
-    @abstractmethod
     def score(self, value: Tensor, law: Any, logits: Tensor, temperature: Temperature, *, dtype: torch.dtype) -> Score:
         """Score a value that was rounded to `dtype` and then to its own dtype."""
+        return self._score(to_float64(value), coarser(value.dtype, dtype), law, logits, temperature)
+
+    @abstractmethod
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        """Score a value in float64 that was rounded to a dtype."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,7 @@ class Sigmoid(Squashing):
     def log_abs_det_jacobian(self, node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return logsigmoid(node) + logsigmoid(-node) + (math.log(2) if self.centred else 0)
 
-    def score(
-        self,
-        value: Float[Tensor, "..."],
-        law: Any,
-        logits: Float[Tensor, "..."],
-        temperature: Temperature,
-        *,
-        dtype: torch.dtype,
-    ) -> Score:
-        value, dtype = to_float64(value), coarser(value.dtype, dtype)
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
         lower, upper = self._distances(value)
         (last, border), (last_upper, border_upper) = self._cells(dtype)
         low, high = lower <= last, upper <= last_upper
@@ -135,17 +130,8 @@ class Exponential(Squashing):
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
         return node.sum(-1)
 
-    def score(
-        self,
-        value: Float[Tensor, "*shape n"],
-        law: Any,
-        logits: Float[Tensor, "*batch n"],
-        temperature: Temperature,
-        *,
-        dtype: torch.dtype,
-    ) -> Score:
-        cell = near_zero(coarser(value.dtype, dtype))
-        value = to_float64(value)
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        cell = near_zero(dtype)
         return _score_on_simplex(value, value <= cell.last, cell.border, law, logits, temperature)
 
 
@@ -163,22 +149,13 @@ class Corners(Squashing):
         """Return zero, since `log_prob` is the density of the node."""
         return torch.zeros((), dtype=node.dtype, device=node.device)
 
-    def score(
-        self,
-        value: Float[Tensor, "*shape bits"],
-        law: Any,
-        logits: Float[Tensor, "*batch n"],
-        temperature: Temperature,
-        *,
-        dtype: torch.dtype,
-    ) -> Score:
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
         if self.states > 2:
             raise ValueError(
                 f"a point of the hypercube with {self.states} states does not determine its node and cannot be scored: "
                 "use rsample_and_log_prob, or draw and score the variable's node"
             )
-        cell = near_one(coarser(value.dtype, dtype))
-        value = to_float64(value)
+        cell = near_one(dtype)
         weights = (1 + torch.cat([-value, value], -1)) / 2
         return _score_on_simplex(weights, weights <= cell.last / 2, cell.border / 2, law, logits, temperature)
 

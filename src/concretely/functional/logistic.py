@@ -18,16 +18,7 @@ from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
 from .draw import Sigmoid
 
-__all__ = [
-    "draw",
-    "log_density",
-    "log_density_of_noise",
-    "log_tail",
-    "noise",
-    "push",
-    "score",
-    "standard_log_density",
-]
+__all__ = ["draw", "log_density", "log_density_of_noise", "log_tail", "noise", "push", "score", "standard_log_density"]
 
 category_axes = 0
 

@@ -5,26 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import row as binary
 from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import words_beside
-from .row import (
-    corner,
-    draw_rows,
-    draws,
-    gradients_of_mass,
-    has_quarters,
-    load_four,
-    load_stretch,
-    over_row,
-    placed,
-    placed_rows,
-    point_of,
-    row_tiling,
-    store_piece,
-    store_rows,
-    tiling,
-)
 
 
 @triton.jit
@@ -64,10 +48,10 @@ def _draw(
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
-    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    held = binary.load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
     four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
-        element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
+        element, _, mask = binary.placed(first, k, units, total, quarter, LONG, BLOCK)
         turned, size = is_turned(held[k], four[k]), tl.abs(held[k])
         at = member * total + element
         tl.store(value + at, state_of(held[k], turned, SQUASH), mask=mask)
@@ -81,7 +65,7 @@ def _draw_piece(
 ):  # fmt: skip
     """Draw a piece of a row in one quarter; its log mass in each lane."""
     turned, size = is_turned(logit, word), tl.abs(logit)
-    store_piece(value, state_of(logit, turned, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+    binary.store_piece(value, state_of(logit, turned, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
     lost, small = tl.where(turned, size, 0.0), exp(-size)
     if not EVEN:
         inside = offset + tl.arange(0, BLOCK) < LENGTH
@@ -99,21 +83,21 @@ def _draw_rows(
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    total = draw_rows(
+    total = binary.draw_rows(
         _draw_piece, value, logits + member * logits_stride, key, member, points, step,
         SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, WHOLE, REST,
     )  # fmt: skip
-    store_rows(log_mass, member, total, 0.0)
+    binary.store_rows(log_mass, member, total, 0.0)
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
     """States and their log masses, of rows of units."""
     members, units = logits.shape
     value = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
-    by_rows = has_quarters(samples * units, length)
+    by_rows = binary.has_quarters(samples * units, length)
     log_mass = value.new_empty((members, samples, units // length if by_rows else units))
     if value.numel():
-        logits, own = rows(logits), draws(members, samples, units, length)
+        logits, own = rows(logits), binary.draws(members, samples, units, length)
         given = logits, key.contiguous(), value, log_mass, *own.counts, logits.stride(0)
         if by_rows:
             _draw_rows[own.grid](*given, SQUASH=squash, **own.options)
@@ -128,7 +112,7 @@ def _score(
     SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    _, row, unit = corner(units, 1, ROWS, UNITS)
+    _, row, unit = binary.corner(units, 1, ROWS, UNITS)
     mask = (row < samples) & (unit < units)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
     state = tl.load(value + member * value_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
@@ -142,8 +126,8 @@ def _score_piece(
 ):  # fmt: skip
     """The parts of the log mass of a piece of each row that depend on the states and on the logits alone."""
     value, logits, row, point, inside, known = given
-    state = load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
-    logit = load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
+    state = binary.load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = binary.load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
     lost, small = tl.minimum(sign(state, SQUASH) * logit, 0.0), exp(-tl.abs(logit))
     if not EVEN:
         small = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, small, 0.0)
@@ -160,13 +144,13 @@ def _score_rows(
     LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    row, point, inside = placed_rows(samples, points, SHARED, ROWS)
+    row, point, inside = binary.placed_rows(samples, points, SHARED, ROWS)
     known = point < points
     value += member * value_stride
     logits += member * logits_stride
     zero = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((1 if SHARED else ROWS, LANES), tl.float32)
     given = value, logits, row, point, inside, known
-    total, common = over_row(_score_piece, SQUASH, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
+    total, common = binary.over_row(_score_piece, SQUASH, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
     found = tl.sum(total - common, 1, keep_dims=True)
     tl.store(log_mass + member * samples * points + row, found, mask=inside)
 
@@ -179,13 +163,13 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
         return log_mass
     value, logits = rows(value), rows(logits)
     if length == 1:
-        tile = tiling(members, samples, units, sums=False)
+        tile = binary.tiling(members, samples, units, sums=False)
         _score[tile.grid](
             value, logits, log_mass, units, samples, value.stride(0), logits.stride(0),
             SQUASH=squash, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
         )  # fmt: skip
     else:
-        own = row_tiling(members, samples, units, length)
+        own = binary.row_tiling(members, samples, units, length)
         _score_rows[own.grid](
             value, logits, log_mass, samples, units // length, value.stride(0), logits.stride(0),
             SQUASH=squash, LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
@@ -200,8 +184,8 @@ def _backward(
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    part, row, unit = corner(units, steps, ROWS, UNITS)
-    by += member * by_member + point_of(unit, LENGTH) * by_point
+    part, row, unit = binary.corner(units, steps, ROWS, UNITS)
+    by += member * by_member + binary.point_of(unit, LENGTH) * by_point
     value += member * value_stride + row * units + unit
     end = tl.where(unit < units, samples, 0)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
@@ -223,7 +207,7 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     members, samples, units = value.shape
     if not value.numel():
         return torch.zeros_like(logits)
-    dtype, tile = logits.dtype, tiling(members, samples, units, sums=True)
+    dtype, tile = logits.dtype, binary.tiling(members, samples, units, sums=True)
     value, logits, by_logits = rows(value), rows(logits), partial_sums(tile.parts, value[:, 0], dtype)
     _backward[tile.grid](
         by, value, logits, by_logits, units, samples, tile.parts, tile.steps,
@@ -233,4 +217,4 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     return sum_parts(by_logits, dtype)
 
 
-draw_backward, score_backward = gradients_of_mass(_gradient)
+draw_backward, score_backward = binary.gradients_of_mass(_gradient)

@@ -5,17 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .category import (
-    STEPS,
-    in_quarter,
-    load_four,
-    load_logits,
-    load_rows,
-    placed,
-    store_rows,
-    store_sum,
-    store_sums,
-)
+from . import category as nary
 from .exp_concrete import exponential
 from .native import exp, log
 from .operator import partial_sums, row_sums, rows, sum_parts
@@ -35,8 +25,8 @@ def _draw(
     category = tl.arange(0, WIDTH)[None, :]
     sums = tl.zeros((4,), tl.float32)
     for offset in range(0, LENGTH, ROWS):
-        place = placed(offset, quarter, LENGTH, ROWS)
-        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        place = nary.placed(offset, quarter, LENGTH, ROWS)
+        held = nary.load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
         four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
         for k in tl.static_range(4):
             row = k * quarter + place
@@ -51,7 +41,7 @@ def _draw(
             if LENGTH == 1:
                 tl.store(log_mass + row, found, mask=inside)
             else:
-                sums += in_quarter(k, tl.sum(tl.where(inside, found, 0.0), 0))
+                sums += nary.in_quarter(k, tl.sum(tl.where(inside, found, 0.0), 0))
             if SQUASH == "corner":
                 bit = tl.arange(0, BIT_WIDTH)[None, :]
                 digit = chosen >> tl.maximum(BITS - 1 - bit, 0) & 1
@@ -60,7 +50,7 @@ def _draw(
             else:
                 tl.store(value + row[:, None] * N + category, (category == chosen).to(tl.float32), mask=mask)
     if LENGTH > 1:
-        store_rows(log_mass, member, sums)
+        nary.store_rows(log_mass, member, sums)
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
@@ -110,7 +100,7 @@ def _score(
     category = tl.arange(0, WIDTH)[None, None, :]
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
-        unit = placed(offset, units, LENGTH, UNITS)[None, :]
+        unit = nary.placed(offset, units, LENGTH, UNITS)[None, :]
         logit = _shifted(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
         log_probs = (logit - tl.log(tl.sum(exp(logit), 1))[:, None])[None, :, :]
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
@@ -127,13 +117,13 @@ def _score(
                 sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
-        store_sums(log_mass, member, samples, sums, SAMPLES)
+        nary.store_sums(log_mass, member, samples, sums, SAMPLES)
 
 
 @triton.jit
 def _shifted(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
     """The logits of the units of a tile, the largest at 0."""
-    logit = load_logits(logits, offset, units, N, LENGTH, UNITS, WIDTH)
+    logit = nary.load_logits(logits, offset, units, N, LENGTH, UNITS, WIDTH)
     if WIDTH > N:
         logit = tl.where(tl.arange(0, WIDTH)[None, :] < N, logit, float("-inf"))
     return logit - tl.max(logit, 1)[:, None]
@@ -176,13 +166,13 @@ def _score_backward(
         chosen = _chosen(
             value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
         )  # fmt: skip
-        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
+        pull = nary.load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         picked += tl.where(category == chosen, pull[:, :, None], 0.0)
         weight += pull
         sample += SAMPLES
     share = exp(_shifted(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH))
     share *= (tl.sum(weight, 0) / tl.sum(share, 1))[:, None]
-    store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
+    nary.store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
 
 
 def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
@@ -190,7 +180,7 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     n, dtype = logits.shape[-1], logits.dtype
     if not by.numel():
         return torch.zeros_like(logits)
-    tile = unit_tile(members, samples, units, n, least=STEPS)
+    tile = unit_tile(members, samples, units, n, least=nary.STEPS)
     value, logits = rows(value), rows(logits)
     partial = partial_sums(tile.grid[1], logits, dtype)
     _score_backward[*tile.grid, members](

@@ -10,18 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .category import (
-    STEPS,
-    in_quarter,
-    load_four,
-    load_logits,
-    load_rows,
-    placed,
-    sign,
-    store_rows,
-    store_sum,
-    store_sums,
-)
+from . import category as nary
 from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, normal, quarter, words_beside
@@ -69,8 +58,8 @@ def _draw(
     constant += (N - 1) * tl.log(lam)
     sums = tl.zeros((4,), tl.float32)
     for offset in range(0, LENGTH, ROWS):
-        place = placed(offset, quarter, LENGTH, ROWS)
-        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        place = nary.placed(offset, quarter, LENGTH, ROWS)
+        held = nary.load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
         four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
         for k in tl.static_range(4):
             row = k * quarter + place
@@ -99,17 +88,17 @@ def _draw(
             if LENGTH == 1:
                 tl.store(log_density + row, score, mask=inside)
             else:
-                sums += in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
+                sums += nary.in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
             if SQUASH == "simplex":
                 point = tl.minimum(tl.maximum(exp(found), 9.860761315262648e-32), 1.0)
                 tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
             if SQUASH == "cube":
                 share *= reciprocal(total_share)[:, None]
                 for bit in tl.static_range(BITS):
-                    point = tl.sum(share * sign(category, bit, BITS), 1)
+                    point = tl.sum(share * nary.sign(category, bit, BITS), 1)
                     tl.store(value + row * BITS + bit, tl.minimum(tl.maximum(point, -1.0), 1.0), mask=inside)
     if LENGTH > 1:
-        store_rows(log_density, member, sums)
+        nary.store_rows(log_density, member, sums)
 
 
 def _drawn(
@@ -176,14 +165,14 @@ def _draw_backward(
                 slope = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
                 for bit in tl.static_range(BITS):
                     by_bit = tl.load(by_value + member * value_stride + row * BITS + bit, mask=inside, other=0.0)
-                    slope += by_bit.to(tl.float32)[:, :, None] * sign(category, bit, BITS)
+                    slope += by_bit.to(tl.float32)[:, :, None] * nary.sign(category, bit, BITS)
                 by += slope * share
             else:
                 by += tl.load(by_value + member * value_stride + at, mask=mask, other=0.0).to(tl.float32) * share
         total += by - share * tl.sum(by, 2)[:, :, None]
         sample += SAMPLES
     cold = 1 / tl.load(temperature + member * temperature_stride).to(tl.float32)
-    store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
+    nary.store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
 
 
 def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
@@ -195,7 +184,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
     (members, samples, units, n), dtype = node.shape, logits.dtype
     if not node.numel():
         return (torch.zeros_like(logits),)
-    tile = unit_tile(members, samples, units, n, least=STEPS)
+    tile = unit_tile(members, samples, units, n, least=nary.STEPS)
     partial = partial_sums(tile.grid[1], node[:, 0], dtype)
     node = node.contiguous()
     by_both = [node if each is None else rows(each) for each in (by_node, by_value)]
@@ -241,8 +230,8 @@ def _score(
     constant += (N - 1) * tl.log(lam.to(tl.float32))
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
-        unit = placed(offset, units, LENGTH, UNITS)[None, :]
-        logit = load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
+        unit = nary.placed(offset, units, LENGTH, UNITS)[None, :]
+        logit = nary.load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
         for _ in range(steps):
             row = sample.to(tl.int64) * units + unit
@@ -263,7 +252,7 @@ def _score(
                 sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
-        store_sums(log_density, member, samples, sums, SAMPLES)
+        nary.store_sums(log_density, member, samples, sums, SAMPLES)
 
 
 def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, *, normal: bool) -> Tensor:
@@ -297,7 +286,7 @@ def _score_backward(
     point = point_of(unit, LENGTH)
     sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
-    logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
+    logit = nary.load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
     lam = tl.load(temperature + member * temperature_stride)
     total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
     for _ in range(steps):
@@ -306,7 +295,7 @@ def _score_backward(
         at = row[:, :, None] * N + category
         mask = inside[:, :, None] & (category < N)
         noise = _recovered(node + member * node_stride, logit, lam, at, mask, category, N, WIDTH)
-        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
+        pull = nary.load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         if NORMAL:
             by_noise = -pull[:, :, None] * deviation(noise, category, N, WIDTH)
         else:
@@ -318,7 +307,7 @@ def _score_backward(
             total -= by_noise
         sample += SAMPLES
     if LOGITS:
-        store_sum(by_logits, member, tl.sum(total, 0), units, N, UNITS, WIDTH)
+        nary.store_sum(by_logits, member, tl.sum(total, 0), units, N, UNITS, WIDTH)
 
 
 def _gradients_of_score(
@@ -330,7 +319,7 @@ def _gradients_of_score(
     by_node = torch.empty(node.shape if needs_node else 0, dtype=node.dtype, device=node.device)
     if not node.numel():
         return by_node, torch.zeros_like(logits)
-    tile = unit_tile(members, samples, units, n, least=STEPS if needs_logits else 1)
+    tile = unit_tile(members, samples, units, n, least=nary.STEPS if needs_logits else 1)
     partial = partial_sums(tile.grid[1], logits, logits.dtype) if needs_logits else by_node
     node, given = rows(node), rows(logits)
     _score_backward[*tile.grid, members](

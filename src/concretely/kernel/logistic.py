@@ -7,25 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import row as binary
 from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, logistic, words_beside
-from .row import (
-    corner,
-    draw_rows,
-    draws,
-    has_quarters,
-    load_four,
-    load_stretch,
-    over_row,
-    placed,
-    placed_rows,
-    point_of,
-    row_tiling,
-    store_piece,
-    store_rows,
-    tiling,
-)
 
 
 @triton.jit
@@ -50,10 +35,10 @@ def _draw(
     inverse = tl.div_rn(1.0, lam)
     near = tl.maximum(lam, 8.673617379884035e-19)  # 2⁻⁶⁰, so that densities are normal numbers
     far = tl.log(tl.div_rn(lam, near))
-    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    held = binary.load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
     four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
-        element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
+        element, _, mask = binary.placed(first, k, units, total, quarter, LONG, BLOCK)
         found = (held[k] + logistic(four[k])) * inverse
         at = member * total + element
         tl.store(node + at, found, mask=mask)
@@ -74,9 +59,9 @@ def _draw_piece(
     inverse, node, value = own
     drawn = logistic(word)
     found = (logit + drawn) * inverse
-    store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
+    binary.store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
     if SQUASH != "none":
-        store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+        binary.store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
     # the density of the noise is the product of its two tail probabilities, whose ratio is the noise
     size, rest = tl.abs(drawn), 1 - tl.abs(fraction(word, True))
     if not EVEN:
@@ -97,11 +82,11 @@ def _draw_rows(
     member = tl.program_id(1).to(tl.int64)
     lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
     own = tl.div_rn(1.0, lam), node, value
-    total = draw_rows(
+    total = binary.draw_rows(
         _draw_piece, own, logits + member * logits_stride, key, member, points, step,
         SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, WHOLE, REST,
     )  # fmt: skip
-    store_rows(log_density, member, total, LENGTH * tl.log(lam))
+    binary.store_rows(log_density, member, total, LENGTH * tl.log(lam))
 
 
 def draw(
@@ -111,10 +96,10 @@ def draw(
     members, units = logits.shape
     node = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
-    by_rows = has_quarters(samples * units, length)
+    by_rows = binary.has_quarters(samples * units, length)
     log_density = node.new_empty((members, samples, units // length if by_rows else units))
     if node.numel():
-        logits, own = rows(logits), draws(members, samples, units, length)
+        logits, own = rows(logits), binary.draws(members, samples, units, length)
         given = logits, temperature, key.contiguous(), node, value, log_density
         numbers = *own.counts, logits.stride(0), temperature.stride(0)
         if by_rows:
@@ -131,7 +116,7 @@ def _draw_backward(
     NODE: tl.constexpr, VALUE: tl.constexpr, SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    part, row, unit = corner(units, steps, ROWS, UNITS)
+    part, row, unit = binary.corner(units, steps, ROWS, UNITS)
     by_node += member * node_member + row * node_sample + unit * node_unit
     by_value += member * value_member + row * value_sample + unit * value_unit
     node += (member * samples + row) * units + unit
@@ -163,7 +148,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
     (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():
         return (torch.zeros_like(logits),)
-    tile, node = tiling(members, samples, units, sums=True), node.contiguous()
+    tile, node = binary.tiling(members, samples, units, sums=True), node.contiguous()
     by_both = [node if each is None else each for each in (by_node, by_value)]
     by_logits = partial_sums(tile.parts, node[:, 0], dtype)
     _draw_backward[tile.grid](
@@ -181,7 +166,7 @@ def _score(
     ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    _, row, unit = corner(units, 1, ROWS, UNITS)
+    _, row, unit = binary.corner(units, 1, ROWS, UNITS)
     mask = (row < samples) & (unit < units)
     lam = tl.load(temperature + member * temperature_stride)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
@@ -198,8 +183,8 @@ def _score_piece(
 ):  # fmt: skip
     """The log density of a piece of each row at temperature 1, in each lane."""
     node, logits, row, point, inside, known, lam = given
-    found = load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
-    logit = load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
+    found = binary.load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = binary.load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
     size = tl.abs(difference(lam, found, logit))
     total = 1 + exp(-size)
     if not EVEN:
@@ -217,13 +202,13 @@ def _score_rows(
     LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    row, point, inside = placed_rows(samples, points, SHARED, ROWS)
+    row, point, inside = binary.placed_rows(samples, points, SHARED, ROWS)
     known = point < points
     lam = tl.load(temperature + member * temperature_stride)
     node += member * node_stride
     logits += member * logits_stride
     given, zero = (node, logits, row, point, inside, known, lam), (tl.zeros((ROWS, LANES), tl.float32),)
-    (total,) = over_row(_score_piece, None, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
+    (total,) = binary.over_row(_score_piece, None, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
     found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(lam.to(tl.float32))
     tl.store(log_density + member * samples * points + row, found, mask=inside)
 
@@ -237,13 +222,13 @@ def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) ->
     node, logits = rows(node), rows(logits)
     strides = node.stride(0), logits.stride(0), temperature.stride(0)
     if length == 1:
-        tile = tiling(members, samples, units, sums=False)
+        tile = binary.tiling(members, samples, units, sums=False)
         _score[tile.grid](
             node, logits, temperature, log_density, units, samples, *strides,
             ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
         )  # fmt: skip
     else:
-        own = row_tiling(members, samples, units, length)
+        own = binary.row_tiling(members, samples, units, length)
         _score_rows[own.grid](
             node, logits, temperature, log_density, samples, units // length, *strides,
             LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
@@ -258,8 +243,8 @@ def _score_backward(
     NODE: tl.constexpr, LOGITS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    part, row, unit = corner(units, steps, ROWS, UNITS)
-    by += member * by_member + point_of(unit, LENGTH) * by_point
+    part, row, unit = binary.corner(units, steps, ROWS, UNITS)
+    by += member * by_member + binary.point_of(unit, LENGTH) * by_point
     node += member * node_stride + row * units + unit
     by_node += (member * samples + row) * units + unit
     end = tl.where(unit < units, samples, 0)
@@ -289,7 +274,7 @@ def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
     (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():
         return torch.empty_like(node), torch.zeros_like(logits)
-    node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=needs_logits)
+    node, logits, tile = rows(node), rows(logits), binary.tiling(members, samples, units, sums=needs_logits)
     by_node = torch.empty((members, samples, units) if needs_node else 0, dtype=node.dtype, device=node.device)
     by_logits = partial_sums(tile.parts, node[:, 0], dtype) if needs_logits else by_node
     _score_backward[tile.grid](

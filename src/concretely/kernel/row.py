@@ -41,12 +41,7 @@ def load_quarter(logits, first, k, units, total, quarter, LONG: tl.constexpr, BL
 @triton.jit
 def load_four(logits, first, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
     """The logits of a block in all quarters, loaded before any is needed."""
-    return (
-        load_quarter(logits, first, 0, units, total, quarter, LONG, BLOCK),
-        load_quarter(logits, first, 1, units, total, quarter, LONG, BLOCK),
-        load_quarter(logits, first, 2, units, total, quarter, LONG, BLOCK),
-        load_quarter(logits, first, 3, units, total, quarter, LONG, BLOCK),
-    )
+    return [load_quarter(logits, first, k, units, total, quarter, LONG, BLOCK) for k in (0, 1, 2, 3)]
 
 
 @triton.jit
@@ -91,20 +86,13 @@ def draw_pieces(
     SAME: tl.constexpr = HOW[2]
     WIDE: tl.constexpr = HOW[3]
     own, logits, key, member, points, step = given
-    a = load_piece(logits, offset, 0, step, points, LENGTH, BLOCK, EVEN)
-    b, c, d = a, a, a
-    if not SAME:
-        b = load_piece(logits, offset, 1, step, points, LENGTH, BLOCK, EVEN)
-        c = load_piece(logits, offset, 2, step, points, LENGTH, BLOCK, EVEN)
-        d = load_piece(logits, offset, 3, step, points, LENGTH, BLOCK, EVEN)
+    held = [load_piece(logits, offset, k, step, points, LENGTH, BLOCK, EVEN) for k in ((0,) if SAME else (0, 1, 2, 3))]
     place = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * LENGTH + (offset + tl.arange(0, BLOCK))
-    one, two, three, four = words_beside(a, key, member, place)
-    return (
-        DRAW(a, one, own, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        DRAW(b, two, own, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        DRAW(c, three, own, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        DRAW(d, four, own, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-    )
+    words = words_beside(held[0], key, member, place)
+    return [
+        DRAW(held[0 if SAME else k], words[k], own, offset, k, member, SQUASH, LENGTH, LANES, BLOCK, EVEN)
+        for k in (0, 1, 2, 3)
+    ]
 
 
 @triton.jit
