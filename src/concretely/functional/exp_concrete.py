@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..noise import gumbel as noise
 from .arithmetic import Temperature, invert_noise, log_temperature, over_categories, to_float64
-from .log_simplex import node_operators, noise_behind, push
+from .log_simplex import noise_behind, noise_of_key, push
+from .node import node_operators
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
 
@@ -54,4 +55,4 @@ def log_density_at_edge(
     return constant - total - left * (-noise).logsumexp(-1)
 
 
-draw, score = node_operators("exp_concrete", log_density_of_noise)
+draw, score = node_operators("exp_concrete", noise_of_key, push, log_density_of_noise, category_axes=category_axes)

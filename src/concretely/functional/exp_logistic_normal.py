@@ -7,6 +7,7 @@ See [maddison2017concrete], section 5.2 and appendix C.4.
 """
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,7 +17,8 @@ from torch import Tensor
 from ..noise import normal as noise
 from . import normal
 from .arithmetic import Temperature, invert_noise, log_temperature, over_categories
-from .log_simplex import node_operators, noise_behind, push
+from .log_simplex import noise_behind, noise_of_key, push
+from .node import node_operators
 from .normal import LOG_TWO_PI
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
@@ -87,4 +89,12 @@ def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Te
     return peak, slope.rsqrt()
 
 
-draw, score = node_operators("exp_logistic_normal", log_density_of_noise, gaussian=True)
+draw, score = node_operators(
+    "exp_logistic_normal",
+    partial(noise_of_key, gaussian=True),
+    push,
+    log_density_of_noise,
+    category_axes=category_axes,
+    kernel="exp_concrete",
+    suffix="_gaussian",
+)

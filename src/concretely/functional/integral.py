@@ -58,7 +58,8 @@ class _Integral(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
-        return (tangent[0] * ctx.slopes(*ctx.saved_tensors)).sum(-1)
+        moved: Tensor = tangent[0] * ctx.slopes(*ctx.saved_tensors)
+        return moved.sum(-1)
 
 
 def _integrated(argument: Tensor, integral: Callable[[Tensor], Tensor], slopes: Callable[[Tensor], Tensor]) -> Tensor:

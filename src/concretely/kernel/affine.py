@@ -78,16 +78,13 @@ def product(a, b, total, PRODUCT: tl.constexpr):
     return found
 
 
-def affine(
-    x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False,
-    chosen: Tile | None = None,
-) -> Tensor:  # fmt: skip
+def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False) -> Tensor:
     """The map of every member, on its own rows."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     x, weight, bias = rows(x), rows(weight.bfloat16() if product == "bfloat16" else weight), rows(bias)
     dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
     out = torch.empty((members, high, wide), dtype=dtype, device=x.device)
-    size = chosen or tile(high, wide, deep, members)
+    size = tile(high, wide, deep, members)
     grid = (triton.cdiv(high, size.high) * triton.cdiv(wide, size.wide), members)
     _affine[grid](
         x, weight, bias, out, high, wide, deep, x.stride(0), weight.stride(0), bias.stride(0),
@@ -186,16 +183,15 @@ def affine_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Ten
 
 
 def gradients(
-    by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool,
-    chosen: tuple[Tile, Tile] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """All gradients in one launch."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     by_out, x, weight, out = rows(by_out), rows(x), rows(weight), rows(out)
     by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=x.device)
     by_weight = torch.empty((members, wide, deep), dtype=torch.float32, device=x.device)
     by_bias = torch.empty((members, wide), dtype=torch.float32, device=x.device)
-    one, two = chosen or (tile(high, deep, wide, members), tile(wide, deep, high, members))
+    one, two = tile(high, deep, wide, members), tile(wide, deep, high, members)
     first = triton.cdiv(high, one.high) * triton.cdiv(deep, one.wide) if by_input else 0
     grid = (first + triton.cdiv(wide, two.high) * triton.cdiv(deep, two.wide), members)
     _affine_backward[grid](

@@ -159,21 +159,13 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     """The log mass of given states, of rows of units."""
     members, samples, units = value.shape
     log_mass = torch.empty((members, samples, units // length), dtype=torch.float32, device=value.device)
-    if not value.numel():
-        return log_mass
-    value, logits = rows(value), rows(logits)
-    if length == 1:
-        tile = binary.tiling(members, samples, units, sums=False)
-        _score[tile.grid](
-            value, logits, log_mass, units, samples, value.stride(0), logits.stride(0),
-            SQUASH=squash, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
-        )  # fmt: skip
-    else:
-        own = binary.row_tiling(members, samples, units, length)
-        _score_rows[own.grid](
-            value, logits, log_mass, samples, units // length, value.stride(0), logits.stride(0),
-            SQUASH=squash, LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
-        )  # fmt: skip
+    if value.numel():
+        value, logits, own = rows(value), rows(logits), binary.scores(members, samples, units, length)
+        given = value, logits, log_mass, *own.counts, value.stride(0), logits.stride(0)
+        if length == 1:
+            _score[own.grid](*given, SQUASH=squash, **own.options)
+        else:
+            _score_rows[own.grid](*given, SQUASH=squash, **own.options)
     return log_mass
 
 
@@ -181,7 +173,7 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
 def _backward(
     by, value, logits, by_logits, units, samples, parts, steps,
     by_member, by_sample, by_point, value_stride, logits_stride,
-    SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     part, row, unit = binary.corner(units, steps, ROWS, UNITS)
@@ -212,7 +204,7 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     _backward[tile.grid](
         by, value, logits, by_logits, units, samples, tile.parts, tile.steps,
         *by.stride(), value.stride(0), logits.stride(0),
-        SQUASH=squash, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
+        LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
     return sum_parts(by_logits, dtype)
 

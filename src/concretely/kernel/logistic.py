@@ -217,22 +217,14 @@ def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) ->
     """The log density of given nodes, of rows of units."""
     members, samples, units = node.shape
     log_density = torch.empty((members, samples, units // length), dtype=torch.float32, device=node.device)
-    if not node.numel():
-        return log_density
-    node, logits = rows(node), rows(logits)
-    strides = node.stride(0), logits.stride(0), temperature.stride(0)
-    if length == 1:
-        tile = binary.tiling(members, samples, units, sums=False)
-        _score[tile.grid](
-            node, logits, temperature, log_density, units, samples, *strides,
-            ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
-        )  # fmt: skip
-    else:
-        own = binary.row_tiling(members, samples, units, length)
-        _score_rows[own.grid](
-            node, logits, temperature, log_density, samples, units // length, *strides,
-            LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
-        )  # fmt: skip
+    if node.numel():
+        node, logits, own = rows(node), rows(logits), binary.scores(members, samples, units, length)
+        given = node, logits, temperature, log_density, *own.counts
+        strides = node.stride(0), logits.stride(0), temperature.stride(0)
+        if length == 1:
+            _score[own.grid](*given, *strides, **own.options)
+        else:
+            _score_rows[own.grid](*given, *strides, **own.options)
     return log_density
 
 

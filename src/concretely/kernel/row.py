@@ -171,15 +171,15 @@ def has_quarters(total: int, length: int) -> bool:
     return length > 1 and total // length % 4 == 0
 
 
-class Draws(NamedTuple):
-    """How programs share draws: their grid, the numbers that count units or rows, and the options of the launch."""
+class Launch(NamedTuple):
+    """A launch: its programs and members, the numbers that count units, samples or rows, and its options."""
 
     grid: tuple[int, int]
     counts: tuple[int, ...]
     options: dict[str, int]
 
 
-def draws(members: int, samples: int, units: int, length: int) -> Draws:
+def draws(members: int, samples: int, units: int, length: int) -> Launch:
     """The programs for draws, by rows of a length if quarters have such rows."""
     total = samples * units
     wide = total >= 2**30  # most draws can be numbered in 32 bits, in which division is faster
@@ -187,11 +187,11 @@ def draws(members: int, samples: int, units: int, length: int) -> Draws:
         programs, points = total // length // 4, units // length
         cut, step = pieces(length, busy=programs * members >= BUSY), programs % points
         options = {"SAME": step == 0, "WIDE": wide, "LENGTH": length, **cut._asdict(), "num_warps": cut.LANES // 32}
-        return Draws((programs, members), (points, step), options)
+        return Launch((programs, members), (points, step), options)
     programs = triton.cdiv(quarter(total), BLOCK)
     options = {"WIDE": wide, "LONG": units >= BLOCK, "BLOCK": BLOCK}
     options["num_warps"] = 1 if programs * members >= 2 * BUSY else 4
-    return Draws((programs, members), (units, total, quarter(total)), options)
+    return Launch((programs, members), (units, total, quarter(total)), options)
 
 
 class Tiling(NamedTuple):
@@ -240,18 +240,11 @@ def point_of(unit, LENGTH: tl.constexpr):
     return unit if LENGTH == 1 else (unit.to(tl.uint32) // LENGTH).to(tl.int64)
 
 
-class RowTiling(NamedTuple):
-    """How programs share rows of units: each takes some rows, those of one data point if it has several samples."""
-
-    shared: bool
-    rows: int
-    cut: Pieces
-    warps: int
-    grid: tuple[int, int]
-
-
-def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling:
-    """The programs for rows of so many units."""
+def scores(members: int, samples: int, units: int, length: int) -> Launch:
+    """The programs for scores, of units or of rows: each takes rows of one data point if it has several samples."""
+    if length == 1:
+        tile = tiling(members, samples, units, sums=False)
+        return Launch(tile.grid, (units, samples), {"ROWS": tile.rows, "UNITS": tile.units, "num_warps": tile.warps})
     points = units // length
     count = members * samples * points
     cut, height = pieces(length, busy=count >= BUSY), 1
@@ -262,7 +255,8 @@ def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling
         height *= 2
     height = min(height, triton.next_power_of_2(samples)) if samples > 1 else height
     programs = points * triton.cdiv(samples, height) if samples > 1 else triton.cdiv(points, height)
-    return RowTiling(samples > 1, height, cut, max(cut.LANES // 32, 1), (programs, members))
+    options = {"LENGTH": length, "SHARED": samples > 1, "ROWS": height, **cut._asdict()}
+    return Launch((programs, members), (samples, points), {**options, "num_warps": max(cut.LANES // 32, 1)})
 
 
 @triton.jit
