@@ -16,8 +16,7 @@ from .tile import draw_tile, power, score_tile, unit_tile
 
 @triton.jit
 def _draw(
-    logits, key, value, log_mass,
-    total, units, quarter, logits_stride,
+    logits, key, value, log_mass, total, units, quarter, logits_stride,
     N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, BIT_WIDTH: tl.constexpr,
     LENGTH: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -62,10 +61,9 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     value = log_mass.new_empty((members, samples, units, bits if squash == "corner" else n))
     if log_mass.numel():
         _draw[tile.programs, members](
-            logits, key.contiguous(), value, log_mass,
-            total, units, quarter(total), logits.stride(0),
-            N=n, SHARED=samples > 1, SQUASH=squash, BITS=bits, BIT_WIDTH=power(bits),
-            LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+            logits, key.contiguous(), value, log_mass, total, units, quarter(total), logits.stride(0),
+            N=n, SHARED=samples > 1, SQUASH=squash, BITS=bits, BIT_WIDTH=power(bits), LENGTH=tile.length,
+            ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
     return value, row_sums(log_mass, length // tile.length)
 
@@ -91,10 +89,9 @@ def _chosen(
 
 @triton.jit
 def _score(
-    value, logits, log_mass,
-    samples, units, steps, value_stride, logits_stride,
-    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
-    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    value, logits, log_mass, samples, units, steps, value_stride, logits_stride,
+    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr,
+    UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, None, :]
@@ -138,20 +135,18 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     value, logits = rows(value), rows(logits)
     if found.numel():
         _score[*tile.grid, members](
-            value, logits, found,
-            samples, units, tile.steps, value.stride(0), logits.stride(0),
-            N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length,
-            SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+            value, logits, found, samples, units, tile.steps, value.stride(0), logits.stride(0),
+            N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units,
+            WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
     return row_sums(found, length // tile.length)
 
 
 @triton.jit
 def _score_backward(
-    by, value, logits, by_logits,
-    samples, units, steps, by_member, by_sample, by_point, value_stride, logits_stride,
-    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
-    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    by, value, logits, by_logits, samples, units, steps, by_member, by_sample, by_point, value_stride, logits_stride,
+    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr,
+    UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
@@ -163,9 +158,7 @@ def _score_backward(
     for _ in range(steps):
         row = sample.to(tl.int64) * units + unit
         inside = (unit < units) & (sample < samples)
-        chosen = _chosen(
-            value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
-        )  # fmt: skip
+        chosen = _chosen(value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH)
         pull = nary.load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         picked += tl.where(category == chosen, pull[:, :, None], 0.0)
         weight += pull
@@ -184,10 +177,9 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     value, logits = rows(value), rows(logits)
     partial = partial_sums(tile.grid[1], logits, dtype)
     _score_backward[*tile.grid, members](
-        by, value, logits, partial,
-        samples, units, tile.steps, *by.stride(), value.stride(0), logits.stride(0),
-        N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length,
-        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+        by, value, logits, partial, samples, units, tile.steps, *by.stride(), value.stride(0), logits.stride(0),
+        N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length, SAMPLES=tile.samples, UNITS=tile.units,
+        WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
     return sum_parts(partial, dtype)
 

@@ -25,8 +25,7 @@ def squashed(node, SQUASH: tl.constexpr):
 
 @triton.jit
 def _draw(
-    logits, temperature, key, node, value, log_density,
-    units, total, quarter, logits_stride, temperature_stride,
+    logits, temperature, key, node, value, log_density, units, total, quarter, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
