@@ -97,7 +97,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     by_rows = binary.has_quarters(samples * units, length)
     log_mass = value.new_empty((members, samples, units // length if by_rows else units))
     if value.numel():
-        logits, own = rows(logits), binary.draws(members, samples, units, length)
+        logits, own = rows(logits), binary.draws(members, samples, units, length if by_rows else 1)
         given = logits, key.contiguous(), value, log_mass, *own.counts, logits.stride(0)
         if by_rows:
             _draw_rows[own.grid](*given, SQUASH=squash, **own.options)

@@ -98,7 +98,7 @@ def draw(
     by_rows = binary.has_quarters(samples * units, length)
     log_density = node.new_empty((members, samples, units // length if by_rows else units))
     if node.numel():
-        logits, own = rows(logits), binary.draws(members, samples, units, length)
+        logits, own = rows(logits), binary.draws(members, samples, units, length if by_rows else 1)
         given = logits, temperature, key.contiguous(), node, value, log_density
         numbers = *own.counts, logits.stride(0), temperature.stride(0)
         if by_rows:

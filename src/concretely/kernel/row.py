@@ -180,10 +180,10 @@ class Launch(NamedTuple):
 
 
 def draws(members: int, samples: int, units: int, length: int) -> Launch:
-    """The programs for draws, by rows of a length if quarters have such rows."""
+    """The programs for draws, by rows of a length, which quarters must consist of, or by units if it is 1."""
     total = samples * units
     wide = total >= 2**30  # most draws can be numbered in 32 bits, in which division is faster
-    if has_quarters(total, length):
+    if length > 1:
         programs, points = total // length // 4, units // length
         cut, step = pieces(length, busy=programs * members >= BUSY), programs % points
         options = {"SAME": step == 0, "WIDE": wide, "LENGTH": length, **cut._asdict(), "num_warps": cut.LANES // 32}
@@ -255,8 +255,9 @@ def scores(members: int, samples: int, units: int, length: int) -> Launch:
         height *= 2
     height = min(height, triton.next_power_of_2(samples)) if samples > 1 else height
     programs = points * triton.cdiv(samples, height) if samples > 1 else triton.cdiv(points, height)
-    options = {"LENGTH": length, "SHARED": samples > 1, "ROWS": height, **cut._asdict()}
-    return Launch((programs, members), (samples, points), {**options, "num_warps": max(cut.LANES // 32, 1)})
+    shared, warps = samples > 1, max(cut.LANES // 32, 1)
+    options = {"LENGTH": length, "SHARED": shared, "ROWS": height, **cut._asdict(), "num_warps": warps}
+    return Launch((programs, members), (samples, points), options)
 
 
 @triton.jit
