@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..spelling import did_you_mean
-from .option import EXAMPLE_RUN, DataPath, Device, FullPoints, Precision, RunFolder, restore_run, select_device
+from .option import EXAMPLE_RUN, DataPath, Device, FullPoints, Precision, RunFolder, option, restore_run, select_device
 from .terminal import fail, interruptible, remark, report_errors, require_positive, stop_requested, write_run_report
 
 EXAMPLE = f"Example: concretely evaluate {EXAMPLE_RUN} --samples 1000"
@@ -18,11 +18,7 @@ DENSITY, PREDICTION = 50_000, 100
 def evaluate(
     run: RunFolder,
     samples: Annotated[
-        int | None,
-        typer.Option(
-            help="Samples for each data point.",
-            show_default=f"the paper's {DENSITY:,}, or {PREDICTION} with a context",
-        ),
+        int | None, option("Samples for each data point.", f"the paper's {DENSITY:,}, or {PREDICTION} with a context")
     ] = None,
     *,
     split: Annotated[str, typer.Option(help="Split: test, valid or train.")] = "test",
@@ -32,8 +28,7 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     chunk: Annotated[
-        int | None,
-        typer.Option(help="Pairs of a sample and a data point to run at once.", show_default="depends on the device"),
+        int | None, option("Pairs of a sample and a data point to run at once.", "depends on the device")
     ] = None,
     data_path: DataPath = None,
     device_name: Device = None,

@@ -24,26 +24,25 @@ EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
 PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
 """The precisions of matrix products, and torch's names for them."""
 
+
+def option(text: str, default: str, *names: str) -> Any:
+    """Return an optional flag with its help, and its default in words."""
+    return typer.Option(*names, help=text, show_default=default)
+
+
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-DataPath = Annotated[
-    str | None, typer.Option("--data", help="Path of the data, if they have moved.", show_default="where they were")
-]
-Device = Annotated[
-    str | None, typer.Option("--device", help="Device, such as cpu or cuda:1.", show_default="cuda if available")
-]
+DataPath = Annotated[str | None, option("Path of the data, if they have moved.", "where they were", "--data")]
+Device = Annotated[str | None, option("Device, such as cpu or cuda:1.", "cuda if available", "--device")]
 Precision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision", help=f"Precision of matrix products on a GPU: {', '.join(PRECISIONS)}.", show_default="float32"
-    ),
+    str | None, option(f"Precision of matrix products on a GPU: {', '.join(PRECISIONS)}.", "float32", "--precision")
 ]
 Notation = Annotated[str | None, typer.Argument(help="Model in the paper's notation, such as 200H~784V.")]
 FullPoints = Annotated[
     int | None,
-    typer.Option(
-        help="Number of data points to score with all samples. The others get 1,000 and are corrected by the mean "
+    option(
+        "Number of data points to score with all samples. The others get 1,000 and are corrected by the mean "
         "difference.",
-        show_default="all",
+        "all",
     ),
 ]
 
@@ -149,7 +148,5 @@ def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tu
 
 
 def _parameter(name: str, kind: type, text: str, default: str) -> inspect.Parameter:
-    option = typer.Option(help=text, show_default=default)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
+    annotation = Annotated[kind | None, option(text, default)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -9,7 +9,7 @@ import typer
 
 from ..experiment.grid import expand_grid, grid_title
 from ..training.recipe import FILE, Recipe, resolve
-from .option import Device, Notation, Precision, load_data, select_device, with_recipe
+from .option import Device, Notation, Precision, load_data, option, select_device, with_recipe
 from .terminal import (
     console,
     fail,
@@ -40,7 +40,7 @@ def train(
     *,
     given: dict[str, Any],
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume; --steps may be larger.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="out/train/ and a name")] = None,
+    out: Annotated[Path | None, option("Output folder.", "out/train/ and a name")] = None,
     device_name: Device = None,
     precision: Precision = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
@@ -94,12 +94,12 @@ def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
 
 def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -> None:
     """Train a model until it is finished; exit if it diverges or is interrupted."""
-    from ..experiment.state import check_step
     from ..file import writable_dir
     from ..training.loop import DivergedError, train
+    from ..training.train_state import TrainState
 
     with report_errors():
-        check_step(recipe, how["data"], device=how["device"])
+        TrainState(recipe, how["data"], device=how["device"]).dry_run()  # bad input raises before anything is written
         writable_dir(folder)
     remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"

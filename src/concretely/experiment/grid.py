@@ -1,6 +1,6 @@
 """Grids: recipes from keys with several values, and names for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ def differing_keys(recipes: Sequence[Recipe]) -> list[str]:
 
 def recipe_names(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
     """Return names made of some keys of the recipes, with all digits only if the short names are not unique."""
-    short = [_name(recipe, keys, digits=False) for recipe in recipes]
-    return short if len(set(short)) == len(recipes) else [_name(each, keys, digits=True) for each in recipes]
+    short, full = ([_name(recipe, keys, write) for recipe in recipes] for write in (format_setting, str))
+    return short if len(set(short)) == len(recipes) else full
 
 
 def grid_title(recipes: Sequence[Recipe]) -> str:
@@ -51,11 +51,9 @@ def format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _name(recipe: Recipe, keys: Sequence[str], *, digits: bool) -> str:
-    values = ((name, recipe.settings.get(name)) for name in keys)
-    text = ",".join(
-        f"{name}={str(value) if digits else format_setting(value)}" for name, value in values if value is not None
-    )
+def _name(recipe: Recipe, keys: Sequence[str], write: Callable[[Any], str]) -> str:
+    values = ((key, recipe.settings.get(key)) for key in keys)
+    text = ",".join(f"{key}={write(value)}" for key, value in values if value is not None)
     return text.replace(":", "x").replace("/", "_")
 
 

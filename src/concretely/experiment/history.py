@@ -24,7 +24,7 @@ from .record import (
     require_record,
     write_record,
 )
-from .state import last_run
+from .scheduler import last_run
 
 IDENTITY = ("recipe", "commit", "data", "step", "seconds")
 """The keys that two records of the same run share; a run may be scored more than once."""

@@ -22,9 +22,17 @@ from . import scoring
 from .grid import differing_keys, expand_grid, recipe_names
 from .paper import RUNS, SPLITS, Cell, CellResult, Experiment, load_experiment
 from .record import validation_nll
-from .scheduler import Monitor, score_member, train_members
+from .scheduler import (
+    Monitor,
+    current_record,
+    has_diverged,
+    is_settled,
+    load_data,
+    require_trainable,
+    score_member,
+    train_members,
+)
 from .scoring import Precision, abort_on_stop, add_scores
-from .state import current_record, has_diverged, is_settled, load_data, require_trainable
 
 GPU_PROGRAMS = 4
 """The default number of programs that share a GPU; a single one leaves parts of it idle."""

@@ -11,11 +11,11 @@ import torch
 from ..file import writable_dir, write_text
 from ..training.member import DIFFERENT, OF_DATA, Member
 from ..training.recipe import FILE, Recipe, resolve, section_settings
+from ..training.train_state import TrainState
 from .grid import differing_keys, expand_grid, recipe_names
 from .record import validation_nll, write_record
-from .scheduler import Monitor, score_member, train_members
+from .scheduler import DIVERGED, Monitor, load_data, require_trainable, score_member, train_members
 from .scoring import Precision
-from .state import DIVERGED, check_step, load_data, require_trainable
 
 PAPER_GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
 """The values that the paper chose from [maddison2017concrete, appendix D.5]."""
@@ -137,7 +137,8 @@ def _train(
     require_trainable(members)
     with monitor.loading():
         data = load_data(recipes, progress=monitor.progress)
-    check_step(recipes[0], data(recipes[0]), device=how["device"])  # the same for all members
+    # of one member for all, so that bad input raises before anything is written
+    TrainState(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
     writable_dir(folder)
     sources = dict.fromkeys(data(recipe).source for recipe in recipes)
     monitor.note("\n".join([f"{len(members)} members in {folder}", *sources]))

@@ -94,7 +94,7 @@ def is_small(nodes: Sequence[Node]) -> bool:
     return sum(node.units * max(node.n, 1) for node in nodes) <= DETAIL
 
 
-def extent(shape: Sequence[int]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     """Format a shape without axes of length 1."""
     return " × ".join(str(length) for length in shape if length > 1) or "1"
 

@@ -16,9 +16,8 @@ from matplotlib.transforms import Affine2D
 from ..graph.trace import Trace
 from ..spelling import format_number
 from .anatomy import anatomy, is_small
-from .layout import GAP, Flow, Layout, layout
-from .pen import Point, arrow
-from .portrait import Box, Full
+from .layout import GAP, Flow, Layout, Point, layout
+from .portrait import Box, Full, arrow
 
 PAGE = 10.8
 """The width of a figure in inches."""

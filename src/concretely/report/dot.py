@@ -3,7 +3,7 @@
 from html import escape
 
 from ..graph.trace import Trace
-from .anatomy import GROUND, Node, anatomy, extent, is_small
+from .anatomy import GROUND, Node, anatomy, format_shape, is_small
 from .style import DARK, INK, PALE
 
 
@@ -43,7 +43,7 @@ def _statements(node: Node, key: str, *, detailed: bool) -> tuple[list[str], lis
         for entry in range(node.n if detailed else min(node.n, 1)):
             logit, noise, total = (f"{key}_{part}_{unit}_{entry}" for part in ("logit", "noise", "sum"))
             index = node.subscript(unit, entry) if detailed else ""
-            size = f"{node.logits[unit, entry]:.3g}" if detailed else extent(node.logits.shape)
+            size = f"{node.logits[unit, entry]:.3g}" if detailed else format_shape(node.logits.shape)
             lines.append(f'{logit} [shape=circle, label="log α{index}\\n{size}"]')
             entrances.append(logit)
             if node.noise:

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ..experiment.picture import Picture
-from .style import DPI, INK, PALE
+from .style import DPI, INK, PALE, PIXELS
 
 DATA, MODEL, BLANK = "Greys", "Blues", "#e4e4e4"
 """The colour maps of data and of the model, and the grey of missing pixels."""
@@ -93,7 +93,7 @@ def _page(rows: Sequence[Sequence[Tile]], note: str) -> Figure:
     for row, images in enumerate(rows):
         for column, tile in enumerate(images):
             _draw(axes, tile, (MARGIN + column * across, MARGIN + row * down), shape=(height, width), scale=scale)
-    axes.set(xlim=(0, breadth), ylim=(length, 0), aspect="auto")
+    axes.set(xlim=(0, breadth), ylim=(length, 0))
     axes.text(MARGIN, length - MARGIN, note, fontsize=8, color=INK, parse_math=False, va="bottom")
     return figure
 
@@ -106,15 +106,8 @@ def _draw(axes: Axes, tile: Tile, corner: tuple[int, int], *, shape: tuple[int, 
     axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=PALE, linewidth=0.5, zorder=2))
     for strip, shades in tile:
         bottom, right = top + strip.shape[0] * scale, left + strip.shape[1] * scale
-        axes.imshow(
-            strip.numpy(),
-            cmap=matplotlib.colormaps[shades].with_extremes(bad=BLANK),
-            vmin=0,
-            vmax=1,
-            extent=(left, right, bottom, top),
-            interpolation="nearest",
-            zorder=1,
-        )
+        colors = matplotlib.colormaps[shades].with_extremes(bad=BLANK)
+        axes.imshow(strip.numpy(), cmap=colors, extent=(left, right, bottom, top), zorder=1, **PIXELS)
         top = bottom
 
 

@@ -9,7 +9,8 @@ from typing import Literal
 
 from matplotlib.path import Path
 
-from .pen import Point
+Point = tuple[float, float]
+"""A position or a size in inches."""
 
 GAP = 0.36
 """The distance between nodes, in inches."""

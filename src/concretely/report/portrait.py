@@ -3,13 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from .anatomy import GROUND, Node, extent
-from .pen import Point, arrow, box, circle, legible, text
-from .style import INK, PALE
+from .anatomy import GROUND, Node, format_shape
+from .layout import Point
+from .style import DARK, INK, PALE, PIXELS
+
+LOOK: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 0.8, "zorder": 2}
+"""The look of boxes and circles, unless they ask for another."""
 
 PITCH, RADIUS, PLUS, CELL, LEVEL = 1.0, 0.2, 0.11, 0.28, 0.6
 """For small nodes, in inches: the distance of logits, the radii of leaves and sums, a state, the distance of levels."""
@@ -40,19 +46,11 @@ class Box:
         node, (x, y), (width, height) = self.node, middle, self._table_size
         color = GROUND if node.observed else PALE
         box(axes, middle, self.size, rounding=0 if node.discrete else 0.14, facecolor=color)
-        axes.imshow(
-            node.table.numpy(),
-            cmap="gray",
-            vmin=0,
-            vmax=1,
-            extent=(x - width / 2, x + width / 2, y - height / 2, y + height / 2),
-            interpolation="nearest",
-            aspect="auto",
-            zorder=3,
-        )
+        extent = (x - width / 2, x + width / 2, y - height / 2, y + height / 2)
+        axes.imshow(node.table.numpy(), cmap="gray", extent=extent, zorder=3, **PIXELS)
         box(axes, middle, (width, height), facecolor="none", zorder=4)
         text(axes, (x, y + height / 2 + 0.15), legible(node.name), size=9)
-        text(axes, (x, y - height / 2 - 0.15), extent(node.shape), size=8, color=INK)
+        text(axes, (x, y - height / 2 - 0.15), format_shape(node.shape), size=8, color=INK)
 
 
 @dataclass(frozen=True)
@@ -164,3 +162,38 @@ def _shortened(start: Point, end: Point, *, by: Point) -> Path:
     length = math.dist(start, end)
     ways = (by[0] / length, 1 - by[1] / length)
     return Path([(start[0] + way * (end[0] - start[0]), start[1] + way * (end[1] - start[1])) for way in ways])
+
+
+def arrow(axes: Axes, path: Path, *, dashed: bool = False) -> None:
+    """Draw an arrow along a path."""
+    style = "--" if dashed else "-"
+    stroke = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=7, linestyle=style)
+    stroke.set(facecolor=INK, edgecolor=INK, linewidth=0.8, zorder=2)
+    axes.add_patch(stroke)
+
+
+def box(axes: Axes, middle: Point, size: Point, *, rounding: float = 0.0, **look: Any) -> None:
+    """Draw a rectangle, optionally with rounded corners and another look."""
+    (x, y), (width, height) = middle, size
+    style = f"round,pad=0,rounding_size={rounding}" if rounding else "square,pad=0"
+    stroke = FancyBboxPatch((x - width / 2, y - height / 2), width, height, boxstyle=style)
+    axes.add_patch(stroke).set(**LOOK | look)
+
+
+def circle(axes: Axes, middle: Point, radius: float, *, label: str = "", size: float = 7, **look: Any) -> None:
+    """Draw a circle with a label."""
+    axes.add_patch(Circle(middle, radius, **LOOK | look))
+    text(axes, middle, label, size=size)
+
+
+def text(axes: Axes, middle: Point, letters: str, *, size: float, color: str = "black") -> None:
+    """Draw literal text, centred at a point."""
+    axes.text(*middle, letters, ha="center", va="center", fontsize=size, color=color, parse_math=False, zorder=4)
+
+
+def legible(name: str) -> str:
+    """Escape characters that the font lacks, and shorten a long name."""
+    font = get_font(findfont(FontProperties()))
+    known = (letter.isprintable() and font.get_char_index(ord(letter)) > 0 for letter in name)
+    letters = "".join(letter if is_known else ascii(letter)[1:-1] for letter, is_known in zip(name, known, strict=True))
+    return letters if len(letters) <= 14 else f"{letters[:13]}…"
