@@ -17,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for verb in (train, evaluate, compare, sample, study, sweep):
-    app.command(epilog=verb.EXAMPLE, no_args_is_help=True)(vars(verb)[verb.__name__.rpartition(".")[2]])
+    app.command(epilog=verb.EXAMPLE, no_args_is_help=True)(getattr(verb, verb.__name__.rpartition(".")[2]))
 app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.add_typer(figure.app, name="figure")
 app.command(epilog=cite.EXAMPLE)(cite.cite)

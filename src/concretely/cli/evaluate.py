@@ -40,7 +40,7 @@ def evaluate(
 
     from ..data.dataset import SPLITS
     from ..experiment import scoring
-    from ..experiment.record import finite_or_none, format_value
+    from ..experiment.record import finite_or_none, format_metric
 
     if split not in SPLITS:
         fail(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
@@ -65,8 +65,7 @@ def evaluate(
     else:
         typer.echo(f"{split} {found}")
         for other in others.values():
-            value = format_value(other["value"], other["standard_error"])
-            typer.echo(f"{other['title']} {value} (m = {recipe.samples})")
+            typer.echo(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
     with report_errors(), stop_requested():  # a signal now must not leave half a report
         record = scoring.add_scores(run, past, model, data=data, found={split: found}, others=others)
         page = write_run_report(run, past, model, data, record)

@@ -148,5 +148,7 @@ def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tu
 
 
 def _parameter(name: str, kind: type, text: str, default: str) -> inspect.Parameter:
-    annotation = Annotated[kind | None, option(text, default)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    flag = option(text, default)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, flag]
+    )

@@ -36,8 +36,7 @@ def reproduce(
     lr: Annotated[str | None, option("Learning rate, or several to select from.", "the paper's")] = None,
     weight_decay: Annotated[str | None, option("Weight decay, or several to select from.", "the paper's")] = None,
     recipe: Annotated[
-        Path | None,
-        option("TOML file, or paper or fast; the three flags above override it.", "none"),
+        Path | None, option("TOML file, or paper or fast; the three flags above override it.", "none")
     ] = None,
     score_samples: Annotated[int | None, option("Samples for scoring models.", "the paper's")] = None,
     full_points: FullPoints = None,

@@ -4,7 +4,6 @@ import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -76,18 +75,20 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether SIGINT or SIGTERM has come; a second signal has its usual effect."""
     requested = False
 
+    def restore() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
     def request(number: int, frame: FrameType | None) -> None:
         nonlocal requested
         requested = True
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
     before = {each: signal.signal(each, request) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: requested
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
 
 @contextmanager
@@ -187,13 +188,34 @@ def training_progress(
     recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True
 ) -> Iterator["Callbacks"]:
     """Show a run as a bar on a terminal or as lines elsewhere, and optionally write TensorBoard events to a folder."""
-    with (_bar if bar and console.is_terminal else _lines)(recipe, console) as shown, _tensorboard(events) as write:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        def row(new: "Row") -> None:
-            shown.row(new)
-            write(new)
+    from ..training.loop import Callbacks
 
-        yield replace(shown, row=row)
+    rows: list[Row] = []
+    printed, bar = 0, bar and console.is_terminal
+    text = TextColumn("{task.fields[rate]} {task.description}")
+    progress = Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console)
+    task = progress.add_task("", total=recipe.steps, rate="")
+
+    def step(taken: int) -> None:
+        if bar and (taken % REFRESH == 0 or taken == recipe.steps):
+            progress.update(task, completed=taken, rate=f"{progress.tasks[0].speed or 0:,.0f}/s")
+
+    def row(new: "Row") -> None:
+        nonlocal printed
+        rows.append(new)
+        if bar:
+            progress.update(task, completed=new.step, description=describe_rows(recipe, rows))
+        elif new.step * LINES // recipe.steps > printed:
+            printed = new.step * LINES // recipe.steps
+            rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
+            line = f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}"
+            console.print(line, markup=False)
+        write(new)
+
+    with progress if bar else nullcontext(), _tensorboard(events) as write:
+        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
 
 
 def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
@@ -205,47 +227,6 @@ def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
         text += f"  discrete {discrete:.2f}  gap {bound - discrete:+.2f}"
     validations = [row.valid for row in rows if row.valid is not None]
     return text + (f"  validation NLL {validations[-1]:.2f}, best {min(validations):.2f}" if validations else "")
-
-
-@contextmanager
-def _bar(recipe: Recipe, console: Console) -> Iterator["Callbacks"]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ..training.loop import Callbacks
-
-    rows: list[Row] = []
-    text = TextColumn("{task.fields[rate]} {task.description}")
-    with Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console) as progress:
-        task = progress.add_task("", total=recipe.steps, rate="")
-
-        def step(taken: int) -> None:
-            if taken % REFRESH == 0 or taken == recipe.steps:
-                progress.update(task, completed=taken, rate=f"{progress.tasks[0].speed or 0:,.0f}/s")
-
-        def row(new: "Row") -> None:
-            rows.append(new)
-            progress.update(task, completed=new.step, description=describe_rows(recipe, rows))
-
-        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
-
-
-@contextmanager
-def _lines(recipe: Recipe, console: Console) -> Iterator["Callbacks"]:
-    from ..training.loop import Callbacks
-
-    rows: list[Row] = []
-    printed = 0
-
-    def row(new: "Row") -> None:
-        nonlocal printed
-        rows.append(new)
-        if new.step * LINES // recipe.steps > printed:
-            printed = new.step * LINES // recipe.steps
-            rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
-            text = f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}"
-            console.print(text, markup=False)
-
-    yield Callbacks(row=row, note=lambda sentence: console.print(sentence, markup=False))
 
 
 @contextmanager
@@ -265,8 +246,7 @@ def _tensorboard(folder: Path | None) -> Iterator[Callable[["Row"], None]]:
             if not opened:  # a resumed run repeats steps, whose old events are dropped
                 opened.append(stack.enter_context(SummaryWriter(str(folder), purge_step=new.step)))
             for name in ("bound", "discrete", "valid", "lr", "temperature"):
-                value = getattr(new, name)
-                if value is not None:
+                if (value := getattr(new, name)) is not None:
                     opened[0].add_scalar(name, value, new.step)
 
         yield row

@@ -80,8 +80,8 @@ def _draw(axes: Axes, dots: Sequence[_Dot]) -> None:
         else:
             place, side = (1.0, "right") if dot.value else (0.0, "left")
             text = "?" if math.isnan(dot.value) else "∞" if dot.value else "0"
-            look = {"color": DARK, "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1}}
-            axes.text(place, row, text, transform=axes.get_yaxis_transform(), va="center", ha=side, **look)
+            across, back = axes.get_yaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            axes.text(place, row, text, transform=across, va="center", ha=side, color=DARK, bbox=back)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
     axes.tick_params(axis="y", length=0)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..experiment.grid import differing_keys, format_setting
 from ..experiment.paper import SPLITS, CellResult
-from ..experiment.record import format_value, is_corrected, validation_nll
+from ..experiment.record import format_metric, is_corrected, validation_nll
 from ..spelling import format_difference, format_number
 from ..training.member import Member
 
@@ -127,8 +127,7 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
         best = "best" if index == 0 and math.isfinite(validation_nll(record)) else ""
         cells = ("diverged", MISSING, MISSING)
         if record is not None:
-            metric = record["metrics"]["valid_nll"]
-            nll = format_value(metric["value"], metric["standard_error"])
+            nll = format_metric(record["metrics"]["valid_nll"])
             cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
         table.add_row(*values, *cells, best, style="bold" if best else "")
     return table
@@ -141,15 +140,14 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     baselines = dict[tuple[str, float], str]()
     for record in records:
         if baseline := record["metrics"].get(f"{split}_factorised_nll"):
-            key = record["recipe"]["data"], baseline["value"]
-            baselines[key] = format_value(baseline["value"], baseline["standard_error"])
+            baselines[record["recipe"]["data"], baseline["value"]] = format_metric(baseline)
     for (data, _), nll in baselines.items():
         table.add_row("independent pixels", data, "", "", nll)
     for index, record in enumerate(records):
         recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
         table.add_row(
             *(str(recipe[key]) for key in ("notation", "data", "estimator", "samples")),
-            format_value(scored["value"], scored["standard_error"]),
+            format_metric(scored),
             f"{scored['samples']:,}" + (f" for {scored['thorough']:,} points" if is_corrected(scored) else ""),
             f"{record['seconds']:.0f} s",
             *names[index : index + 1],
@@ -173,7 +171,7 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     best, second, *_ = sorted(records, key=nll)
     recipe, scored = best["recipe"], best["metrics"][f"{split}_nll"]
     named = f"best: {recipe['notation']}, {recipe['estimator']}, m = {recipe['samples']}"
-    sentence = f"{named}, {split} NLL {format_value(scored['value'], scored['standard_error'])}"
+    sentence = f"{named}, {split} NLL {format_metric(scored)}"
     pixels = best["metrics"].get(f"{split}_factorised_nll")
     baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
