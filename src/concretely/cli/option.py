@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..spelling import did_you_mean
 from ..training.recipe import ESTIMATORS, Recipe, overridden, read
-from .terminal import fail, interruptible_loading, remark, report_errors
+from .terminal import fail, interruptible_loading, remark, report_errors, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -99,11 +98,11 @@ def with_recipe(verb: Verb) -> Verb:
 
 def select_device(name: str | None, precision: str | None = None) -> "torch.device":
     """Return the device of a name, or the best one, and set the precision of matrix products."""
-    require_precision(precision)
+    precision = "float32" if precision is None else precision
+    require_known("precision", precision, PRECISIONS)
     import torch
 
-    torch.set_float32_matmul_precision(PRECISIONS[precision or "float32"])
-
+    torch.set_float32_matmul_precision(PRECISIONS[precision])
     best = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(best if name is None else name)
@@ -113,12 +112,6 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
     if chosen.type not in ("cpu", "cuda"):
         fail(f"device must be a CPU or CUDA device, got {name!r}")
     return chosen
-
-
-def require_precision(precision: str | None) -> None:
-    """Exit with an error if a precision does not exist."""
-    if precision is not None and precision not in PRECISIONS:
-        fail(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
 
 
 def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False) -> "Dataset":

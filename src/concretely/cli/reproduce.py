@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..experiment.paper import RUNS, experiment_names, load_experiment
-from ..spelling import did_you_mean
 from . import figure
-from .option import Device, FullPoints, Precision, option, require_precision, select_device
-from .terminal import fail, monitor, remark, report_errors, require_positive, save, show, stop_requested
+from .option import PRECISIONS, Device, FullPoints, Precision, option, select_device
+from .terminal import fail, monitor, remark, report_errors, require_known, require_positive, save, show, stop_requested
 
 if TYPE_CHECKING:
     from ..experiment.plan import Plan
@@ -80,11 +79,11 @@ def reproduce(
         FIGURES[name][1](out=out / name)
     else:
         require_positive(programs=programs, score_samples=score_samples, full_points=full_points)
-        require_precision(precision)
-        if name not in experiment_names():
-            fail(f"unknown table or figure {name!r}{did_you_mean(name, [*experiment_names(), *FIGURES])}")
+        if precision is not None:
+            require_known("precision", precision, PRECISIONS)
+        require_known("table or figure", name, [*experiment_names(), *FIGURES])
 
-        from ..experiment.plan import plan_experiment
+        from ..experiment.plan import plan_experiment, train_command
 
         with report_errors():
             plan = plan_experiment(
@@ -97,7 +96,9 @@ def reproduce(
                 smoke=smoke,
             )
         if dry_run:
-            _print_commands(plan, precision)
+            options = {"score_samples": plan.experiment.score_samples, "precision": precision}
+            for member in plan.members:
+                typer.echo(train_command(member.recipe, member.folder, **options))
         else:
             device = select_device(device_name, precision)
             _reproduce(plan, device=device, programs=programs, full_points=full_points)
@@ -122,15 +123,6 @@ def _list() -> None:
     for name, (place, draw) in FIGURES.items():
         table.add_row(name, place, "–", (draw.__doc__ or "").removeprefix("Draw ").rstrip(".").capitalize())
     show(table)
-
-
-def _print_commands(plan: "Plan", precision: str | None) -> None:
-    """Print the command that trains each member of a plan."""
-    from ..report.command import train_command
-
-    samples = plan.experiment.score_samples
-    for member in plan.members:
-        typer.echo(train_command(member.recipe, member.folder, score_samples=samples, precision=precision))
 
 
 def _reproduce(plan: "Plan", **how: Any) -> None:

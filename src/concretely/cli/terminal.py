@@ -2,7 +2,7 @@
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from ..spelling import number
+from ..spelling import did_you_mean, number
 from ..training.member import Member
 from ..training.recipe import Recipe
 
@@ -55,6 +55,13 @@ def require_positive(**flags: int | None) -> None:
     """Exit with an error unless flags are at least 1 or not given."""
     for name, value in flags.items():
         require(value is None or value >= 1, name.replace("_", "-"), "be at least 1", value)
+
+
+def require_known(kind: str, name: str, names: Iterable[str]) -> None:
+    """Exit with an error, and the closest name, unless a name is one of those that exist."""
+    known = list(names)
+    if name not in known:
+        fail(f"unknown {kind} {name!r}{did_you_mean(name, known)}")
 
 
 @contextmanager

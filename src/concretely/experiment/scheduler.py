@@ -81,11 +81,16 @@ def current_record(member: Member) -> dict[str, Any] | None:
     if run is None or not path.exists():
         return None
     found = read_record(path)
-    return found if found["recipe"] == recipe_settings(run.recipe) and found.get("step") == run.chosen else None
+    return found if is_current(found, run) else None
 
 
-def load_data(recipes: Sequence[Recipe], *, points: int | None = None, progress: bool = False) -> DataOf:
-    """Load the data of recipes, each data set once, and return the function that looks them up.
+def is_current(record: Mapping[str, Any], run: Run) -> bool:
+    """Return whether a record is that of the selected model of a run."""
+    return record["recipe"] == recipe_settings(run.recipe) and record.get("step") == run.chosen
+
+
+def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None = None) -> DataOf:
+    """Load the data of members, each data set once, and return the function that looks them up by recipe.
 
     With `points`, splits have at most so many points, evenly spaced, since they may be sorted.
     """
@@ -94,9 +99,10 @@ def load_data(recipes: Sequence[Recipe], *, points: int | None = None, progress:
         return bits if points is None else Bits(bits.packed[:: max(1, len(bits) // points)][:points], bits.width)
 
     found = {}
-    for recipe in {data_key(recipe): recipe for recipe in recipes}.values():
-        data = data_of(recipe, progress=progress)
-        found[data_key(recipe)] = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
+    with monitor.loading():
+        for key, recipe in {data_key(member.recipe): member.recipe for member in members}.items():
+            data = data_of(recipe, progress=monitor.progress)
+            found[key] = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
     return lambda recipe: found[data_key(recipe)]
 
 

@@ -67,8 +67,8 @@ def train_list(
     if (folder / FILE).exists():
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or DIFFERENT
-    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
-    return _train(recipes, folder, keys=keys, split="test", samples=samples, **how)
+    how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    return _train(recipes, folder, keys=keys, split="test", **how)
 
 
 def sweep_recipes(**given: Any) -> list[Recipe]:
@@ -107,8 +107,8 @@ def sweep(
             raise ValueError(f"{name} must have one value, as one member is selected, got {','.join(values)!r}")
     if recipes[0].train_on != "train":
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
-    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
-    found = _train(recipes, folder, keys=NAME_KEYS, split="valid", samples=samples, **how)
+    how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    found = _train(recipes, folder, keys=NAME_KEYS, split="valid", **how)
     result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
     best = result.best
     members = [_summary(*each) for each in result.ranked]
@@ -135,8 +135,7 @@ def _train(
     names, monitor = recipe_names(recipes, keys), how["monitor"]
     members = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
     require_trainable(members)
-    with monitor.loading():
-        data = load_data(recipes, progress=monitor.progress)
+    data = load_data(members, monitor)
     # of one member for all, so that bad input raises before anything is written
     TrainState(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
     writable_dir(folder)
