@@ -1,8 +1,8 @@
 """Flags that several verbs share, and the values they stand for."""
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,12 +73,14 @@ Verb = Callable[..., None]
 
 def with_recipe(verb: Verb) -> Verb:
     """Add a flag for every key of a recipe, and --recipe for a TOML file, to a verb with an argument `given`."""
-    own = inspect.signature(verb)
-    recipe = _parameter("recipe", Path, "TOML file with these keys, or paper or fast; flags override it.", "none")
-    flags = [_parameter(name, str, *flag) for name, flag in _RECIPE_FLAGS.items()]
+    own = signature(verb)
+    kinds: dict[str, Any] = {name: Annotated[str | None, option(*flag)] for name, flag in _RECIPE_FLAGS.items()}
+    text = "TOML file with these keys, or paper or fast; flags override it."
+    kinds["recipe"] = Annotated[Path | None, option(text, "none")]
+    flags = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds.items()]
     others = [parameter for name, parameter in own.parameters.items() if name != "given"]
     at = next((i for i, parameter in enumerate(others) if parameter.kind is parameter.KEYWORD_ONLY), len(others))
-    parameters = [*others[:at], *flags, recipe, *others[at:]]
+    parameters = [*others[:at], *flags, *others[at:]]
 
     @wraps(verb)
     def flagged(**arguments: Any) -> None:
@@ -138,10 +140,3 @@ def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tu
     if not run.finished:
         remark(f"the run is not finished; using its model after step {run.chosen:,} of {run.recipe.steps:,}")
     return run, model, found
-
-
-def _parameter(name: str, kind: type, text: str, default: str) -> inspect.Parameter:
-    flag = option(text, default)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, flag]
-    )

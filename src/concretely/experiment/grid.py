@@ -58,20 +58,20 @@ def _name(recipe: Recipe, keys: Sequence[str], write: Callable[[Any], str]) -> s
 
 
 def _values(name: str, value: Any) -> list[Any]:
-    if isinstance(value, str) and name == "data" and Path(value).exists():
-        return [value]  # a path, which may contain commas
-    if isinstance(value, str):
-        return [entry for part in value.split(",") for entry in _range(name, part.strip())]
-    return value if isinstance(value, list) else [value]
-
-
-def _range(name: str, text: str) -> list[str]:
-    """Return the numbers of a range of seeds such as 0..7, or the text itself if it is not a range."""
-    first, dots, last = text.partition("..")
-    if not dots or name != "seed":
-        return [text]
-    if not (first.isdecimal() and last.isdecimal()):
-        raise ValueError(f"seed must be a number, or a range such as 0..7, got {text!r}")
-    if not int(first) <= int(last) < int(first) + LARGEST_RANGE:
-        raise ValueError(f"a range of seeds must be ascending, with at most {LARGEST_RANGE:,} seeds, got {text!r}")
-    return [str(number) for number in range(int(first), int(last) + 1)]
+    """Return the values of a key; those of seeds may be ranges such as 0..7."""
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str) or (name == "data" and Path(value).exists()):  # a path may contain commas
+        return [value]
+    values = list[str]()
+    for text in map(str.strip, value.split(",")):
+        first, dots, last = text.partition("..")
+        if not dots or name != "seed":
+            values.append(text)
+            continue
+        if not (first.isdecimal() and last.isdecimal()):
+            raise ValueError(f"seed must be a number, or a range such as 0..7, got {text!r}")
+        if not int(first) <= int(last) < int(first) + LARGEST_RANGE:
+            raise ValueError(f"a range of seeds must be ascending, with at most {LARGEST_RANGE:,} seeds, got {text!r}")
+        values += map(str, range(int(first), int(last) + 1))
+    return values

@@ -179,9 +179,8 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
 
 def plain_table(title: str = "", caption: str = "") -> Table:
     """Return an empty table for the terminal."""
-    table = Table(title=title or None, caption=caption or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.title_justify = table.caption_justify = "left"
-    return table
+    texts: dict[str, Any] = {"title": title or None, "caption": caption or None}
+    return Table(**texts, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
 
 
 def _differs(key: str, results: Sequence[CellResult]) -> bool:
