@@ -9,8 +9,9 @@ import typer
 
 from ..file import writable_dir
 from ..notation import Architecture, parse
+from ..spelling import number
 from .option import option
-from .terminal import fail, numbers, report_errors, save
+from .terminal import fail, report_errors, require, save
 
 app = typer.Typer(
     help="Draw the paper's figures of Concrete densities and of stochastic graphs, as PNG and SVG.",
@@ -102,17 +103,16 @@ def _architecture(notation: str) -> Architecture:
 
 
 def _alphas(text: str, must: str, least: int, most: int) -> list[float]:
-    found = numbers(text)
-    if not least <= len(found) <= most or not all(0 < number < math.inf for number in found):
-        fail(f"alpha must be {must}, got {text!r}")
-    return found
+    alphas = [number(entry) for entry in text.split(",")]
+    require(least <= len(alphas) <= most and all(0 < alpha < math.inf for alpha in alphas), "alpha", f"be {must}", text)
+    return alphas
 
 
 def _temperatures(text: str, out: Path) -> list[float]:
     """Parse the temperatures, the last flag to be checked, and create the output folder."""
-    temperatures = numbers(text)
-    if not all(0 <= temperature < math.inf for temperature in temperatures):
-        fail(f"temperature must be one or more numbers that are not negative, got {text!r}")
+    temperatures = [number(entry) for entry in text.split(",")]
+    possible = all(0 <= temperature < math.inf for temperature in temperatures)
+    require(possible, "temperature", "be one or more numbers that are not negative", text)
     with report_errors():
         writable_dir(out)
     return temperatures

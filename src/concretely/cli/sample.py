@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .option import EXAMPLE_RUN, DataPath, Device, RunFolder, option, restore_run, select_device
-from .terminal import report_errors, require, save
+from .terminal import require, save
 
 EXAMPLE = f"Example: concretely sample {EXAMPLE_RUN}"
 
@@ -33,7 +33,6 @@ def sample(
     device = select_device(device_name)
 
     from ..experiment.picture import sample_picture
-    from ..file import writable_dir
     from ..report.image import draw_picture
     from ..training.rng import Purpose, generator_of
 
@@ -42,6 +41,4 @@ def sample(
         require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)
     picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
-    with report_errors():
-        writable_dir(out)
     save(draw_picture(picture), out / run.resolve().name)

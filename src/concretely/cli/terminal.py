@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from ..spelling import did_you_mean, number
+from ..file import writable_dir
+from ..spelling import did_you_mean
 from ..training.member import Member
 from ..training.recipe import Recipe
 
@@ -118,11 +119,6 @@ def interruptible_loading() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def numbers(text: str) -> list[float]:
-    """Parse numbers that are separated by commas; NaN for anything else."""
-    return [number(entry) for entry in text.split(",")]
-
-
 def console(*, err: bool = False) -> Console:
     """Return the console: results on stdout, progress and remarks on stderr."""
     return Console(stderr=err, highlight=False, emoji=False, soft_wrap=True)
@@ -143,6 +139,7 @@ def save(figure: "Figure", path: Path) -> None:
     from ..report.style import save_figure
 
     with report_errors():
+        writable_dir(path.parent)
         files = save_figure(figure, path)
     for file in files:
         show_path(file)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..file import file_lock
 from ..training.member import OF_DATA
 from ..training.recipe import resolve
-from .paper import SPLITS, Experiment, cell_title
+from .paper import SPLITS, CellResult, Experiment, cell_title
 from .plan import SMOKE_POINTS
 from .record import FILE, is_corrected, merge_metrics, precision, read_record, require_record, write_record
 from .scheduler import is_current, last_run
@@ -129,7 +129,7 @@ def _cell_record(path: Path, experiment: Experiment) -> tuple[str, Record]:
             raise ValueError(f"{name} must be {expected!r}, got {ours!r}")
     for split in cell.paper or SPLITS:
         both = experiment.figure == "temperature"
-        _require_scored(record, split, samples=experiment.score_samples, both=both)
+        _require_scored(CellResult(cell, record), split, samples=experiment.score_samples, both=both)
     return title, record
 
 
@@ -165,13 +165,14 @@ def _finished(path: Path) -> Record:
     return {**record, "valid": {"value": run.best[1], "samples": run.recipe.validation_samples}}
 
 
-def _require_scored(record: Record, split: str, *, samples: int, both: bool) -> None:
+def _require_scored(result: CellResult, split: str, *, samples: int, both: bool) -> None:
     """Raise an error unless a split was scored with enough samples.
 
     With `both`, the relaxed graph must be scored too, and both graphs with the same samples, so that they can be
     compared.
     """
-    metric, relaxed = (record["metrics"].get(f"{split}_{name}") for name in ("nll", "relaxed"))
+    metrics = {} if result.record is None else result.record["metrics"]
+    metric, relaxed = (metrics.get(f"{split}_{name}") for name in ("nll", "relaxed"))
     number = f"{samples:,} sample{'s' * (samples > 1)}"
     if metric is None:
         raise ValueError(f"it is not scored on {split}")
@@ -181,18 +182,14 @@ def _require_scored(record: Record, split: str, *, samples: int, both: bool) -> 
         raise ValueError(f"all points must be scored with all samples on {split}, got {metric['thorough']:,} of them")
     if metric.get("points", 0) <= SMOKE_POINTS:
         raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")
-    if not _is_finite(metric):
+    if result.score(f"{split}_nll") is None:
         raise ValueError(f"its likelihood on {split} is not finite")
     if not both:
         return
     if relaxed is None:
         raise ValueError(f"its relaxed graph is not scored on {split}")
-    if not _is_finite(relaxed):
+    if result.score(f"{split}_relaxed") is None:
         raise ValueError(f"the objective of its relaxed graph on {split} is not finite")
     for graph, own in (("discrete", metric), ("relaxed", relaxed)):
         if (found := own.get("samples", 0)) != samples:
             raise ValueError(f"its {graph} graph must be scored with exactly {number} on {split}, got {found:,}")
-
-
-def _is_finite(metric: Mapping[str, Any]) -> bool:
-    return None not in (metric.get("value"), metric.get("standard_error"))

@@ -149,6 +149,7 @@ def train_members(
     groups, failed, device = _programs(members), Event(), torch.device(device)
     programs, stop = min(programs, len(groups)), monitor.stop
     monitor = replace(monitor, stop=lambda: stop() or failed.is_set())
+    how: dict[str, Any] = {"data": data, "device": device, "checkpoint_seconds": checkpoint_seconds}
 
     def work(group: Sequence[Member]) -> bool:
         try:
@@ -159,14 +160,7 @@ def train_members(
                     return False
                 if waiting:
                     with monitor.training(waiting, programs == 1) as callbacks:
-                        found = loop.train_together(
-                            waiting,
-                            data=data,
-                            device=device,
-                            checkpoint_seconds=checkpoint_seconds,
-                            callbacks=callbacks,
-                            stop=monitor.stop,
-                        )
+                        found = loop.train_together(waiting, **how, callbacks=callbacks, stop=monitor.stop)
                     if not _is_complete(waiting, found, monitor):
                         return False
                 then(group, monitor)

@@ -110,10 +110,9 @@ def sweep(
     how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
     found = _train(recipes, folder, keys=NAME_KEYS, split="valid", **how)
     result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
-    best = result.best
-    members = [_summary(*each) for each in result.ranked]
-    content = {"score_samples": samples, "best": None if best is None else best.folder.name, "members": members}
-    write_record(folder / SWEEP, content)
+    best, members = result.best, [_summary(*each) for each in result.ranked]
+    chosen = None if best is None else best.folder.name
+    write_record(folder / SWEEP, {"score_samples": samples, "best": chosen, "members": members})
     if best is None:
         (folder / BEST).unlink(missing_ok=True)
     else:
@@ -122,31 +121,22 @@ def sweep(
 
 
 def _train(
-    recipes: Sequence[Recipe],
-    folder: Path,
-    *,
-    keys: Sequence[str],
-    split: str,
-    samples: int,
-    seconds: float,
-    **how: Any,
+    recipes: Sequence[Recipe], out: Path, *, keys: Sequence[str], split: str, samples: int, seconds: float, **how: Any
 ) -> list[ScoredMember]:
     """Train members in subfolders that are named by keys of their recipes, and score them on a split."""
     names, monitor = recipe_names(recipes, keys), how["monitor"]
-    members = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
+    members = [Member(recipe, out / name) for recipe, name in zip(recipes, names, strict=True)]
     require_trainable(members)
     data = load_data(members, monitor)
     # of one member for all, so that bad input raises before anything is written
     TrainState(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
-    writable_dir(folder)
+    writable_dir(out)
     sources = dict.fromkeys(data(recipe).source for recipe in recipes)
-    monitor.note("\n".join([f"{len(members)} members in {folder}", *sources]))
+    monitor.note("\n".join([f"{len(members)} members in {out}", *sources]))
     if not train_members(members, data, checkpoint_seconds=seconds, **how):
         raise KeyboardInterrupt
-    return [
-        ScoredMember(member, score_member(member, data(member.recipe), {split: Precision(samples)}, **how))
-        for member in members
-    ]
+    wanted = {split: Precision(samples)}
+    return [ScoredMember(member, score_member(member, data(member.recipe), wanted, **how)) for member in members]
 
 
 def _summary(member: Member, record: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -84,11 +84,12 @@ def _page(panels: Sequence[Panel]) -> Figure:
         for name, sketch in column:
             bottom = top - sketch.layout.height
             axes.text(left + GAP / 2, (top + bottom) / 2, name, va="center", fontsize=11, style="italic")
-            corner = Affine2D().translate(centre - sketch.layout.width / 2, bottom)
+            edge = centre - sketch.layout.width / 2
             for path in sketch.layout.arrows:
-                arrow(axes, path.transformed(corner))
+                arrow(axes, path.transformed(Affine2D().translate(edge, bottom)))
             for portrait in sketch.portraits:
-                portrait.draw(axes, corner.transform(sketch.layout.middles[portrait.node.name]))
+                x, y = sketch.layout.middles[portrait.node.name]
+                portrait.draw(axes, (x + edge, y + bottom))
             top = bottom - GAP
         axes.text(centre, top + GAP - 0.14, caption, ha="center", va="top", fontsize=11)
     axes.set(xlim=(0, columns * width), ylim=(0, rows * height))

@@ -94,16 +94,9 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
         tile = tiles(200)  # two dots wide
         density = relaxed.log_prob(tile.mean(1)).exp()
         x, y = (tile @ torch.tensor(VERTICES, dtype=torch.float64)).view(-1, 2).T.numpy()
-        axes.tripcolor(
-            x,
-            y,
-            triangles=torch.arange(len(x)).view(-1, 3).numpy(),
-            facecolors=density.numpy(),
-            cmap=SHADES,
-            vmin=0,
-            vmax=ceiling(density, relaxed.temperature, n=3),
-            rasterized=True,  # as vectors the tiles would take megabytes
-        )
+        triangles, top = torch.arange(len(x)).view(-1, 3).numpy(), ceiling(density, relaxed.temperature, n=3)
+        shades = axes.tripcolor(x, y, triangles=triangles, facecolors=density.numpy(), cmap=SHADES, vmin=0, vmax=top)
+        shades.set_rasterized(True)  # as vectors the tiles would take megabytes
         axes.add_patch(Polygon(VERTICES, fill=False, edgecolor=DARK, linewidth=0.8))
     for (x, y), name in zip(VERTICES, ("(1, 0, 0)", "(0, 1, 0)", "(0, 0, 1)"), strict=True):
         lift = math.copysign(max(radii) + 0.07, y - 0.1)

@@ -45,15 +45,13 @@ def html_report(review: Review, sampling: Sequence[tuple[float, Mapping[str, Tra
 def _variables(review: Review) -> dict[str, Any]:
     """Return the variables of both templates."""
     return {
+        "review": review,
         "sections": [_section(each, found) for each, found in review.experiments if any(line.record for line in found)],
         "standing": _standing(review.standing),
         "summary": _summary(review),
         "deviations": [_deviation(*each) for each in review.deviations],
-        "findings": review.verdicts,
         "paper_budget": _budgets(review.paper_budget),
         "budgets": _budgets(review.budgets),
-        "known": review.known,
-        "total": review.total,
         "missing": [
             f"{count} of {each.name}"
             for each, found in review.experiments
@@ -104,10 +102,8 @@ def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
         options = {"score_samples": each.score_samples, "precision": precision}
         commands.append((row, train_command(recipe, RUNS / each.name / cell_title(recipe), **options)))
     return {
-        "title": each.title,
-        "place": each.place,
+        "experiment": each,
         "cells": f"{len(known)} of {len(results)} cells",
-        "score_samples": each.score_samples,
         "corrections": _corrections(list(known.values())),
         "devices": " and ".join(sorted(devices)),
         "grid": cell_grid(results),

@@ -54,26 +54,16 @@ def cell_grid(results: Sequence[CellResult]) -> Grid:
     keys = [key for key in ("data", "estimator", "samples", "temperature") if _differs(key, results)]
     splits = [split for split in SPLITS if any(split in result.cell.paper for result in results)]
     others = [] if splits else [name for name in OBJECTIVES if any(result.score(name) for result in results)]
-    return Grid(
-        [
-            "model",
-            *(NAMES.get(key, key) for key in keys),
-            *(header for split in splits for header in (split, "paper", "diff")),
-            *(OBJECTIVES[name] for name in others),
-            "steps",
-            "seconds",
-        ],
-        [
-            [
-                result.cell.recipe.notation,
-                *(_setting(result.cell.recipe.settings.get(key)) for key in keys),
-                *(entry for split in splits for entry in format_comparison(result, split)),
-                *(format_score(result, name) for name in others),
-                *format_cost(result),
-            ]
-            for result in results
-        ],
-    )
+    head = ["model", *(NAMES.get(key, key) for key in keys)]
+    head += [header for split in splits for header in (split, "paper", "diff")]
+    head += [*(OBJECTIVES[name] for name in others), "steps", "seconds"]
+    rows = []
+    for result in results:
+        recipe = result.cell.recipe
+        row = [recipe.notation, *(_setting(recipe.settings.get(key)) for key in keys)]
+        row += [entry for split in splits for entry in format_comparison(result, split)]
+        rows.append([*row, *(format_score(result, name) for name in others), *format_cost(result)])
+    return Grid(head, rows)
 
 
 def format_score(result: CellResult, name: str) -> str:
