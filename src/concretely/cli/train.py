@@ -11,6 +11,7 @@ from ..experiment.grid import expand_grid, grid_title
 from ..training.recipe import FILE, Recipe, resolve
 from . import terminal
 from .option import Device, Notation, Precision, load_data, option, select_device, with_recipe
+from .terminal import fail
 
 if TYPE_CHECKING:
     import torch
@@ -48,11 +49,9 @@ def train(
             recipes = [resolve(**choice) for choice in expand_grid(given)]
         folder = out or Path("out/train") / (recipes[0].title if len(recipes) == 1 else grid_title(recipes))
         if (folder / FILE).exists():
-            terminal.fail(
-                f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out"
-            )
+            fail(f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out")
     if tensorboard and len(recipes) > 1:
-        terminal.fail("tensorboard must be left out for a list: each member has a curve.csv")
+        fail("tensorboard must be left out for a list: each member has a curve.csv")
     how: dict[str, Any] = {"device": select_device(device_name, precision), "checkpoint_seconds": checkpoint_seconds}
     if len(recipes) > 1:
         _train_list(recipes, folder, samples=score_samples, **how)
@@ -104,9 +103,9 @@ def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -
             raise typer.Exit(1) from None
         except OSError as error:
             why = error.strerror or str(error)
-            terminal.fail(f"{str(folder)!r} cannot be written to: {why}; free some space, then resume with: {resume}")
+            fail(f"{str(folder)!r} cannot be written to: {why}; free some space, then resume with: {resume}")
     if not run.finished:
-        terminal.fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
+        fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
 
 
 def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: int) -> None:
@@ -134,15 +133,13 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> Recipe:
 
     others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data")]
     if others:
-        terminal.fail(
-            f"a resumed run keeps its recipe except for steps and the path of its data, got {', '.join(others)}"
-        )
+        fail(f"a resumed run keeps its recipe except for steps and the path of its data, got {', '.join(others)}")
     with terminal.report_errors():
         try:
             recipe = load_recipe(folder)
         except ValueError as error:
             several = not (folder / FILE).exists() and runs_in(folder)
-            terminal.fail(f"{error}{', or resume all with the command that started them' if several else ''}")
+            fail(f"{error}{', or resume all with the command that started them' if several else ''}")
         if "steps" not in given:
             return recipe
         return replace(recipe, steps=resolve(notation=recipe.notation, steps=given["steps"]).steps)

@@ -21,12 +21,8 @@ WORDS = ("model", "data", "estimator", "optimizer", "experiment")
 NAMES = {"samples": "m", "temperature": "λ"}
 """The paper's symbols for keys of a recipe."""
 
-OBJECTIVES = {
-    "test_nll": "test discrete",
-    "test_relaxed": "test relaxed",
-    "train_nll": "train discrete",
-    "train_relaxed": "train relaxed",
-}
+GRAPHS = {"nll": "discrete", "relaxed": "relaxed"}
+OBJECTIVES = {f"{split}_{name}": f"{split} {graph}" for split in SPLITS for name, graph in GRAPHS.items()}
 """The metrics to show where the paper has no numbers."""
 
 
