@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 
 from ..spelling import did_you_mean
-from . import archive, digits, mnist, omniglot
-from .bits import Bits
-from .dataset import Dataset
-from .grey import RULES, Rule
+from . import archive, mnist, omniglot
+from .dataset import Bits, Dataset
+from .grey import DIGITS, RULES, Rule, digits
 
 __all__ = ["Bits", "Dataset", "load"]
 
-WIDTHS = {"digits": digits.WIDTH, "mnist": mnist.WIDTH, "omniglot": omniglot.WIDTH}
+WIDTHS = {"digits": DIGITS, "mnist": mnist.WIDTH, "omniglot": omniglot.WIDTH}
 
 
 def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoulli", progress: bool = False) -> Dataset:
@@ -38,7 +37,7 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
     _require_width(name, WIDTHS.get(name, width), width)  # before anything is downloaded
     match name:
         case "digits":
-            data = digits.load(rule)
+            data = digits(rule)
         case "mnist":
             data = mnist.load(progress=progress)
         case "omniglot":

@@ -8,11 +8,8 @@ import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from .bits import Bits, columns
-from .dataset import SPLITS, Dataset
-from .grey import Rule, binarize, how
-
-SEED = 0
+from .dataset import SPLITS, Bits, Dataset, columns
+from .grey import SEED, Rule, binarized, how
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -49,9 +46,8 @@ def load(path: Path, *, width: int | None, rule: Rule) -> Dataset:
         splits, meaning = {name: Bits.pack(array) for name, array in arrays.items()}, "bits"
     else:
         top = _top(path, arrays)
-        bits = {name: binarize(arrays[name], rule, top=top, random=random) for name in SPLITS}
-        splits = {name: Bits.pack(array) for name, array in bits.items()}
-        meaning = f"grey values from 0 to {top}, {how(rule, SEED)}"
+        splits = binarized(arrays, rule, top=top, random=random)
+        meaning = f"grey values from 0 to {top}, {how(rule)}"
     return Dataset(str(path), **splits, source=f"{str(path)!r}, {meaning}{held_out}.")
 
 

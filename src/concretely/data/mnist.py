@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 from ..file import atomic_write
 from .archive import stored
-from .bits import Bits, columns
-from .dataset import SPLITS, Dataset
-from .download import DownloadError, fetch, why
-from .folder import folder
+from .dataset import SPLITS, Bits, Dataset, columns
+from .download import DownloadError, fetch, folder, why
 
 WIDTH = 784
 URL = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/"
