@@ -105,7 +105,7 @@ class Engine:
         """Take steps until a step is reached, or until `pause`, which is called after each, returns true."""
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
-            program.start()
+            program._loss.train()
         with launching(self.device):
             while self.step < until:
                 gap = self._measures_gap and (self.step - since) % GAP_INTERVAL == 0
@@ -160,10 +160,6 @@ class _Program:
         if vmapped and first.device.type == "cuda":
             stream = torch.cuda.Stream(first.device)
             self._take, self._take_with_gap = (Captured(take, stream) for take in (self._take, self._take_with_gap))
-
-    def start(self) -> None:
-        """Put the modules that take the steps into training mode."""
-        self._loss.train()
 
     def take_step(self, step: int, *, gap: bool) -> None:
         """Take a step; `gap` also measures how far the bound of the discrete graph is from what was maximised."""

@@ -43,18 +43,15 @@ def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Es
         return PLAIN[recipe.estimator]()
     with torch.random.fork_rng():
         made = NVIL(model, *inputs)
-    _initialise(made, generator_of(recipe.seed, Purpose.INITIAL, 1))
-    return made
-
-
-def _initialise(estimator: NVIL, generator: torch.Generator) -> None:
-    """Draw the weights of the baselines as torch does, but not from the global generator, which threads share."""
-    for module in estimator.modules():
+    # as torch draws them, but not from the global generator, which threads share
+    generator = generator_of(recipe.seed, Purpose.INITIAL, 1)
+    for module in made.modules():
         if isinstance(module, nn.Linear):
             edge = module.in_features**-0.5
             for parameter in module.parameters():
                 drawn = torch.empty_like(parameter, device="cpu").uniform_(-edge, edge, generator=generator)
                 parameter.data.copy_(drawn)
+    return made
 
 
 def estimator_at_step(recipe: Recipe, step: int) -> Estimator:

@@ -6,6 +6,7 @@ the definitions in this file.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from itertools import groupby
 from math import inf
@@ -19,6 +20,7 @@ from torch.optim.adam import adam
 from ..kernel import operator
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+_ADAM = partial(adam, fused=True, amsgrad=False, beta1=BETA1, beta2=BETA2, eps=EPSILON, maximize=False)
 MOMENTUM, ROUNDS, SMALL, LENGTH = 0.95, 5, 1e-7, 0.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The polynomial of Muon: a few rounds of it take singular values between 0 and 1 to about 1."""
@@ -114,22 +116,9 @@ def _fused_adam_(
             parameters, firsts, seconds = (
                 [part[member] for part in parts] for parts in zip(*(states[k] for k in chosen), strict=True)
             )
-            adam(
-                parameters,
-                [gradients[k][member].contiguous() for k in chosen],
-                firsts,
-                seconds,
-                [],
-                list(torch.full((len(chosen),), float(steps[member])).unbind()),
-                fused=True,
-                amsgrad=False,
-                beta1=BETA1,
-                beta2=BETA2,
-                lr=rates[member],
-                weight_decay=penalty,
-                eps=EPSILON,
-                maximize=False,
-            )
+            slopes = [gradients[k][member].contiguous() for k in chosen]
+            counts = list(torch.full((len(chosen),), float(steps[member])).unbind())
+            _ADAM(parameters, slopes, firsts, seconds, [], counts, lr=rates[member], weight_decay=penalty)
 
 
 def _plain_adam_(

@@ -1,10 +1,11 @@
 """One run in memory: its model and estimator, and everything that training steps change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..estimator import Estimator
@@ -14,7 +15,6 @@ from ..model import Model, density, prediction
 from ..noise import Keys
 from .engine import MemberLoss, State, inputs_of, path_of
 from .method import at_step, estimator_of
-from .nonfinite import first_nonfinite_layer
 from .recipe import Recipe
 from .rng import Order, Purpose, generator_of, keys_of
 from .step_table import lr_factor
@@ -129,7 +129,7 @@ class TrainState:
     def first_nonfinite_layer(self, step: int) -> str:
         """The layer in which a step is not finite or, if all of it is, the layer with the largest gradient."""
         self.loss.train()
-        return self.first_nonfinite_parameter() or first_nonfinite_layer(self.model, lambda: self._loss(step)[0])
+        return self.first_nonfinite_parameter() or _first_nonfinite_layer(self.model, lambda: self._loss(step)[0])
 
     def first_nonfinite_parameter(self) -> str | None:
         """The first layer with a parameter that is not finite, if there is one; this waits for the device."""
@@ -171,3 +171,29 @@ def _initial(loss: MemberLoss, device: torch.device) -> State:
     state["row/sums"] = torch.zeros((1, 4), dtype=torch.float64, device=device)
     state["row/first_nonfinite"] = torch.full((1,), -1, device=device)
     return state
+
+
+def _first_nonfinite_layer(model: nn.Module, loss: Callable[[], Tensor]) -> str:
+    """The first layer whose output is not finite or, if all outputs are, the layer with the largest gradient."""
+    found: list[str] = []
+
+    def look(name: str, module: nn.Module, inputs: object, output: object) -> None:
+        if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+            found.append(name)
+
+    hooks = [module.register_forward_hook(partial(look, name)) for name, module in model.named_modules() if name]
+    try:
+        model.zero_grad()
+        loss().backward()
+    except ValueError:  # a later layer may refuse what is not finite
+        if not found:
+            raise
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if found:
+        return found[0]
+    # a gradient that is not finite counts as larger than any that is
+    norms = {name: p.grad.norm().nan_to_num(torch.inf) for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return max(norms, key=lambda name: float(norms[name])).rpartition(".")[0]
