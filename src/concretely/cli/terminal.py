@@ -15,8 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ..spelling import number
-from ..training.member import Member
-from ..training.recipe import Recipe
+from ..training.recipe import Member, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,8 +14,7 @@ import torch
 from ..data import Dataset
 from ..file import writable_dir
 from ..spelling import did_you_mean
-from ..training.member import OF_DATA, Member
-from ..training.recipe import overridden, read
+from ..training.recipe import OF_DATA, Member, overridden, read
 from ..training.run import restored
 from ..training.section import WHEN, sections
 from . import scoring

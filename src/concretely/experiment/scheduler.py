@@ -14,7 +14,7 @@ from ..data import Dataset
 from ..file import write_text
 from ..model import Model
 from ..training import loop
-from ..training.member import Member, program_key
+from ..training.recipe import Member, program_key
 from ..training.run import Run, restored
 from . import scoring
 from .record import is_sufficient

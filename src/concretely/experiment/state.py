@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ..data import Bits, Dataset
-from ..training.member import Member, data_key
-from ..training.recipe import FILE, Recipe
+from ..training.recipe import FILE, Member, Recipe, data_key
 from ..training.run import Run, data_of, load_recipe, restored
 from ..training.train_state import TrainState
 from .record import FILE as RECORD

@@ -19,8 +19,7 @@ from ..environment import describe_environment
 from ..file import exclusive_dir, write_text
 from . import checkpoint
 from .engine import GAP_INTERVAL, Engine
-from .member import Member
-from .recipe import FILE, Recipe
+from .recipe import FILE, Member, Recipe
 from .run import Run, export, require_same, resume, save_checkpoint
 from .train_state import Row, TrainState
 
