@@ -18,6 +18,7 @@ from ..estimator import Estimator, Reinforce
 from ..estimator.base import default_objective
 from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.operator import launching
+from ..model import Model
 from ..noise import Keys
 from .capture import Captured
 from .method import Temperatures, at_temperature
@@ -27,7 +28,6 @@ from .rng import Purpose
 from .step_table import StepTable
 
 if TYPE_CHECKING:
-    from ..model import Model
     from .train_state import TrainState
 
 GAP_INTERVAL = 10
@@ -55,7 +55,7 @@ def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
 class MemberLoss(nn.Module):
     """The loss of one member on a batch: minus the mean of its objective."""
 
-    def __init__(self, model: "Model", estimator: Estimator, recipe: Recipe) -> None:
+    def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
         super().__init__()
         self.model, self.estimator, self.recipe = model, estimator, recipe
         self._objective = default_objective(model, estimator)
