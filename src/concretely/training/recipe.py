@@ -63,7 +63,6 @@ KINDS = (("density", "prediction"), ("linear", "nonlinear"), ("relaxed", "discre
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
-TRAIN_ON = ("train", "whole")
 LARGEST = sys.float_info.max
 
 OF_DATA = ("data", "binarize", "train_on")
@@ -269,7 +268,7 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a file, refused if they are invalid."""
-    return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_keys())
+    return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_KEYS)
 
 
 def _require_value(name: str, value: Any) -> None:
@@ -301,12 +300,14 @@ def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str
     }
 
 
+_KEYS = [*(field.name for field in fields(Recipe)), "arity", WHEN]
+"""The keys of files and flags."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "optimizer": OPTIMIZERS,
     "lr_schedule": LR_SCHEDULES,
     "binarize": BINARIZATIONS,
-    "train_on": TRAIN_ON,
+    "train_on": ("train", "whole"),
 }
 _MOST = {
     **dict.fromkeys(("samples", "batch", "validation_samples"), 10**6),
@@ -357,13 +358,8 @@ def _plain(value: Any) -> Any:
 
 def _require_known(given: Mapping[str, Any]) -> None:
     for name in given:
-        if name not in _keys():
-            raise ValueError(f"unknown key {name!r}{did_you_mean(name, _keys())}")
-
-
-def _keys() -> list[str]:
-    """The keys of files and flags."""
-    return [*(field.name for field in fields(Recipe)), "arity", WHEN]
+        if name not in _KEYS:
+            raise ValueError(f"unknown key {name!r}{did_you_mean(name, _KEYS)}")
 
 
 def _require_possible(name: str, value: Any) -> None:
@@ -374,14 +370,12 @@ def _require_possible(name: str, value: Any) -> None:
         _require(0 <= value < math.inf, name, "not be negative", value)
     if name in _MOST:
         _require(value <= _MOST[name], name, f"be at most {_MOST[name]:,}", value)
-    if name == "lr":
+    if name == "lr" or (name in _TEMPERATURES and isinstance(value, int | float)):
         _require(0 < value < math.inf, name, "be positive", value)
     if name == "seed":
         _require(value < 2**63, name, "be below 2^63", value)
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, _CHOICES[name])}")
-    if name in _TEMPERATURES and isinstance(value, int | float):
-        _require(0 < value < math.inf, name, "be positive", value)
 
 
 def _require(holds: bool, name: str, must: str, found: Any) -> None:
