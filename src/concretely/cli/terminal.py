@@ -15,8 +15,7 @@ from rich.table import Table
 
 from ..file import writable_dir
 from ..spelling import did_you_mean
-from ..training.member import Member
-from ..training.recipe import Recipe
+from ..training.recipe import Member, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,8 +5,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..training.member import DIFFERENT
-from ..training.recipe import Recipe
+from ..training.recipe import DIFFERENT, Recipe
 
 LARGEST_RANGE = 10_000
 """The most seeds in a range."""

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..file import file_lock
-from ..training.member import OF_DATA
-from ..training.recipe import resolve
+from ..training.recipe import OF_DATA, resolve
 from .paper import SPLITS, CellResult, Experiment, cell_title
 from .plan import SMOKE_POINTS
 from .record import FILE, is_corrected, merge_metrics, precision, read_record, require_record, write_record

@@ -15,8 +15,7 @@ import torch
 from ..data import Dataset
 from ..file import writable_dir
 from ..spelling import did_you_mean
-from ..training.member import OF_DATA, Member
-from ..training.recipe import Recipe, overridden, read, resolve
+from ..training.recipe import OF_DATA, Member, Recipe, overridden, read, resolve
 from ..training.run import restored
 from ..training.section import WHEN, sections
 from . import scheduler, scoring

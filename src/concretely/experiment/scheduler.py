@@ -17,8 +17,7 @@ from ..data import Bits, Dataset
 from ..file import write_text
 from ..model import Model
 from ..training import loop
-from ..training.member import Member, data_key, program_key
-from ..training.recipe import FILE, Recipe
+from ..training.recipe import FILE, Member, Recipe, data_key, program_key
 from ..training.run import Run, data_of, load_recipe, restored
 from . import scoring
 from .record import FILE as RECORD

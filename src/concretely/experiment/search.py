@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..file import writable_dir, write_text
-from ..training.member import DIFFERENT, OF_DATA, Member
-from ..training.recipe import FILE, Recipe, resolve, section_settings
+from ..training.recipe import DIFFERENT, FILE, OF_DATA, Member, Recipe, resolve, section_settings
 from ..training.train_state import TrainState
 from .grid import differing_keys, expand_grid, recipe_names
 from .record import validation_nll, write_record

@@ -11,7 +11,7 @@ from ..experiment.grid import differing_keys, format_setting
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, validation_nll
 from ..spelling import format_difference, format_number
-from ..training.member import Member
+from ..training.recipe import Member
 
 MISSING = "–"
 
