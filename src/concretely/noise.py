@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
+from torch.types import Device
 
 from .kernel.library import batched
 from .kernel.operator import is_plain, operator
@@ -43,11 +44,7 @@ Source = Generator | Keys
 
 
 def logistic(
-    shape: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    *,
-    device: torch.device | None = None,
-    generator: Source | None = None,
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
     """Draw standard logistic noise, the difference of two Gumbels.
 
@@ -58,33 +55,21 @@ def logistic(
 
 
 def gumbel(
-    shape: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    *,
-    device: torch.device | None = None,
-    generator: Source | None = None,
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
     """Draw standard Gumbel noise."""
     return gumbel_of(uniform(shape, dtype, device=device, generator=generator))
 
 
 def normal(
-    shape: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    *,
-    device: torch.device | None = None,
-    generator: Source | None = None,
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
     """Draw standard normal noise."""
     return normal_of(_fractions(shape, dtype, device, generator, signed=True))
 
 
 def uniform(
-    shape: Sequence[int],
-    dtype: torch.dtype = torch.float32,
-    *,
-    device: torch.device | None = None,
-    generator: Source | None = None,
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
     """Draw uniform noise strictly between 0 and 1, with the highest precision near 0."""
     return uniform_of(_fractions(shape, dtype, device, generator, signed=False))
@@ -119,12 +104,7 @@ def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
 
 
 def _fractions(
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device | None,
-    source: Source | None,
-    *,
-    signed: bool,
+    shape: Sequence[int], dtype: torch.dtype, device: Device, source: Source | None, *, signed: bool
 ) -> Tensor:
     """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
     count = math.prod(shape)

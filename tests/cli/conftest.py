@@ -12,8 +12,7 @@ import pytest
 from concretely.data import load
 from concretely.training import loop
 from concretely.training.loop import train
-from concretely.training.member import Member
-from concretely.training.recipe import resolve
+from concretely.training.recipe import Member, resolve
 
 from ..experiment.conftest import tables as tables
 

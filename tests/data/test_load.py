@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from scipy import io
 
 from concretely.data import Bits, Dataset, load, mnist, omniglot
-from concretely.data.download import DownloadError
-from concretely.data.folder import folder as data_folder
+from concretely.data.download import DownloadError, need
+from concretely.data.download import folder as data_folder
 from concretely.data.grey import CHUNK, RULES, binarize
-from concretely.data.need import need
 from concretely.training.recipe import BINARIZATIONS
 from tests.budget import assert_frequency
 from tests.data.disk import largest_file

@@ -12,8 +12,7 @@ import pytest
 from concretely.cli.terminal import stop_requested
 from concretely.data import Dataset, load
 from concretely.experiment.scheduler import Monitor, train_members
-from concretely.training.member import Member
-from concretely.training.recipe import Recipe, resolve
+from concretely.training.recipe import Member, Recipe, resolve
 from concretely.training.run import restored
 
 

@@ -62,9 +62,7 @@ def noise(key: Tensor, samples: int, units: int, n: int, normal: bool = False) -
 def law(logits: Tensor, temperature: Tensor, normal: bool) -> ExpConcrete | ExpLogisticNormal:
     """The distribution of a draw, in float64."""
     family = ExpLogisticNormal if normal else ExpConcrete
-    return family(
-        logits=logits.double().unsqueeze(1), temperature=temperature.view(-1, 1, 1), validate_args=False
-    )
+    return family(logits=logits.double().unsqueeze(1), temperature=temperature.view(-1, 1, 1), validate_args=False)
 
 
 def assert_as_good(found: Tensor, definition: Tensor, truth: Tensor, truth_of_definition: Tensor | None = None) -> None:
@@ -101,7 +99,7 @@ def test_values_are_those_of_the_distributions(normal: bool) -> None:
     families = (LogisticNormal, HypercubeLogisticNormal) if normal else (Concrete, HypercubeConcrete)
     for squash, family in zip(("simplex", "cube"), families, strict=True):
         value = module(normal).draw.definition(logits, temperature, key, 4, squash)[1][0]
-        assert_close(value, family(logits[0].double(), own).push(drawn).float(), rtol=1e-5, atol=1e-6)
+        assert_close(value, family(logits=logits[0].double(), temperature=own).push(drawn).float(), rtol=1e-5, atol=1e-6)
 
 
 @kernel

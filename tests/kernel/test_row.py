@@ -113,8 +113,7 @@ def test_sums_over_rows_are_those_of_units(
 @pytest.mark.parametrize("name", ["logistic", "bernoulli"])
 def test_rows_are_cut_into_pieces_where_they_are_many(name: str, length: int, samples: int) -> None:
     case, (logits, temperature, keys) = CASES[name], given(CASES[name], 1, 2 * length)
-    busy = [mock.patch.object(fast(each), "BUSY", 1) for each in ("logistic", "bernoulli")]
-    with launched(case.kernels), busy[0], busy[1]:
+    with launched(case.kernels), mock.patch.object(fast("row"), "BUSY", 1):
         found, truth = (case.draw(logits, temperature, keys, samples, each) for each in (length, 1))
         scores = [case.score(truth, -logits, temperature, each) for each in (length, 1)]
     for one, other in zip(found[:-1], truth[:-1], strict=True):

@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.training.optimizer import ParameterState, StepLog, StepSizes, adam_, corrections, guard_
+from concretely.training.optimizer import (
+    ParameterState,
+    StepLog,
+    StepSizes,
+    _fused_adam_,
+    _plain_adam_,
+    adam_,
+    corrections,
+    guard_,
+    muon_,
+)
 from tests.kernel import DEVICE, PATHS, assert_precise, kernel, on
 
 SHAPES = [(7,), (5, 9), (1,), (1_100,), (3, 2, 4)]
@@ -191,3 +201,28 @@ def test_a_step_of_a_member_that_is_stopped_moves_nothing(path: str) -> None:
         adam_([state], [slope], sizes, decays=[True])
     assert torch.equal(state.parameter[0], start[0])
     assert (state.parameter[1] != start[1]).all()
+
+
+@MEMBERS
+def test_steps_without_the_host_are_the_fused_ones(members: int) -> None:
+    starts = [torch.randn(members, *shape) for shape in SHAPES]
+    decays = [len(shape) > 1 for shape in SHAPES]
+    plain, fused = ([state_of(start) for start in starts] for _ in range(2))
+    for step in range(5):
+        slopes = [torch.randn_like(start) for start in starts]
+        sizes = StepSizes(*(each.cpu() for each in sizes_of(members, step)))
+        if step == 2:  # the last member rests
+            sizes.rate[-1] = 0
+            slopes[1][-1] = math.nan
+        _plain_adam_(plain, slopes, sizes, decays)
+        _fused_adam_(fused, slopes, sizes, decays)
+    torch.testing.assert_close(plain, fused, rtol=1e-5, atol=1e-6)
+
+
+def test_definitions_read_nothing_on_the_host() -> None:
+    states = [state_of(torch.empty(2, *shape, device="meta")) for shape in ((3, 5), (5, 3))]
+    slopes = [torch.empty_like(state.parameter) for state in states]
+    log, sizes = (type(each)(*(part.to("meta") for part in each)) for each in (log_of(2), sizes_of(2, 3)))
+    sizes = guard_(log, slopes, torch.empty(2, device="meta"), sizes)  # a read of what has no content is an error
+    adam_(states, slopes, sizes, decays=[True, False])
+    muon_(states, slopes, sizes)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from concretely.data.bits import unpack
+from concretely.data.dataset import unpack
 from tests.kernel import DEVICE, kernel
 
 SIZES = [(1, 1, 1, 1), (3, 5, 2, 13), (1, 4, 7, 784), (2, 3, 2, 2_051)]

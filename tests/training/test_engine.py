@@ -15,8 +15,7 @@ from concretely.kernel.deferred import gradient_of_weight
 from concretely.training import engine
 from concretely.training.engine import Engine
 from concretely.training.loop import Callbacks, DivergedError, train, train_together
-from concretely.training.member import DIFFERENT, OF_DATA, Member, data_key, program_key
-from concretely.training.recipe import ESTIMATORS, OPTIMIZERS, Recipe
+from concretely.training.recipe import DIFFERENT, ESTIMATORS, OF_DATA, OPTIMIZERS, Member, Recipe, data_key, program_key
 from concretely.training.run import Run, restored
 from concretely.training.train_state import Row, TrainState
 

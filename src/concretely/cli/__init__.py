@@ -16,12 +16,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-app.command(epilog=train.EXAMPLE, no_args_is_help=True)(train.train)
-app.command(epilog=evaluate.EXAMPLE, no_args_is_help=True)(evaluate.evaluate)
-app.command(epilog=compare.EXAMPLE, no_args_is_help=True)(compare.compare)
-app.command(epilog=sample.EXAMPLE, no_args_is_help=True)(sample.sample)
-app.command(epilog=study.EXAMPLE, no_args_is_help=True)(study.study)
-app.command(epilog=sweep.EXAMPLE, no_args_is_help=True)(sweep.sweep)
+for verb in (train, evaluate, compare, sample, study, sweep):
+    app.command(epilog=verb.EXAMPLE, no_args_is_help=True)(getattr(verb, verb.__name__.rpartition(".")[2]))
 app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.add_typer(figure.app, name="figure")
 app.command(epilog=cite.EXAMPLE)(cite.cite)

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ..spelling import did_you_mean
-from .terminal import fail
+from .terminal import require_known
 
 EXAMPLE = "Example: concretely cite mnih2016variational"
 
@@ -29,8 +28,7 @@ def cite(
     """Print BibTeX entries of this software and the paper, or of other references in the documentation."""
     known = entries()
     for key in keys or ():
-        if key not in known:
-            fail(f"unknown key {key!r}{did_you_mean(key, known)}")
+        require_known("key", key, known)
     wanted = dict.fromkeys(keys or (known if listed else ("concretely", "maddison2017concrete")))
     if listed:
         width = max(map(len, wanted))

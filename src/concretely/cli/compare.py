@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..spelling import did_you_mean
 from .option import EXAMPLE_RUN
-from .terminal import fail, report_errors, show
+from .terminal import fail, report_errors, require_known, show
 
 SPLITS = ("test", "valid", "train")
 EXAMPLE = f"Example: concretely compare {EXAMPLE_RUN}"
@@ -21,8 +20,7 @@ def compare(
     """Print the negative log-likelihoods of runs in nats, and that of a baseline of independent pixels."""
     from ..report.table import likelihood_summary, likelihood_table
 
-    if split not in SPLITS:
-        fail(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
+    require_known("split", split, SPLITS)
     records = [_record(run, split) for run in runs]
     show(likelihood_table(records, split))
     if len(runs) > 1:

@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..spelling import did_you_mean
-from .option import EXAMPLE_RUN, DataPath, Device, FullPoints, Precision, RunFolder, restore_run, select_device
-from .terminal import fail, interruptible, remark, report_errors, require_positive, stop_requested, write_run_report
+from . import terminal
+from .option import EXAMPLE_RUN, DataPath, Device, FullPoints, Precision, RunFolder, option, restore_run, select_device
 
 EXAMPLE = f"Example: concretely evaluate {EXAMPLE_RUN} --samples 1000"
 
@@ -18,11 +17,7 @@ DENSITY, PREDICTION = 50_000, 100
 def evaluate(
     run: RunFolder,
     samples: Annotated[
-        int | None,
-        typer.Option(
-            help="Samples for each data point.",
-            show_default=f"the paper's {DENSITY:,}, or {PREDICTION} with a context",
-        ),
+        int | None, option("Samples for each data point.", f"the paper's {DENSITY:,}, or {PREDICTION} with a context")
     ] = None,
     *,
     split: Annotated[str, typer.Option(help="Split: test, valid or train.")] = "test",
@@ -32,31 +27,29 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     chunk: Annotated[
-        int | None,
-        typer.Option(help="Pairs of a sample and a data point to run at once.", show_default="depends on the device"),
+        int | None, option("Pairs of a sample and a data point to run at once.", "depends on the device")
     ] = None,
     data_path: DataPath = None,
     device_name: Device = None,
     precision: Precision = None,
 ) -> None:
     """Print the negative log-likelihood of a run in nats, and add it to the record and the report of the run."""
-    require_positive(samples=samples, full_points=full_points, chunk=chunk)
+    terminal.require_positive(samples=samples, full_points=full_points, chunk=chunk)
     device = select_device(device_name, precision)
 
     from ..data.dataset import SPLITS
     from ..experiment import scoring
-    from ..experiment.record import finite_or_none, format_value
+    from ..experiment.record import finite_or_none, format_metric
 
-    if split not in SPLITS:
-        fail(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
+    terminal.require_known("split", split, SPLITS)
     past, model, data = restore_run(run, device=device, data=data_path)
     recipe, others = past.recipe, dict[str, dict[str, Any]]()
     if relaxed and not recipe.method.relaxes:
-        fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
+        terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
     if samples is None:
         samples = DENSITY if recipe.architecture.context is None else PREDICTION
     how: dict[str, Any] = {"split": split, "chunk": chunk, "progress": True}
-    with report_errors(), interruptible("stopped; the run is unchanged"):
+    with terminal.report_errors(), terminal.interruptible("stopped; the run is unchanged"):
         found = scoring.score_split(recipe, model, data, samples=samples, full_points=full_points, **how)
         if relaxed:
             others[f"{split}_relaxed"] = scoring.relaxed_objective(
@@ -70,9 +63,8 @@ def evaluate(
     else:
         typer.echo(f"{split} {found}")
         for other in others.values():
-            value = format_value(other["value"], other["standard_error"])
-            typer.echo(f"{other['title']} {value} (m = {recipe.samples})")
-    with report_errors(), stop_requested():  # a signal now must not leave half a report
+            typer.echo(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
+    with terminal.report_errors(), terminal.stop_requested():  # a signal now must not leave half a report
         record = scoring.add_scores(run, past, model, data=data, found={split: found}, others=others)
-        page = write_run_report(run, past, model, data, record)
-    remark(f"added to {page}")
+        page = terminal.write_run_report(run, past, model, data, record)
+    terminal.remark(f"added to {page}")

@@ -3,15 +3,15 @@
 import math
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ..file import writable_dir
-from .terminal import fail, numbers, report_errors, save
-
-if TYPE_CHECKING:
-    from ..notation import Architecture
+from ..notation import Architecture, parse
+from ..spelling import number
+from .option import option
+from .terminal import fail, report_errors, require, save
 
 app = typer.Typer(
     help="Draw the paper's figures of Concrete densities and of stochastic graphs, as PNG and SVG.",
@@ -22,13 +22,16 @@ app = typer.Typer(
 LAYERS, UNITS, ARITY = 8, 2048, 16
 """The largest model that is drawn, so that it fits on a page and into memory."""
 
+ALPHA = "2,0.5,1"
+"""The example of the paper."""
+
 Temperature = Annotated[str, typer.Option(help="Temperatures λ, separated by commas, one panel each; 0 is discrete.")]
 Out = Annotated[Path, typer.Option(help="Output folder.")]
 
 
 @app.command(epilog="Example: concretely figure simplex --alpha 1,1,1 --temperature 0,1/2,2")
 def simplex(
-    alpha: Annotated[str, typer.Option(help="Three unnormalised probabilities α, separated by commas.")] = "2,0.5,1",
+    alpha: Annotated[str, typer.Option(help="Three unnormalised probabilities α, separated by commas.")] = ALPHA,
     temperature: Temperature = "0,1/2,1,2",
     *,
     out: Out = Path("out/figure"),
@@ -63,9 +66,8 @@ def graph(
     ] = None,
     alpha: Annotated[
         str | None,
-        typer.Option(
-            help="Up to six unnormalised probabilities α, separated by commas; a single one is the odds of a one.",
-            show_default="2,0.5,1",
+        option(
+            "Up to six unnormalised probabilities α, separated by commas; a single one is the odds of a one.", ALPHA
         ),
     ] = None,
     temperature: Temperature = "0,1/2",
@@ -73,7 +75,7 @@ def graph(
     out: Out = Path("out/figure"),
 ) -> None:
     """Draw how a variable is sampled, or the networks of a model."""
-    alphas = _alphas("2,0.5,1" if alpha is None else alpha, "one to six positive numbers", 1, 6)
+    alphas = _alphas(ALPHA if alpha is None else alpha, "one to six positive numbers", 1, 6)
     architecture = None if notation is None else _architecture(notation)
     if architecture is not None and alpha is not None:
         fail(f"alpha must be left out with a notation, got {alpha!r}")
@@ -89,10 +91,8 @@ def graph(
     save(side_by_side(traces), out / "graph")
 
 
-def _architecture(notation: str) -> "Architecture":
+def _architecture(notation: str) -> Architecture:
     """Parse the notation of a model that is small enough to be drawn."""
-    from ..notation import parse
-
     with report_errors():
         architecture = parse(notation)
     layers = architecture.layers
@@ -103,17 +103,16 @@ def _architecture(notation: str) -> "Architecture":
 
 
 def _alphas(text: str, must: str, least: int, most: int) -> list[float]:
-    found = numbers(text)
-    if not least <= len(found) <= most or not all(0 < number < math.inf for number in found):
-        fail(f"alpha must be {must}, got {text!r}")
-    return found
+    alphas = [number(entry) for entry in text.split(",")]
+    require(least <= len(alphas) <= most and all(0 < alpha < math.inf for alpha in alphas), "alpha", f"be {must}", text)
+    return alphas
 
 
 def _temperatures(text: str, out: Path) -> list[float]:
     """Parse the temperatures, the last flag to be checked, and create the output folder."""
-    temperatures = numbers(text)
-    if not all(0 <= temperature < math.inf for temperature in temperatures):
-        fail(f"temperature must be one or more numbers that are not negative, got {text!r}")
+    temperatures = [number(entry) for entry in text.split(",")]
+    possible = all(0 <= temperature < math.inf for temperature in temperatures)
+    require(possible, "temperature", "be one or more numbers that are not negative", text)
     with report_errors():
         writable_dir(out)
     return temperatures

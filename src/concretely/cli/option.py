@@ -1,16 +1,15 @@
 """Flags that several verbs share, and the values they stand for."""
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..spelling import did_you_mean
 from ..training.recipe import ESTIMATORS, Recipe, overridden, read
-from .terminal import fail, interruptible_loading, remark, report_errors
+from .terminal import fail, interruptible_loading, remark, report_errors, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -24,26 +23,25 @@ EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
 PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
 """The precisions of matrix products, and torch's names for them."""
 
+
+def option(text: str, default: str, *names: str) -> Any:
+    """Return an optional flag with its help, and its default in words."""
+    return typer.Option(*names, help=text, show_default=default)
+
+
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
-DataPath = Annotated[
-    str | None, typer.Option("--data", help="Path of the data, if they have moved.", show_default="where they were")
-]
-Device = Annotated[
-    str | None, typer.Option("--device", help="Device, such as cpu or cuda:1.", show_default="cuda if available")
-]
+DataPath = Annotated[str | None, option("Path of the data, if they have moved.", "where they were", "--data")]
+Device = Annotated[str | None, option("Device, such as cpu or cuda:1.", "cuda if available", "--device")]
 Precision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision", help=f"Precision of matrix products on a GPU: {', '.join(PRECISIONS)}.", show_default="float32"
-    ),
+    str | None, option(f"Precision of matrix products on a GPU: {', '.join(PRECISIONS)}.", "float32", "--precision")
 ]
 Notation = Annotated[str | None, typer.Argument(help="Model in the paper's notation, such as 200H~784V.")]
 FullPoints = Annotated[
     int | None,
-    typer.Option(
-        help="Number of data points to score with all samples. The others get 1,000 and are corrected by the mean "
+    option(
+        "Number of data points to score with all samples. The others get 1,000 and are corrected by the mean "
         "difference.",
-        show_default="all",
+        "all",
     ),
 ]
 
@@ -75,12 +73,14 @@ Verb = Callable[..., None]
 
 def with_recipe(verb: Verb) -> Verb:
     """Add a flag for every key of a recipe, and --recipe for a TOML file, to a verb with an argument `given`."""
-    own = inspect.signature(verb)
-    recipe = _parameter("recipe", Path, "TOML file with these keys, or paper or fast; flags override it.", "none")
-    flags = [_parameter(name, str, *flag) for name, flag in _RECIPE_FLAGS.items()]
+    own = signature(verb)
+    kinds: dict[str, Any] = {name: Annotated[str | None, option(*flag)] for name, flag in _RECIPE_FLAGS.items()}
+    text = "TOML file with these keys, or paper or fast; flags override it."
+    kinds["recipe"] = Annotated[Path | None, option(text, "none")]
+    flags = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds.items()]
     others = [parameter for name, parameter in own.parameters.items() if name != "given"]
     at = next((i for i, parameter in enumerate(others) if parameter.kind is parameter.KEYWORD_ONLY), len(others))
-    parameters = [*others[:at], *flags, recipe, *others[at:]]
+    parameters = [*others[:at], *flags, *others[at:]]
 
     @wraps(verb)
     def flagged(**arguments: Any) -> None:
@@ -100,11 +100,11 @@ def with_recipe(verb: Verb) -> Verb:
 
 def select_device(name: str | None, precision: str | None = None) -> "torch.device":
     """Return the device of a name, or the best one, and set the precision of matrix products."""
-    require_precision(precision)
+    precision = "float32" if precision is None else precision
+    require_known("precision", precision, PRECISIONS)
     import torch
 
-    torch.set_float32_matmul_precision(PRECISIONS[precision or "float32"])
-
+    torch.set_float32_matmul_precision(PRECISIONS[precision])
     best = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(best if name is None else name)
@@ -114,12 +114,6 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
     if chosen.type not in ("cpu", "cuda"):
         fail(f"device must be a CPU or CUDA device, got {name!r}")
     return chosen
-
-
-def require_precision(precision: str | None) -> None:
-    """Exit with an error if a precision does not exist."""
-    if precision is not None and precision not in PRECISIONS:
-        fail(f"unknown precision {precision!r}{did_you_mean(precision, PRECISIONS)}")
 
 
 def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False) -> "Dataset":
@@ -146,10 +140,3 @@ def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tu
     if not run.finished:
         remark(f"the run is not finished; using its model after step {run.chosen:,} of {run.recipe.steps:,}")
     return run, model, found
-
-
-def _parameter(name: str, kind: type, text: str, default: str) -> inspect.Parameter:
-    option = typer.Option(help=text, show_default=default)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )

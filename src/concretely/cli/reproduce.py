@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..experiment.paper import RUNS, experiment_names, load_experiment
-from ..spelling import did_you_mean
 from . import figure
-from .option import Device, FullPoints, Precision, require_precision, select_device
-from .terminal import fail, monitor, remark, report_errors, require_positive, save, show, stop_requested
+from .option import PRECISIONS, Device, FullPoints, Precision, option, select_device
+from .terminal import fail, monitor, remark, report_errors, require_known, require_positive, save, show, stop_requested
 
 if TYPE_CHECKING:
     from ..experiment.plan import Plan
@@ -28,24 +27,17 @@ FIGURES: dict[str, tuple[str, Callable[..., None]]] = {
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="Table or figure; omit it to list all.")] = None,
     *,
-    rows: Annotated[str | None, typer.Option(help="Rows, by name or model.", show_default="all")] = None,
-    data: Annotated[str | None, typer.Option(help="Data sets.", show_default="all")] = None,
-    samples: Annotated[str | None, typer.Option(help="Numbers of samples m.", show_default="all")] = None,
-    estimator: Annotated[str | None, typer.Option(help="Estimators.", show_default="all")] = None,
-    steps: Annotated[str | None, typer.Option(help="Number of training steps.", show_default="the paper's")] = None,
-    lr: Annotated[
-        str | None, typer.Option(help="Learning rate, or several to select from.", show_default="the paper's")
-    ] = None,
-    weight_decay: Annotated[
-        str | None, typer.Option(help="Weight decay, or several to select from.", show_default="the paper's")
-    ] = None,
+    rows: Annotated[str | None, option("Rows, by name or model.", "all")] = None,
+    data: Annotated[str | None, option("Data sets.", "all")] = None,
+    samples: Annotated[str | None, option("Numbers of samples m.", "all")] = None,
+    estimator: Annotated[str | None, option("Estimators.", "all")] = None,
+    steps: Annotated[str | None, option("Number of training steps.", "the paper's")] = None,
+    lr: Annotated[str | None, option("Learning rate, or several to select from.", "the paper's")] = None,
+    weight_decay: Annotated[str | None, option("Weight decay, or several to select from.", "the paper's")] = None,
     recipe: Annotated[
-        Path | None,
-        typer.Option(help="TOML file, or paper or fast; the three flags above override it.", show_default="none"),
+        Path | None, option("TOML file, or paper or fast; the three flags above override it.", "none")
     ] = None,
-    score_samples: Annotated[
-        int | None, typer.Option(help="Samples for scoring models.", show_default="the paper's")
-    ] = None,
+    score_samples: Annotated[int | None, option("Samples for scoring models.", "the paper's")] = None,
     full_points: FullPoints = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Only check that everything runs: 20 steps, 128 data points.")
@@ -59,9 +51,7 @@ def reproduce(
         "reproduction/records"
     ),
     out: Annotated[Path, typer.Option(help="Folder of the runs, with a subfolder for each table and figure.")] = RUNS,
-    programs: Annotated[
-        int | None, typer.Option(help="Programs that share the device.", show_default="4 on a GPU, 1 elsewhere")
-    ] = None,
+    programs: Annotated[int | None, option("Programs that share the device.", "4 on a GPU, 1 elsewhere")] = None,
     device_name: Device = None,
     precision: Precision = None,
 ) -> None:
@@ -89,11 +79,11 @@ def reproduce(
         FIGURES[name][1](out=out / name)
     else:
         require_positive(programs=programs, score_samples=score_samples, full_points=full_points)
-        require_precision(precision)
-        if name not in experiment_names():
-            fail(f"unknown table or figure {name!r}{did_you_mean(name, [*experiment_names(), *FIGURES])}")
+        if precision is not None:
+            require_known("precision", precision, PRECISIONS)
+        require_known("table or figure", name, [*experiment_names(), *FIGURES])
 
-        from ..experiment.plan import plan_experiment
+        from ..experiment.plan import plan_experiment, train_command
 
         with report_errors():
             plan = plan_experiment(
@@ -106,7 +96,9 @@ def reproduce(
                 smoke=smoke,
             )
         if dry_run:
-            _print_commands(plan, precision)
+            options = {"score_samples": plan.experiment.score_samples, "precision": precision}
+            for member in plan.members:
+                typer.echo(train_command(member.recipe, member.folder, **options))
         else:
             device = select_device(device_name, precision)
             _reproduce(plan, device=device, programs=programs, full_points=full_points)
@@ -131,15 +123,6 @@ def _list() -> None:
     for name, (place, draw) in FIGURES.items():
         table.add_row(name, place, "–", (draw.__doc__ or "").removeprefix("Draw ").rstrip(".").capitalize())
     show(table)
-
-
-def _print_commands(plan: "Plan", precision: str | None) -> None:
-    """Print the command that trains each member of a plan."""
-    from ..report.command import train_command
-
-    samples = plan.experiment.score_samples
-    for member in plan.members:
-        typer.echo(train_command(member.recipe, member.folder, score_samples=samples, precision=precision))
 
 
 def _reproduce(plan: "Plan", **how: Any) -> None:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .option import EXAMPLE_RUN, DataPath, Device, RunFolder, restore_run, select_device
-from .terminal import report_errors, require, save
+from .option import EXAMPLE_RUN, DataPath, Device, RunFolder, option, restore_run, select_device
+from .terminal import require, save
 
 EXAMPLE = f"Example: concretely sample {EXAMPLE_RUN}"
 
@@ -19,10 +19,9 @@ def sample(
     rows: Annotated[int, typer.Option(help="Rows of images; with a context, one for each data point.")] = 8,
     *,
     columns: Annotated[
-        int | None,
-        typer.Option(help="Images in a row; with a context, completions of it.", show_default="12, or 8 completions"),
+        int | None, option("Images in a row; with a context, completions of it.", "12, or 8 completions")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.", show_default="that of the run")] = None,
+    seed: Annotated[int | None, option("Random seed.", "that of the run")] = None,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/sample"),
     data_path: DataPath = None,
     device_name: Device = None,
@@ -34,7 +33,6 @@ def sample(
     device = select_device(device_name)
 
     from ..experiment.picture import sample_picture
-    from ..file import writable_dir
     from ..report.image import draw_picture
     from ..training.rng import Purpose, generator_of
 
@@ -43,6 +41,4 @@ def sample(
         require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)
     picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
-    with report_errors():
-        writable_dir(out)
     save(draw_picture(picture), out / run.resolve().name)

@@ -9,7 +9,7 @@ import typer
 
 from ..spelling import number
 from ..training.recipe import ESTIMATORS
-from .option import Device, load_data, restore_run, select_device
+from .option import Device, load_data, option, restore_run, select_device
 from .terminal import report_errors, require, require_positive, save
 
 EXAMPLE = "Example: concretely study 6H-64V --repeats 50"
@@ -24,17 +24,15 @@ def study(
     ] = "concrete,vimco,rloo,nvil,reinforce",
     *,
     data: Annotated[
-        str | None,
-        typer.Option(help="Data set: digits, mnist, omniglot, or a .npz file.", show_default="digits, or the run's"),
+        str | None, option("Data set: digits, mnist, omniglot, or a .npz file.", "digits, or the run's")
     ] = None,
     samples: Annotated[int, typer.Option(help="Number of samples m.")] = 5,
     repeats: Annotated[int, typer.Option(help="Estimates for each estimator; fewer than 11 show no bias.")] = 200,
     points: Annotated[int, typer.Option(help="Data points in the batch.")] = 16,
     temperature: Annotated[
-        str | None,
-        typer.Option(help="Temperature of relaxed estimators, such as 2/3.", show_default="the paper's, or the run's"),
+        str | None, option("Temperature of relaxed estimators, such as 2/3.", "the paper's, or the run's")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed.", show_default="0, or the run's")] = None,
+    seed: Annotated[int | None, option("Random seed.", "0, or the run's")] = None,
     out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/study"),
     device_name: Device = None,
 ) -> None:

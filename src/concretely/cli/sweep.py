@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .option import Device, Notation, Precision, select_device, with_recipe
+from .option import Device, Notation, Precision, option, select_device, with_recipe
 from .terminal import fail, interruptible, monitor, report_errors, require_positive, show, show_path, stop_requested
 
 EXAMPLE = "Example: concretely sweep 8H-64V --steps 30 --lr 1e-3,3e-3 --weight-decay 0"
@@ -16,7 +16,7 @@ def sweep(
     notation: Notation = None,
     *,
     given: dict[str, Any],
-    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="out/sweep/ and a name")] = None,
+    out: Annotated[Path | None, option("Output folder.", "out/sweep/ and a name")] = None,
     device_name: Device = None,
     precision: Precision = None,
     score_samples: Annotated[int, typer.Option(help="Samples for scoring the validation set.")] = 100,

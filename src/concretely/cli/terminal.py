@@ -2,9 +2,8 @@
 
 import re
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,9 +13,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from ..spelling import number
-from ..training.member import Member
-from ..training.recipe import Recipe
+from ..file import writable_dir
+from ..spelling import did_you_mean
+from ..training.recipe import Member, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,6 +57,13 @@ def require_positive(**flags: int | None) -> None:
         require(value is None or value >= 1, name.replace("_", "-"), "be at least 1", value)
 
 
+def require_known(kind: str, name: str, names: Iterable[str]) -> None:
+    """Exit with an error, and the closest name, unless a name is one of those that exist."""
+    known = list(names)
+    if name not in known:
+        fail(f"unknown {kind} {name!r}{did_you_mean(name, known)}")
+
+
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Print errors about the input in one sentence, and exit."""
@@ -76,18 +82,20 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns whether SIGINT or SIGTERM has come; a second signal has its usual effect."""
     requested = False
 
+    def restore() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
     def request(number: int, frame: FrameType | None) -> None:
         nonlocal requested
         requested = True
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
     before = {each: signal.signal(each, request) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: requested
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
 
 
 @contextmanager
@@ -110,11 +118,6 @@ def interruptible_loading() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def numbers(text: str) -> list[float]:
-    """Parse numbers that are separated by commas; NaN for anything else."""
-    return [number(entry) for entry in text.split(",")]
-
-
 def console(*, err: bool = False) -> Console:
     """Return the console: results on stdout, progress and remarks on stderr."""
     return Console(stderr=err, highlight=False, emoji=False, soft_wrap=True)
@@ -135,6 +138,7 @@ def save(figure: "Figure", path: Path) -> None:
     from ..report.style import save_figure
 
     with report_errors():
+        writable_dir(path.parent)
         files = save_figure(figure, path)
     for file in files:
         show_path(file)
@@ -187,13 +191,34 @@ def training_progress(
     recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True
 ) -> Iterator["Callbacks"]:
     """Show a run as a bar on a terminal or as lines elsewhere, and optionally write TensorBoard events to a folder."""
-    with (_bar if bar and console.is_terminal else _lines)(recipe, console) as shown, _tensorboard(events) as write:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        def row(new: "Row") -> None:
-            shown.row(new)
-            write(new)
+    from ..training.loop import Callbacks
 
-        yield replace(shown, row=row)
+    rows: list[Row] = []
+    printed, bar = 0, bar and console.is_terminal
+    text = TextColumn("{task.fields[rate]} {task.description}")
+    progress = Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console)
+    task = progress.add_task("", total=recipe.steps, rate="")
+
+    def step(taken: int) -> None:
+        if bar and (taken % REFRESH == 0 or taken == recipe.steps):
+            progress.update(task, completed=taken, rate=f"{progress.tasks[0].speed or 0:,.0f}/s")
+
+    def row(new: "Row") -> None:
+        nonlocal printed
+        rows.append(new)
+        if bar:
+            progress.update(task, completed=new.step, description=describe_rows(recipe, rows))
+        elif new.step * LINES // recipe.steps > printed:
+            printed = new.step * LINES // recipe.steps
+            rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
+            line = f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}"
+            console.print(line, markup=False)
+        write(new)
+
+    with progress if bar else nullcontext(), _tensorboard(events) as write:
+        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
 
 
 def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
@@ -205,47 +230,6 @@ def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
         text += f"  discrete {discrete:.2f}  gap {bound - discrete:+.2f}"
     validations = [row.valid for row in rows if row.valid is not None]
     return text + (f"  validation NLL {validations[-1]:.2f}, best {min(validations):.2f}" if validations else "")
-
-
-@contextmanager
-def _bar(recipe: Recipe, console: Console) -> Iterator["Callbacks"]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ..training.loop import Callbacks
-
-    rows: list[Row] = []
-    text = TextColumn("{task.fields[rate]} {task.description}")
-    with Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console) as progress:
-        task = progress.add_task("", total=recipe.steps, rate="")
-
-        def step(taken: int) -> None:
-            if taken % REFRESH == 0 or taken == recipe.steps:
-                progress.update(task, completed=taken, rate=f"{progress.tasks[0].speed or 0:,.0f}/s")
-
-        def row(new: "Row") -> None:
-            rows.append(new)
-            progress.update(task, completed=new.step, description=describe_rows(recipe, rows))
-
-        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
-
-
-@contextmanager
-def _lines(recipe: Recipe, console: Console) -> Iterator["Callbacks"]:
-    from ..training.loop import Callbacks
-
-    rows: list[Row] = []
-    printed = 0
-
-    def row(new: "Row") -> None:
-        nonlocal printed
-        rows.append(new)
-        if new.step * LINES // recipe.steps > printed:
-            printed = new.step * LINES // recipe.steps
-            rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
-            text = f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}"
-            console.print(text, markup=False)
-
-    yield Callbacks(row=row, note=lambda sentence: console.print(sentence, markup=False))
 
 
 @contextmanager
@@ -265,8 +249,7 @@ def _tensorboard(folder: Path | None) -> Iterator[Callable[["Row"], None]]:
             if not opened:  # a resumed run repeats steps, whose old events are dropped
                 opened.append(stack.enter_context(SummaryWriter(str(folder), purge_step=new.step)))
             for name in ("bound", "discrete", "valid", "lr", "temperature"):
-                value = getattr(new, name)
-                if value is not None:
+                if (value := getattr(new, name)) is not None:
                     opened[0].add_scalar(name, value, new.step)
 
         yield row

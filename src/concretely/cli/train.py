@@ -9,22 +9,9 @@ import typer
 
 from ..experiment.grid import expand_grid, grid_title
 from ..training.recipe import FILE, Recipe, resolve
-from .option import Device, Notation, Precision, load_data, select_device, with_recipe
-from .terminal import (
-    console,
-    fail,
-    interruptible,
-    monitor,
-    remark,
-    report_errors,
-    require,
-    require_positive,
-    show,
-    show_path,
-    stop_requested,
-    training_progress,
-    write_run_report,
-)
+from . import terminal
+from .option import Device, Notation, Precision, load_data, option, select_device, with_recipe
+from .terminal import fail
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +27,7 @@ def train(
     *,
     given: dict[str, Any],
     resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume; --steps may be larger.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="out/train/ and a name")] = None,
+    out: Annotated[Path | None, option("Output folder.", "out/train/ and a name")] = None,
     device_name: Device = None,
     precision: Precision = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
@@ -53,12 +40,12 @@ def train(
     or, for seeds, 0..7. All members of a list train as one program, each in its own folder. Run the same command again
     to go on with an interrupted list.
     """
-    require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
-    require_positive(score_samples=score_samples)
+    terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
+    terminal.require_positive(score_samples=score_samples)
     if resume is not None:
         recipes, folder = [_resumed(resume, given, out)], resume
     else:
-        with report_errors():
+        with terminal.report_errors():
             recipes = [resolve(**choice) for choice in expand_grid(given)]
         folder = out or Path("out/train") / (recipes[0].title if len(recipes) == 1 else grid_title(recipes))
         if (folder / FILE).exists():
@@ -79,12 +66,12 @@ def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
     from ..experiment.search import train_list
     from ..report.table import likelihood_table
 
-    with report_errors(), interruptible(), stop_requested() as stop:
-        found = train_list(recipes, folder, **how, monitor=monitor(stop))
+    with terminal.report_errors(), terminal.interruptible(), terminal.stop_requested() as stop:
+        found = train_list(recipes, folder, **how, monitor=terminal.monitor(stop))
     records = {member.folder.name: record for member, record in found if record is not None}
     if records:
-        show(likelihood_table(list(records.values()), "test", list(records)))
-        show_path(folder)
+        terminal.show(likelihood_table(list(records.values()), "test", list(records)))
+        terminal.show_path(folder)
     for member, record in found:
         if record is None:
             typer.echo(f"{member.folder.name} has diverged: try a smaller lr", err=True)
@@ -94,25 +81,25 @@ def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
 
 def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -> None:
     """Train a model until it is finished; exit if it diverges or is interrupted."""
-    from ..experiment.state import check_step
     from ..file import writable_dir
     from ..training.loop import DivergedError, train
+    from ..training.train_state import TrainState
 
-    with report_errors():
-        check_step(recipe, how["data"], device=how["device"])
+    with terminal.report_errors():
+        TrainState(recipe, how["data"], device=how["device"]).dry_run()  # bad input raises before anything is written
         writable_dir(folder)
-    remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
+    terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"
     events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events
     with (
-        report_errors(),
-        training_progress(recipe, console(err=True), events_folder) as callbacks,
-        stop_requested() as stop,
+        terminal.report_errors(),
+        terminal.training_progress(recipe, terminal.console(err=True), events_folder) as callbacks,
+        terminal.stop_requested() as stop,
     ):
         try:
             run = train(recipe, folder, **how, callbacks=callbacks, stop=stop)
         except DivergedError as error:
-            remark(str(error))
+            terminal.remark(str(error))
             raise typer.Exit(1) from None
         except OSError as error:
             why = error.strerror or str(error)
@@ -126,18 +113,18 @@ def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: in
     from ..experiment.scoring import add_scores, score_split
     from ..training.run import restored
 
-    with report_errors():
+    with terminal.report_errors():
         run, model, damaged = restored(folder, device=device)
         for sentence in damaged:
-            remark(f"{sentence}; scoring the one of step {run.step:,}")
+            terminal.remark(f"{sentence}; scoring the one of step {run.step:,}")
         score = f"concretely evaluate {shlex.quote(str(folder))}"
-        with interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
+        with terminal.interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
             found = score_split(run.recipe, model, data, split="test", samples=samples, progress=True)
-        console().print(f"test {found}", markup=False)
-        with stop_requested():  # a signal now must not leave half a report
+        terminal.console().print(f"test {found}", markup=False)
+        with terminal.stop_requested():  # a signal now must not leave half a report
             record = add_scores(folder, run, model, data=data, found={"test": found})
-            page = write_run_report(folder, run, model, data, record)
-    show_path(page)
+            page = terminal.write_run_report(folder, run, model, data, record)
+    terminal.show_path(page)
 
 
 def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> Recipe:
@@ -147,7 +134,7 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> Recipe:
     others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data")]
     if others:
         fail(f"a resumed run keeps its recipe except for steps and the path of its data, got {', '.join(others)}")
-    with report_errors():
+    with terminal.report_errors():
         try:
             recipe = load_recipe(folder)
         except ValueError as error:

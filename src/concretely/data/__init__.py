@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 
 from ..spelling import did_you_mean
-from . import archive, digits, mnist, omniglot
-from .bits import Bits
-from .dataset import Dataset
-from .grey import RULES, Rule
+from . import archive, mnist, omniglot
+from .dataset import Bits, Dataset
+from .grey import DIGITS, RULES, digits
 
 __all__ = ["Bits", "Dataset", "load"]
 
-WIDTHS = {"digits": digits.WIDTH, "mnist": mnist.WIDTH, "omniglot": omniglot.WIDTH}
+WIDTHS = {"digits": DIGITS, "mnist": mnist.WIDTH, "omniglot": omniglot.WIDTH}
 
 
 def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoulli", progress: bool = False) -> Dataset:
@@ -29,7 +28,9 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
     Traceback (most recent call last):
     ValueError: data must be a data set name or the path of an .npz file, got 'minst'; did you mean 'mnist'?
     """
-    name, rule = os.path.expanduser(name), _rule(binarize)
+    name, rule = os.path.expanduser(name), next((rule for rule in RULES if rule == binarize), None)
+    if rule is None:
+        raise ValueError(f"unknown binarization {binarize!r}{did_you_mean(binarize, RULES)}")
     if name not in WIDTHS and not name.endswith(".npz"):
         must = "data must be a data set name or the path of an .npz file"
         raise ValueError(f"{must}, got {name!r}{did_you_mean(name, WIDTHS)}")
@@ -38,7 +39,7 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
     _require_width(name, WIDTHS.get(name, width), width)  # before anything is downloaded
     match name:
         case "digits":
-            data = digits.load(rule)
+            data = digits(rule)
         case "mnist":
             data = mnist.load(progress=progress)
         case "omniglot":
@@ -47,14 +48,6 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
             data = archive.load(Path(name), width=width, rule=rule)
     _require_width(name, data.width, width)
     return data
-
-
-def _rule(name: str) -> Rule:
-    """Return a valid binarization rule; raise if the name is unknown."""
-    for rule in RULES:
-        if rule == name:
-            return rule
-    raise ValueError(f"unknown binarization {name!r}{did_you_mean(name, RULES)}")
 
 
 def _require_width(name: str, found: int | None, width: int | None) -> None:

@@ -8,11 +8,8 @@ import torch
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from .bits import Bits, columns
-from .dataset import SPLITS, Dataset
-from .grey import Rule, binarize, how
-
-SEED = 0
+from .dataset import SPLITS, Bits, Dataset, columns
+from .grey import SEED, Rule, binarized, how
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -40,18 +37,19 @@ def load(path: Path, *, width: int | None, rule: Rule) -> Dataset:
         raise ValueError(f"arrays of {str(path)!r} must all have the same width, got {sizes}")
     random = RandomState(SEED)
     held_out = "" if "valid" in arrays else _hold_out(path, arrays, random)
-    wanted = declared or (width if _fits(arrays, width) else None)
+    is_packed = width is not None and arrays["train"].shape[1] == columns(width) != width
+    is_packed = is_packed and all(array.dtype == np.uint8 for array in arrays.values())
+    wanted = declared or (width if is_packed else None)
     if wanted:
         for name, array in arrays.items():
             require_bytes(path, name, array, columns=columns(wanted))
         splits, meaning = {name: Bits(torch.from_numpy(array), wanted) for name, array in arrays.items()}, "packed bits"
-    elif all(_is_bits(array) for array in arrays.values()):
+    elif all(((array == 0) | (array == 1)).all() for array in arrays.values()):
         splits, meaning = {name: Bits.pack(array) for name, array in arrays.items()}, "bits"
     else:
         top = _top(path, arrays)
-        bits = {name: binarize(arrays[name], rule, top=top, random=random) for name in SPLITS}
-        splits = {name: Bits.pack(array) for name, array in bits.items()}
-        meaning = f"grey values from 0 to {top}, {how(rule, SEED)}"
+        splits = binarized(arrays, rule, top=top, random=random)
+        meaning = f"grey values from 0 to {top}, {how(rule)}"
     return Dataset(str(path), **splits, source=f"{str(path)!r}, {meaning}{held_out}.")
 
 
@@ -143,18 +141,6 @@ def _hold_out(path: Path, arrays: Arrays, random: RandomState) -> str:
     train = train[random.permutation(len(train))]
     arrays["train"], arrays["valid"] = train[:-held], train[-held:]
     return f", {held} of {len(train)} training points held out for validation after a shuffle from seed {SEED}"
-
-
-def _fits(arrays: Arrays, width: int | None) -> bool:
-    """Return whether arrays have this width only if their bits are packed."""
-    if width is None or any(array.dtype != np.uint8 for array in arrays.values()):
-        return False
-    return bool(width != arrays["train"].shape[1] == columns(width))
-
-
-def _is_bits(array: NDArray[Any]) -> bool:
-    """Return whether all numbers are 0 or 1."""
-    return array.dtype == np.bool_ or bool(((array == 0) | (array == 1)).all())
 
 
 def _top(path: Path, arrays: Arrays) -> int:

@@ -1,12 +1,15 @@
-"""Downloads with checksums that can be resumed."""
+"""The folder of data, downloads with checksums that can be resumed, and packages that read data."""
 
 import errno
 import hashlib
+import os
 import re
 import shutil
 from collections.abc import Iterator
 from http.client import HTTPException, HTTPResponse
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -22,6 +25,25 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class DownloadError(OSError):
     """Says why a download failed, and how to get the file by hand."""
+
+
+def folder() -> Path:
+    """Return the folder in `CONCRETELY_DATA`, by default the user's cache; it may not exist yet."""
+    if named := os.environ.get("CONCRETELY_DATA"):
+        try:
+            return Path(named).expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"CONCRETELY_DATA must name a folder, got {named!r} of an unknown user") from error
+    platformdirs = need("platformdirs", "platformdirs", what="the default data folder")
+    return Path(platformdirs.user_cache_path("concretely"))
+
+
+def need(module: str, package: str, *, what: str) -> Any:
+    """Import a module; if it is missing, raise an error that names the package to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{what} needs {package}, which is not installed: pip install {package}") from error
 
 
 def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual: str, progress: bool = False) -> None:

@@ -1,13 +1,22 @@
-"""Reproducible binarization of grey values."""
+"""Reproducible binarization of grey values, such as those of scikit-learn's digits."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.random import RandomState  # numpy guarantees that its numbers never change
 from numpy.typing import NDArray
 
+from .dataset import SPLITS, Bits, Dataset
+from .download import need
+
 Rule = Literal["bernoulli", "threshold"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+
+SEED = 0
+"""The seed of every shuffle and every draw of bits."""
+DIGITS = 64
+"""The number of pixels of a digit."""
 
 CHUNK = 4_096
 """The number of points to draw at once; it does not affect the bits."""
@@ -30,10 +39,28 @@ def binarize(grey: NDArray[Any], rule: Rule, *, top: float, random: RandomState)
     return bits
 
 
-def how(rule: Rule, seed: int) -> str:
+def binarized(shades: Mapping[str, NDArray[Any]], rule: Rule, *, top: float, random: RandomState) -> dict[str, Bits]:
+    """Binarize the grey values of the splits in their order."""
+    return {name: Bits.pack(binarize(shades[name], rule, top=top, random=random)) for name in SPLITS}
+
+
+def how(rule: Rule) -> str:
     """Describe the binarization.
 
-    >>> how("bernoulli", 0)
+    >>> how("bernoulli")
     'binarised by one Bernoulli draw from seed 0'
     """
-    return "binarised at one half" if rule == "threshold" else f"binarised by one Bernoulli draw from seed {seed}"
+    return "binarised at one half" if rule == "threshold" else f"binarised by one Bernoulli draw from seed {SEED}"
+
+
+def digits(rule: Rule) -> Dataset:
+    """Load 1,297 digits of 8×8 pixels for training and 250 each for validation and test.
+
+    One `numpy.random.RandomState(0)` shuffles them, then draws their bits.
+    """
+    grey = need("sklearn.datasets", "scikit-learn", what="the data set 'digits'").load_digits().data
+    random = RandomState(SEED)
+    shades = np.split(grey[random.permutation(len(grey))], [-500, -250])
+    splits = binarized(dict(zip(SPLITS, shades, strict=True)), rule, top=16, random=random)
+    source = f"The handwritten digits of scikit-learn, 8×8 pixels in 17 shades, {how(rule)}."
+    return Dataset("digits", **splits, source=source)

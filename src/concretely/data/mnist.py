@@ -6,14 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ..file import atomic_write
 from .archive import stored
-from .bits import Bits, columns
-from .dataset import SPLITS, Dataset
-from .download import DownloadError, fetch, why
-from .folder import folder
+from .dataset import SPLITS, Bits, Dataset, columns
+from .download import DownloadError, fetch, folder, why
 
 WIDTH = 784
 URL = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/"
@@ -50,15 +47,11 @@ def _make(path: Path, *, progress: bool) -> None:
     manual = f"fetch {urls[0]}, {urls[1]} and {urls[2]} by hand and put them into {path.parent}"
     packed: dict[str, Any] = {"width": WIDTH}
     for split, text in texts.items():
-        fetch(
-            URL + text.name,
-            text,
-            digest=f"sha256:{SHA256[split]}",
-            size=SIZE[split],
-            manual=manual,
-            progress=progress,
-        )
-        packed[split] = _pack(text.read_bytes())
+        digest = f"sha256:{SHA256[split]}"
+        fetch(URL + text.name, text, digest=digest, size=SIZE[split], manual=manual, progress=progress)
+        # 0 or 1, each followed by a space or a line break
+        bits = np.frombuffer(text.read_bytes(), np.uint8)[::2] - ord("0")
+        packed[split] = np.packbits(bits.reshape(-1, WIDTH), axis=1)
     file = BytesIO()  # in memory: on a full disk, numpy would raise again when it closes the archive
     np.savez_compressed(file, **packed)
     try:
@@ -69,9 +62,3 @@ def _make(path: Path, *, progress: bool) -> None:
         raise DownloadError(f"{path.name!r} could not be written: {why(error, path.parent)}; {remedy}") from None
     for text in texts.values():
         text.unlink(missing_ok=True)
-
-
-def _pack(text: bytes) -> NDArray[np.uint8]:
-    """Pack text of 0 and 1, each followed by a space or a line break."""
-    bits = np.frombuffer(text, np.uint8)[::2] - ord("0")
-    return np.packbits(bits.reshape(-1, WIDTH), axis=1)

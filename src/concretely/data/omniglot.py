@@ -8,16 +8,12 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from .archive import stored
-from .bits import Bits
 from .dataset import Dataset
-from .download import fetch
-from .folder import folder
-from .grey import Rule, binarize, how
-from .need import need
+from .download import fetch, folder, need
+from .grey import SEED, Rule, binarized, how
 
 SIDE = 28
 WIDTH = SIDE * SIDE
-SEED = 0
 VALID = 1_345
 URL = "https://raw.githubusercontent.com/yburda/iwae/master/datasets/OMNIGLOT/chardata.mat"
 MD5 = "21ecaf34373511aa7691cf2e0802aa3d"
@@ -41,9 +37,8 @@ def load(rule: Rule, *, progress: bool) -> Dataset:
     random = RandomState(SEED)
     train = grey["train"][random.permutation(len(grey["train"]))]
     shades = {"train": train[:-VALID], "valid": train[-VALID:], "test": grey["test"]}
-    splits = {name: Bits.pack(binarize(shade, rule, top=top, random=random)) for name, shade in shades.items()}
-    source = f"Omniglot, 28×28 pixels in the split of Burda et al. (2016), {origin}, {how(rule, SEED)}."
-    return Dataset("omniglot", **splits, source=source)
+    source = f"Omniglot, 28×28 pixels in the split of Burda et al. (2016), {origin}, {how(rule)}."
+    return Dataset("omniglot", **binarized(shades, rule, top=top, random=random), source=source)
 
 
 def _published(path: Path, *, progress: bool) -> dict[str, NDArray[Any]]:

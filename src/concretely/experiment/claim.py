@@ -60,6 +60,9 @@ class TemperaturePoint(NamedTuple):
     relaxed: float
     discrete: float
 
+    def __str__(self) -> str:
+        return f"λ = {format_number(self.temperature)} with {self.discrete:.2f} (relaxed {self.relaxed:.2f})"
+
     @property
     def gap(self) -> float:
         """The loss from rounding the states."""
@@ -221,19 +224,19 @@ def integrality(
     if 2 * len(points) < temperatures or not points:
         return Verdict(name, claim, None, f"{len(points)} of {temperatures} temperatures are known yet.")
     best, lost, held = _lost(points)
-    found = f"On the training set the discrete graph is best at {_both(best)}."
+    found = f"On the training set the discrete graph is best at {best}."
     if lost:
-        found += f" It is worse by more than {WORSE:g} nat at {'; '.join(map(_both, lost))}."
+        found += f" It is worse by more than {WORSE:g} nat at {'; '.join(map(str, lost))}."
     start = large_gap_start(points)
     if start is not None:
         found += f" From about λ = {start:.2g} on, the gap stays above {GAP:g} nats."
     if held_out:
         best, lost, too = _lost(held_out)
         found += f" On the test set the claim {'holds too' if too else 'does not hold'}: "
-        found += f"the discrete graph is best at {_both(best)}"
+        found += f"the discrete graph is best at {best}"
         if lost:
             worst = max(lost, key=lambda point: point.relaxed)
-            found += f"; where it is worse, the relaxed graph is worst at {_both(worst)}"
+            found += f"; where it is worse, the relaxed graph is worst at {worst}"
         found += "."
     return Verdict(name, claim, held, found, len(points) < temperatures)
 
@@ -263,10 +266,6 @@ def _summary(scores: Sequence[Score]) -> str:
     values = [score.value for score in scores]
     positive = f"above 0 in {sum(value > 0 for value in values)} of {len(values)}"
     return f"{format_difference(fmean(values))} nats on average, {positive}"
-
-
-def _both(point: TemperaturePoint) -> str:
-    return f"λ = {format_number(point.temperature)} with {point.discrete:.2f} (relaxed {point.relaxed:.2f})"
 
 
 def _difference(score: Score) -> str:

@@ -49,11 +49,6 @@ def study_estimators(
     if points > most:
         raise ValueError(f"points must be at most {most:,}, the size of the training set, got {points}")
     inputs = inputs_of(recipe, data.train[Order(points=most, batch=points, seed=recipe.seed).indices(step)].to(device))
-    return evaluation.gradient_study(
-        model,
-        *inputs,
-        estimators={name: estimator_of(each, model, inputs) for name, each in recipes.items()},
-        samples=recipe.samples,
-        generator=generator_of(recipe.seed, Purpose.NOISE, step, device=device),
-        **options,
-    )
+    options["estimators"] = {name: estimator_of(each, model, inputs) for name, each in recipes.items()}
+    options["generator"] = generator_of(recipe.seed, Purpose.NOISE, step, device=device)
+    return evaluation.gradient_study(model, *inputs, samples=recipe.samples, **options)

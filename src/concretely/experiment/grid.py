@@ -1,12 +1,11 @@
 """Grids: recipes from keys with several values, and names for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..training.member import DIFFERENT
-from ..training.recipe import Recipe
+from ..training.recipe import DIFFERENT, Recipe
 
 LARGEST_RANGE = 10_000
 """The most seeds in a range."""
@@ -34,8 +33,8 @@ def differing_keys(recipes: Sequence[Recipe]) -> list[str]:
 
 def recipe_names(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
     """Return names made of some keys of the recipes, with all digits only if the short names are not unique."""
-    short = [_name(recipe, keys, digits=False) for recipe in recipes]
-    return short if len(set(short)) == len(recipes) else [_name(each, keys, digits=True) for each in recipes]
+    short, full = ([_name(recipe, keys, write) for recipe in recipes] for write in (format_setting, str))
+    return short if len(set(short)) == len(recipes) else full
 
 
 def grid_title(recipes: Sequence[Recipe]) -> str:
@@ -51,29 +50,27 @@ def format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _name(recipe: Recipe, keys: Sequence[str], *, digits: bool) -> str:
-    values = ((name, recipe.settings.get(name)) for name in keys)
-    text = ",".join(
-        f"{name}={str(value) if digits else format_setting(value)}" for name, value in values if value is not None
-    )
+def _name(recipe: Recipe, keys: Sequence[str], write: Callable[[Any], str]) -> str:
+    values = ((key, recipe.settings.get(key)) for key in keys)
+    text = ",".join(f"{key}={write(value)}" for key, value in values if value is not None)
     return text.replace(":", "x").replace("/", "_")
 
 
 def _values(name: str, value: Any) -> list[Any]:
-    if isinstance(value, str) and name == "data" and Path(value).exists():
-        return [value]  # a path, which may contain commas
-    if isinstance(value, str):
-        return [entry for part in value.split(",") for entry in _range(name, part.strip())]
-    return value if isinstance(value, list) else [value]
-
-
-def _range(name: str, text: str) -> list[str]:
-    """Return the numbers of a range of seeds such as 0..7, or the text itself if it is not a range."""
-    first, dots, last = text.partition("..")
-    if not dots or name != "seed":
-        return [text]
-    if not (first.isdecimal() and last.isdecimal()):
-        raise ValueError(f"seed must be a number, or a range such as 0..7, got {text!r}")
-    if not int(first) <= int(last) < int(first) + LARGEST_RANGE:
-        raise ValueError(f"a range of seeds must be ascending, with at most {LARGEST_RANGE:,} seeds, got {text!r}")
-    return [str(number) for number in range(int(first), int(last) + 1)]
+    """Return the values of a key; those of seeds may be ranges such as 0..7."""
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, str) or (name == "data" and Path(value).exists()):  # a path may contain commas
+        return [value]
+    values = list[str]()
+    for text in map(str.strip, value.split(",")):
+        first, dots, last = text.partition("..")
+        if not dots or name != "seed":
+            values.append(text)
+            continue
+        if not (first.isdecimal() and last.isdecimal()):
+            raise ValueError(f"seed must be a number, or a range such as 0..7, got {text!r}")
+        if not int(first) <= int(last) < int(first) + LARGEST_RANGE:
+            raise ValueError(f"a range of seeds must be ascending, with at most {LARGEST_RANGE:,} seeds, got {text!r}")
+        values += map(str, range(int(first), int(last) + 1))
+    return values

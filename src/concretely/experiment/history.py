@@ -10,21 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..file import file_lock
-from ..training.member import OF_DATA
-from ..training.recipe import resolve
-from .paper import SPLITS, Experiment, cell_title
+from ..training.recipe import OF_DATA, resolve
+from .paper import SPLITS, CellResult, Experiment, cell_title
 from .plan import SMOKE_POINTS
-from .record import (
-    FILE,
-    is_corrected,
-    merge_metrics,
-    precision,
-    read_record,
-    recipe_settings,
-    require_record,
-    write_record,
-)
-from .state import last_run
+from .record import FILE, is_corrected, merge_metrics, precision, read_record, require_record, write_record
+from .scheduler import is_current, last_run
 
 IDENTITY = ("recipe", "commit", "data", "step", "seconds")
 """The keys that two records of the same run share; a run may be scored more than once."""
@@ -109,18 +99,15 @@ def _best(history: Sequence[Record]) -> Record:
 
     The test set never selects: the best of several test likelihoods would be biased.
     """
-    scores = [(*score, record) for record in reversed(history) if (score := _validation(record)) is not None]
+    scores = []
+    for record in reversed(history):
+        metrics = (record["metrics"].get("valid_nll", {}), record.get("valid", {}))
+        if known := [(precision(metric), metric["value"]) for metric in metrics if metric.get("value") is not None]:
+            scores.append((*max(known), record))
     if not scores:
         return history[-1]
-    most = max(precision for precision, _, _ in scores)
+    most = max(samples for samples, _, _ in scores)
     return min((score for score in scores if score[0] == most), key=lambda score: score[1])[2]
-
-
-def _validation(record: Record) -> tuple[tuple[int, int], float] | None:
-    """Return the precision and the value of the NLL of the validation set, if it is known."""
-    scores = (record["metrics"].get("valid_nll", {}), record.get("valid", {}))
-    known = [(precision(score), score["value"]) for score in scores if score.get("value") is not None]
-    return max(known) if known else None
 
 
 def _cell_record(path: Path, experiment: Experiment) -> tuple[str, Record]:
@@ -140,9 +127,8 @@ def _cell_record(path: Path, experiment: Experiment) -> tuple[str, Record]:
         if ours != expected:
             raise ValueError(f"{name} must be {expected!r}, got {ours!r}")
     for split in cell.paper or SPLITS:
-        _require_scored(record, split, samples=experiment.score_samples)
-        if experiment.figure == "temperature":
-            _require_both_objectives(record, split, samples=experiment.score_samples)
+        both = experiment.figure == "temperature"
+        _require_scored(CellResult(cell, record), split, samples=experiment.score_samples, both=both)
     return title, record
 
 
@@ -170,7 +156,7 @@ def _finished(path: Path) -> Record:
         raise ValueError("it is not finished")
     if run is None:
         return record
-    if record["recipe"] != recipe_settings(run.recipe) or record.get("step") != run.chosen:
+    if not is_current(record, run):
         raise ValueError("it has not been scored since its last training step")
     record |= {"seconds": run.seconds, "finished": True}  # it may have been scored before it was finished
     if run.best is None or not math.isfinite(run.best[1]):
@@ -178,31 +164,31 @@ def _finished(path: Path) -> Record:
     return {**record, "valid": {"value": run.best[1], "samples": run.recipe.validation_samples}}
 
 
-def _require_scored(record: Record, split: str, *, samples: int) -> None:
-    """Raise an error unless a split was scored with enough samples."""
-    metric = record["metrics"].get(f"{split}_nll")
+def _require_scored(result: CellResult, split: str, *, samples: int, both: bool) -> None:
+    """Raise an error unless a split was scored with enough samples.
+
+    With `both`, the relaxed graph must be scored too, and both graphs with the same samples, so that they can be
+    compared.
+    """
+    metrics = {} if result.record is None else result.record["metrics"]
+    metric, relaxed = (metrics.get(f"{split}_{name}") for name in ("nll", "relaxed"))
+    number = f"{samples:,} sample{'s' * (samples > 1)}"
     if metric is None:
         raise ValueError(f"it is not scored on {split}")
     if metric.get("samples", 0) < samples:
-        must = f"scored with {samples:,} sample{'s' * (samples > 1)}"
-        raise ValueError(f"it must be {must} on {split}, got {metric.get('samples', 0):,}")
+        raise ValueError(f"it must be scored with {number} on {split}, got {metric.get('samples', 0):,}")
     if split != "train" and is_corrected(metric):  # models are compared by it
         raise ValueError(f"all points must be scored with all samples on {split}, got {metric['thorough']:,} of them")
     if metric.get("points", 0) <= SMOKE_POINTS:
         raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")
-    if metric.get("value") is None or metric.get("standard_error") is None:
+    if result.score(f"{split}_nll") is None:
         raise ValueError(f"its likelihood on {split} is not finite")
-
-
-def _require_both_objectives(record: Record, split: str, *, samples: int) -> None:
-    """Raise an error unless both graphs were scored with the same number of samples, so that they can be compared."""
-    metric = record["metrics"].get(f"{split}_relaxed")
-    if metric is None:
+    if not both:
+        return
+    if relaxed is None:
         raise ValueError(f"its relaxed graph is not scored on {split}")
-    if metric.get("value") is None or metric.get("standard_error") is None:
+    if result.score(f"{split}_relaxed") is None:
         raise ValueError(f"the objective of its relaxed graph on {split} is not finite")
-    for name, graph in (("nll", "discrete"), ("relaxed", "relaxed")):
-        found = record["metrics"][f"{split}_{name}"].get("samples", 0)
-        if found != samples:
-            must = f"with exactly {samples:,} sample{'s' * (samples > 1)}"
-            raise ValueError(f"its {graph} graph must be scored {must} on {split}, got {found:,}")
+    for graph, own in (("discrete", metric), ("relaxed", relaxed)):
+        if (found := own.get("samples", 0)) != samples:
+            raise ValueError(f"its {graph} graph must be scored with exactly {number} on {split}, got {found:,}")

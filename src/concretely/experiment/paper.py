@@ -150,24 +150,18 @@ def _recipe(given: dict[str, Any]) -> Recipe:
 
 
 def _lines(row: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Yield the keys of every model of a row, and the paper's numbers for it."""
+    """Yield the keys of every model of a row, and the paper's numbers for it, which the head of the table groups."""
     given = {name: value for name, value in row.items() if name not in ("name", "nll")}
     for samples, *numbers in row.get("nll", []):
-        for column, paper in _columns(content["columns"], numbers):
-            yield {**given, "samples": samples, **column}, paper
+        head: Mapping[str, list[str]] = content["columns"]
+        found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+        for *values, number in zip(*head.values(), numbers, strict=True):
+            column = dict(zip(head, values, strict=True))
+            split = column.pop("split")
+            if not math.isnan(number):  # not in the paper
+                found.setdefault(tuple(column.items()), {})[split] = number
+        for key, paper in found.items():
+            yield {**given, "samples": samples, **dict(key)}, paper
     for name, values in given.items():
-        if isinstance(values, list):
-            for value in values:
-                yield {**given, name: value}, {}
-
-
-def _columns(head: Mapping[str, list[str]], numbers: list[float]) -> Iterator[tuple[dict[str, str], dict[str, float]]]:
-    """Group the numbers of a line by model, using the head of the table."""
-    found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
-    for *values, number in zip(*head.values(), numbers, strict=True):
-        column = dict(zip(head, values, strict=True))
-        split = column.pop("split")
-        if not math.isnan(number):  # not in the paper
-            found.setdefault(tuple(column.items()), {})[split] = number
-    for key, paper in found.items():
-        yield dict(key), paper
+        for value in values if isinstance(values, list) else ():
+            yield {**given, name: value}, {}

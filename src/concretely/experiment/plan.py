@@ -1,7 +1,8 @@
 """Reproduce a table or figure of the paper: plan which runs fill its cells, then train and score what is missing."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -14,17 +15,15 @@ import torch
 from ..data import Dataset
 from ..file import writable_dir
 from ..spelling import did_you_mean
-from ..training.member import OF_DATA, Member
-from ..training.recipe import overridden, read
+from ..training.recipe import OF_DATA, Member, Recipe, overridden, read, resolve
 from ..training.run import restored
 from ..training.section import WHEN, sections
-from . import scoring
+from . import scheduler, scoring
 from .grid import differing_keys, expand_grid, recipe_names
 from .paper import RUNS, SPLITS, Cell, CellResult, Experiment, load_experiment
 from .record import validation_nll
-from .scheduler import Monitor, score_member, train_members
-from .scoring import Precision, abort_on_stop, add_scores
-from .state import current_record, has_diverged, is_settled, load_data, require_trainable
+from .scheduler import Monitor
+from .scoring import Precision
 
 GPU_PROGRAMS = 4
 """The default number of programs that share a GPU; a single one leaves parts of it idle."""
@@ -61,7 +60,7 @@ class Reproduction:
     results: Sequence[CellResult]
     complete: bool
     selections: Sequence[str]
-    """A sentence about every cell that had several candidates, once all are known."""
+    """A sentence about every cell that had several candidates, once all are known, unless all of them diverged."""
 
 
 def plan_experiment(
@@ -86,7 +85,12 @@ def plan_experiment(
     """
     if smoke:
         changes = {"steps": SMOKE_STEPS, **changes}
-    _require_known(name, only)
+    every = load_experiment(name).cells
+    for key, entries in only.items():
+        known = {answer for cell in every for answer in _answers(cell, key)}
+        for entry in sorted(set(entries) - known):
+            kind = "row" if key == "rows" else key
+            raise ValueError(f"unknown {kind} {entry!r} in {name}{did_you_mean(entry, known)}")
     variants = [
         load_experiment(name, lambda cell: all(_answers(cell, key) & set(only[key]) for key in only), **change)
         for change in _variants(recipe, changes)
@@ -117,10 +121,8 @@ def reproduce(
     samples. If the monitor stops it, the result is not complete; calling again goes on.
     """
     device = torch.device(device)
-    require_trainable(plan.members, longer=True)
-    recipes, points = [member.recipe for member in plan.members], SMOKE_POINTS if plan.smoke else None
-    with monitor.loading():
-        data = load_data(recipes, points=points, progress=monitor.progress)
+    scheduler.require_trainable(plan.members, longer=True)
+    data = scheduler.load_data(plan.members, monitor, points=SMOKE_POINTS if plan.smoke else None)
     writable_dir(plan.folder)
     samples = plan.experiment.score_samples
     valid = {"valid": Precision(min(samples, VALIDATION_SAMPLES))}
@@ -130,33 +132,52 @@ def reproduce(
         for members in plan.candidates.values():
             here = [member for member in members if member in group]
             for member in here if len(here) > 1 else ():
-                score_member(member, data(member.recipe), valid, device=device, monitor=monitor)
+                scheduler.score_member(member, data(member.recipe), valid, device=device, monitor=monitor)
             if here:
                 best = _best(here)
                 bits, wanted = data(best.recipe), (valid if best.recipe.train_on == "train" else {}) | others
-                record = score_member(best, bits, wanted, device=device, monitor=monitor)
+                record = scheduler.score_member(best, bits, wanted, device=device, monitor=monitor)
                 if record is not None and plan.experiment.figure == "temperature":
                     _score_relaxed(best, record, bits, device=device, stop=monitor.stop)
 
     programs = programs or (GPU_PROGRAMS if device.type == "cuda" else 1)
     complete = False
     with suppress(KeyboardInterrupt):
-        complete = train_members(plan.members, data, device=device, programs=programs, monitor=monitor, then=then)
-    selections = list(_selections(plan)) if complete else []
-    return Reproduction(cell_results(plan), complete, selections)
+        complete = scheduler.train_members(
+            plan.members, data, device=device, programs=programs, monitor=monitor, then=then
+        )
+    selections = [
+        f"{best.folder.name} is the best of {len(members)} for {title} on the validation set"
+        for title, members in plan.candidates.items()
+        if complete and len(members) > 1 and _validation_nll(best := _best(members)) < math.inf
+    ]
+    return Reproduction(_cell_results(plan), complete, selections)
 
 
-def cell_results(plan: Plan) -> list[CellResult]:
+def _cell_results(plan: Plan) -> list[CellResult]:
     """Return what is known of every cell of a plan."""
     results = []
     for cell in plan.experiment.cells:
         members = plan.candidates[cell.title]
-        if all(has_diverged(member) for member in members):
-            results.append(CellResult(cell, diverged=True))
-        else:
-            best = _best(members)
-            results.append(CellResult(cell, current_record(best) if is_settled(best) else None))
+        best, diverged = _best(members), all(map(scheduler.has_diverged, members))
+        record = scheduler.current_record(best) if scheduler.is_settled(best) and not diverged else None
+        results.append(CellResult(cell, record, diverged))
     return results
+
+
+def train_command(recipe: Recipe, out: Path, **others: Any) -> str:
+    """Return the command that trains a recipe in a folder; further flags that are None are left out.
+
+    >>> train_command(resolve(notation="200H-784V", data="mnist", lr=1e-3), Path("out/run"), score_samples=100)
+    'concretely train 200H-784V --data mnist --estimator concrete --samples 1 --steps 20000 --lr 0.001 --score-samples 100 --out out/run'
+    """  # noqa: E501
+    given = {name: recipe.settings[name] for name in ("data", "estimator", "samples", "steps")}
+    defaults = resolve(notation=recipe.notation, **given).settings
+    given |= {name: value for name, value in recipe.settings.items() if defaults.get(name) != value}
+    words = ["concretely", "train", recipe.notation]
+    for name, value in {**given, **others, "out": out}.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 def _variants(recipe: Path | None, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -190,37 +211,15 @@ def _best(members: Sequence[Member]) -> Member:
     return min(members, key=_validation_nll)
 
 
-def _selections(plan: Plan) -> Iterator[str]:
-    """Yield a sentence about every cell that had several candidates, unless all of them diverged."""
-    for title, members in plan.candidates.items():
-        best = _best(members)
-        if len(members) > 1 and _validation_nll(best) < math.inf:
-            yield f"{best.folder.name} is the best of {len(members)} for {title} on the validation set"
-
-
 def _validation_nll(member: Member) -> float:
-    return math.inf if has_diverged(member) else validation_nll(current_record(member))
-
-
-def _require_known(name: str, only: Mapping[str, Collection[str]]) -> None:
-    """Raise an error if an experiment, or anything to select its cells by, does not exist."""
-    cells = load_experiment(name).cells
-    for key, entries in only.items():
-        known = {answer for cell in cells for answer in _answers(cell, key)}
-        for entry in sorted(set(entries) - known):
-            kind = "row" if key == "rows" else key
-            raise ValueError(f"unknown {kind} {entry!r} in {name}{did_you_mean(entry, known)}")
+    return math.inf if scheduler.has_diverged(member) else validation_nll(scheduler.current_record(member))
 
 
 def _answers(cell: Cell, key: str) -> set[str]:
     """Return the values by which a cell can be selected."""
-    match key:
-        case "rows":
-            return {cell.row, cell.recipe.notation}
-        case "estimator":
-            return {cell.heading, cell.recipe.estimator}
-        case _:
-            return {str(getattr(cell.recipe, key))}
+    if key == "rows":
+        return {cell.row, cell.recipe.notation}
+    return {str(getattr(cell.recipe, key)), *([cell.heading] if key == "estimator" else [])}
 
 
 def _score_relaxed(
@@ -232,9 +231,9 @@ def _score_relaxed(
     missing = [split for split in SPLITS if metrics.get(f"{split}_relaxed", {}).get("samples") != samples[split]]
     if missing:
         run, model, _ = restored(member.folder, device=device)
-        with abort_on_stop(stop, model):
+        with scoring.abort_on_stop(stop, model):
             for split in missing:
                 new[f"{split}_relaxed"] = scoring.relaxed_objective(
                     run.recipe, model, data, split=split, samples=samples[split], step=run.chosen
                 )
-        add_scores(member.folder, run, model, data=data, found={}, others=new)
+        scoring.add_scores(member.folder, run, model, data=data, found={}, others=new)

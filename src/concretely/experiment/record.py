@@ -111,6 +111,11 @@ def format_value(value: float | None, error: float | None) -> str:
     return f"{value:,.{digits}f} ± {error:,.{digits}f}".replace("-", "−")
 
 
+def format_metric(metric: Mapping[str, Any]) -> str:
+    """Format a metric of a record with its standard error."""
+    return format_value(metric.get("value"), metric.get("standard_error"))
+
+
 def finite_or_none(value: Any) -> Any:
     """Replace every number that is not finite by None, since JSON has no such numbers."""
     if isinstance(value, Mapping):

@@ -1,13 +1,13 @@
 """A review of the records of all experiments: how close each cell is to the paper, and which claims hold."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from .claim import TemperaturePoint, Verdict, judge_claims, temperature_points
-from .history import CellHistory, Record, read_history
+from .history import CellHistory, read_history
 from .paper import SPLITS, Cell, CellResult, Experiment, experiment_names, load_experiment
 
 REASONS = "reasons.toml"
@@ -71,35 +71,36 @@ class Review(NamedTuple):
 
 def review_records(records: Path) -> Review:
     """Review the records in a folder."""
-    histories = [(each, read_history(each, records)) for each in map(load_experiment, experiment_names())]
-    experiments = [(each, [_result(cell, known) for cell in each.cells]) for each, known in histories]
+    experiments, trained = list[tuple[Experiment, list[CellResult]]](), list[tuple[Cell, CellHistory]]()
+    for each in map(load_experiment, experiment_names()):
+        known = read_history(each, records)
+        best = {title: found.best for title, found in known.items()}
+        experiments.append((each, [CellResult(cell, best.get(cell.title)) for cell in each.cells]))
+        trained += [(cell, known[cell.title]) for cell in each.cells if cell.title in known]
     every = [result for _, results in experiments for result in results]
     warm = [result for each, results in experiments if each.figure == "temperature" for result in results]
+    reasons = _reasons(records, every)
+    worse = [result for result in every if (result.difference("test") or 0.0) > NEAR]
     return Review(
         experiments,
-        _standing(histories),
+        _standing(trained),
         list(_summary(experiments)),
-        _deviations(every, _reasons(records, every)),
+        [(result, reasons.get(result.cell.title, "unknown yet")) for result in worse],
         judge_claims(every, warm),
-        _budgets(histories, paper=True),
-        _budgets(histories, paper=False),
+        _budgets(trained, paper=True),
+        _budgets(trained, paper=False),
         temperature_points(warm, "train"),
     )
 
 
-def _result(cell: Cell, known: Mapping[str, CellHistory]) -> CellResult:
-    return CellResult(cell, known[cell.title].best if cell.title in known else None)
-
-
-def _standing(histories: Iterable[tuple[Experiment, Mapping[str, CellHistory]]]) -> Standing:
-    every = [(cell, known[cell.title]) for each, known in histories for cell in each.cells if cell.title in known]
-    now = _differences(CellResult(cell, found.best) for cell, found in every)
-    first = _differences(CellResult(cell, found.history[0]) for cell, found in every)
+def _standing(trained: Sequence[tuple[Cell, CellHistory]]) -> Standing:
+    now = _differences(CellResult(cell, found.best) for cell, found in trained)
+    first = _differences(CellResult(cell, found.history[0]) for cell, found in trained)
     return Standing(
         cells=len(now),
         near=sum(difference <= NEAR for difference in now),
         better=sum(difference < -NEAR for difference in now),
-        repeated=sum(len(found.history) > 1 for cell, found in every if "test" in cell.paper),
+        repeated=sum(len(found.history) > 1 for cell, found in trained if "test" in cell.paper),
         near_at_first=sum(difference <= NEAR for difference in first),
     )
 
@@ -120,29 +121,18 @@ def _summary(experiments: Iterable[tuple[Experiment, Sequence[CellResult]]]) -> 
                 yield GroupSummary(each.name, estimator, near, len(test), median(test), median(train))
 
 
-def _budgets(histories: Iterable[tuple[Experiment, Mapping[str, CellHistory]]], *, paper: bool) -> list[CellResult]:
-    """Return all records of cells that were trained more than once: those with the paper's budget, or all others."""
-    found = []
-    for each, known in histories:
-        for cell in (cell for cell in each.cells if cell.title in known):
-            best, history = known[cell.title]
-            if len(history) > 1 and any(_has_budget_of(cell, record) for record in history) == paper:
-                found += [CellResult(cell, record) for record in [*(each for each in history if each != best), best]]
-    return found
+def _budgets(trained: Iterable[tuple[Cell, CellHistory]], *, paper: bool) -> list[CellResult]:
+    """Return all records of cells that were trained more than once: those with the paper's budget, or all others.
 
-
-def _has_budget_of(cell: Cell, record: Record) -> bool:
-    """Return whether a run had at least the paper's steps, and its batch."""
-    recipe = CellResult(cell, record).recipe
-    return recipe.steps >= cell.recipe.steps and recipe.batch == cell.recipe.batch
-
-
-def _deviations(results: Sequence[CellResult], reasons: Mapping[str, str]) -> list[tuple[CellResult, str]]:
-    return [
-        (result, reasons.get(result.cell.title, "unknown yet"))
-        for result in results
-        if (difference := result.difference("test")) is not None and difference > NEAR
-    ]
+    A run has the paper's budget if it took at least as many steps, with the same batch.
+    """
+    results = list[CellResult]()
+    for cell, (best, history) in trained:
+        own = [CellResult(cell, record) for record in (*(other for other in history if other != best), best)]
+        steps, batch = cell.recipe.steps, cell.recipe.batch
+        if len(history) > 1 and paper == any(r.recipe.steps >= steps and r.recipe.batch == batch for r in own):
+            results += own
+    return results
 
 
 def _reasons(records: Path, results: Sequence[CellResult]) -> dict[str, str]:

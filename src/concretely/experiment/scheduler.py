@@ -1,4 +1,7 @@
-"""Train and score many runs: members of one architecture as one program, and several programs on a device at once."""
+"""Train and score many runs: members of one architecture as one program, and several programs on a device at once.
+
+The folder of a member says how far its run is, so that a call goes on where the last one stopped.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -10,16 +13,22 @@ from typing import Any
 
 import torch
 
-from ..data import Dataset
+from ..data import Bits, Dataset
 from ..file import write_text
 from ..model import Model
 from ..training import loop
-from ..training.member import Member, program_key
-from ..training.run import Run, restored
+from ..training.recipe import FILE, Member, Recipe, data_key, program_key
+from ..training.run import Run, data_of, load_recipe, restored
 from . import scoring
-from .record import is_sufficient
+from .record import FILE as RECORD
+from .record import is_sufficient, read_record, recipe_settings
 from .scoring import Precision, abort_on_stop, add_scores
-from .state import DIVERGED, DataOf, current_record, has_diverged, is_settled
+
+DataOf = Callable[[Recipe], Dataset]
+"""Returns the data set of a recipe."""
+
+DIVERGED = "diverged.txt"
+"""The file that a diverged run leaves; the run is not tried again."""
 
 LARGEST_PROGRAM = 64
 """The most members of one program."""
@@ -47,6 +56,79 @@ class Monitor:
     """Whether to show progress bars on stderr while loading and scoring."""
 
 
+def last_run(folder: Path) -> Run | None:
+    """Return the run at the last checkpoint in a folder, or None if there is no checkpoint."""
+    return restored(folder)[0] if any(folder.glob("checkpoint-*.json")) else None
+
+
+def has_diverged(member: Member) -> bool:
+    """Return whether training has diverged."""
+    return (member.folder / DIVERGED).exists()
+
+
+def is_settled(member: Member) -> bool:
+    """Return whether there is nothing left to train: the run is finished, or has diverged."""
+    if has_diverged(member):
+        return True
+    run = last_run(member.folder)
+    return run is not None and ((run.finished and run.recipe == member.recipe) or run.step >= member.recipe.steps)
+
+
+def current_record(member: Member) -> dict[str, Any] | None:
+    """Return the record of a member, or None if there is none of the model at its last checkpoint."""
+    run, path = last_run(member.folder), member.folder / RECORD
+    if run is None or not path.exists():
+        return None
+    found = read_record(path)
+    return found if is_current(found, run) else None
+
+
+def is_current(record: Mapping[str, Any], run: Run) -> bool:
+    """Return whether a record is that of the selected model of a run."""
+    return record["recipe"] == recipe_settings(run.recipe) and record.get("step") == run.chosen
+
+
+def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None = None) -> DataOf:
+    """Load the data of members, each data set once, and return the function that looks them up by recipe.
+
+    With `points`, splits have at most so many points, evenly spaced, since they may be sorted.
+    """
+
+    def few(bits: Bits) -> Bits:
+        return bits if points is None else Bits(bits.packed[:: max(1, len(bits) // points)][:points], bits.width)
+
+    found = {}
+    with monitor.loading():
+        for key, recipe in {data_key(member.recipe): member.recipe for member in members}.items():
+            data = data_of(recipe, progress=monitor.progress)
+            found[key] = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
+    return lambda recipe: found[data_key(recipe)]
+
+
+def require_trainable(members: Sequence[Member], *, longer: bool = False) -> None:
+    """Raise an error if two members share a folder, or if a folder holds a run that the recipe cannot go on with.
+
+    With `longer`, a folder may hold a run with more steps than the recipe.
+    """
+    names = [member.folder.name for member in members]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"members must differ from each other, got {twice} twice")
+    for recipe, folder in members:
+        if not (folder / FILE).exists():
+            continue
+        was = load_recipe(folder)
+        grows = recipe.lr_schedule == "constant"  # other schedules depend on the last step
+        if was != (replace(recipe, steps=was.steps) if grows else recipe):
+            changed = [name for name, value in recipe.settings.items() if was.settings.get(name) != value]
+            raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder")
+        run = None if longer else last_run(folder)
+        if run is not None and run.step > recipe.steps:
+            raise ValueError(
+                f"steps must be at least {run.step:,}, which the run in {str(folder)!r} has taken, "
+                f"got {recipe.steps:,}: choose another folder"
+            )
+
+
 def train_members(
     members: Sequence[Member],
     data: DataOf,
@@ -66,6 +148,7 @@ def train_members(
     groups, failed, device = _programs(members), Event(), torch.device(device)
     programs, stop = min(programs, len(groups)), monitor.stop
     monitor = replace(monitor, stop=lambda: stop() or failed.is_set())
+    how: dict[str, Any] = {"data": data, "device": device, "checkpoint_seconds": checkpoint_seconds}
 
     def work(group: Sequence[Member]) -> bool:
         try:
@@ -76,14 +159,7 @@ def train_members(
                     return False
                 if waiting:
                     with monitor.training(waiting, programs == 1) as callbacks:
-                        found = loop.train_together(
-                            waiting,
-                            data=data,
-                            device=device,
-                            checkpoint_seconds=checkpoint_seconds,
-                            callbacks=callbacks,
-                            stop=monitor.stop,
-                        )
+                        found = loop.train_together(waiting, **how, callbacks=callbacks, stop=monitor.stop)
                     if not _is_complete(waiting, found, monitor):
                         return False
                 then(group, monitor)

@@ -119,9 +119,18 @@ def add_scores(
     if environment != run.environment:  # scored in another environment than trained
         new = {name: {**metric, "made": environment} for name, metric in new.items()}
     new |= {f"{split}_factorised_nll": independent_pixels(run.recipe, data, split=split) for split in found}
+    path, before = folder / FILE, dict[str, Any]()
     with file_lock(folder / f".{FILE}.lock"):  # or two processes could overwrite each other's metrics
-        record = _updated(folder / FILE, run, new)
-        write_record(folder / FILE, record)
+        if path.exists():
+            try:
+                before = read_record(path)
+            except ValueError:  # keep the damaged file for inspection
+                path.replace(path.with_name(f"{path.name}.damaged"))
+        old = before["metrics"] if before.get("step") == run.chosen else {}
+        record = {"recipe": recipe_settings(run.recipe), **run.environment, "seed": run.recipe.seed}
+        record |= {"metrics": merge_metrics(old, new), "seconds": run.seconds, "data": run.digest, "step": run.chosen}
+        record |= {"members": run.members, "finished": run.finished}
+        write_record(path, record)
     return record
 
 
@@ -147,17 +156,3 @@ def abort_on_stop(stop: Callable[[], bool], model: Model) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _updated(path: Path, run: Run, new: Metrics) -> dict[str, Any]:
-    """Return the record of a run with new metrics, and with those of its file that are of the same step."""
-    before: Mapping[str, Any] = {}
-    if path.exists():
-        try:
-            before = read_record(path)
-        except ValueError:  # keep the damaged file for inspection
-            path.replace(path.with_name(f"{path.name}.damaged"))
-    old = before["metrics"] if before.get("step") == run.chosen else {}
-    record = {"recipe": recipe_settings(run.recipe), **run.environment, "seed": run.recipe.seed}
-    record |= {"metrics": merge_metrics(old, new), "seconds": run.seconds, "data": run.digest, "step": run.chosen}
-    return {**record, "members": run.members, "finished": run.finished}

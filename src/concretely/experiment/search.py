@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..file import writable_dir, write_text
-from ..training.member import DIFFERENT, OF_DATA, Member
-from ..training.recipe import FILE, Recipe, resolve, section_settings
+from ..training.recipe import DIFFERENT, FILE, OF_DATA, Member, Recipe, resolve, section_settings
+from ..training.train_state import TrainState
 from .grid import differing_keys, expand_grid, recipe_names
 from .record import validation_nll, write_record
-from .scheduler import Monitor, score_member, train_members
+from .scheduler import DIVERGED, Monitor, load_data, require_trainable, score_member, train_members
 from .scoring import Precision
-from .state import DIVERGED, check_step, load_data, require_trainable
 
 PAPER_GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
 """The values that the paper chose from [maddison2017concrete, appendix D.5]."""
@@ -67,8 +66,8 @@ def train_list(
     if (folder / FILE).exists():
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or DIFFERENT
-    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
-    return _train(recipes, folder, keys=keys, split="test", samples=samples, **how)
+    how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    return _train(recipes, folder, keys=keys, split="test", **how)
 
 
 def sweep_recipes(**given: Any) -> list[Recipe]:
@@ -107,13 +106,12 @@ def sweep(
             raise ValueError(f"{name} must have one value, as one member is selected, got {','.join(values)!r}")
     if recipes[0].train_on != "train":
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
-    how: dict[str, Any] = {"seconds": checkpoint_seconds, "device": device, "monitor": monitor}
-    found = _train(recipes, folder, keys=NAME_KEYS, split="valid", samples=samples, **how)
+    how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    found = _train(recipes, folder, keys=NAME_KEYS, split="valid", **how)
     result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
-    best = result.best
-    members = [_summary(*each) for each in result.ranked]
-    content = {"score_samples": samples, "best": None if best is None else best.folder.name, "members": members}
-    write_record(folder / SWEEP, content)
+    best, members = result.best, [_summary(*each) for each in result.ranked]
+    chosen = None if best is None else best.folder.name
+    write_record(folder / SWEEP, {"score_samples": samples, "best": chosen, "members": members})
     if best is None:
         (folder / BEST).unlink(missing_ok=True)
     else:
@@ -122,31 +120,22 @@ def sweep(
 
 
 def _train(
-    recipes: Sequence[Recipe],
-    folder: Path,
-    *,
-    keys: Sequence[str],
-    split: str,
-    samples: int,
-    seconds: float,
-    **how: Any,
+    recipes: Sequence[Recipe], out: Path, *, keys: Sequence[str], split: str, samples: int, seconds: float, **how: Any
 ) -> list[ScoredMember]:
     """Train members in subfolders that are named by keys of their recipes, and score them on a split."""
     names, monitor = recipe_names(recipes, keys), how["monitor"]
-    members = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
+    members = [Member(recipe, out / name) for recipe, name in zip(recipes, names, strict=True)]
     require_trainable(members)
-    with monitor.loading():
-        data = load_data(recipes, progress=monitor.progress)
-    check_step(recipes[0], data(recipes[0]), device=how["device"])  # the same for all members
-    writable_dir(folder)
+    data = load_data(members, monitor)
+    # of one member for all, so that bad input raises before anything is written
+    TrainState(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
+    writable_dir(out)
     sources = dict.fromkeys(data(recipe).source for recipe in recipes)
-    monitor.note("\n".join([f"{len(members)} members in {folder}", *sources]))
+    monitor.note("\n".join([f"{len(members)} members in {out}", *sources]))
     if not train_members(members, data, checkpoint_seconds=seconds, **how):
         raise KeyboardInterrupt
-    return [
-        ScoredMember(member, score_member(member, data(member.recipe), {split: Precision(samples)}, **how))
-        for member in members
-    ]
+    wanted = {split: Precision(samples)}
+    return [ScoredMember(member, score_member(member, data(member.recipe), wanted, **how)) for member in members]
 
 
 def _summary(member: Member, record: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -63,12 +63,8 @@ def score(
 def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arranged:
     lead, points = logits.shape[members : logits.dim() - bits.dim() + members], bits.shape[members : bits.dim() - axes]
     shape = logits.shape[:members]
-    given = (
-        logits.reshape(shape.numel(), lead.numel(), points.numel(), -1),
-        bits.reshape(shape.numel(), points.numel(), -1),
-        1,
-        1,
-    )
+    flat = logits.reshape(shape.numel(), lead.numel(), points.numel(), -1)
+    given = flat, bits.reshape(shape.numel(), points.numel(), -1), 1, 1
     return given, lambda result: result.view(*shape, *lead, *points)
 
 

@@ -51,9 +51,13 @@ class Squashing(ABC):
     def log_abs_det_jacobian(self, node: Tensor) -> Tensor:
         """Return the log absolute determinant of the Jacobian at a node."""
 
-    @abstractmethod
     def score(self, value: Tensor, law: Any, logits: Tensor, temperature: Temperature, *, dtype: torch.dtype) -> Score:
         """Score a value that was rounded to `dtype` and then to its own dtype."""
+        return self._score(to_float64(value), coarser(value.dtype, dtype), law, logits, temperature)
+
+    @abstractmethod
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        """Score a value in float64 that was rounded to a dtype."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +81,7 @@ class Sigmoid(Squashing):
     def log_abs_det_jacobian(self, node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return logsigmoid(node) + logsigmoid(-node) + (math.log(2) if self.centred else 0)
 
-    def score(
-        self,
-        value: Float[Tensor, "..."],
-        law: Any,
-        logits: Float[Tensor, "..."],
-        temperature: Temperature,
-        *,
-        dtype: torch.dtype,
-    ) -> Score:
-        value, dtype = to_float64(value), coarser(value.dtype, dtype)
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
         lower, upper = self._distances(value)
         (last, border), (last_upper, border_upper) = self._cells(dtype)
         low, high = lower <= last, upper <= last_upper
@@ -135,17 +130,8 @@ class Exponential(Squashing):
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
         return node.sum(-1)
 
-    def score(
-        self,
-        value: Float[Tensor, "*shape n"],
-        law: Any,
-        logits: Float[Tensor, "*batch n"],
-        temperature: Temperature,
-        *,
-        dtype: torch.dtype,
-    ) -> Score:
-        cell = near_zero(coarser(value.dtype, dtype))
-        value = to_float64(value)
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        cell = near_zero(dtype)
         return _score_on_simplex(value, value <= cell.last, cell.border, law, logits, temperature)
 
 
@@ -163,30 +149,23 @@ class Corners(Squashing):
         """Return zero, since `log_prob` is the density of the node."""
         return torch.zeros((), dtype=node.dtype, device=node.device)
 
-    def score(
-        self,
-        value: Float[Tensor, "*shape bits"],
-        law: Any,
-        logits: Float[Tensor, "*batch n"],
-        temperature: Temperature,
-        *,
-        dtype: torch.dtype,
-    ) -> Score:
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
         if self.states > 2:
             raise ValueError(
                 f"a point of the hypercube with {self.states} states does not determine its node and cannot be scored: "
                 "use rsample_and_log_prob, or draw and score the variable's node"
             )
-        cell = near_one(coarser(value.dtype, dtype))
-        value = to_float64(value)
+        cell = near_one(dtype)
         weights = (1 + torch.cat([-value, value], -1)) / 2
         return _score_on_simplex(weights, weights <= cell.last / 2, cell.border / 2, law, logits, temperature)
 
 
-def squashed(node: Float[Tensor, "*shape n"], name: str) -> Tensor:
-    """Squash nodes on the log simplex by a kernel's name for the map; return an empty tensor for "none"."""
+def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
+    """Squash nodes by a kernel's name for the map; return an empty tensor for "none"."""
     if name == "none":
         return node.new_empty((len(node), 0))
+    if name in ("unit", "corner"):
+        return Sigmoid(centred=name == "corner")(node, torch.float32).view(node.shape)
     squashing = Exponential() if name == "simplex" else Corners(node.shape[-1])
     return squashing(node, torch.float32)
 
@@ -269,10 +248,9 @@ def draw_node(
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
     """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
     if law.score is not None and all(map(_is_one_number, temperature)):
-        flat = _flat(value, logits, unit_axes=law.category_axes, axes=axes)
-        if flat is not None and law.score.runs_kernel(flat.value, flat.logits, None, flat.length):
-            scores = law.score(flat.value, flat.logits, _of_member(flat.value, *temperature), flat.length)
-            return cast(scores.reshape(flat.shape), logits.dtype)
+        scores = _score_by_kernel(law, value, logits, lambda: _of_member(value, *temperature), axes)
+        if scores is not None:
+            return scores
     return sum_axes(cast(law.log_density(value, logits, *temperature), logits.dtype), axes)
 
 
@@ -299,10 +277,9 @@ def draw_state(
 
 def score_state(law: Any, value: Tensor, logits: Tensor, *, squash: str, axes: int = 0) -> Tensor:
     """Return the log probabilities of states in the logits' dtype, summed over the last `axes` batch axes."""
-    flat = _flat(value.detach(), logits, unit_axes=law.category_axes, axes=axes)
-    if flat is not None and law.score.runs_kernel(flat.value, flat.logits, squash, flat.length):
-        scores = law.score(flat.value, flat.logits, squash, flat.length)
-        return cast(scores.reshape(flat.shape), logits.dtype)
+    scores = _score_by_kernel(law, value.detach(), logits, lambda: squash, axes)
+    if scores is not None:
+        return scores
     return sum_axes(cast(law.log_mass(value, logits, squash), logits.dtype), axes)
 
 
@@ -343,25 +320,16 @@ def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int
     return *drawn, summed
 
 
-class _Flat(NamedTuple):
-    """Values and logits in the shapes that kernels expect."""
+def _score_by_kernel(law: Any, value: Tensor, logits: Tensor, last: Callable[[], Any], axes: int) -> Tensor | None:
+    """Return the scores of a kernel, given what it takes last; None if it cannot run.
 
-    value: Tensor
-    logits: Tensor
-    length: int
-    """The number of units to sum over."""
-    shape: Size
-    """The shape of the log probabilities."""
-
-
-def _flat(value: Tensor, logits: Tensor, *, unit_axes: int, axes: int) -> _Flat | None:
-    """Flatten values and logits for a kernel; return None if the logits lack more than leading axes."""
-    batch, lead = logits.shape[: logits.dim() - unit_axes], value.shape[: value.dim() - unit_axes]
+    It cannot if the logits lack more than leading axes.
+    """
+    batch, lead = logits.shape[: logits.dim() - law.category_axes], value.shape[: value.dim() - law.category_axes]
     if lead[len(lead) - len(batch) :] != batch or not value.numel() or axes > len(batch):
         return None
-    return _Flat(
-        value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :]),
-        logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]),
-        batch[len(batch) - axes :].numel(),
-        lead[: len(lead) - axes],
-    )
+    values = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])
+    flat, length = logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]), batch[len(batch) - axes :].numel()
+    if not law.score.runs_kernel(values, flat, None, length):
+        return None
+    return cast(law.score(values, flat, last(), length).reshape(lead[: len(lead) - axes]), logits.dtype)

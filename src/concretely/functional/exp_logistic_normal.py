@@ -7,19 +7,18 @@ See [maddison2017concrete], section 5.2 and appendix C.4.
 """
 
 import math
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float
 from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
-from ..kernel.operator import operator, row_sums
 from ..noise import normal as noise
 from . import normal
 from .arithmetic import Temperature, invert_noise, log_temperature, over_categories
-from .draw import squashed
-from .exp_concrete import fits_draw, fits_nodes
 from .log_simplex import noise_behind, noise_of_key, push
+from .node import node_operators
 from .normal import LOG_TWO_PI
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
@@ -90,38 +89,12 @@ def _peak(noise: Tensor, lost: Tensor, left: Tensor, centre: Tensor) -> tuple[Te
     return peak, slope.rsqrt()
 
 
-@operator("exp_logistic_normal_draw", kernel="exp_concrete", eligible=fits_draw, nondifferentiable=[2])
-def draw_gaussian(
-    logits: Float[Tensor, "members units n"],
-    temperature: Float64[Tensor, " members"],
-    key: Int64[Tensor, "members 2"],
-    samples: int,
-    squash: str,
-    length: int = 1,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw nodes, squash them ("none", "simplex" or "cube"), and score the nodes.
-
-    Each member has its own key. Log densities are summed over rows of `length` units.
-    """
-    _, units, n = logits.shape
-    drawn = noise_of_key(key, samples, units, n, gaussian=True)
-    node = push(logits.float().unsqueeze(1), temperature.float().view(-1, 1, 1), drawn)
-    log_density = log_density_of_noise(drawn, temperature.view(-1, 1, 1)).float()
-    return node, squashed(node, squash), row_sums(log_density, length)
-
-
-@operator("exp_logistic_normal_score", kernel="exp_concrete", eligible=fits_nodes)
-def score_gaussian(
-    node: Float[Tensor, "members m units n"],
-    logits: Float[Tensor, "members units n"],
-    temperature: Float64[Tensor, " members"],
-    length: int = 1,
-) -> Float[Tensor, "members m rows"]:
-    """Return the log densities of nodes, summed over rows of `length` units; samples share logits."""
-    temperature = temperature.view(-1, 1, 1)
-    # only the subtraction needs float64; the kernel also continues in float32
-    noise = invert_noise(node, logits.unsqueeze(1), over_categories(temperature), up_to_shift=True).float()
-    return row_sums(log_density_of_noise(noise, temperature).float(), length)
-
-
-draw, score = draw_gaussian, score_gaussian
+draw, score = node_operators(
+    "exp_logistic_normal",
+    partial(noise_of_key, gaussian=True),
+    push,
+    log_density_of_noise,
+    category_axes=category_axes,
+    kernel="exp_concrete",
+    suffix="_gaussian",
+)

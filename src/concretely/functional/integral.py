@@ -4,7 +4,7 @@ Both integrands are analytic and bounded within ±iπ/2 of the real line and dec
 rule is exact to rounding [trefethen2014exponentially]. The sums run over blocks of nodes to save memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,27 +37,36 @@ def _log_sum(shifts: Tensor) -> Tensor:
     return mean
 
 
-class _MeanLogSum(torch.autograd.Function):
-    """The mean of a log sum, whose derivative is another integral."""
+class _Integral(torch.autograd.Function):
+    """A function of the last axis that is an integral, as are its derivatives (`slopes`)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(shifts: Tensor) -> Tensor:
-        return _log_sum(shifts)
+    def forward(argument: Tensor, integral: Callable[[Tensor], Tensor], slopes: Callable[[Tensor], Tensor]) -> Tensor:
+        return integral(argument)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Any, Callable[[Tensor], Tensor]], output: Tensor) -> None:
+        argument, _, ctx.slopes = inputs
+        ctx.save_for_backward(argument)
+        ctx.save_for_forward(argument)
 
     @staticmethod
-    def backward(ctx: Any, *grad: Tensor) -> Tensor:
-        return grad[0].unsqueeze(-1) * _share(*ctx.saved_tensors)
+    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad[0].unsqueeze(-1) * ctx.slopes(*ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
-        return (tangent[0] * _share(*ctx.saved_tensors)).sum(-1)
+        moved: Tensor = tangent[0] * ctx.slopes(*ctx.saved_tensors)
+        return moved.sum(-1)
+
+
+def _integrated(argument: Tensor, integral: Callable[[Tensor], Tensor], slopes: Callable[[Tensor], Tensor]) -> Tensor:
+    if torch.compiler.is_compiling():  # the compiler derives its own gradient
+        return integral(argument)
+    result: Tensor = _Integral.apply(argument, integral, slopes)  # type: ignore[no-untyped-call]
+    return result
 
 
 def _share(shifts: Tensor) -> Tensor:
@@ -79,40 +88,20 @@ def mean_log_sum(shifts: Tensor) -> Tensor:
     >>> mean_log_sum(torch.zeros(3, dtype=torch.float64)), torch.tensor(3.0).digamma()
     (tensor(0.9228, dtype=torch.float64), tensor(0.9228))
     """
-    if torch.compiler.is_compiling():  # the compiler derives its own gradient
-        return _log_sum(shifts)
-    mean: Tensor = _MeanLogSum.apply(shifts)  # type: ignore[no-untyped-call]
-    return mean
+    return _integrated(shifts, _log_sum, _share)
 
 
-def _soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
+def _soft_size(point: Tensor) -> Tensor:
+    stretch, shift = point.unbind(-1)
     near, far = _contracted(stretch.clamp(max=1), shift), _stretched(stretch.clamp(min=1), shift)
     return torch.where(stretch <= 1, near[0], far[0])
 
 
-class _MeanSoftSize(torch.autograd.Function):
-    """The mean of a smooth absolute value, whose derivatives are other integrals."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(stretch: Tensor, shift: Tensor) -> Tensor:
-        return _soft_size(stretch, shift)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor, Tensor]:
-        by_stretch, by_shift = _slopes(*ctx.saved_tensors)
-        return grad[0] * by_stretch, grad[0] * by_shift
-
-    @staticmethod
-    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
-        by_stretch, by_shift = _slopes(*ctx.saved_tensors)
-        return tangent[0] * by_stretch + tangent[1] * by_shift
+def _slopes(point: Tensor) -> Tensor:
+    """Return the derivatives by the stretch and by the shift."""
+    stretch, shift = point.unbind(-1)
+    near, far = _contracted(stretch.clamp(max=1), shift), _stretched(stretch.clamp(min=1), shift)
+    return torch.stack([torch.where(stretch <= 1, near[i], far[i]) for i in (1, 2)], -1)
 
 
 def mean_soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
@@ -121,18 +110,7 @@ def mean_soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
     >>> mean_soft_size(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
     tensor(2.0000, dtype=torch.float64)
     """
-    stretch, shift = torch.broadcast_tensors(stretch, shift)
-    if torch.compiler.is_compiling():  # the compiler derives its own gradient
-        return _soft_size(stretch, shift)
-    mean: Tensor = _MeanSoftSize.apply(stretch, shift)  # type: ignore[no-untyped-call]
-    return mean
-
-
-def _slopes(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the derivatives by the stretch and by the shift."""
-    near, far = _contracted(stretch.clamp(max=1), shift), _stretched(stretch.clamp(min=1), shift)
-    by_stretch, by_shift = (torch.where(stretch <= 1, near[i], far[i]) for i in (1, 2))
-    return by_stretch, by_shift
+    return _integrated(torch.stack(torch.broadcast_tensors(stretch, shift), -1), _soft_size, _slopes)
 
 
 def _density(noise: Tensor) -> Tensor:

@@ -7,27 +7,17 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float64, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ..kernel.operator import operator, row_sums
 from ..noise import fractions, logistic_of
 from ..noise import logistic as noise
 from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
-from .draw import Sigmoid
+from .node import node_operators
 
-__all__ = [
-    "draw",
-    "log_density",
-    "log_density_of_noise",
-    "log_tail",
-    "noise",
-    "push",
-    "score",
-    "standard_log_density",
-]
+__all__ = ["draw", "log_density", "log_density_of_noise", "log_tail", "noise", "push", "score", "standard_log_density"]
 
 category_axes = 0
 
@@ -89,40 +79,9 @@ class _LogDensity(torch.autograd.Function):
         return (*arithmetic.noise_gradients(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
 
 
-@operator("logistic_draw", kernel="logistic", nondifferentiable=[2])
-def draw(
-    logits: Float[Tensor, "members units"],
-    temperature: Float64[Tensor, " members"],
-    key: Int64[Tensor, "members 2"],
-    samples: int,
-    squash: str,
-    length: int = 1,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw nodes, squash them ("none", "unit" or "corner"), and score the nodes.
-
-    Each member has its own key. Log densities are summed over rows of `length` units.
-    """
-    members, units = logits.shape
-    signed = fractions(key, samples * units, torch.float32, True).view(members, samples, units)
-    drawn = logistic_of(signed)
-    node = push(logits.float().unsqueeze(1), temperature.float().view(-1, 1, 1), drawn)
-    log_density = log_density_of_noise(drawn, temperature.view(-1, 1, 1)).float()
-    if squash == "none":
-        value = node.new_empty((members, 0))
-    else:
-        value = Sigmoid(centred=squash == "corner")(node, torch.float32).view(node.shape)
-    return node, value, row_sums(log_density, length)
+def noise_of_key(key: Int64[Tensor, "members 2"], samples: int, units: int) -> Float[Tensor, "members m units"]:
+    """Return logistic noise for keys."""
+    return logistic_of(fractions(key, samples * units, torch.float32, True).view(len(key), samples, units))
 
 
-@operator("logistic_score", kernel="logistic")
-def score(
-    node: Float[Tensor, "members m units"],
-    logits: Float[Tensor, "members units"],
-    temperature: Float64[Tensor, " members"],
-    length: int = 1,
-) -> Float[Tensor, "members m rows"]:
-    """Return the log densities of nodes, summed over rows of `length` units; samples share logits."""
-    temperature = temperature.view(-1, 1, 1)
-    # only the subtraction needs float64; the kernel also continues in float32
-    noise = arithmetic.invert_noise(node, logits.unsqueeze(1), temperature).float()
-    return row_sums(log_density_of_noise(noise, temperature).float(), length)
+draw, score = node_operators("logistic", noise_of_key, push, log_density_of_noise, category_axes=category_axes)

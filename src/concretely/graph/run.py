@@ -9,21 +9,16 @@ from typing import Any
 import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
 from ..noise import Source
 from ..spelling import did_you_mean
+from .descent import Descent, parents
 from .mode import Mode, Request, Shape, Structure
-from .parents import parents, tensors_of
 from .program import Program, eval_mode
 from .trace import Outcome, Rows, Trace
-
-ESCAPES = {"numpy", "tolist", "item", "__array__", "__bool__", "__float__", "__int__", "__index__"}
-"""Methods of tensors whose results are not tensors, but depend on the values."""
 
 
 def run(
@@ -57,7 +52,7 @@ def run(
     mode = mode.prepare(lambda: _structure(program, inputs, batch_shape))
     rows = Rows(_sample_count(samples, mode.samples), batch_shape)
     outcomes: dict[str, Outcome] = {}
-    descent = _Descent() if _needs_descent(rows, mode) else None
+    descent = Descent() if _needs_descent(rows, mode) else None
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
         _require_new(name, outcomes)
@@ -68,7 +63,7 @@ def run(
             return observed
         sample_shape: tuple[int, ...] = ()
         if mode.repeats:
-            is_later = bool(outcomes) if descent is None else descent.has(distribution)
+            is_later = bool(outcomes) if descent is None else bool(descent.of(distribution))
             sample_shape = _sample_shape(name, distribution, rows, is_later=is_later)
         lead = len(rows.batch_shape or rows.folded[len(sample_shape) :])
         axes = len(distribution.batch_shape) - (lead if rows.have_any(distribution.batch_shape) else 0)
@@ -78,7 +73,7 @@ def run(
             drawn = drawn._replace(value=rows.fold(drawn.value), node=node)
         outcomes[name] = _drawn(drawn, distribution, rows)
         if descent is not None:
-            descent.add(drawn.value)
+            descent.add(name, drawn.value)
         return drawn.value
 
     try:
@@ -90,7 +85,12 @@ def run(
     latent = [name for name, outcome in outcomes.items() if not outcome.observed]
     for name in sorted(mode.names.difference(latent)):
         raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{did_you_mean(name, latent)}")
-    return Trace(outcomes, output, rows=rows, find_parents=lambda: parents(program, inputs, outcomes))
+    return Trace(
+        outcomes,
+        output,
+        rows=rows,
+        find_parents=lambda: parents(program, inputs, {name: each.seen for name, each in outcomes.items()}),
+    )
 
 
 def _drawn(drawn: Drawn, distribution: Distribution, rows: Rows) -> Outcome:
@@ -141,39 +141,11 @@ def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> 
     return shapes
 
 
-class _Descent(TorchFunctionMode):
-    """Records which tensors were computed from drawn values.
-
-    In a program without inputs, the first axis of a distribution may be the sample axis of an earlier draw, or units
-    that happen to be as many.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._tensors = WeakIdKeyDictionary()
-        self._escaped = False
-        """Whether values have left torch, so that any tensor may depend on them."""
-
-    def add(self, value: Tensor) -> None:
-        """Record a drawn value."""
-        self._tensors[value] = True
-
-    def has(self, distribution: Distribution) -> bool:
-        """Return whether a parameter of a distribution depends on a drawn value."""
-        return self._escaped or any(tensor in self._tensors for tensor in tensors_of(distribution))
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        if self._tensors and any(tensor in self._tensors for tensor in given):
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._tensors[leaf] = True
-            self._escaped |= getattr(function, "__name__", "") in ESCAPES
-        return result
-
-
 def _needs_descent(rows: Rows, mode: Mode) -> bool:
+    """Return whether shapes do not tell which nodes have samples.
+
+    Without inputs, the first axis of a distribution may be that of an earlier draw, or units that are as many.
+    """
     is_open = rows.samples is not None and not rows.batch_shape and mode.repeats
     return is_open and not torch.compiler.is_compiling()
 

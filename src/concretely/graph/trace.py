@@ -253,7 +253,7 @@ class Trace(Mapping[str, Outcome]):
 
     @property
     def parents(self) -> dict[str, tuple[str, ...]]:
-        """Return the parents of every node; the first access runs the program several times."""
+        """Return the parents of every node; the first access runs the program once more."""
         if self._parents is None:
             self._parents = self._find_parents()
         return self._parents

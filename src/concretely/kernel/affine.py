@@ -78,16 +78,13 @@ def product(a, b, total, PRODUCT: tl.constexpr):
     return found
 
 
-def affine(
-    x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False,
-    chosen: Tile | None = None,
-) -> Tensor:  # fmt: skip
+def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False) -> Tensor:
     """The map of every member, on its own rows."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     x, weight, bias = rows(x), rows(weight.bfloat16() if product == "bfloat16" else weight), rows(bias)
     dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
     out = torch.empty((members, high, wide), dtype=dtype, device=x.device)
-    size = chosen or tile(high, wide, deep, members)
+    size = tile(high, wide, deep, members)
     grid = (triton.cdiv(high, size.high) * triton.cdiv(wide, size.wide), members)
     _affine[grid](
         x, weight, bias, out, high, wide, deep, x.stride(0), weight.stride(0), bias.stride(0),
@@ -108,45 +105,32 @@ def _slope(by_out, out, place, mask, TANH: tl.constexpr):
 
 
 @triton.jit
-def _by_input(
-    place, by_out, out, weight, by_x, high, wide: tl.constexpr, deep: tl.constexpr,
-    TANH: tl.constexpr, PRODUCT: tl.constexpr, HIGH: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
+def _by_factor(
+    place, by_out, out, other, by_factor, by_bias, high, wide: tl.constexpr, deep: tl.constexpr,
+    WEIGHT: tl.constexpr, TANH: tl.constexpr, PRODUCT: tl.constexpr,
+    ROWS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
+    """A tile of the gradient of the input, or of the weight and the bias: slopes times the other factor."""
     columns = tl.cdiv(deep, DEEP)
-    i = place // columns * HIGH + tl.arange(0, HIGH)
+    i = place // columns * ROWS + tl.arange(0, ROWS)
     k = place % columns * DEEP + tl.arange(0, DEEP)
-    j = tl.arange(0, STEP)
-    total = tl.zeros((HIGH, DEEP), tl.float32)
-    for start in range(0, wide, STEP):
-        inside = start + j < wide
-        a = _slope(by_out, out, i[:, None] * wide + (start + j)[None, :], (i < high)[:, None] & inside[None, :], TANH)
-        right = weight + (start + j)[:, None] * deep + k[None, :]
-        b = tl.load(right, mask=inside[:, None] & (k < deep)[None, :], other=0.0)
+    along = tl.arange(0, STEP)
+    mine = i < (wide if WEIGHT else high)
+    total = tl.zeros((ROWS, DEEP), tl.float32)
+    sums = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, high if WEIGHT else wide, STEP):
+        j = start + along
+        inside = j < (high if WEIGHT else wide)
+        at = j[None, :] * wide + i[:, None] if WEIGHT else i[:, None] * wide + j[None, :]
+        a = _slope(by_out, out, at, mine[:, None] & inside[None, :], TANH)
+        b = tl.load(other + j[:, None] * deep + k[None, :], mask=inside[:, None] & (k < deep)[None, :], other=0.0)
         total = product(a, b, total, PRODUCT)
-    tl.store(by_x + i[:, None] * deep + k[None, :], total, mask=(i < high)[:, None] & (k < deep)[None, :])
-
-
-@triton.jit
-def _by_weight(
-    place, by_out, out, x, by_weight, by_bias, high, wide: tl.constexpr, deep: tl.constexpr,
-    TANH: tl.constexpr, PRODUCT: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    columns = tl.cdiv(deep, DEEP)
-    j = place // columns * WIDE + tl.arange(0, WIDE)
-    k = place % columns * DEEP + tl.arange(0, DEEP)
-    i = tl.arange(0, STEP)
-    total = tl.zeros((WIDE, DEEP), tl.float32)
-    sums = tl.zeros((WIDE,), tl.float32)
-    for start in range(0, high, STEP):
-        inside = start + i < high
-        a = _slope(by_out, out, (start + i)[None, :] * wide + j[:, None], inside[None, :] & (j < wide)[:, None], TANH)
-        left = x + (start + i)[:, None] * deep + k[None, :]
-        b = tl.load(left, mask=inside[:, None] & (k < deep)[None, :], other=0.0)
-        total = product(a, b, total, PRODUCT)
-        sums += tl.sum(a, 1)
-    tl.store(by_weight + j[:, None] * deep + k[None, :], total, mask=(j < wide)[:, None] & (k < deep)[None, :])
-    if place % columns == 0:
-        tl.store(by_bias + j, sums, mask=j < wide)
+        if WEIGHT:
+            sums += tl.sum(a, 1)
+    tl.store(by_factor + i[:, None] * deep + k[None, :], total, mask=mine[:, None] & (k < deep)[None, :])
+    if WEIGHT:  # noqa: SIM102 (a constant)
+        if place % columns == 0:
+            tl.store(by_bias + i, sums, mask=mine)
 
 
 @triton.jit
@@ -161,15 +145,14 @@ def _affine_backward(
     by_out += member * by_stride
     out += member * out_stride
     if place < first:
-        _by_input(
-            place, by_out, out, weight + member * weight_stride, by_x + member * high * deep,
-            high, wide, deep, TANH, PRODUCT, HIGH, DEEP, STEP,
+        _by_factor(
+            place, by_out, out, weight + member * weight_stride, by_x + member * high * deep, by_bias,
+            high, wide, deep, False, TANH, PRODUCT, HIGH, DEEP, STEP,
         )  # fmt: skip
     else:
-        _by_weight(
-            place - first, by_out, out, x + member * x_stride,
-            by_weight + member * wide * deep, by_bias + member * wide,
-            high, wide, deep, TANH, PRODUCT, WIDE, LONG, STRIDE,
+        _by_factor(
+            place - first, by_out, out, x + member * x_stride, by_weight + member * wide * deep,
+            by_bias + member * wide, high, wide, deep, True, TANH, PRODUCT, WIDE, LONG, STRIDE,
         )  # fmt: skip
 
 
@@ -186,16 +169,15 @@ def affine_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Ten
 
 
 def gradients(
-    by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool,
-    chosen: tuple[Tile, Tile] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """All gradients in one launch."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     by_out, x, weight, out = rows(by_out), rows(x), rows(weight), rows(out)
     by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=x.device)
     by_weight = torch.empty((members, wide, deep), dtype=torch.float32, device=x.device)
     by_bias = torch.empty((members, wide), dtype=torch.float32, device=x.device)
-    one, two = chosen or (tile(high, deep, wide, members), tile(wide, deep, high, members))
+    one, two = tile(high, deep, wide, members), tile(wide, deep, high, members)
     first = triton.cdiv(high, one.high) * triton.cdiv(deep, one.wide) if by_input else 0
     grid = (first + triton.cdiv(wide, two.high) * triton.cdiv(deep, two.wide), members)
     _affine_backward[grid](

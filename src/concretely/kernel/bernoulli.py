@@ -1,34 +1,14 @@
 """Draws and scores of binary units in one pass each, and the gradient of their log masses in another."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import row as binary
 from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
 from .operator import partial_sums, row_sums, rows, sum_parts
-from .philox import quarter, words_beside
-from .row import (
-    BLOCK,
-    BUSY,
-    corner,
-    has_quarters,
-    load_four,
-    load_pieces,
-    load_stretch,
-    pieces,
-    place_of,
-    placed,
-    placed_rows,
-    point_of,
-    row_tiling,
-    store_piece,
-    store_rows,
-    tiling,
-)
+from .philox import words_beside
 
 
 @triton.jit
@@ -68,10 +48,10 @@ def _draw(
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
-    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    held = binary.load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
     four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
-        element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
+        element, _, mask = binary.placed(first, k, units, total, quarter, LONG, BLOCK)
         turned, size = is_turned(held[k], four[k]), tl.abs(held[k])
         at = member * total + element
         tl.store(value + at, state_of(held[k], turned, SQUASH), mask=mask)
@@ -79,13 +59,13 @@ def _draw(
 
 
 @triton.jit
-def _draw_one(
+def _draw_piece(
     logit, word, value, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Draw a piece of a row in one quarter; its log mass in each lane."""
     turned, size = is_turned(logit, word), tl.abs(logit)
-    store_piece(value, state_of(logit, turned, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+    binary.store_piece(value, state_of(logit, turned, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
     lost, small = tl.where(turned, size, 0.0), exp(-size)
     if not EVEN:
         inside = offset + tl.arange(0, BLOCK) < LENGTH
@@ -97,76 +77,33 @@ def _draw_one(
 
 
 @triton.jit
-def _draw_pieces(
-    logits, key, value, offset, member, step, points,
-    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
-    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Draw a piece of a row in each quarter."""
-    a, b, c, d = load_pieces(logits, offset, step, points, SAME, LENGTH, BLOCK, EVEN)
-    one, two, three, four = words_beside(a, key, member, place_of(offset, LENGTH, WIDE, BLOCK))
-    return (
-        _draw_one(a, one, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(b, two, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(c, three, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(d, four, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-    )
-
-
-@triton.jit
 def _draw_rows(
     logits, key, value, log_mass, points, step, logits_stride,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    logits += member * logits_stride
-    zero = tl.zeros((LANES,), tl.float32)
-    a, b, c, d = zero, zero, zero, zero
-    for offset in range(0, WHOLE, BLOCK):
-        one, two, three, four = _draw_pieces(
-            logits, key, value, offset, member, step, points, SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, True
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    if WHOLE < LENGTH:
-        one, two, three, four = _draw_pieces(
-            logits, key, value, WHOLE, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    if WHOLE + REST < LENGTH:
-        one, two, three, four = _draw_pieces(
-            logits, key, value, WHOLE + REST, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    store_rows(log_mass, member, a, b, c, d, 0.0)
+    total = binary.draw_rows(
+        _draw_piece, value, logits + member * logits_stride, key, member, points, step,
+        SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, WHOLE, REST,
+    )  # fmt: skip
+    binary.store_rows(log_mass, member, total, 0.0)
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
     """States and their log masses, of rows of units."""
     members, units = logits.shape
     value = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
-    total, logits, by_rows = samples * units, rows(logits), has_quarters(samples * units, length)
+    by_rows = binary.has_quarters(samples * units, length)
     log_mass = value.new_empty((members, samples, units // length if by_rows else units))
-    if not value.numel():
-        return value, row_sums(log_mass, 1 if by_rows else length)
-    if by_rows:
-        programs, points = total // length // 4, units // length
-        cut = pieces(length, busy=programs * members >= BUSY)
-        _draw_rows[programs, members](
-            logits, key.contiguous(), value, log_mass, points, programs % points, logits.stride(0),
-            SQUASH=squash, SAME=programs % points == 0, WIDE=total >= 2**30, LENGTH=length, **cut._asdict(),
-            num_warps=cut.LANES // 32,
-        )  # fmt: skip
-        return value, log_mass
-    programs = triton.cdiv(quarter(total), BLOCK)
-    _draw[programs, members](
-        logits, key.contiguous(), value, log_mass, units, total, quarter(total), logits.stride(0),
-        SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
-        num_warps=1 if programs * members >= 2 * BUSY else 4,
-    )  # fmt: skip
-    return value, row_sums(log_mass, length)
+    if value.numel():
+        logits, own = rows(logits), binary.draws(members, samples, units, length if by_rows else 1)
+        given = logits, key.contiguous(), value, log_mass, *own.counts, logits.stride(0)
+        if by_rows:
+            _draw_rows[own.grid](*given, SQUASH=squash, **own.options)
+        else:
+            _draw[own.grid](*given, SQUASH=squash, **own.options)
+    return value, row_sums(log_mass, 1 if by_rows else length)
 
 
 @triton.jit
@@ -175,7 +112,7 @@ def _score(
     SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    _, row, unit = corner(units, 1, ROWS, UNITS)
+    _, row, unit = binary.corner(units, 1, ROWS, UNITS)
     mask = (row < samples) & (unit < units)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
     state = tl.load(value + member * value_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
@@ -184,19 +121,19 @@ def _score(
 
 @triton.jit
 def _score_piece(
-    value, logits, row, point, inside, known, offset,
-    SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, POINTS: tl.constexpr,
-    LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    SQUASH: tl.constexpr, given, offset,
+    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The parts of the log mass of a piece of each row that depend on the states and on the logits alone."""
-    state = load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
-    logit = load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
+    value, logits, row, point, inside, known = given
+    state = binary.load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = binary.load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
     lost, small = tl.minimum(sign(state, SQUASH) * logit, 0.0), exp(-tl.abs(logit))
     if not EVEN:
         small = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, small, 0.0)
     if BLOCK > LANES:
-        lost = tl.sum(tl.reshape(lost, (ROWS, LANES, BLOCK // LANES)), 2)
-        small = tl.reduce(tl.reshape(small, (POINTS, LANES, BLOCK // LANES)), 2, both)
+        lost = tl.sum(tl.reshape(lost, (row.shape[0], LANES, BLOCK // LANES)), 2)
+        small = tl.reduce(tl.reshape(small, (point.shape[0], LANES, BLOCK // LANES)), 2, both)
     return lost, rough_log1p(small)
 
 
@@ -207,29 +144,13 @@ def _score_rows(
     LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    row, point, inside = placed_rows(samples, points, SHARED, ROWS)
+    row, point, inside = binary.placed_rows(samples, points, SHARED, ROWS)
     known = point < points
     value += member * value_stride
     logits += member * logits_stride
-    POINTS: tl.constexpr = 1 if SHARED else ROWS
-    total, common = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((POINTS, LANES), tl.float32)
-    for offset in range(0, WHOLE, BLOCK):
-        lost, log_sum = _score_piece(
-            value, logits, row, point, inside, known, offset, SQUASH, LENGTH, ROWS, POINTS, LANES, BLOCK, True
-        )  # fmt: skip
-        total, common = total + lost, common + log_sum
-    if WHOLE < LENGTH:
-        lost, log_sum = _score_piece(
-            value, logits, row, point, inside, known, WHOLE,
-            SQUASH, LENGTH, ROWS, POINTS, LANES, REST, WHOLE + REST <= LENGTH,
-        )  # fmt: skip
-        total, common = total + lost, common + log_sum
-    if WHOLE + REST < LENGTH:
-        lost, log_sum = _score_piece(
-            value, logits, row, point, inside, known, WHOLE + REST,
-            SQUASH, LENGTH, ROWS, POINTS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
-        )  # fmt: skip
-        total, common = total + lost, common + log_sum
+    zero = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((1 if SHARED else ROWS, LANES), tl.float32)
+    given = value, logits, row, point, inside, known
+    total, common = binary.over_row(_score_piece, SQUASH, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
     found = tl.sum(total - common, 1, keep_dims=True)
     tl.store(log_mass + member * samples * points + row, found, mask=inside)
 
@@ -238,21 +159,13 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     """The log mass of given states, of rows of units."""
     members, samples, units = value.shape
     log_mass = torch.empty((members, samples, units // length), dtype=torch.float32, device=value.device)
-    if not value.numel():
-        return log_mass
-    value, logits = rows(value), rows(logits)
-    if length == 1:
-        tile = tiling(members, samples, units, sums=False)
-        _score[tile.grid](
-            value, logits, log_mass, units, samples, value.stride(0), logits.stride(0),
-            SQUASH=squash, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
-        )  # fmt: skip
-    else:
-        own = row_tiling(members, samples, units, length)
-        _score_rows[own.grid](
-            value, logits, log_mass, samples, units // length, value.stride(0), logits.stride(0),
-            SQUASH=squash, LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
-        )  # fmt: skip
+    if value.numel():
+        value, logits, own = rows(value), rows(logits), binary.scores(members, samples, units, length)
+        given = value, logits, log_mass, *own.counts, value.stride(0), logits.stride(0)
+        if length == 1:
+            _score[own.grid](*given, SQUASH=squash, **own.options)
+        else:
+            _score_rows[own.grid](*given, SQUASH=squash, **own.options)
     return log_mass
 
 
@@ -260,11 +173,11 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
 def _backward(
     by, value, logits, by_logits, units, samples, parts, steps,
     by_member, by_sample, by_point, value_stride, logits_stride,
-    SQUASH: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
+    LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    part, row, unit = corner(units, steps, ROWS, UNITS)
-    by += member * by_member + point_of(unit, LENGTH) * by_point
+    part, row, unit = binary.corner(units, steps, ROWS, UNITS)
+    by += member * by_member + binary.point_of(unit, LENGTH) * by_point
     value += member * value_stride + row * units + unit
     end = tl.where(unit < units, samples, 0)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
@@ -282,31 +195,18 @@ def _backward(
     tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
-def draw_backward(
-    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor]:
-    """The gradient of the logits, through the log masses of draws."""
-    (logits, _, _, squash, length), pull = inputs, by[1]
-    assert pull is not None
-    return (_gradient(pull, outputs[0], logits, squash, length),)
-
-
-def score_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[None, Tensor]:
-    """The gradient of the logits, through the log masses of given states."""
-    return None, _gradient(by[0], *inputs)
-
-
 def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
     members, samples, units = value.shape
     if not value.numel():
         return torch.zeros_like(logits)
-    dtype, tile = logits.dtype, tiling(members, samples, units, sums=True)
+    dtype, tile = logits.dtype, binary.tiling(members, samples, units, sums=True)
     value, logits, by_logits = rows(value), rows(logits), partial_sums(tile.parts, value[:, 0], dtype)
     _backward[tile.grid](
         by, value, logits, by_logits, units, samples, tile.parts, tile.steps,
         *by.stride(), value.stride(0), logits.stride(0),
-        SQUASH=squash, LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
+        LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
     return sum_parts(by_logits, dtype)
+
+
+draw_backward, score_backward = binary.gradients_of_mass(_gradient)

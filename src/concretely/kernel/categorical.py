@@ -1,37 +1,22 @@
 """Draws and scores of categorical units in one pass each, and the gradient of their log masses."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .category import (
-    STEPS,
-    in_quarter,
-    load_four,
-    load_logits,
-    load_rows,
-    placed,
-    store_rows,
-    store_sum,
-    store_sums,
-    unit_of,
-)
+from . import category as nary
 from .exp_concrete import exponential
 from .native import exp, log
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import quarter, words_beside
-from .row import point_of
+from .row import gradients_of_mass, point_of
 from .tile import draw_tile, power, score_tile, unit_tile
 
 
 @triton.jit
 def _draw(
-    logits, key, value, log_mass,
-    total, units, quarter, logits_stride,
+    logits, key, value, log_mass, total, units, quarter, logits_stride,
     N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, BIT_WIDTH: tl.constexpr,
     LENGTH: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -39,8 +24,8 @@ def _draw(
     category = tl.arange(0, WIDTH)[None, :]
     sums = tl.zeros((4,), tl.float32)
     for offset in range(0, LENGTH, ROWS):
-        place = placed(offset, quarter, LENGTH, ROWS)
-        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        place = nary.placed(offset, quarter, LENGTH, ROWS)
+        held = nary.load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
         four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
         for k in tl.static_range(4):
             row = k * quarter + place
@@ -55,7 +40,7 @@ def _draw(
             if LENGTH == 1:
                 tl.store(log_mass + row, found, mask=inside)
             else:
-                sums += in_quarter(k, tl.sum(tl.where(inside, found, 0.0), 0))
+                sums += nary.in_quarter(k, tl.sum(tl.where(inside, found, 0.0), 0))
             if SQUASH == "corner":
                 bit = tl.arange(0, BIT_WIDTH)[None, :]
                 digit = chosen >> tl.maximum(BITS - 1 - bit, 0) & 1
@@ -64,7 +49,7 @@ def _draw(
             else:
                 tl.store(value + row[:, None] * N + category, (category == chosen).to(tl.float32), mask=mask)
     if LENGTH > 1:
-        store_rows(log_mass, member, sums)
+        nary.store_rows(log_mass, member, sums)
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
@@ -76,10 +61,9 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     value = log_mass.new_empty((members, samples, units, bits if squash == "corner" else n))
     if log_mass.numel():
         _draw[tile.programs, members](
-            logits, key.contiguous(), value, log_mass,
-            total, units, quarter(total), logits.stride(0),
-            N=n, SHARED=samples > 1, SQUASH=squash, BITS=bits, BIT_WIDTH=power(bits),
-            LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+            logits, key.contiguous(), value, log_mass, total, units, quarter(total), logits.stride(0),
+            N=n, SHARED=samples > 1, SQUASH=squash, BITS=bits, BIT_WIDTH=power(bits), LENGTH=tile.length,
+            ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
     return value, row_sums(log_mass, length // tile.length)
 
@@ -105,16 +89,15 @@ def _chosen(
 
 @triton.jit
 def _score(
-    value, logits, log_mass,
-    samples, units, steps, value_stride, logits_stride,
-    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
-    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    value, logits, log_mass, samples, units, steps, value_stride, logits_stride,
+    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr,
+    UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     category = tl.arange(0, WIDTH)[None, None, :]
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
-        unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
+        unit = nary.placed(offset, units, LENGTH, UNITS)[None, :]
         logit = _shifted(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
         log_probs = (logit - tl.log(tl.sum(exp(logit), 1))[:, None])[None, :, :]
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
@@ -131,13 +114,13 @@ def _score(
                 sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
-        store_sums(log_mass, member, samples, sums, SAMPLES)
+        nary.store_sums(log_mass, member, samples, sums, SAMPLES)
 
 
 @triton.jit
 def _shifted(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
     """The logits of the units of a tile, the largest at 0."""
-    logit = load_logits(logits, offset, units, N, LENGTH, UNITS, WIDTH)
+    logit = nary.load_logits(logits, offset, units, N, LENGTH, UNITS, WIDTH)
     if WIDTH > N:
         logit = tl.where(tl.arange(0, WIDTH)[None, :] < N, logit, float("-inf"))
     return logit - tl.max(logit, 1)[:, None]
@@ -152,20 +135,18 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     value, logits = rows(value), rows(logits)
     if found.numel():
         _score[*tile.grid, members](
-            value, logits, found,
-            samples, units, tile.steps, value.stride(0), logits.stride(0),
-            N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length,
-            SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+            value, logits, found, samples, units, tile.steps, value.stride(0), logits.stride(0),
+            N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units,
+            WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
     return row_sums(found, length // tile.length)
 
 
 @triton.jit
 def _score_backward(
-    by, value, logits, by_logits,
-    samples, units, steps, by_member, by_sample, by_point, value_stride, logits_stride,
-    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
-    SAMPLES: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr,
+    by, value, logits, by_logits, samples, units, steps, by_member, by_sample, by_point, value_stride, logits_stride,
+    N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr,
+    UNITS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(2).to(tl.int64)
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)[None, :]
@@ -177,32 +158,14 @@ def _score_backward(
     for _ in range(steps):
         row = sample.to(tl.int64) * units + unit
         inside = (unit < units) & (sample < samples)
-        chosen = _chosen(
-            value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
-        )  # fmt: skip
-        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
+        chosen = _chosen(value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH)
+        pull = nary.load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         picked += tl.where(category == chosen, pull[:, :, None], 0.0)
         weight += pull
         sample += SAMPLES
     share = exp(_shifted(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH))
     share *= (tl.sum(weight, 0) / tl.sum(share, 1))[:, None]
-    store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
-
-
-def draw_backward(
-    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor]:
-    """The gradient of the logits, through the log masses of draws."""
-    (logits, _, _, squash, length), pull = inputs, by[1]
-    assert pull is not None
-    return (_gradient(pull, outputs[0], logits, squash, length),)
-
-
-def score_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[None, Tensor]:
-    """The gradient of the logits, through the log masses of given values."""
-    return None, _gradient(by[0], *inputs)
+    nary.store_sum(by_logits, member, tl.sum(picked, 0) - share, units, N, UNITS, WIDTH)
 
 
 def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:
@@ -210,13 +173,15 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     n, dtype = logits.shape[-1], logits.dtype
     if not by.numel():
         return torch.zeros_like(logits)
-    tile = unit_tile(members, samples, units, n, least=STEPS)
+    tile = unit_tile(members, samples, units, n, least=nary.STEPS)
     value, logits = rows(value), rows(logits)
     partial = partial_sums(tile.grid[1], logits, dtype)
     _score_backward[*tile.grid, members](
-        by, value, logits, partial,
-        samples, units, tile.steps, *by.stride(), value.stride(0), logits.stride(0),
-        N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length,
-        SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+        by, value, logits, partial, samples, units, tile.steps, *by.stride(), value.stride(0), logits.stride(0),
+        N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length, SAMPLES=tile.samples, UNITS=tile.units,
+        WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
     return sum_parts(partial, dtype)
+
+
+draw_backward, score_backward = gradients_of_mass(_gradient)

@@ -14,10 +14,7 @@ def sign(category, bit, BITS: tl.constexpr):
 
 
 @triton.jit
-def load_quarter(
-    logits, place, k, total, units, quarter,
-    N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+def load_quarter(logits, place, k, total, units, quarter, N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr):
     """The logits of the rows of a tile in one quarter."""
     row = k * quarter + place
     category = tl.arange(0, WIDTH)[None, :]
@@ -28,28 +25,16 @@ def load_quarter(
 
 
 @triton.jit
-def load_four(
-    logits, place, total, units, quarter,
-    N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+def load_four(logits, place, total, units, quarter, N: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr):
     """The logits of the rows of a tile in all quarters, loaded before any is needed."""
-    return (
-        load_quarter(logits, place, 0, total, units, quarter, N, SHARED, WIDTH),
-        load_quarter(logits, place, 1, total, units, quarter, N, SHARED, WIDTH),
-        load_quarter(logits, place, 2, total, units, quarter, N, SHARED, WIDTH),
-        load_quarter(logits, place, 3, total, units, quarter, N, SHARED, WIDTH),
-    )
+    return [load_quarter(logits, place, k, total, units, quarter, N, SHARED, WIDTH) for k in (0, 1, 2, 3)]
 
 
 @triton.jit
-def placed(offset, quarter, LENGTH: tl.constexpr, ROWS: tl.constexpr):
-    """The places of a tile at an offset along the row of a program; those past the end are masked."""
-    along = offset + tl.arange(0, ROWS)
-    if LENGTH == 1:
-        place = tl.program_id(0) * ROWS + along
-    else:
-        place = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, quarter)
-    return place
+def placed(offset, end, LENGTH: tl.constexpr, UNITS: tl.constexpr):
+    """The units of a tile at an offset along the row of a program; those past the end of the row are masked."""
+    along, number = offset + tl.arange(0, UNITS), tl.program_id(0)
+    return number * UNITS + along if LENGTH == 1 else tl.where(along < LENGTH, number * LENGTH + along, end)
 
 
 @triton.jit
@@ -66,20 +51,9 @@ def store_rows(sums, member, found):
 
 
 @triton.jit
-def unit_of(offset, units, LENGTH: tl.constexpr, UNITS: tl.constexpr):
-    """The units of a tile at an offset along the row of a program; those past the end are masked."""
-    along = offset + tl.arange(0, UNITS)
-    if LENGTH == 1:
-        unit = tl.program_id(0) * UNITS + along
-    else:
-        unit = tl.where(along < LENGTH, tl.program_id(0) * LENGTH + along, units)
-    return unit
-
-
-@triton.jit
 def load_logits(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
     """The logits of the units of a tile."""
-    unit = unit_of(offset, units, LENGTH, UNITS)[:, None]
+    unit = placed(offset, units, LENGTH, UNITS)[:, None]
     category = tl.arange(0, WIDTH)[None, :]
     mask = (unit < units) & (category < N)
     return tl.load(logits + unit.to(tl.int64) * N + category, mask=mask, other=0.0).to(tl.float32)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,19 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .category import (
-    STEPS,
-    in_quarter,
-    load_four,
-    load_logits,
-    load_rows,
-    placed,
-    sign,
-    store_rows,
-    store_sum,
-    store_sums,
-    unit_of,
-)
+from . import category as nary
 from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, normal, quarter, words_beside
@@ -69,8 +58,8 @@ def _draw(
     constant += (N - 1) * tl.log(lam)
     sums = tl.zeros((4,), tl.float32)
     for offset in range(0, LENGTH, ROWS):
-        place = placed(offset, quarter, LENGTH, ROWS)
-        held = load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
+        place = nary.placed(offset, quarter, LENGTH, ROWS)
+        held = nary.load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
         four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
         for k in tl.static_range(4):
             row = k * quarter + place
@@ -99,36 +88,23 @@ def _draw(
             if LENGTH == 1:
                 tl.store(log_density + row, score, mask=inside)
             else:
-                sums += in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
+                sums += nary.in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
             if SQUASH == "simplex":
                 point = tl.minimum(tl.maximum(exp(found), 9.860761315262648e-32), 1.0)
                 tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
             if SQUASH == "cube":
                 share *= reciprocal(total_share)[:, None]
                 for bit in tl.static_range(BITS):
-                    point = tl.sum(share * sign(category, bit, BITS), 1)
+                    point = tl.sum(share * nary.sign(category, bit, BITS), 1)
                     tl.store(value + row * BITS + bit, tl.minimum(tl.maximum(point, -1.0), 1.0), mask=inside)
     if LENGTH > 1:
-        store_rows(log_density, member, sums)
-
-
-def draw(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, values and log densities of rows of units."""
-    return _drawn(logits, temperature, key, samples, squash, length, normal=False)
-
-
-def draw_gaussian(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with normal noise."""
-    return _drawn(logits, temperature, key, samples, squash, length, normal=True)
+        nary.store_rows(log_density, member, sums)
 
 
 def _drawn(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int, *, normal: bool
+    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1, *, normal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Nodes, values and log densities of rows of units, with Gumbel or normal noise."""
     members, units, n = logits.shape
     node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
     total, logits = samples * units, rows(logits)
@@ -143,6 +119,9 @@ def _drawn(
             LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
         )  # fmt: skip
     return node, value, row_sums(log_density, length // tile.length)
+
+
+draw, draw_gaussian = partial(_drawn, normal=False), partial(_drawn, normal=True)
 
 
 def constant(n: int, normal: bool) -> float:
@@ -186,19 +165,17 @@ def _draw_backward(
                 slope = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
                 for bit in tl.static_range(BITS):
                     by_bit = tl.load(by_value + member * value_stride + row * BITS + bit, mask=inside, other=0.0)
-                    slope += by_bit.to(tl.float32)[:, :, None] * sign(category, bit, BITS)
+                    slope += by_bit.to(tl.float32)[:, :, None] * nary.sign(category, bit, BITS)
                 by += slope * share
             else:
                 by += tl.load(by_value + member * value_stride + at, mask=mask, other=0.0).to(tl.float32) * share
         total += by - share * tl.sum(by, 2)[:, :, None]
         sample += SAMPLES
     cold = 1 / tl.load(temperature + member * temperature_stride).to(tl.float32)
-    store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
+    nary.store_sum(by_logits, member, tl.sum(total, 0) * cold, units, N, UNITS, WIDTH)
 
 
-def draw_backward(
-    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor | None]:
+def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
     """The gradient of the logits, over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
@@ -207,7 +184,7 @@ def draw_backward(
     (members, samples, units, n), dtype = node.shape, logits.dtype
     if not node.numel():
         return (torch.zeros_like(logits),)
-    tile = unit_tile(members, samples, units, n, least=STEPS)
+    tile = unit_tile(members, samples, units, n, least=nary.STEPS)
     partial = partial_sums(tile.grid[1], node[:, 0], dtype)
     node = node.contiguous()
     by_both = [node if each is None else rows(each) for each in (by_node, by_value)]
@@ -253,8 +230,8 @@ def _score(
     constant += (N - 1) * tl.log(lam.to(tl.float32))
     sums = tl.zeros((SAMPLES, 1), tl.float32)
     for offset in range(0, LENGTH, UNITS):
-        unit = unit_of(offset, units, LENGTH, UNITS)[None, :]
-        logit = load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
+        unit = nary.placed(offset, units, LENGTH, UNITS)[None, :]
+        logit = nary.load_logits(logits + member * logits_stride, offset, units, N, LENGTH, UNITS, WIDTH)
         sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
         for _ in range(steps):
             row = sample.to(tl.int64) * units + unit
@@ -275,20 +252,11 @@ def _score(
                 sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
-        store_sums(log_density, member, samples, sums, SAMPLES)
+        nary.store_sums(log_density, member, samples, sums, SAMPLES)
 
 
-def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
+def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, *, normal: bool) -> Tensor:
     """The log density of given nodes, of rows of units."""
-    return _scored(node, logits, temperature, length, normal=False)
-
-
-def score_gaussian(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
-    """The same with normal noise."""
-    return _scored(node, logits, temperature, length, normal=True)
-
-
-def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int, *, normal: bool) -> Tensor:
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
     found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
@@ -303,6 +271,9 @@ def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int, *, n
     return row_sums(found, length // tile.length)
 
 
+score, score_gaussian = partial(_scored, normal=False), partial(_scored, normal=True)
+
+
 @triton.jit
 def _score_backward(
     by, node, logits, temperature, by_node, by_logits,
@@ -315,7 +286,7 @@ def _score_backward(
     point = point_of(unit, LENGTH)
     sample = tl.program_id(1) * steps * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     category = tl.arange(0, WIDTH)[None, None, :]
-    logit = load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
+    logit = nary.load_logits(logits + member * logits_stride, 0, units, N, 1, UNITS, WIDTH)
     lam = tl.load(temperature + member * temperature_stride)
     total = tl.zeros((SAMPLES, UNITS, WIDTH), tl.float32)
     for _ in range(steps):
@@ -324,7 +295,7 @@ def _score_backward(
         at = row[:, :, None] * N + category
         mask = inside[:, :, None] & (category < N)
         noise = _recovered(node + member * node_stride, logit, lam, at, mask, category, N, WIDTH)
-        pull = load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
+        pull = nary.load_rows(by + member * by_member, sample, point, by_sample, by_point, inside)
         if NORMAL:
             by_noise = -pull[:, :, None] * deviation(noise, category, N, WIDTH)
         else:
@@ -336,32 +307,19 @@ def _score_backward(
             total -= by_noise
         sample += SAMPLES
     if LOGITS:
-        store_sum(by_logits, member, tl.sum(total, 0), units, N, UNITS, WIDTH)
-
-
-def score_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the nodes and of the logits, the latter over all samples."""
-    return _gradients_of_score(by, needs, inputs, normal=False)
-
-
-def score_gaussian_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor, Tensor | None]:
-    """The same with normal noise."""
-    return _gradients_of_score(by, needs, inputs, normal=True)
+        nary.store_sum(by_logits, member, tl.sum(total, 0), units, N, UNITS, WIDTH)
 
 
 def _gradients_of_score(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], *, normal: bool
+    by: Any, needs: Any, inputs: Any, outputs: Any, *, normal: bool
 ) -> tuple[Tensor, Tensor | None]:
+    """The gradients of the nodes and of the logits, the latter over all samples."""
     (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     members, samples, units, n = node.shape
     by_node = torch.empty(node.shape if needs_node else 0, dtype=node.dtype, device=node.device)
     if not node.numel():
         return by_node, torch.zeros_like(logits)
-    tile = unit_tile(members, samples, units, n, least=STEPS if needs_logits else 1)
+    tile = unit_tile(members, samples, units, n, least=nary.STEPS if needs_logits else 1)
     partial = partial_sums(tile.grid[1], logits, logits.dtype) if needs_logits else by_node
     node, given = rows(node), rows(logits)
     _score_backward[*tile.grid, members](
@@ -371,3 +329,6 @@ def _gradients_of_score(
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
     )  # fmt: skip
     return by_node, sum_parts(partial, logits.dtype) if needs_logits else None
+
+
+score_backward, score_gaussian_backward = (partial(_gradients_of_score, normal=normal) for normal in (False, True))

@@ -62,8 +62,7 @@ def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1
 
 @triton.jit
 def _backward(
-    by, logits, bits, by_logits, samples, batch, units,
-    by_member, by_sample, by_point, logits_stride, bits_stride,
+    by, logits, bits, by_logits, samples, batch, units, by_member, by_sample, by_point, logits_stride, bits_stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     member, sample, point = place(batch, ROWS)

@@ -1,6 +1,5 @@
 """Draws and scores of logistic nodes in one pass each, and their gradients in another."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,27 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import row as binary
 from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
 from .operator import partial_sums, row_sums, rows, sum_parts
-from .philox import fraction, logistic, quarter, words_beside
-from .row import (
-    BLOCK,
-    BUSY,
-    corner,
-    has_quarters,
-    load_four,
-    load_pieces,
-    load_stretch,
-    pieces,
-    place_of,
-    placed,
-    placed_rows,
-    point_of,
-    row_tiling,
-    store_piece,
-    store_rows,
-    tiling,
-)
+from .philox import fraction, logistic, words_beside
 
 
 @triton.jit
@@ -43,21 +25,19 @@ def squashed(node, SQUASH: tl.constexpr):
 
 @triton.jit
 def _draw(
-    logits, temperature, key, node, value, log_density,
-    units, total, quarter, logits_stride, temperature_stride,
+    logits, temperature, key, node, value, log_density, units, total, quarter, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    # most draws can be numbered in 32 bits, in which division is faster
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
     lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
     inverse = tl.div_rn(1.0, lam)
     near = tl.maximum(lam, 8.673617379884035e-19)  # 2⁻⁶⁰, so that densities are normal numbers
     far = tl.log(tl.div_rn(lam, near))
-    held = load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
+    held = binary.load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
     four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
     for k in tl.static_range(4):
-        element, _, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
+        element, _, mask = binary.placed(first, k, units, total, quarter, LONG, BLOCK)
         found = (held[k] + logistic(four[k])) * inverse
         at = member * total + element
         tl.store(node + at, found, mask=mask)
@@ -70,16 +50,17 @@ def _draw(
 
 
 @triton.jit
-def _draw_one(
-    logit, word, inverse, node, value, offset, k, member,
+def _draw_piece(
+    logit, word, own, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Draw a piece of a row in one quarter; the part of its log density that depends on the noise, in each lane."""
+    inverse, node, value = own
     drawn = logistic(word)
     found = (logit + drawn) * inverse
-    store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
+    binary.store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
     if SQUASH != "none":
-        store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+        binary.store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
     # the density of the noise is the product of its two tail probabilities, whose ratio is the noise
     size, rest = tl.abs(drawn), 1 - tl.abs(fraction(word, True))
     if not EVEN:
@@ -92,54 +73,19 @@ def _draw_one(
 
 
 @triton.jit
-def _draw_pieces(
-    logits, inverse, key, node, value, offset, member, step, points,
-    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
-    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Draw a piece of a row in each quarter."""
-    a, b, c, d = load_pieces(logits, offset, step, points, SAME, LENGTH, BLOCK, EVEN)
-    one, two, three, four = words_beside(a, key, member, place_of(offset, LENGTH, WIDE, BLOCK))
-    return (
-        _draw_one(a, one, inverse, node, value, offset, 0, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(b, two, inverse, node, value, offset, 1, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(c, three, inverse, node, value, offset, 2, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-        _draw_one(d, four, inverse, node, value, offset, 3, member, SQUASH, LENGTH, LANES, BLOCK, EVEN),
-    )
-
-
-@triton.jit
 def _draw_rows(
-    logits, temperature, key, node, value, log_density,
-    points, step, logits_stride, temperature_stride,
+    logits, temperature, key, node, value, log_density, points, step, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
-    inverse = tl.div_rn(1.0, lam)
-    logits += member * logits_stride
-    zero = tl.zeros((LANES,), tl.float32)
-    a, b, c, d = zero, zero, zero, zero
-    for offset in range(0, WHOLE, BLOCK):
-        one, two, three, four = _draw_pieces(
-            logits, inverse, key, node, value, offset, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, True,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    if WHOLE < LENGTH:
-        one, two, three, four = _draw_pieces(
-            logits, inverse, key, node, value, WHOLE, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    if WHOLE + REST < LENGTH:
-        one, two, three, four = _draw_pieces(
-            logits, inverse, key, node, value, WHOLE + REST, member, step, points,
-            SQUASH, SAME, WIDE, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
-        )  # fmt: skip
-        a, b, c, d = a + one, b + two, c + three, d + four
-    store_rows(log_density, member, a, b, c, d, LENGTH * tl.log(lam))
+    own = tl.div_rn(1.0, lam), node, value
+    total = binary.draw_rows(
+        _draw_piece, own, logits + member * logits_stride, key, member, points, step,
+        SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, WHOLE, REST,
+    )  # fmt: skip
+    binary.store_rows(log_density, member, total, LENGTH * tl.log(lam))
 
 
 def draw(
@@ -149,27 +95,17 @@ def draw(
     members, units = logits.shape
     node = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
-    total, logits, by_rows = samples * units, rows(logits), has_quarters(samples * units, length)
+    by_rows = binary.has_quarters(samples * units, length)
     log_density = node.new_empty((members, samples, units // length if by_rows else units))
-    given, strides = (logits, temperature, key.contiguous()), (logits.stride(0), temperature.stride(0))
-    if not node.numel():
-        return node, value, row_sums(log_density, 1 if by_rows else length)
-    if by_rows:
-        programs, points = total // length // 4, units // length
-        cut = pieces(length, busy=programs * members >= BUSY)
-        _draw_rows[programs, members](
-            *given, node, value, log_density, points, programs % points, *strides,
-            SQUASH=squash, SAME=programs % points == 0, WIDE=total >= 2**30, LENGTH=length, **cut._asdict(),
-            num_warps=cut.LANES // 32,
-        )  # fmt: skip
-        return node, value, log_density
-    programs = triton.cdiv(quarter(total), BLOCK)
-    _draw[programs, members](
-        *given, node, value, log_density, units, total, quarter(total), *strides,
-        SQUASH=squash, WIDE=total >= 2**30, LONG=units >= BLOCK, BLOCK=BLOCK,
-        num_warps=1 if programs * members >= 2 * BUSY else 4,
-    )  # fmt: skip
-    return node, value, row_sums(log_density, length)
+    if node.numel():
+        logits, own = rows(logits), binary.draws(members, samples, units, length if by_rows else 1)
+        given = logits, temperature, key.contiguous(), node, value, log_density
+        numbers = *own.counts, logits.stride(0), temperature.stride(0)
+        if by_rows:
+            _draw_rows[own.grid](*given, *numbers, SQUASH=squash, **own.options)
+        else:
+            _draw[own.grid](*given, *numbers, SQUASH=squash, **own.options)
+    return node, value, row_sums(log_density, 1 if by_rows else length)
 
 
 @triton.jit
@@ -179,7 +115,7 @@ def _draw_backward(
     NODE: tl.constexpr, VALUE: tl.constexpr, SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    part, row, unit = corner(units, steps, ROWS, UNITS)
+    part, row, unit = binary.corner(units, steps, ROWS, UNITS)
     by_node += member * node_member + row * node_sample + unit * node_unit
     by_value += member * value_member + row * value_sample + unit * value_unit
     node += (member * samples + row) * units + unit
@@ -202,9 +138,7 @@ def _draw_backward(
     tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
-def draw_backward(
-    by: Sequence[Tensor | None], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor | None]:
+def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
     """The gradient of the logits, over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
@@ -213,7 +147,7 @@ def draw_backward(
     (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():
         return (torch.zeros_like(logits),)
-    tile, node = tiling(members, samples, units, sums=True), node.contiguous()
+    tile, node = binary.tiling(members, samples, units, sums=True), node.contiguous()
     by_both = [node if each is None else each for each in (by_node, by_value)]
     by_logits = partial_sums(tile.parts, node[:, 0], dtype)
     _draw_backward[tile.grid](
@@ -231,7 +165,7 @@ def _score(
     ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    _, row, unit = corner(units, 1, ROWS, UNITS)
+    _, row, unit = binary.corner(units, 1, ROWS, UNITS)
     mask = (row < samples) & (unit < units)
     lam = tl.load(temperature + member * temperature_stride)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
@@ -244,20 +178,20 @@ def _score(
 
 @triton.jit
 def _score_piece(
-    node, logits, row, point, inside, known, offset, lam,
-    LENGTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
+    HOW: tl.constexpr, given, offset, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """The log density of a piece of each row at temperature 1, in each lane."""
-    found = load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
-    logit = load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
+    node, logits, row, point, inside, known, lam = given
+    found = binary.load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    logit = binary.load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
     size = tl.abs(difference(lam, found, logit))
     total = 1 + exp(-size)
     if not EVEN:
         size = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, size, 0.0)
     if BLOCK > LANES:
-        size = tl.sum(tl.reshape(size, (ROWS, LANES, BLOCK // LANES)), 2)
-        total = tl.reduce(tl.reshape(total, (ROWS, LANES, BLOCK // LANES)), 2, times)
-    return -size - 2 * log(total)
+        size = tl.sum(tl.reshape(size, (row.shape[0], LANES, BLOCK // LANES)), 2)
+        total = tl.reduce(tl.reshape(total, (row.shape[0], LANES, BLOCK // LANES)), 2, times)
+    return (-size - 2 * log(total),)
 
 
 @triton.jit
@@ -267,25 +201,13 @@ def _score_rows(
     LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    row, point, inside = placed_rows(samples, points, SHARED, ROWS)
+    row, point, inside = binary.placed_rows(samples, points, SHARED, ROWS)
     known = point < points
     lam = tl.load(temperature + member * temperature_stride)
     node += member * node_stride
     logits += member * logits_stride
-    total = tl.zeros((ROWS, LANES), tl.float32)
-    for offset in range(0, WHOLE, BLOCK):
-        total += _score_piece(
-            node, logits, row, point, inside, known, offset, lam, LENGTH, ROWS, LANES, BLOCK, True
-        )  # fmt: skip
-    if WHOLE < LENGTH:
-        total += _score_piece(
-            node, logits, row, point, inside, known, WHOLE, lam, LENGTH, ROWS, LANES, REST, WHOLE + REST <= LENGTH
-        )  # fmt: skip
-    if WHOLE + REST < LENGTH:
-        total += _score_piece(
-            node, logits, row, point, inside, known, WHOLE + REST, lam,
-            LENGTH, ROWS, LANES, LANES, WHOLE + REST + LANES <= LENGTH,
-        )  # fmt: skip
+    given, zero = (node, logits, row, point, inside, known, lam), (tl.zeros((ROWS, LANES), tl.float32),)
+    (total,) = binary.over_row(_score_piece, None, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
     found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(lam.to(tl.float32))
     tl.store(log_density + member * samples * points + row, found, mask=inside)
 
@@ -294,22 +216,14 @@ def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) ->
     """The log density of given nodes, of rows of units."""
     members, samples, units = node.shape
     log_density = torch.empty((members, samples, units // length), dtype=torch.float32, device=node.device)
-    if not node.numel():
-        return log_density
-    node, logits = rows(node), rows(logits)
-    strides = node.stride(0), logits.stride(0), temperature.stride(0)
-    if length == 1:
-        tile = tiling(members, samples, units, sums=False)
-        _score[tile.grid](
-            node, logits, temperature, log_density, units, samples, *strides,
-            ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
-        )  # fmt: skip
-    else:
-        own = row_tiling(members, samples, units, length)
-        _score_rows[own.grid](
-            node, logits, temperature, log_density, samples, units // length, *strides,
-            LENGTH=length, SHARED=own.shared, ROWS=own.rows, **own.cut._asdict(), num_warps=own.warps,
-        )  # fmt: skip
+    if node.numel():
+        node, logits, own = rows(node), rows(logits), binary.scores(members, samples, units, length)
+        given = node, logits, temperature, log_density, *own.counts
+        strides = node.stride(0), logits.stride(0), temperature.stride(0)
+        if length == 1:
+            _score[own.grid](*given, *strides, **own.options)
+        else:
+            _score_rows[own.grid](*given, *strides, **own.options)
     return log_density
 
 
@@ -320,8 +234,8 @@ def _score_backward(
     NODE: tl.constexpr, LOGITS: tl.constexpr, LENGTH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
-    part, row, unit = corner(units, steps, ROWS, UNITS)
-    by += member * by_member + point_of(unit, LENGTH) * by_point
+    part, row, unit = binary.corner(units, steps, ROWS, UNITS)
+    by += member * by_member + binary.point_of(unit, LENGTH) * by_point
     node += member * node_stride + row * units + unit
     by_node += (member * samples + row) * units + unit
     end = tl.where(unit < units, samples, 0)
@@ -345,15 +259,13 @@ def _score_backward(
         tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
 
 
-def score_backward(
-    by: Sequence[Tensor], needs: Sequence[bool], inputs: Sequence[Any], outputs: Sequence[Tensor]
-) -> tuple[Tensor, Tensor | None]:
+def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor, Tensor | None]:
     """The gradients of the nodes and of the logits, the latter over all samples."""
     (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():
         return torch.empty_like(node), torch.zeros_like(logits)
-    node, logits, tile = rows(node), rows(logits), tiling(members, samples, units, sums=needs_logits)
+    node, logits, tile = rows(node), rows(logits), binary.tiling(members, samples, units, sums=needs_logits)
     by_node = torch.empty((members, samples, units) if needs_node else 0, dtype=node.dtype, device=node.device)
     by_logits = partial_sums(tile.parts, node[:, 0], dtype) if needs_logits else by_node
     _score_backward[tile.grid](

@@ -45,14 +45,21 @@ def momentum_(
     rate: Tensor, decay: Tensor, *, momentum: float,
 ) -> None:  # fmt: skip
     """Add gradients to the momenta; write to `out` what these will be after the same gradients once more."""
-    shapes = [parameter.shape for parameter in parameters]
-    blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
+    blocks, layout = _layout(parameters, out)
     _momentum[blocks, len(rate)](
         tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(out), rate, decay,
-        rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes),
-        spans=tuple(each.stride(0) for each in out), strides=tuple(each.stride(1) for each in out),
-        MOMENTUM=momentum, BLOCK=BLOCK,
+        MOMENTUM=momentum, BLOCK=BLOCK, **layout,
     )  # fmt: skip
+
+
+def _layout(parameters: list[Tensor], turned: list[Tensor]) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """The blocks of all matrices, their shapes, and how those that may be transposed lie in memory."""
+    shapes = [parameter.shape for parameter in parameters]
+    blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
+    return blocks, {
+        "rows": tuple(shape[1] for shape in shapes), "columns": tuple(shape[2] for shape in shapes),
+        "spans": tuple(each.stride(0) for each in turned), "strides": tuple(each.stride(1) for each in turned),
+    }  # fmt: skip
 
 
 @triton.jit
@@ -77,13 +84,8 @@ def _move(
 
 def move_(parameters: list[Tensor], steps: list[Tensor], lengths: list[float], rate: Tensor) -> None:
     """Move matrices along their steps, which may be transposed."""
-    shapes = [parameter.shape for parameter in parameters]
-    blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
-    _move[blocks, len(rate)](
-        tuple(parameters), tuple(steps), tuple(lengths), rate,
-        rows=tuple(shape[1] for shape in shapes), columns=tuple(shape[2] for shape in shapes),
-        spans=tuple(each.stride(0) for each in steps), strides=tuple(each.stride(1) for each in steps), BLOCK=BLOCK,
-    )  # fmt: skip
+    blocks, layout = _layout(parameters, steps)
+    _move[blocks, len(rate)](tuple(parameters), tuple(steps), tuple(lengths), rate, BLOCK=BLOCK, **layout)
 
 
 @triton.jit

@@ -15,24 +15,22 @@ NATIVE = tl.constexpr(isinstance(_compiled, triton.JITFunction) and torch.versio
 
 
 @triton.jit
+def _instruction(x, CODE: tl.constexpr):
+    """An instruction on float32 numbers."""
+    return tl.inline_asm_elementwise(CODE, "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
 def exp(x):
     """The exponential, 0 where it would not be a normal number."""
     power = x * 1.4426950408889634  # 1 / log 2
-    if NATIVE:
-        found = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], tl.float32, True, 1)
-    else:
-        found = tl.exp2(power)
-    return found
+    return _instruction(power, "ex2.approx.ftz.f32 $0, $1;") if NATIVE else tl.exp2(power)
 
 
 @triton.jit
 def log2(x):
     """The logarithm to the base of 2 of a positive normal number; where it is less than 1, up to 2⁻²² off."""
-    if NATIVE:
-        found = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    else:
-        found = tl.log2(x)
-    return found
+    return _instruction(x, "lg2.approx.ftz.f32 $0, $1;") if NATIVE else tl.log2(x)
 
 
 @triton.jit
@@ -57,11 +55,7 @@ def precise_log(x):
 @triton.jit
 def reciprocal(x):
     """One over a normal number, a unit off in the last place."""
-    if NATIVE:
-        found = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
-    else:
-        found = 1 / x
-    return found
+    return _instruction(x, "rcp.approx.ftz.f32 $0, $1;") if NATIVE else 1 / x
 
 
 @triton.jit

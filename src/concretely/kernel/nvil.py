@@ -52,8 +52,7 @@ def normalize(
     )
     block = min(triton.next_power_of_2(size), BLOCK)
     _normalize[members,](
-        signal, mean, variance, out, means, variances, size, rate,
-        signal.stride(0), mean.stride(0), variance.stride(0),
+        signal, mean, variance, out, means, variances, size, rate, signal.stride(0), mean.stride(0), variance.stride(0),
         CENTRE=centre, SCALE=scale, BLOCK=block, num_warps=max(1, min(block // 128, 16)),
     )  # fmt: skip
     return out, means, variances

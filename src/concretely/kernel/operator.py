@@ -272,11 +272,8 @@ class Operator(Generic[P, R]):
         self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
     ) -> list[Tensor | None]:
         assert self._backward is not None
-        left = iter(needs)
-        needed = tuple(
-            any([next(left) for _ in each]) if isinstance(each, list) else next(left)  # noqa: C419 (all are taken)
-            for each in inputs
-        )
+        nested = _unflattened(needs, _flattened(inputs)[1])
+        needed = tuple(any(each) if isinstance(each, list) else each for each in nested)
         found = list(self._backward(tuple(by), needed, tuple(inputs), tuple(outputs)))
         found += [None] * (len(inputs) - len(found))
         gradients: list[Tensor | None] = []

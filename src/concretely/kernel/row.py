@@ -1,9 +1,13 @@
 """How programs share rows of units, and the quarters of a draw: what kernels of binary nodes have in common."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from .philox import quarter, words_beside
 
 BLOCK = 128
 BUSY = 2048
@@ -37,12 +41,7 @@ def load_quarter(logits, first, k, units, total, quarter, LONG: tl.constexpr, BL
 @triton.jit
 def load_four(logits, first, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
     """The logits of a block in all quarters, loaded before any is needed."""
-    return (
-        load_quarter(logits, first, 0, units, total, quarter, LONG, BLOCK),
-        load_quarter(logits, first, 1, units, total, quarter, LONG, BLOCK),
-        load_quarter(logits, first, 2, units, total, quarter, LONG, BLOCK),
-        load_quarter(logits, first, 3, units, total, quarter, LONG, BLOCK),
-    )
+    return [load_quarter(logits, first, k, units, total, quarter, LONG, BLOCK) for k in (0, 1, 2, 3)]
 
 
 @triton.jit
@@ -62,10 +61,7 @@ def row_in(k):
 
 
 @triton.jit
-def load_piece(
-    logits, offset, k, step, points,
-    LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+def load_piece(logits, offset, k, step, points, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """The logits of a piece of a row in one quarter."""
     along = tl.arange(0, BLOCK)
     mask = None if EVEN else offset + along < LENGTH
@@ -73,25 +69,7 @@ def load_piece(
 
 
 @triton.jit
-def load_pieces(
-    logits, offset, step, points,
-    SAME: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """The logits of a piece of a row in all quarters, the same in each where there are four times as many samples."""
-    a = load_piece(logits, offset, 0, step, points, LENGTH, BLOCK, EVEN)
-    b, c, d = a, a, a
-    if not SAME:
-        b = load_piece(logits, offset, 1, step, points, LENGTH, BLOCK, EVEN)
-        c = load_piece(logits, offset, 2, step, points, LENGTH, BLOCK, EVEN)
-        d = load_piece(logits, offset, 3, step, points, LENGTH, BLOCK, EVEN)
-    return a, b, c, d
-
-
-@triton.jit
-def store_piece(
-    out, found, offset, k, member,
-    LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+def store_piece(out, found, offset, k, member, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """Store a piece of a row of one quarter."""
     row = member * 4 * tl.num_programs(0) + row_in(k)
     along = tl.arange(0, BLOCK)
@@ -99,19 +77,71 @@ def store_piece(
 
 
 @triton.jit
-def store_rows(out, member, a, b, c, d, constant):
-    """Store the sums of the rows of a program, one in each quarter."""
-    out += member * 4 * tl.num_programs(0)
-    tl.store(out + row_in(0), constant + tl.sum(a, 0))
-    tl.store(out + row_in(1), constant + tl.sum(b, 0))
-    tl.store(out + row_in(2), constant + tl.sum(c, 0))
-    tl.store(out + row_in(3), constant + tl.sum(d, 0))
+def draw_pieces(
+    HOW: tl.constexpr, given, offset, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
+):  # fmt: skip
+    """Draw a piece of a row in each quarter, whose logits are the same where there are four times as many samples."""
+    DRAW: tl.constexpr = HOW[0]
+    SQUASH: tl.constexpr = HOW[1]
+    SAME: tl.constexpr = HOW[2]
+    WIDE: tl.constexpr = HOW[3]
+    own, logits, key, member, points, step = given
+    held = [load_piece(logits, offset, k, step, points, LENGTH, BLOCK, EVEN) for k in ((0,) if SAME else (0, 1, 2, 3))]
+    place = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * LENGTH + (offset + tl.arange(0, BLOCK))
+    words = words_beside(held[0], key, member, place)
+    return [
+        DRAW(held[0 if SAME else k], words[k], own, offset, k, member, SQUASH, LENGTH, LANES, BLOCK, EVEN)
+        for k in (0, 1, 2, 3)
+    ]
 
 
 @triton.jit
-def place_of(offset, LENGTH: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr):
-    """The places of a piece of a row."""
-    return tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * LENGTH + (offset + tl.arange(0, BLOCK))
+def draw_rows(
+    DRAW: tl.constexpr, own, logits, key, member, points, step,
+    SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
+    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """Draw the rows of a program, one in each quarter; their log probabilities in each lane.
+
+    `DRAW` draws a piece of one quarter, with arguments of its `own`.
+    """
+    zero = tl.zeros((LANES,), tl.float32)
+    return over_row(
+        draw_pieces, (DRAW, SQUASH, SAME, WIDE), (own, logits, key, member, points, step),
+        (zero, zero, zero, zero), LENGTH, LANES, BLOCK, WHOLE, REST,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_rows(out, member, total, constant):
+    """Store the sums of the rows of a program, one in each quarter."""
+    out += member * 4 * tl.num_programs(0)
+    for k in tl.static_range(4):
+        tl.store(out + row_in(k), constant + tl.sum(total[k], 0))
+
+
+@triton.jit
+def over_row(
+    TAKE: tl.constexpr, HOW: tl.constexpr, given, total,
+    LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """Add to totals what a function takes from each piece of a row, in all lanes."""
+    for offset in range(0, WHOLE, BLOCK):
+        total = added(total, TAKE(HOW, given, offset, LENGTH, LANES, BLOCK, True))
+    if WHOLE < LENGTH:
+        total = added(total, TAKE(HOW, given, WHOLE, LENGTH, LANES, REST, WHOLE + REST <= LENGTH))
+    if WHOLE + REST < LENGTH:
+        total = added(total, TAKE(HOW, given, WHOLE + REST, LENGTH, LANES, LANES, WHOLE + REST + LANES <= LENGTH))
+    return total
+
+
+@triton.jit
+def added(total, found):
+    """The sums of what two tuples have in each place."""
+    sums = ()
+    for i in tl.static_range(len(total)):
+        sums = sums + (total[i] + found[i],)  # type: ignore[assignment]  # noqa: RUF005 (Triton unpacks nothing)
+    return sums
 
 
 class Pieces(NamedTuple):
@@ -139,6 +169,29 @@ def pieces(length: int, *, busy: bool) -> Pieces:
 def has_quarters(total: int, length: int) -> bool:
     """Whether each quarter of a draw consists of whole rows, so that it can be drawn row by row."""
     return length > 1 and total // length % 4 == 0
+
+
+class Launch(NamedTuple):
+    """A launch: its programs and members, the numbers that count units, samples or rows, and its options."""
+
+    grid: tuple[int, int]
+    counts: tuple[int, ...]
+    options: dict[str, int]
+
+
+def draws(members: int, samples: int, units: int, length: int) -> Launch:
+    """The programs for draws, by rows of a length, which quarters must consist of, or by units if it is 1."""
+    total = samples * units
+    wide = total >= 2**30  # most draws can be numbered in 32 bits, in which division is faster
+    if length > 1:
+        programs, points = total // length // 4, units // length
+        cut, step = pieces(length, busy=programs * members >= BUSY), programs % points
+        options = {"SAME": step == 0, "WIDE": wide, "LENGTH": length, **cut._asdict(), "num_warps": cut.LANES // 32}
+        return Launch((programs, members), (points, step), options)
+    programs = triton.cdiv(quarter(total), BLOCK)
+    options = {"WIDE": wide, "LONG": units >= BLOCK, "BLOCK": BLOCK}
+    options["num_warps"] = 1 if programs * members >= 2 * BUSY else 4
+    return Launch((programs, members), (units, total, quarter(total)), options)
 
 
 class Tiling(NamedTuple):
@@ -187,18 +240,11 @@ def point_of(unit, LENGTH: tl.constexpr):
     return unit if LENGTH == 1 else (unit.to(tl.uint32) // LENGTH).to(tl.int64)
 
 
-class RowTiling(NamedTuple):
-    """How programs share rows of units: each takes some rows, those of one data point if it has several samples."""
-
-    shared: bool
-    rows: int
-    cut: Pieces
-    warps: int
-    grid: tuple[int, int]
-
-
-def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling:
-    """The programs for rows of so many units."""
+def scores(members: int, samples: int, units: int, length: int) -> Launch:
+    """The programs for scores, of units or of rows: each takes rows of one data point if it has several samples."""
+    if length == 1:
+        tile = tiling(members, samples, units, sums=False)
+        return Launch(tile.grid, (units, samples), {"ROWS": tile.rows, "UNITS": tile.units, "num_warps": tile.warps})
     points = units // length
     count = members * samples * points
     cut, height = pieces(length, busy=count >= BUSY), 1
@@ -209,7 +255,9 @@ def row_tiling(members: int, samples: int, units: int, length: int) -> RowTiling
         height *= 2
     height = min(height, triton.next_power_of_2(samples)) if samples > 1 else height
     programs = points * triton.cdiv(samples, height) if samples > 1 else triton.cdiv(points, height)
-    return RowTiling(samples > 1, height, cut, max(cut.LANES // 32, 1), (programs, members))
+    shared, warps = samples > 1, max(cut.LANES // 32, 1)
+    options = {"LENGTH": length, "SHARED": shared, "ROWS": height, **cut._asdict(), "num_warps": warps}
+    return Launch((programs, members), (samples, points), options)
 
 
 @triton.jit
@@ -227,11 +275,21 @@ def placed_rows(samples, points, SHARED: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_stretch(
-    rows, row, inside, offset, other,
-    LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+def load_stretch(rows, row, inside, offset, other, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """A piece of each of some rows."""
     along = tl.arange(0, BLOCK)[None, :]
     mask = inside if EVEN else inside & (offset + along < LENGTH)
     return tl.load(rows + (row * LENGTH + offset) + along, mask=mask, other=other).to(tl.float32)
+
+
+def gradients_of_mass(gradient: Callable[..., Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The gradients of a draw and of a score of states, through their log masses, from the function of both."""
+
+    def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
+        logits, _, _, squash, length = inputs
+        return (gradient(by[1], outputs[0], logits, squash, length),)
+
+    def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[None, Tensor]:
+        return None, gradient(by[0], *inputs)
+
+    return draw_backward, score_backward

@@ -1,6 +1,6 @@
 """How rows of categories are divided among the programs of a GPU."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LARGEST = 8192
 """The most categories that one program holds."""
@@ -22,8 +22,7 @@ def power(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-@dataclass(frozen=True)
-class DrawTile:
+class DrawTile(NamedTuple):
     """A tile of units and categories. A program has one in each quarter and, if rows are summed, moves along a row."""
 
     length: int
@@ -60,8 +59,7 @@ def stretch(length: int, width: int, *, busy: bool) -> int:
     return most
 
 
-@dataclass(frozen=True)
-class UnitTile:
+class UnitTile(NamedTuple):
     """A tile of samples, units and categories, which a program moves along the samples in steps."""
 
     samples: int

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .native import log1p
 from .operator import rows
 
 BLOCK = 64
@@ -16,9 +17,8 @@ def _add(left, right):
     larger = tl.maximum(left, right, tl.PropagateNan.ALL)
     smaller = tl.minimum(left, right, tl.PropagateNan.ALL)
     small = tl.exp(smaller - tl.where(larger == float("-inf"), 0.0, larger))
-    total = 1 + small
-    log1p = tl.where(total == 1, small, tl.log(total) * (small / (total - 1)))
-    return tl.where((larger == smaller) & (tl.abs(larger) == float("inf")), larger, larger + log1p)
+    rest = log1p(small)
+    return tl.where((larger == smaller) & (tl.abs(larger) == float("inf")), larger, larger + rest)
 
 
 @triton.jit

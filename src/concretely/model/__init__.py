@@ -1,7 +1,6 @@
 """Latent variable models."""
 
 from .base import Model
-from .density import density
-from .prediction import prediction
+from .paper import density, prediction
 
 __all__ = ["Model", "density", "prediction"]

@@ -90,22 +90,15 @@ class Visible(nn.Module):
     """The observed layer of bits, conditioned on the layer before; the base rate initializes its bias."""
 
     def __init__(
-        self,
-        before: int,
-        layer: Layer,
-        link: Link,
-        *,
-        width: int,
-        base_rate: Tensor | None,
-        generator: Generator | None,
+        self, before: int, layer: Layer, link: Link, *, base_rate: Tensor | None, generator: Generator | None
     ) -> None:
         super().__init__()
         self.units = layer.units
-        self.network = mlp(before, layer.units, link, width=width, generator=generator)
+        self.network = mlp(before, layer.units, link, width=before, generator=generator)
         if base_rate is not None:
-            bias = [module for module in self.network.modules() if isinstance(module, nn.Linear)][-1].bias
             with torch.no_grad():
-                bias.copy_(torch.logit(as_rate(base_rate, layer.units).clamp(RARE, 1 - RARE)))
+                bias = torch.logit(as_rate(base_rate, layer.units).clamp(RARE, 1 - RARE))
+                self.network.maps[-1].bias.copy_(bias)
 
     def forward(self, state: Float[Tensor, "*batch before"]) -> Bernoulli:
         """Return the distribution of the layer."""

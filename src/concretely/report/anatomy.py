@@ -95,7 +95,7 @@ def is_small(nodes: Sequence[Node]) -> bool:
     return sum(node.units * max(node.n, 1) for node in nodes) <= DETAIL
 
 
-def extent(shape: Sequence[int]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     """Format a shape without axes of length 1."""
     return " × ".join(str(length) for length in shape if length > 1) or "1"
 
@@ -139,25 +139,21 @@ def _sampling(
     Where the temperature is unknown, a value that has a node is relaxed, and so is one between the states. A discrete
     state with a gradient is a straight-through value.
     """
+    if isinstance(mass, Bernoulli):
+        noise, hard, soft = "L", "step", "sigmoid( · / {} )"
+    elif isinstance(mass, OneHotCategorical):
+        noise, hard, soft = "G", "argmax", "softmax( · / {} )"
+    elif mass.logits.shape[-1] == 1:
+        noise, hard, soft = "L", "2 step − 1", "2 sigmoid( · / {} ) − 1"
+    else:
+        noise, hard, soft = "G", "C argmax", "C softmax( · / {} )"
     value = outcome.value
     if temperature is None:
         discrete = outcome.node is None and bool(mass.support.check(value).all())
     else:
         discrete = not temperature.any()
-    noise, hard, soft = _steps(mass)
     operations = [Operation(hard, discrete=True)] if discrete else []
     if not discrete or value.requires_grad:
         text = "λ" if temperature is None or temperature.numel() > 1 else format_number(temperature.item())
         operations.append(Operation(soft.format(text), discrete=False, lends=discrete))
     return noise, tuple(operations)
-
-
-def _steps(mass: Bernoulli | OneHotCategorical | Hypercube) -> tuple[str, str, str]:
-    """Return the symbol of the noise, and the discrete and the relaxed operation on noisy logits."""
-    if isinstance(mass, Bernoulli):
-        return "L", "step", "sigmoid( · / {} )"
-    if isinstance(mass, OneHotCategorical):
-        return "G", "argmax", "softmax( · / {} )"
-    if mass.logits.shape[-1] == 1:
-        return "L", "2 step − 1", "2 sigmoid( · / {} ) − 1"
-    return "G", "C argmax", "C softmax( · / {} )"

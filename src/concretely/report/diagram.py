@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Affine2D
 
@@ -17,8 +16,7 @@ from ..graph.trace import Trace
 from ..spelling import format_number
 from .anatomy import anatomy, is_small
 from .layout import GAP, Flow, Layout, layout
-from .pen import Point, arrow
-from .portrait import Box, Full
+from .portrait import Box, Full, arrow
 
 PAGE = 10.8
 """The width of a figure in inches."""
@@ -86,17 +84,13 @@ def _page(panels: Sequence[Panel]) -> Figure:
         for name, sketch in column:
             bottom = top - sketch.layout.height
             axes.text(left + GAP / 2, (top + bottom) / 2, name, va="center", fontsize=11, style="italic")
-            _draw(axes, sketch, (centre - sketch.layout.width / 2, bottom))
+            edge = centre - sketch.layout.width / 2
+            for path in sketch.layout.arrows:
+                arrow(axes, path.transformed(Affine2D().translate(edge, bottom)))
+            for portrait in sketch.portraits:
+                x, y = sketch.layout.middles[portrait.node.name]
+                portrait.draw(axes, (x + edge, y + bottom))
             top = bottom - GAP
         axes.text(centre, top + GAP - 0.14, caption, ha="center", va="top", fontsize=11)
     axes.set(xlim=(0, columns * width), ylim=(0, rows * height))
     return figure
-
-
-def _draw(axes: Axes, sketch: Sketch, corner: Point) -> None:
-    """Draw nodes and the arrows between them."""
-    for path in sketch.layout.arrows:
-        arrow(axes, path.transformed(Affine2D().translate(*corner)))
-    for portrait in sketch.portraits:
-        x, y = sketch.layout.middles[portrait.node.name]
-        portrait.draw(axes, (x + corner[0], y + corner[1]))

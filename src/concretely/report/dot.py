@@ -3,7 +3,7 @@
 from html import escape
 
 from ..graph.trace import Trace
-from .anatomy import GROUND, Node, anatomy, extent, is_small
+from .anatomy import GROUND, Node, anatomy, format_shape, is_small
 from .style import DARK, INK, PALE
 
 
@@ -24,14 +24,13 @@ def dot(trace: Trace) -> str:
         f"node [{style}]",
         f'edge [color="{INK}", arrowsize=0.6]',
     ]
-    entrances, exits = dict[str, list[str]](), dict[str, str]()
+    entrances, keys = dict[str, list[str]](), {node.name: f"n{place}" for place, node in enumerate(nodes)}
     for place, node in enumerate(nodes):
-        statements, entrances[node.name] = _statements(node, f"n{place}", detailed=is_small(nodes))
-        exits[node.name] = f"n{place}_state"
+        statements, entrances[node.name] = _statements(node, keys[node.name], detailed=is_small(nodes))
         title = f'label="{_quoted(f"{node.name} ∼ {node.law}")}"; color="{PALE}"'
         lines += [f"subgraph cluster_{place} {{", f"  {title}", *(f"  {line}" for line in statements), "}"]
     for child, parents in trace.parents.items():
-        lines += [f"{exits[parent]} -> {entrance}" for parent in parents for entrance in entrances[child]]
+        lines += [f"{keys[parent]}_state -> {entrance}" for parent in parents for entrance in entrances[child]]
     return "\n".join(["digraph {", *(f"  {line}" for line in lines), "}", ""])
 
 
@@ -43,7 +42,7 @@ def _statements(node: Node, key: str, *, detailed: bool) -> tuple[list[str], lis
         for entry in range(node.n if detailed else min(node.n, 1)):
             logit, noise, total = (f"{key}_{part}_{unit}_{entry}" for part in ("logit", "noise", "sum"))
             index = node.subscript(unit, entry) if detailed else ""
-            size = f"{node.logits[unit, entry]:.3g}" if detailed else extent(node.logits.shape)
+            size = f"{node.logits[unit, entry]:.3g}" if detailed else format_shape(node.logits.shape)
             lines.append(f'{logit} [shape=circle, label="log α{index}\\n{size}"]')
             entrances.append(logit)
             if node.noise:
@@ -68,11 +67,11 @@ def _statements(node: Node, key: str, *, detailed: bool) -> tuple[list[str], lis
 def _cells(node: Node, *, detailed: bool) -> str:
     """Return a state as a Graphviz table."""
     side, border = (16, 1) if detailed else (6, 0)
-    rows = []
+    cells = ""
     for row in [node.brightness.flatten().tolist()] if detailed else node.table.tolist():
         shades = [f'BGCOLOR="#{f"{round(255 * shade):02x}" * 3}"' if shade == shade else "" for shade in row]
-        rows.append("".join(f'<TD WIDTH="{side}" HEIGHT="{side}" {shade}></TD>' for shade in shades))
-    cells = "".join(f"<TR>{row}</TR>" for row in rows)
+        entries = "".join(f'<TD WIDTH="{side}" HEIGHT="{side}" {shade}></TD>' for shade in shades)
+        cells += f"<TR>{entries}</TR>"
     inner = f'<TABLE COLOR="{DARK}" BORDER="0" CELLBORDER="{border}" CELLSPACING="0" CELLPADDING="0">{cells}</TABLE>'
     style = f'COLOR="{DARK}" BGCOLOR="{GROUND if node.observed else "white"}"'
     style += "" if node.discrete else ' STYLE="ROUNDED"'

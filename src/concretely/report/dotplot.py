@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from ..evaluation.finding import Finding, GradientStudy
-from ..evaluation.tally import Measure
 from .style import DARK, INK, PALE
 
 
@@ -25,8 +24,9 @@ def draw_study(study: GradientStudy) -> Figure:
     drawn = Figure(figsize=(10, 1.3 + 0.3 * len(findings)), layout=ConstrainedLayoutEngine(wspace=0.06))
     panels = drawn.subplots(1, 3, sharey=True)
     titles = ("bias / gradient", "noise / gradient", "seconds × (noise / gradient)²")
-    for axes, title, dot in zip(panels, titles, (_bias, _noise, _time), strict=True):
-        _draw(axes, [dot(finding) for finding in findings])
+    columns = zip(*map(_dots, findings), strict=True)
+    for axes, title, dots in zip(panels, titles, columns, strict=True):
+        _draw(axes, dots)
         axes.set_xlabel(title, fontsize=9, color=INK)
     names = [f"{name}, m = {finding.samples}" for name, finding in study.findings.items()]
     panels[0].set_yticks(range(len(names)), names, parse_math=False)
@@ -50,30 +50,20 @@ class _Dot(NamedTuple):
     fill: str
 
 
-def _bias(finding: Finding) -> _Dot:
-    """Return the bias or, if it is not significant, its limit."""
+def _dots(finding: Finding) -> tuple[_Dot, _Dot, _Dot]:
+    """Return the bias or, if it is not significant, its limit; the noise of an estimate; and the time to average it.
+
+    The time is that until the noise is as small as the gradient. Whiskers are two standard errors long.
+    """
+    fill, relative = "white" if finding.is_biased else DARK, finding.relative
+    bias, noise = (
+        _Dot(relative(value), relative(value - 2 * error), relative(value + 2 * error), "o", fill)
+        for value, error in (finding.squared_bias, finding.variance)
+    )
     if not finding.is_biased:
-        limit = finding.bias_limit
-        return _Dot(limit, limit, limit, "<", DARK)
-    return _Dot(*_whiskers(finding, finding.squared_bias), "o", "white")
-
-
-def _noise(finding: Finding) -> _Dot:
-    """Return the standard deviation of one estimate."""
-    return _Dot(*_whiskers(finding, finding.variance), "o", "white" if finding.is_biased else DARK)
-
-
-def _time(finding: Finding) -> _Dot:
-    """Return the time to average until the noise is as small as the gradient."""
-    noise = _noise(finding)
+        bias = _Dot(finding.bias_limit, finding.bias_limit, finding.bias_limit, "<", fill)
     value, low, high = (finding.seconds * number**2 for number in noise[:3])
-    return noise._replace(value=value, low=low, high=high)
-
-
-def _whiskers(finding: Finding, squared: Measure) -> tuple[float, float, float]:
-    """Return a root and the roots two standard errors below and above, relative to the reference."""
-    value, error = squared
-    return finding.relative(value), finding.relative(value - 2 * error), finding.relative(value + 2 * error)
+    return bias, noise, noise._replace(value=value, low=low, high=high)
 
 
 def _draw(axes: Axes, dots: Sequence[_Dot]) -> None:
@@ -90,10 +80,8 @@ def _draw(axes: Axes, dots: Sequence[_Dot]) -> None:
         else:
             place, side = (1.0, "right") if dot.value else (0.0, "left")
             text = "?" if math.isnan(dot.value) else "∞" if dot.value else "0"
-            back = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-            axes.text(
-                place, row, text, transform=axes.get_yaxis_transform(), va="center", ha=side, color=DARK, bbox=back
-            )
+            across, back = axes.get_yaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            axes.text(place, row, text, transform=across, va="center", ha=side, color=DARK, bbox=back)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
     axes.tick_params(axis="y", length=0)

@@ -7,13 +7,12 @@ from typing import NamedTuple
 import matplotlib
 import torch
 from jaxtyping import Float, Shaped
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from ..experiment.picture import Picture
-from .style import DPI, INK, PALE
+from .style import DPI, INK, PALE, PIXELS
 
 DATA, MODEL, BLANK = "Greys", "Blues", "#e4e4e4"
 """The colour maps of data and of the model, and the grey of missing pixels."""
@@ -45,11 +44,13 @@ def draw_picture(picture: Picture) -> Figure:
         parts = [slice(first, first + BROAD) for first in range(0, len(x), BROAD)]
         rows = [half[part] for part in parts for half in (seen, found)]
         return _page(rows, "data x, and below p(x = 1 | z) for z ∼ q(z | x)")
-    side = _common_side(context.shape[1], x.shape[1])
+    above, below = context.shape[1], x.shape[1]
+    square = math.isqrt(above + below)
+    side = square if square**2 == above + below and above % square == 0 else None
     rows = list[list[Tile]]()
     for given, truth, found in zip(*(pixels(each, side) for each in (context, x, made)), strict=True):
-        above, below = Strip(given, DATA), [Strip(truth, DATA), *(Strip(image, MODEL) for image in found)]
-        rows.append([(above,), *((strip,) if side is None else (above, strip) for strip in below)])
+        upper, lower = Strip(given, DATA), [Strip(truth, DATA), *(Strip(image, MODEL) for image in found)]
+        rows.append([(upper,), *((strip,) if side is None else (upper, strip) for strip in lower)])
     return _page(rows, "given, data, and p(x = 1 | z) for z ∼ p(z | given)")
 
 
@@ -92,37 +93,19 @@ def _page(rows: Sequence[Sequence[Tile]], note: str) -> Figure:
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, breadth), ylim=(length, 0), frame_on=False, xticks=[], yticks=[])
     for row, images in enumerate(rows):
         for column, tile in enumerate(images):
-            _draw(axes, tile, (MARGIN + column * across, MARGIN + row * down), shape=(height, width), scale=scale)
-    axes.set(xlim=(0, breadth), ylim=(length, 0), aspect="auto")
+            left, top = MARGIN + column * across, MARGIN + row * down
+            frame = (left, top), width * scale, height * scale  # with room for the largest image
+            axes.add_patch(Rectangle(*frame, facecolor=BLANK, zorder=0))
+            axes.add_patch(Rectangle(*frame, fill=False, edgecolor=PALE, linewidth=0.5, zorder=2))
+            for strip, shades in tile:
+                bottom, right = top + strip.shape[0] * scale, left + strip.shape[1] * scale
+                colors = matplotlib.colormaps[shades].with_extremes(bad=BLANK)
+                axes.imshow(strip.numpy(), cmap=colors, extent=(left, right, bottom, top), zorder=1, **PIXELS)
+                top = bottom
+    axes.set(xlim=(0, breadth), ylim=(length, 0))
     axes.text(MARGIN, length - MARGIN, note, fontsize=8, color=INK, parse_math=False, va="bottom")
     return figure
 
 
-def _draw(axes: Axes, tile: Tile, corner: tuple[int, int], *, shape: tuple[int, int], scale: int) -> None:
-    """Draw an image in a frame with room for the largest."""
-    (left, top), (height, width) = corner, shape
-    size = width * scale, height * scale
-    axes.add_patch(Rectangle(corner, *size, facecolor=BLANK, zorder=0))
-    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=PALE, linewidth=0.5, zorder=2))
-    for strip, shades in tile:
-        bottom, right = top + strip.shape[0] * scale, left + strip.shape[1] * scale
-        axes.imshow(
-            strip.numpy(),
-            cmap=matplotlib.colormaps[shades].with_extremes(bad=BLANK),
-            vmin=0,
-            vmax=1,
-            extent=(left, right, bottom, top),
-            interpolation="nearest",
-            zorder=1,
-        )
-        top = bottom
-
-
 def _tiles(images: Float[Tensor, "images height side"], shades: str) -> list[Tile]:
     return [(Strip(image, shades),) for image in images]
-
-
-def _common_side(upper: int, lower: int) -> int | None:
-    """Return the side of the square that two images form, one below the other, or None."""
-    side = math.isqrt(upper + lower)
-    return side if side**2 == upper + lower and upper % side == 0 else None

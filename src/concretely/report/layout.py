@@ -9,7 +9,8 @@ from typing import Literal
 
 from matplotlib.path import Path
 
-from .pen import Point
+Point = tuple[float, float]
+"""A position or a size in inches."""
 
 GAP = 0.36
 """The distance between nodes, in inches."""
@@ -75,7 +76,10 @@ def layout(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point], *, 
 
 
 def _layers(parents: Mapping[str, Sequence[str]]) -> tuple[list[list[Key]], list[list[Key]]]:
-    """Return the entries of every layer in order, and every edge as the chain of entries that it connects."""
+    """Return the entries of every layer in order, and every edge as the chain of entries that it connects.
+
+    To untangle edges, layers are sorted by the mean position of the neighbours of an entry in the adjacent layers.
+    """
     depth: dict[Key, int] = {}
     chains: list[list[Key]] = []
     for child, before in parents.items():
@@ -85,21 +89,15 @@ def _layers(parents: Mapping[str, Sequence[str]]) -> tuple[list[list[Key]], list
             depth |= {(parent, child, number): number for number in passed}
             chains.append([parent, *((parent, child, number) for number in passed), child])
     layers = [[key for key in depth if depth[key] == number] for number in range(max(depth.values()) + 1)]
-    _untangle(layers, chains)
-    return layers, chains
-
-
-def _untangle(layers: Sequence[list[Key]], chains: Sequence[Sequence[Key]]) -> None:
-    """Sort each layer by the mean position of its neighbours in the adjacent layers, a few times over."""
-    ties: dict[Key, list[Key]] = {key: [] for layer in layers for key in layer}
-    for chain in chains:
-        for one, other in pairwise(chain):
-            ties[one].append(other)
-            ties[other].append(one)
+    ties: dict[Key, list[Key]] = {key: [] for key in depth}
+    for one, other in (pair for chain in chains for pair in pairwise(chain)):
+        ties[one].append(other)
+        ties[other].append(one)
     place: dict[Key, float] = {}
-    for layer in [*layers] * 6:
+    for layer in layers * 6:  # a few times over
         layer.sort(key=lambda key: fmean([place[tie] for tie in ties[key] if tie in place] or [place.get(key, 0.0)]))
         place |= {key: index - (len(layer) - 1) / 2 for index, key in enumerate(layer)}
+    return layers, chains
 
 
 def _line(stops: Sequence[Point]) -> tuple[list[Point], list[int]]:

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from ..experiment.picture import Picture
-from ..experiment.record import format_value, is_corrected
+from ..experiment.record import format_metric, format_value, is_corrected
 from ..file import atomic_write, write_text
 from ..training.run import Run
 from .curve import Row, curve
@@ -82,9 +82,10 @@ def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequen
     True
     """
     recipe = {key: value for key, value in record.get("recipe", {}).items() if value is not None}
+    words = (("", "notation"), ("on ", "data"), ("by ", "estimator"))
     return render_template(
         "page.html",
-        title=_title(recipe),
+        title=" ".join(f"{word}{recipe[key]}" for word, key in words if key in recipe) or "A run",
         metrics=[_metric(name, metric) for name, metric in record.get("metrics", {}).items()],
         curve=curve,
         pictures=pictures,
@@ -109,11 +110,6 @@ def render_template(name: str, **variables: Any) -> str:
     return environment.get_template(name).render(**variables)
 
 
-def _title(recipe: Mapping[str, Any]) -> str:
-    words = (("", "notation"), ("on ", "data"), ("by ", "estimator"))
-    return " ".join(f"{word}{recipe[key]}" for word, key in words if key in recipe) or "A run"
-
-
 def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     words = name.split("_")
     meaning = [metric.get("meaning", MEANINGS.get(words[-1], ""))]
@@ -122,8 +118,8 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
         meaning.append(f"Estimated from {samples}.")
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
-    text = format_value(metric.get("value"), metric.get("standard_error"))
-    return {"name": title, "value": metric.get("value"), "text": text, "meaning": " ".join(filter(None, meaning))}
+    about = {"text": format_metric(metric), "meaning": " ".join(filter(None, meaning))}
+    return {"name": title, "value": metric.get("value"), **about}
 
 
 def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,14 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path
 
-from .anatomy import GROUND, Node, extent
-from .pen import Point, arrow, box, circle, legible, text
-from .style import INK, PALE
+from .anatomy import GROUND, Node, format_shape
+from .layout import Point
+from .style import DARK, INK, PALE, PIXELS
+
+LOOK: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 0.8, "zorder": 2}
+"""The look of boxes and circles, unless they ask for another."""
 
 PITCH, RADIUS, PLUS, CELL, LEVEL = 1.0, 0.2, 0.11, 0.28, 0.6
 """For small nodes, in inches: the distance of logits, the radii of leaves and sums, a state, the distance of levels."""
@@ -18,81 +23,53 @@ GRID = 1.0
 """The size of the state of a large node, in inches."""
 
 
-@dataclass(frozen=True)
 class Box:
     """A node as a box with its name, state and shape: blue, or grey if it is observed."""
 
-    node: Node
-
-    @property
-    def size(self) -> Point:
-        """Its width and height."""
-        return GRID + 0.24, self._table_size[1] + 0.58
-
-    @property
-    def _table_size(self) -> Point:
-        rows, columns = self.node.table.shape
+    def __init__(self, node: Node) -> None:
+        rows, columns = node.table.shape
         side = min(CELL, GRID / max(rows, columns))
-        return columns * side, rows * side
+        self.node, self.table_size = node, (columns * side, rows * side)
+        self.size: Point = (GRID + 0.24, rows * side + 0.58)
 
     def draw(self, axes: Axes, middle: Point) -> None:
         """Draw it centred at a point."""
-        node, (x, y), (width, height) = self.node, middle, self._table_size
+        node, (x, y), (width, height) = self.node, middle, self.table_size
         color = GROUND if node.observed else PALE
         box(axes, middle, self.size, rounding=0 if node.discrete else 0.14, facecolor=color)
-        axes.imshow(
-            node.table.numpy(),
-            cmap="gray",
-            vmin=0,
-            vmax=1,
-            extent=(x - width / 2, x + width / 2, y - height / 2, y + height / 2),
-            interpolation="nearest",
-            aspect="auto",
-            zorder=3,
-        )
-        box(axes, middle, (width, height), facecolor="none", zorder=4)
+        extent = (x - width / 2, x + width / 2, y - height / 2, y + height / 2)
+        axes.imshow(node.table.numpy(), cmap="gray", extent=extent, zorder=3, **PIXELS)
+        box(axes, middle, self.table_size, facecolor="none", zorder=4)
         text(axes, (x, y + height / 2 + 0.15), legible(node.name), size=9)
-        text(axes, (x, y - height / 2 - 0.15), extent(node.shape), size=8, color=INK)
+        text(axes, (x, y - height / 2 - 0.15), format_shape(node.shape), size=8, color=INK)
 
 
-@dataclass(frozen=True)
 class Full:
     """A node unit by unit: logits and noise, their sums, operations, the state, and the name above."""
 
-    node: Node
-    framed: bool
-
-    @property
-    def size(self) -> Point:
-        """Its width and height."""
-        width = max(self.node.units * self._unit_width, 0.1 * len(legible(self.node.name)))
-        return width + 0.1, self._levels[-1] + CELL / 2 + 0.34
-
-    @property
-    def _unit_width(self) -> float:
-        node = self.node
-        return max(node.n * PITCH, _row(self._widths), CELL * node.brightness.shape[1]) + 0.2
-
-    @property
-    def _widths(self) -> list[float]:
-        """The widths of the operations of a unit; a single one is wide enough for vertical arrows."""
-        widths = [0.066 * len(operation.text) + 0.24 for operation in self.node.operations]
-        return [max(widths[0], (self.node.n - 1) * PITCH + 0.5)] if len(widths) == 1 else widths
-
-    @property
-    def _levels(self) -> list[float]:
-        """The heights of leaves, sums, operations and state."""
-        steps = [self.node.n > 0, bool(self.node.noise), bool(self.node.operations), True]
-        return [RADIUS + 0.1 + LEVEL * (sum(steps[: place + 1]) - 1) for place in range(4)]
+    def __init__(self, node: Node, *, framed: bool) -> None:
+        self.node, self.framed = node, framed
+        widths = [0.066 * len(operation.text) + 0.24 for operation in node.operations]
+        if len(widths) == 1:  # wide enough for vertical arrows
+            widths = [max(widths[0], (node.n - 1) * PITCH + 0.5)]
+        self.widths = widths
+        self.state_width = CELL * node.brightness.shape[1]
+        self.unit_width = max(node.n * PITCH, _row(widths), self.state_width) + 0.2
+        steps = [node.n > 0, bool(node.noise), bool(node.operations), True]
+        # the heights of leaves, sums, operations and state
+        self.levels = [RADIUS + 0.1 + LEVEL * (sum(steps[: place + 1]) - 1) for place in range(4)]
+        self.margin = 0.07 if node.observed else 0.0  # of the background around a state
+        width = max(node.units * self.unit_width, 0.1 * len(legible(node.name)))
+        self.size: Point = (width + 0.1, self.levels[-1] + CELL / 2 + 0.34)
 
     def draw(self, axes: Axes, middle: Point) -> None:
         """Draw it centred at a point."""
         (x, y), (_, height) = middle, self.size
-        leaf, total, step, state = (y - height / 2 + level for level in self._levels)
+        leaf, total, step, state = (y - height / 2 + level for level in self.levels)
         if self.framed:
             box(axes, middle, self.size, rounding=0.1, edgecolor=PALE, zorder=1)
         for unit in range(self.node.units):
-            centre = x + (unit - (self.node.units - 1) / 2) * self._unit_width
+            centre = x + (unit - (self.node.units - 1) / 2) * self.unit_width
             sources = self._draw_leaves(axes, unit, (centre, leaf), total=total)
             self._draw_operations(axes, sources, (centre, step), state=state)
             self._draw_state(axes, unit, (centre, state))
@@ -115,8 +92,8 @@ class Full:
 
     def _draw_operations(self, axes: Axes, sources: Sequence[Point], middle: Point, *, state: float) -> None:
         """Draw the operations in a row, and all arrows from the sources to the state."""
-        node, (centre, step), widths = self.node, middle, self._widths
-        half, floor = CELL * node.brightness.shape[1] / 2, state - CELL / 2 - self._margin
+        node, (centre, step), widths = self.node, middle, self.widths
+        half, floor = self.state_width / 2, state - CELL / 2 - self.margin
         left = centre - _row(widths) / 2
         for place, (operation, width) in enumerate(zip(node.operations, widths, strict=True)):
             x = left + width / 2
@@ -136,22 +113,16 @@ class Full:
 
     def _draw_state(self, axes: Axes, unit: int, middle: Point) -> None:
         """Draw a state as squares or, if it is relaxed, circles, on a grey background if it is observed."""
-        node, (centre, y), shades = self.node, middle, self.node.brightness[unit].tolist()
-        width, margin = CELL * len(shades), 2 * self._margin
+        node, (centre, y), width, margin = self.node, middle, self.state_width, 2 * self.margin
         if node.observed:
             box(axes, middle, (width + margin, CELL + margin), facecolor=GROUND)
-        for entry, shade in enumerate(shades):
+        for entry, shade in enumerate(node.brightness[unit].tolist()):
             color = "none" if math.isnan(shade) else str(shade)
             cell = centre - width / 2 + CELL * (entry + 0.5), y
             if node.discrete:
                 box(axes, cell, (CELL, CELL), facecolor=color, zorder=3)
             else:
                 circle(axes, cell, CELL / 2, facecolor=color, zorder=3)
-
-    @property
-    def _margin(self) -> float:
-        """The margin of the background around a state."""
-        return 0.07 if self.node.observed else 0.0
 
 
 def _row(widths: Sequence[float]) -> float:
@@ -164,3 +135,38 @@ def _shortened(start: Point, end: Point, *, by: Point) -> Path:
     length = math.dist(start, end)
     ways = (by[0] / length, 1 - by[1] / length)
     return Path([(start[0] + way * (end[0] - start[0]), start[1] + way * (end[1] - start[1])) for way in ways])
+
+
+def arrow(axes: Axes, path: Path, *, dashed: bool = False) -> None:
+    """Draw an arrow along a path."""
+    style = "--" if dashed else "-"
+    stroke = FancyArrowPatch(path=path, arrowstyle="-|>", mutation_scale=7, linestyle=style)
+    stroke.set(facecolor=INK, edgecolor=INK, linewidth=0.8, zorder=2)
+    axes.add_patch(stroke)
+
+
+def box(axes: Axes, middle: Point, size: Point, *, rounding: float = 0.0, **look: Any) -> None:
+    """Draw a rectangle, optionally with rounded corners and another look."""
+    (x, y), (width, height) = middle, size
+    style = f"round,pad=0,rounding_size={rounding}" if rounding else "square,pad=0"
+    stroke = FancyBboxPatch((x - width / 2, y - height / 2), width, height, boxstyle=style)
+    axes.add_patch(stroke).set(**LOOK | look)
+
+
+def circle(axes: Axes, middle: Point, radius: float, *, label: str = "", size: float = 7, **look: Any) -> None:
+    """Draw a circle with a label."""
+    axes.add_patch(Circle(middle, radius, **LOOK | look))
+    text(axes, middle, label, size=size)
+
+
+def text(axes: Axes, middle: Point, letters: str, *, size: float, color: str = "black") -> None:
+    """Draw literal text, centred at a point."""
+    axes.text(*middle, letters, ha="center", va="center", fontsize=size, color=color, parse_math=False, zorder=4)
+
+
+def legible(name: str) -> str:
+    """Escape characters that the font lacks, and shorten a long name."""
+    font = get_font(findfont(FontProperties()))
+    known = (letter.isprintable() and font.get_char_index(ord(letter)) > 0 for letter in name)
+    letters = "".join(letter if is_known else ascii(letter)[1:-1] for letter, is_known in zip(name, known, strict=True))
+    return letters if len(letters) <= 14 else f"{letters[:13]}…"

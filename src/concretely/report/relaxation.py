@@ -1,7 +1,7 @@
 """Figures of Concrete densities: on the simplex of three categories, and for a binary variable."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -29,10 +29,9 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
     if len(alpha) != 3:
         raise ValueError(f"alpha must be three positive numbers, got {len(alpha)}")
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    figure = _page(temperatures, height=2.5)
-    for axes, temperature in zip(figure.axes, temperatures, strict=True):
-        _draw_simplex(axes, Concrete(logits=logits, temperature=temperature))
-    return figure
+    return _page(
+        temperatures, lambda axes, value: _draw_simplex(axes, Concrete(logits=logits, temperature=value)), height=2.5
+    )
 
 
 def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
@@ -42,10 +41,11 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
     Each density has its own scale. See [maddison2017concrete], figure 3.
     """
     logits = torch.tensor(alpha, dtype=torch.float64).log()
-    figure = _page(temperatures, height=2.9)
-    for axes, temperature in zip(figure.axes, temperatures, strict=True):
-        _draw_binary(axes, BinaryConcrete(logits=logits, temperature=temperature))
-    return figure
+    return _page(
+        temperatures,
+        lambda axes, value: _draw_binary(axes, BinaryConcrete(logits=logits, temperature=value)),
+        height=2.9,
+    )
 
 
 def tiles(side: int) -> Float[Tensor, "tiles 3 3"]:
@@ -73,8 +73,8 @@ def _lattice(total: int) -> Float[Tensor, "points 3"]:
     return torch.tensor(points, dtype=torch.float64).view(-1, 3)
 
 
-def _page(temperatures: Sequence[float], *, height: float) -> Figure:
-    """Return a figure of empty panels in rows of four, each with its temperature below."""
+def _page(temperatures: Sequence[float], draw: Callable[[Axes, float], None], *, height: float) -> Figure:
+    """Draw panels in rows of four, each with its temperature below."""
     if not temperatures:
         raise ValueError("temperatures must hold at least one number, got none")
     columns = min(len(temperatures), 4)
@@ -84,6 +84,7 @@ def _page(temperatures: Sequence[float], *, height: float) -> Figure:
     for place, temperature in enumerate(temperatures, start=1):
         axes = figure.add_subplot(rows, columns, place, frame_on=False, xticks=[], yticks=[])
         axes.set_xlabel(f"λ = {format_number(temperature)}", fontsize=11)
+        draw(axes, temperature)
     return figure
 
 
@@ -99,16 +100,9 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
         tile = tiles(200)  # two dots wide
         density = relaxed.log_prob(tile.mean(1)).exp()
         x, y = (tile @ torch.tensor(VERTICES, dtype=torch.float64)).view(-1, 2).T.numpy()
-        axes.tripcolor(
-            x,
-            y,
-            triangles=torch.arange(len(x)).view(-1, 3).numpy(),
-            facecolors=density.numpy(),
-            cmap=SHADES,
-            vmin=0,
-            vmax=ceiling(density, relaxed.temperature, n=3),
-            rasterized=True,  # as vectors the tiles would take megabytes
-        )
+        triangles, top = torch.arange(len(x)).view(-1, 3).numpy(), ceiling(density, relaxed.temperature, n=3)
+        shades = axes.tripcolor(x, y, triangles=triangles, facecolors=density.numpy(), cmap=SHADES, vmin=0, vmax=top)
+        shades.set_rasterized(True)  # as vectors the tiles would take megabytes
         axes.add_patch(Polygon(VERTICES, fill=False, edgecolor=DARK, linewidth=0.8))
     for (x, y), name in zip(VERTICES, ("(1, 0, 0)", "(0, 1, 0)", "(0, 0, 1)"), strict=True):
         lift = math.copysign(max(radii) + 0.07, y - 0.1)

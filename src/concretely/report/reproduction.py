@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 
 from ..experiment.claim import TemperaturePoint
 from ..experiment.paper import RUNS, CellResult, Experiment, cell_title
+from ..experiment.plan import train_command
 from ..experiment.record import is_corrected
 from ..experiment.review import NEAR, Review, Standing
 from ..graph.trace import Trace
 from ..spelling import format_difference, format_number
 from ..training.recipe import resolve
-from .command import train_command
 from .curve import temperature_curve
 from .diagram import side_by_side
 from .page import embed_figure, render_template
@@ -45,15 +45,13 @@ def html_report(review: Review, sampling: Sequence[tuple[float, Mapping[str, Tra
 def _variables(review: Review) -> dict[str, Any]:
     """Return the variables of both templates."""
     return {
+        "review": review,
         "sections": [_section(each, found) for each, found in review.experiments if any(line.record for line in found)],
         "standing": _standing(review.standing),
         "summary": _summary(review),
         "deviations": [_deviation(*each) for each in review.deviations],
-        "findings": review.verdicts,
         "paper_budget": _budgets(review.paper_budget),
         "budgets": _budgets(review.budgets),
-        "known": review.known,
-        "total": review.total,
         "missing": [
             f"{count} of {each.name}"
             for each, found in review.experiments
@@ -73,47 +71,43 @@ def _standing(standing: Standing) -> str:
 
 def _summary(review: Review) -> Grid:
     head = ["experiment", "estimator", f"within {NEAR:g} nat or better", "median test diff", "median train diff"]
-    return Grid(
-        head,
-        [
-            [each.experiment, each.estimator, f"{each.near} of {each.cells}", *map(format_difference, each[-2:])]
-            for each in review.summary
-        ],
-    )
+    rows = [
+        [group.experiment, group.estimator, f"{group.near} of {group.cells}", *map(format_difference, group[-2:])]
+        for group in review.summary
+    ]
+    return Grid(head, rows)
 
 
 def _budgets(results: Sequence[CellResult]) -> Grid:
     """Return a row for every record of cells that were trained more than once."""
-    how = ("model", "data", "estimator", "m", "prior λ", "optimizer", "batch", "rate", "decay")
-    return Grid([*how, "validation", "test", "diff", "steps", "seconds"], [_budget(result) for result in results])
-
-
-def _budget(result: CellResult) -> list[str]:
-    recipe = result.recipe
-    prior = format_number(recipe.prior_temperature) if isinstance(recipe.prior_temperature, float) else MISSING
-    about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples), prior)
-    how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.weight_decay:g}")
-    test, _, difference = format_comparison(result, "test")
-    return [*about, *how, format_score(result, "valid_nll"), test, difference, *format_cost(result)]
+    rows = []
+    for result in results:
+        recipe, (test, _, difference) = result.recipe, format_comparison(result, "test")
+        prior = format_number(recipe.prior_temperature) if isinstance(recipe.prior_temperature, float) else MISSING
+        about = (recipe.notation, recipe.data, recipe.estimator, str(recipe.samples), prior)
+        how = (recipe.optimizer, f"{recipe.batch:,}", f"{recipe.lr:g}", f"{recipe.weight_decay:g}")
+        rows.append([*about, *how, format_score(result, "valid_nll"), test, difference, *format_cost(result)])
+    setup = ("model", "data", "estimator", "m", "prior λ", "optimizer", "batch", "rate", "decay")
+    return Grid([*setup, "validation", "test", "diff", "steps", "seconds"], rows)
 
 
 def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
     """Return the template's variables for an experiment."""
     known = {row: result.record for row, result in enumerate(results, start=1) if result.record is not None}
-    devices = {
-        device.get("gpu") or device.get("cpu") or "an unnamed device"
-        for record in known.values()
-        if (device := record["device"])
-    }
+    devices, commands = set[str](), list[tuple[int, str]]()
+    for row, record in known.items():
+        if device := record["device"]:
+            devices.add(device.get("gpu") or device.get("cpu") or "an unnamed device")
+        recipe, precision = resolve(**record["recipe"]), PRECISIONS.get(device.get("float32_products", ""))
+        options = {"score_samples": each.score_samples, "precision": precision}
+        commands.append((row, train_command(recipe, RUNS / each.name / cell_title(recipe), **options)))
     return {
-        "title": each.title,
-        "place": each.place,
+        "experiment": each,
         "cells": f"{len(known)} of {len(results)} cells",
-        "score_samples": each.score_samples,
         "corrections": _corrections(list(known.values())),
         "devices": " and ".join(sorted(devices)),
         "grid": cell_grid(results),
-        "commands": [(row, _command(each, record)) for row, record in known.items()],
+        "commands": commands,
     }
 
 
@@ -127,13 +121,6 @@ def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
         f"In {len(scores)} of them {numbers} of the training points had all samples and the others 1,000, corrected by "
         f"the mean difference (`evaluate --full-points`)."
     )
-
-
-def _command(each: Experiment, record: Mapping[str, Any]) -> str:
-    recipe = resolve(**record["recipe"])
-    precision = PRECISIONS.get(record["device"].get("float32_products", ""))
-    folder = RUNS / each.name / cell_title(recipe)
-    return train_command(recipe, folder, score_samples=each.score_samples, precision=precision)
 
 
 def _deviation(result: CellResult, reason: str) -> dict[str, str]:

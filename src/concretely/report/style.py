@@ -2,7 +2,7 @@
 
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -15,6 +15,9 @@ SHADES = "Blues_r"
 
 DARK, STRONG, PALE, INK = "#08306b", "#2171b5", "#9ecae1", "#404040"
 """Three blues of this map, and the grey of lines and labels."""
+
+PIXELS: dict[str, Any] = {"vmin": 0, "vmax": 1, "interpolation": "nearest", "aspect": "auto"}
+"""How values from 0 to 1 are drawn as pixels."""
 
 DPI = 200
 """The resolution of every figure."""

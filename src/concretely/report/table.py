@@ -9,9 +9,9 @@ from rich.table import Table
 
 from ..experiment.grid import differing_keys, format_setting
 from ..experiment.paper import SPLITS, CellResult
-from ..experiment.record import format_value, is_corrected, validation_nll
+from ..experiment.record import format_metric, is_corrected, validation_nll
 from ..spelling import format_difference, format_number
-from ..training.member import Member
+from ..training.recipe import Member
 
 MISSING = "–"
 
@@ -21,12 +21,8 @@ WORDS = ("model", "data", "estimator", "optimizer", "experiment")
 NAMES = {"samples": "m", "temperature": "λ"}
 """The paper's symbols for keys of a recipe."""
 
-OBJECTIVES = {
-    "test_nll": "test discrete",
-    "test_relaxed": "test relaxed",
-    "train_nll": "train discrete",
-    "train_relaxed": "train relaxed",
-}
+GRAPHS = {"nll": "discrete", "relaxed": "relaxed"}
+OBJECTIVES = {f"{split}_{name}": f"{split} {graph}" for split in SPLITS for name, graph in GRAPHS.items()}
 """The metrics to show where the paper has no numbers."""
 
 
@@ -54,26 +50,16 @@ def cell_grid(results: Sequence[CellResult]) -> Grid:
     keys = [key for key in ("data", "estimator", "samples", "temperature") if _differs(key, results)]
     splits = [split for split in SPLITS if any(split in result.cell.paper for result in results)]
     others = [] if splits else [name for name in OBJECTIVES if any(result.score(name) for result in results)]
-    return Grid(
-        [
-            "model",
-            *(NAMES.get(key, key) for key in keys),
-            *(header for split in splits for header in (split, "paper", "diff")),
-            *(OBJECTIVES[name] for name in others),
-            "steps",
-            "seconds",
-        ],
-        [
-            [
-                result.cell.recipe.notation,
-                *(_setting(result.cell.recipe.settings.get(key)) for key in keys),
-                *(entry for split in splits for entry in format_comparison(result, split)),
-                *(format_score(result, name) for name in others),
-                *format_cost(result),
-            ]
-            for result in results
-        ],
-    )
+    head = ["model", *(NAMES.get(key, key) for key in keys)]
+    head += [header for split in splits for header in (split, "paper", "diff")]
+    head += [*(OBJECTIVES[name] for name in others), "steps", "seconds"]
+    rows = []
+    for result in results:
+        recipe = result.cell.recipe
+        row = [recipe.notation, *(_setting(recipe.settings.get(key)) for key in keys)]
+        row += [entry for split in splits for entry in format_comparison(result, split)]
+        rows.append([*row, *(format_score(result, name) for name in others), *format_cost(result)])
+    return Grid(head, rows)
 
 
 def format_score(result: CellResult, name: str) -> str:
@@ -127,8 +113,7 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
         best = "best" if index == 0 and math.isfinite(validation_nll(record)) else ""
         cells = ("diverged", MISSING, MISSING)
         if record is not None:
-            metric = record["metrics"]["valid_nll"]
-            nll = format_value(metric["value"], metric["standard_error"])
+            nll = format_metric(record["metrics"]["valid_nll"])
             cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
         table.add_row(*values, *cells, best, style="bold" if best else "")
     return table
@@ -141,15 +126,14 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     baselines = dict[tuple[str, float], str]()
     for record in records:
         if baseline := record["metrics"].get(f"{split}_factorised_nll"):
-            key = record["recipe"]["data"], baseline["value"]
-            baselines[key] = format_value(baseline["value"], baseline["standard_error"])
+            baselines[record["recipe"]["data"], baseline["value"]] = format_metric(baseline)
     for (data, _), nll in baselines.items():
         table.add_row("independent pixels", data, "", "", nll)
     for index, record in enumerate(records):
         recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
         table.add_row(
             *(str(recipe[key]) for key in ("notation", "data", "estimator", "samples")),
-            format_value(scored["value"], scored["standard_error"]),
+            format_metric(scored),
             f"{scored['samples']:,}" + (f" for {scored['thorough']:,} points" if is_corrected(scored) else ""),
             f"{record['seconds']:.0f} s",
             *names[index : index + 1],
@@ -173,7 +157,7 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     best, second, *_ = sorted(records, key=nll)
     recipe, scored = best["recipe"], best["metrics"][f"{split}_nll"]
     named = f"best: {recipe['notation']}, {recipe['estimator']}, m = {recipe['samples']}"
-    sentence = f"{named}, {split} NLL {format_value(scored['value'], scored['standard_error'])}"
+    sentence = f"{named}, {split} NLL {format_metric(scored)}"
     pixels = best["metrics"].get(f"{split}_factorised_nll")
     baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
@@ -181,9 +165,8 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
 
 def plain_table(title: str = "", caption: str = "") -> Table:
     """Return an empty table for the terminal."""
-    table = Table(title=title or None, caption=caption or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.title_justify = table.caption_justify = "left"
-    return table
+    texts: dict[str, Any] = {"title": title or None, "caption": caption or None}
+    return Table(**texts, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
 
 
 def _differs(key: str, results: Sequence[CellResult]) -> bool:

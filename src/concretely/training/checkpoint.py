@@ -43,7 +43,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
         place.write_bytes(written)
     content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
     with atomic_write(path.with_suffix(".json")) as place:
-        place.write_bytes(_json({**content, "digest": _digest_of(content)}))
+        place.write_bytes(json.dumps({**content, "digest": _digest(content)}, indent=1).encode())
     # a later one is damaged, or the run would have gone on from there
     kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]
     for kind in (".json", ".safetensors"):  # in this order, so that none is half there
@@ -79,8 +79,8 @@ def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         text = path.with_suffix(".json").read_bytes()
         content = json.loads(text)
-        known = isinstance(content, dict) and _json(content) == text
-        known = known and content.pop("digest", None) == _digest_of(content)
+        known = isinstance(content, dict) and json.dumps(content, indent=1).encode() == text
+        known = known and content.pop("digest", None) == _digest(content)
         if not known or content["step"] != step:
             raise ValueError
         version, tensors = content["format"], path.read_bytes()
@@ -106,13 +106,6 @@ def _tensors(folder: Path, step: int) -> Path:
     return folder / f"checkpoint-{step:09}.safetensors"
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, indent=1).encode()
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _digest_of(content: Mapping[str, Any]) -> str:
-    return _digest(json.dumps(content, sort_keys=True).encode())
+def _digest(content: bytes | Mapping[str, Any]) -> str:
+    written = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
+    return hashlib.sha256(written).hexdigest()

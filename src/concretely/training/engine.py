@@ -18,17 +18,16 @@ from ..estimator import Estimator, Reinforce
 from ..estimator.base import default_objective
 from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.operator import launching
+from ..model import Model
 from ..noise import Keys
 from .capture import Captured
-from .member import program_key
 from .method import Temperatures, at_temperature
 from .optimizer import ParameterState, StepLog, StepSizes, adam_, guard_, muon_
+from .recipe import Recipe, program_key
 from .rng import Purpose
 from .step_table import StepTable
 
 if TYPE_CHECKING:
-    from ..model import Model
-    from .recipe import Recipe
     from .train_state import TrainState
 
 GAP_INTERVAL = 10
@@ -47,7 +46,7 @@ def path_of(name: str) -> str:
     return name.replace(".", "/", 1)
 
 
-def inputs_of(recipe: "Recipe", bits: Tensor) -> tuple[Tensor, ...]:
+def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
     """The inputs of a model from the bits of data points: x, or the context and x."""
     context = recipe.architecture.context
     return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
@@ -56,7 +55,7 @@ def inputs_of(recipe: "Recipe", bits: Tensor) -> tuple[Tensor, ...]:
 class MemberLoss(nn.Module):
     """The loss of one member on a batch: minus the mean of its objective."""
 
-    def __init__(self, model: "Model", estimator: Estimator, recipe: "Recipe") -> None:
+    def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
         super().__init__()
         self.model, self.estimator, self.recipe = model, estimator, recipe
         self._objective = default_objective(model, estimator)
@@ -105,7 +104,7 @@ class Engine:
         """Take steps until a step is reached, or until `pause`, which is called after each, returns true."""
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
-            program.start()
+            program._loss.train()
         with launching(self.device):
             while self.step < until:
                 gap = self._measures_gap and (self.step - since) % GAP_INTERVAL == 0
@@ -160,10 +159,6 @@ class _Program:
         if vmapped and first.device.type == "cuda":
             stream = torch.cuda.Stream(first.device)
             self._take, self._take_with_gap = (Captured(take, stream) for take in (self._take, self._take_with_gap))
-
-    def start(self) -> None:
-        """Put the modules that take the steps into training mode."""
-        self._loss.train()
 
     def take_step(self, step: int, *, gap: bool) -> None:
         """Take a step; `gap` also measures how far the bound of the discrete graph is from what was maximised."""

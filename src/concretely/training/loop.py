@@ -19,8 +19,7 @@ from ..environment import describe_environment
 from ..file import exclusive_dir, write_text
 from . import checkpoint
 from .engine import GAP_INTERVAL, Engine
-from .member import Member
-from .recipe import FILE, Recipe
+from .recipe import FILE, Member, Recipe
 from .run import Run, export, require_same, resume, save_checkpoint
 from .train_state import Row, TrainState
 
@@ -155,7 +154,7 @@ def _train(
 ) -> bool:
     """Take steps up to one or to the end, with rows, validations and checkpoints; whether it got there."""
     recipe, saved, stopped = tasks[0].state.recipe, time.monotonic(), False
-    active = [task for task in tasks if task.is_active]
+    active = tasks
     for task in active:
         task.run = replace(task.run, members=len(active))
     engine = Engine([task.state for task in active])
@@ -175,16 +174,15 @@ def _train(
         due, at_end = stopped or time.monotonic() - saved > checkpoint_seconds, engine.step in ends
         for task in active:
             _update(task, at_end=at_end, due=due)
-        saved = time.monotonic() if due else saved
-        for task in active:
             if task.failure is not None and several:
                 callbacks.note(f"{task.folder.name}: {task.failure}")
+        saved = time.monotonic() if due else saved
         rows = [task.run.rows[-1] for task in active if task.failure is None and at_end]
         if rows:
             callbacks.row(_average(rows))
         active = [task for task in active if task.is_active]
     for task in tasks:
-        if task.failure is None and not task.run.finished:
+        if task.is_active:
             export(task.run, task.state, task.folder)
     return not stopped
 
@@ -258,8 +256,6 @@ def _interval(recipe: Recipe) -> int:
 
 def _average(rows: Sequence[Row]) -> Row:
     """The average of the rows of several runs; their seconds are added."""
-    if len(rows) == 1:
-        return rows[0]
     validations = [row.valid for row in rows if row.valid is not None]
     return replace(
         rows[0],

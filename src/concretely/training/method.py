@@ -1,6 +1,7 @@
 """The estimator that a recipe names."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,20 +20,25 @@ from ..estimator import (
 )
 from ..model import Model
 from ..schedule import Annealing
-from .recipe import Recipe, Temperature
+from .recipe import ESTIMATORS, Recipe, Temperature
 from .rng import Purpose, generator_of
 
 Temperatures = tuple[float | Tensor, float | Tensor]
 """The temperatures at which latents are drawn and scored."""
 
-PLAIN: dict[str, Callable[[], Estimator]] = {
+CLASSES: dict[str, Callable[..., Estimator]] = {
+    "concrete": Pathwise,
+    "logistic-normal": partial(Pathwise, noise="normal"),
+    "gumbel-softmax": GumbelSoftmax,
     "straight-through": StraightThrough,
+    "straight-through-gumbel-softmax": StraightThroughGumbelSoftmax,
     "reinforce": Reinforce,
     "rloo": RLOO,
+    "nvil": NVIL,
     "vimco": VIMCO,
     "exact": Exact,
 }
-"""The estimators that are built without arguments."""
+"""The estimators by name; those with temperatures are built from these, and NVIL from a model and inputs."""
 
 
 def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Estimator:
@@ -40,21 +46,18 @@ def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Es
     if recipe.method.has_temperature:
         return estimator_at_step(recipe, step=0)
     if recipe.estimator != "nvil":
-        return PLAIN[recipe.estimator]()
+        return CLASSES[recipe.estimator]()
     with torch.random.fork_rng():
         made = NVIL(model, *inputs)
-    _initialise(made, generator_of(recipe.seed, Purpose.INITIAL, 1))
-    return made
-
-
-def _initialise(estimator: NVIL, generator: torch.Generator) -> None:
-    """Draw the weights of the baselines as torch does, but not from the global generator, which threads share."""
-    for module in estimator.modules():
+    # as torch draws them, but not from the global generator, which threads share
+    generator = generator_of(recipe.seed, Purpose.INITIAL, 1)
+    for module in made.modules():
         if isinstance(module, nn.Linear):
             edge = module.in_features**-0.5
             for parameter in module.parameters():
                 drawn = torch.empty_like(parameter, device="cpu").uniform_(-edge, edge, generator=generator)
                 parameter.data.copy_(drawn)
+    return made
 
 
 def estimator_at_step(recipe: Recipe, step: int) -> Estimator:
@@ -66,15 +69,8 @@ def estimator_at_step(recipe: Recipe, step: int) -> Estimator:
 
 def at_temperature(estimator: str, temperature: float | Tensor, prior_temperature: float | Tensor | None) -> Estimator:
     """An estimator at some temperatures."""
-    match estimator:
-        case "concrete":
-            return Pathwise(temperature, prior_temperature)
-        case "logistic-normal":
-            return Pathwise(temperature, prior_temperature, noise="normal")
-        case "gumbel-softmax":
-            return GumbelSoftmax(temperature)
-        case _:
-            return StraightThroughGumbelSoftmax(temperature)
+    given = (temperature, prior_temperature) if ESTIMATORS[estimator].has_prior_temperature else (temperature,)
+    return CLASSES[estimator](*given)
 
 
 def at_step(temperature: Temperature | None, step: int) -> float | None:

@@ -6,19 +6,21 @@ the definitions in this file.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from itertools import groupby
-from math import inf, isfinite
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Float64, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 
 from ..kernel import operator
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+_ADAM = partial(adam, fused=True, amsgrad=False, beta1=BETA1, beta2=BETA2, eps=EPSILON, maximize=False)
 MOMENTUM, ROUNDS, SMALL, LENGTH = 0.95, 5, 1e-7, 0.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The polynomial of Muon: a few rounds of it take singular values between 0 and 1 to about 1."""
@@ -80,12 +82,12 @@ def guard_(
         rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
         return sizes._replace(rate=rate)
     log.sums[:, :2] += torch.stack([-loss, torch.ones_like(loss)], -1)
-    for member, step in enumerate(sizes.step.tolist()):
-        # the largest entry is finite if and only if all are
-        largest = nn.utils.get_total_norm([each[member] for each in (loss, *tensors)], inf)
-        if log.first_nonfinite[member] < 0 and not isfinite(largest.item()):
-            log.first_nonfinite[member] = step
-    return sizes._replace(rate=torch.where(log.first_nonfinite < 0, sizes.rate, 0.0))
+    # the largest entry is finite if and only if all are
+    entries = torch.cat([each.reshape(len(loss), -1) for each in (loss, *tensors)], -1)
+    largest = torch.linalg.vector_norm(entries, inf, dim=-1)
+    first = torch.where((log.first_nonfinite < 0) & ~largest.isfinite(), sizes.step, log.first_nonfinite)
+    log.first_nonfinite.copy_(first)
+    return sizes._replace(rate=torch.where(first < 0, sizes.rate, 0.0))
 
 
 def adam_(
@@ -97,7 +99,16 @@ def adam_(
         parameters, firsts, seconds = (list(part) for part in zip(*states, strict=True))
         slopes, constants = list(gradients), (BETA1, BETA2, EPSILON)
         kernel.adam_(parameters, firsts, seconds, slopes, list(decays), *sizes[:4], *constants)
-        return
+    elif states[0].parameter.is_cpu:
+        _fused_adam_(states, gradients, sizes, decays)
+    else:
+        _plain_adam_(states, gradients, sizes, decays)
+
+
+def _fused_adam_(
+    states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, decays: Sequence[bool]
+) -> None:
+    """Take a step of Adam with torch's own, which reads step sizes on the host."""
     rates, factors, steps = (part.tolist() for part in (sizes.rate, sizes.decay, sizes.step))
     for member in (member for member, rate in enumerate(rates) if rate != 0):
         for penalty in sorted({factors[member] * decay for decay in decays}):
@@ -105,22 +116,25 @@ def adam_(
             parameters, firsts, seconds = (
                 [part[member] for part in parts] for parts in zip(*(states[k] for k in chosen), strict=True)
             )
-            adam(
-                parameters,
-                [gradients[k][member].contiguous() for k in chosen],
-                firsts,
-                seconds,
-                [],
-                list(torch.full((len(chosen),), float(steps[member])).unbind()),
-                fused=True,
-                amsgrad=False,
-                beta1=BETA1,
-                beta2=BETA2,
-                lr=rates[member],
-                weight_decay=penalty,
-                eps=EPSILON,
-                maximize=False,
-            )
+            slopes = [gradients[k][member].contiguous() for k in chosen]
+            counts = list(torch.full((len(chosen),), float(steps[member])).unbind())
+            _ADAM(parameters, slopes, firsts, seconds, [], counts, lr=rates[member], weight_decay=penalty)
+
+
+def _plain_adam_(
+    states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, decays: Sequence[bool]
+) -> None:
+    """Take a step of Adam without reading anything on the host, so that it can be captured as a CUDA graph."""
+    for state, gradient, decays_here in zip(states, gradients, decays, strict=True):
+        parameter, first, second = state
+        shape = (-1, *(1,) * (parameter.dim() - 1))
+        rate, decay, mean, spread = (each.to(parameter.dtype).view(shape) for each in sizes[:4])
+        slope = gradient + decay * parameter if decays_here else gradient
+        first = BETA1 * first + (1 - BETA1) * slope
+        second = BETA2 * second + (1 - BETA2) * slope * slope
+        moved = parameter - rate * (first * mean) / ((second * spread).sqrt() + EPSILON)
+        for old, new in zip(state, (moved, first, second), strict=True):
+            old.copy_(torch.where(rate != 0, new, old))
 
 
 def muon_(

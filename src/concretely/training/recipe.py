@@ -63,16 +63,20 @@ KINDS = (("density", "prediction"), ("linear", "nonlinear"), ("relaxed", "discre
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
-TRAIN_ON = ("train", "whole")
 LARGEST = sys.float_info.max
+
+OF_DATA = ("data", "binarize", "train_on")
+"""The keys of a recipe that choose the data."""
+DIFFERENT = (*OF_DATA, "lr", "weight_decay", "temperature", "prior_temperature", "seed")
+"""The keys in which the recipes of members may differ."""
 
 TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
 """The paper's posterior and prior temperatures of each arity."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train a model.
+    """How to train a model; settings without a default here depend on others.
 
     >>> recipe = resolve(notation="200H~784V", data="mnist", estimator="vimco")
     >>> recipe.samples, recipe.lr, recipe.temperature
@@ -81,34 +85,34 @@ class Recipe:
 
     notation: str
     """The model in the paper's notation."""
-    data: str
+    data: str = "digits"
     """The name of a data set, or the path of one."""
-    binarize: str
+    binarize: str = "bernoulli"
     """How grey values of a file become bits: one random draw of each, or a threshold at one half."""
-    train_on: str
+    train_on: str = "train"
     """Whether to train on the training points alone, or on the whole, validation points included."""
-    estimator: str
+    estimator: str = "concrete"
     samples: int
     """The number m of samples in the bound."""
     temperature: Temperature | None
     """The temperature at which latents are drawn, or its schedule."""
     prior_temperature: Temperature | None
     """The temperature at which p scores the latents, or its schedule."""
-    steps: int
-    batch: int
-    optimizer: str
+    steps: int = 20_000
+    batch: int = 64
+    optimizer: str = "adam"
     """Adam, or Muon for the weights of the model and Adam for all other parameters."""
     lr: float
-    lr_schedule: str
+    lr_schedule: str = "constant"
     """Whether the learning rate is constant, or falls to zero linearly or along a cosine."""
     weight_decay: float
     """The L2 penalty: this factor times half the squared weights, over the number of training points, is added to the
     loss."""
-    seed: int
+    seed: int = 0
     validate: int
     """The number of steps between two validations, 0 for none; with validations, the best parameters are kept."""
-    validation_samples: int
-    patience: int
+    validation_samples: int = 10
+    patience: int = 0
     """Training stops after this many validations without a better one; 0 is never."""
 
     def __post_init__(self) -> None:
@@ -162,6 +166,23 @@ class Recipe:
         # strings and numbers of JSON are valid TOML, except for one character that TOML wants escaped
         lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
         return "".join(lines).replace("\x7f", r"\u007f")
+
+
+class Member(NamedTuple):
+    """One of the runs that are trained together."""
+
+    recipe: Recipe
+    folder: Path
+
+
+def program_key(recipe: Recipe) -> tuple[object, ...]:
+    """A key that recipes have in common if their runs can be trained together."""
+    return tuple(getattr(recipe, field.name) for field in fields(recipe) if field.name not in DIFFERENT)
+
+
+def data_key(recipe: Recipe) -> tuple[str | int, ...]:
+    """A key that recipes with the same data have in common."""
+    return recipe.width, *(getattr(recipe, name) for name in OF_DATA)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -240,14 +261,14 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
     """The kinds of a model, its estimator and its number of samples."""
     task = "density" if architecture.context is None else "prediction"
     layers = "nonlinear" if architecture.nonlinear else "linear"
-    estimator = wished.get("estimator", "concrete")
+    estimator = wished.get("estimator", Recipe.estimator)
     graph = "relaxed" if ESTIMATORS.get(estimator, Method()).relaxes else "discrete"
     return task, layers, graph, estimator, f"m{wished.get('samples', _samples(estimator))}"
 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of a file, refused if they are invalid."""
-    return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_keys())
+    return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_KEYS)
 
 
 def _require_value(name: str, value: Any) -> None:
@@ -262,41 +283,31 @@ def _samples(estimator: str) -> int:
 
 
 def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str, Any]:
-    """The paper's values and, where it has none, values for a first try."""
+    """The settings that depend on others: the paper's values and, where it has none, values for a first try."""
     arities = {layer.arity for layer in architecture.latent}
     # for other arities: the paper found 2/3 to be the best across those it tried
     temperature, prior = TEMPERATURES.get(max(arities), TEMPERATURES[2]) if len(arities) == 1 else TEMPERATURES[2]
-    estimator = wished.get("estimator", "concrete")
+    estimator = wished.get("estimator", Recipe.estimator)
     method = ESTIMATORS.get(estimator, Method())
     predicts = architecture.context is not None
-    steps = wished.get("steps", 20_000)
     return {
-        "data": "digits",
-        "binarize": "bernoulli",
-        "train_on": "train",
-        "estimator": estimator,
         "samples": _samples(estimator),
         "temperature": temperature if method.has_temperature else None,
         "prior_temperature": prior if method.has_prior_temperature and not predicts else None,
-        "steps": steps,
-        "batch": 64,
-        "optimizer": "adam",
         "lr": 1e-4 if architecture.nonlinear and not predicts else 3e-4,
-        "lr_schedule": "constant",
         "weight_decay": 1e-3 if predicts else 0.0,
-        "seed": 0,
-        "validate": max(1, steps // 50) if wished.get("patience") else 0,
-        "validation_samples": 10,
-        "patience": 0,
+        "validate": max(1, wished.get("steps", Recipe.steps) // 50) if wished.get("patience") else 0,
     }
 
 
+_KEYS = [*(field.name for field in fields(Recipe)), "arity", WHEN]
+"""The keys of files and flags."""
 _CHOICES: dict[str, tuple[str, ...]] = {
     "estimator": tuple(ESTIMATORS),
     "optimizer": OPTIMIZERS,
     "lr_schedule": LR_SCHEDULES,
     "binarize": BINARIZATIONS,
-    "train_on": TRAIN_ON,
+    "train_on": ("train", "whole"),
 }
 _MOST = {
     **dict.fromkeys(("samples", "batch", "validation_samples"), 10**6),
@@ -347,13 +358,8 @@ def _plain(value: Any) -> Any:
 
 def _require_known(given: Mapping[str, Any]) -> None:
     for name in given:
-        if name not in _keys():
-            raise ValueError(f"unknown key {name!r}{did_you_mean(name, _keys())}")
-
-
-def _keys() -> list[str]:
-    """The keys of files and flags."""
-    return [*(field.name for field in fields(Recipe)), "arity", WHEN]
+        if name not in _KEYS:
+            raise ValueError(f"unknown key {name!r}{did_you_mean(name, _KEYS)}")
 
 
 def _require_possible(name: str, value: Any) -> None:
@@ -364,14 +370,12 @@ def _require_possible(name: str, value: Any) -> None:
         _require(0 <= value < math.inf, name, "not be negative", value)
     if name in _MOST:
         _require(value <= _MOST[name], name, f"be at most {_MOST[name]:,}", value)
-    if name == "lr":
+    if name == "lr" or (name in _TEMPERATURES and isinstance(value, int | float)):
         _require(0 < value < math.inf, name, "be positive", value)
     if name == "seed":
         _require(value < 2**63, name, "be below 2^63", value)
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, _CHOICES[name])}")
-    if name in _TEMPERATURES and isinstance(value, int | float):
-        _require(0 < value < math.inf, name, "be positive", value)
 
 
 def _require(holds: bool, name: str, must: str, found: Any) -> None:

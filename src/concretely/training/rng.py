@@ -77,13 +77,10 @@ class Order:
         parts, first, missing = [], step * self.batch, steps * self.batch
         while missing:
             epoch, start = divmod(first, self.points)
-            part = self._order_of(epoch)[start : start + missing]
+            if epoch != self._epoch:
+                generator = generator_of(self.seed, Purpose.ORDER, epoch)
+                self._epoch, self._shuffled = epoch, torch.randperm(self.points, generator=generator)
+            part = self._shuffled[start : start + missing]
             parts.append(part)
             first, missing = first + len(part), missing - len(part)
         return (torch.cat(parts) if len(parts) > 1 else parts[0]).view(steps, self.batch)
-
-    def _order_of(self, epoch: int) -> Int64[Tensor, " points"]:
-        if epoch != self._epoch:
-            generator = generator_of(self.seed, Purpose.ORDER, epoch)
-            self._epoch, self._shuffled = epoch, torch.randperm(self.points, generator=generator)
-        return self._shuffled

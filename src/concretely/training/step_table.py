@@ -16,10 +16,10 @@ from torch import Tensor
 from ..functional.arithmetic import unpack
 from .method import at_step
 from .optimizer import StepSizes, corrections, kernels
+from .recipe import Recipe
 from .rng import DRAWS, Purpose, seed_of
 
 if TYPE_CHECKING:
-    from .recipe import Recipe
     from .train_state import TrainState
 
 LINES = 256
@@ -120,7 +120,7 @@ class StepTable:
             yield torch.tensor([at_steps[each] for each in temperatures], dtype=torch.float64).T
 
 
-def lr_factor(recipe: "Recipe", step: int) -> float:
+def lr_factor(recipe: Recipe, step: int) -> float:
     """The factor that the schedule multiplies the learning rate by at a step."""
     done = min(step / recipe.steps, 1.0)
     match recipe.lr_schedule:

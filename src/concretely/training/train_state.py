@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..estimator import Estimator
@@ -14,7 +15,6 @@ from ..model import Model, density, prediction
 from ..noise import Keys
 from .engine import MemberLoss, State, inputs_of, path_of
 from .method import at_step, estimator_of
-from .nonfinite import first_nonfinite_layer
 from .recipe import Recipe
 from .rng import Order, Purpose, generator_of, keys_of
 from .step_table import lr_factor
@@ -127,9 +127,34 @@ class TrainState:
         return None if step < 0 else (step, self.first_nonfinite_layer(step))
 
     def first_nonfinite_layer(self, step: int) -> str:
-        """The layer in which a step is not finite or, if all of it is, the layer with the largest gradient."""
+        """The first layer in which a step is not finite or, if all are finite, the layer with the largest gradient."""
         self.loss.train()
-        return self.first_nonfinite_parameter() or first_nonfinite_layer(self.model, lambda: self._loss(step)[0])
+        if parameter := self.first_nonfinite_parameter():
+            return parameter
+        found: list[str] = []
+
+        def look(name: str, module: nn.Module, inputs: object, output: object) -> None:
+            if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
+                found.append(name)
+
+        modules = [(name, module) for name, module in self.model.named_modules() if name]
+        hooks = [module.register_forward_hook(partial(look, name)) for name, module in modules]
+        try:
+            self.model.zero_grad()
+            self._loss(step)[0].backward()
+        except ValueError:  # a later layer may refuse what is not finite
+            if not found:
+                raise
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if found:
+            return found[0]
+        slopes = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        # a gradient that is not finite counts as larger than any that is
+        norms = {name: slope.norm().nan_to_num(torch.inf).item() for name, slope in slopes.items()}
+        self.model.zero_grad()
+        return max(norms, key=norms.__getitem__).rpartition(".")[0]
 
     def first_nonfinite_parameter(self) -> str | None:
         """The first layer with a parameter that is not finite, if there is one; this waits for the device."""
