@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import concretely as c
-from concretely.data import load
+from concretely.data import load_data
 from concretely.functional.hypercube import corners, mean_corner, mean_corner_by_sums
 from concretely.training.engine import Engine
 from concretely.training.loop import train
@@ -71,7 +71,7 @@ def test_likelihoods_and_samples_do_not_depend_on_the_default_device(device: str
 @pytest.mark.parametrize("estimator", ["concrete", "vimco", "nvil"])
 def test_runs_train_stop_and_go_on_where_they_are_told_to(estimator: str, device: str, tmp_path: Path) -> None:
     recipe = resolve(notation="6H-4H~64V", estimator=estimator, steps=30, validate=15, lr=1e-2, weight_decay=1)
-    data = load("digits")
+    data = load_data("digits")
     whole = train(recipe, tmp_path / "whole", data=data, device=device)
     asked = iter(step == 17 for step in range(30))
     half = train(recipe, tmp_path / "parts", data=data, device=device, stop=lambda: next(asked))
@@ -88,7 +88,7 @@ def test_runs_train_stop_and_go_on_where_they_are_told_to(estimator: str, device
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_step_is_taken_from_a_fault_on(device: str) -> None:
-    state = TrainState(resolve(notation="4H-3H-64V", steps=30, lr=1e-2), load("digits"), device=device)
+    state = TrainState(resolve(notation="4H-3H-64V", steps=30, lr=1e-2), load_data("digits"), device=device)
     engine = Engine([state])
     engine.advance(3)
     weight = state.model.get_parameter("q.layers.1.network.0.weight")

@@ -15,8 +15,8 @@ from tests.cases import named
 MODES = {
     "discrete": c.mode.Discrete(),
     "relaxed": c.mode.Relaxed(0.5),
-    "straight-through": c.mode.StraightThrough(),
-    "straight-through-relaxed": c.mode.StraightThrough(0.5),
+    "straight-through": c.mode.Surrogate(),
+    "straight-through-relaxed": c.mode.Surrogate(0.5),
 }
 MASSES = {
     "bernoulli": lambda logits: c.Bernoulli(logits=logits[..., 0]),
@@ -96,8 +96,8 @@ def test_modes_agree_on_the_state_that_noise_becomes(mass: Any) -> None:
         return c.run(program, mode=mode, samples=50, generator=torch.Generator().manual_seed(0))["z"].value
 
     hard = value(c.mode.Discrete())
-    assert torch.equal(hard, value(c.mode.StraightThrough()))
-    assert torch.equal(hard, value(c.mode.StraightThrough(0.3)))
+    assert torch.equal(hard, value(c.mode.Surrogate()))
+    assert torch.equal(hard, value(c.mode.Surrogate(0.3)))
     soft = value(c.mode.Relaxed(1e-3))
     # a noisy logit within the temperature of another leaves a relaxed value between states
     assert (soft - hard).abs().lt(1e-3).float().mean() > 0.97
@@ -137,7 +137,7 @@ def test_straight_through_passes_the_gradient_of_the_mean() -> None:
     def program(draw: c.Draw) -> Tensor:
         return draw("z", c.Bernoulli(logits=logits))
 
-    c.run(program, mode=c.mode.StraightThrough()).output.sum().backward()
+    c.run(program, mode=c.mode.Surrogate()).output.sum().backward()
     torch.testing.assert_close(logits.grad, torch.sigmoid(logits) * torch.sigmoid(-logits))
 
 
@@ -151,7 +151,7 @@ def test_straight_through_with_a_temperature_passes_the_gradient_of_the_relaxed_
         output = c.run(program, mode=mode, generator=torch.Generator().manual_seed(1)).output
         return torch.autograd.grad(output.sum(), logits)[0]
 
-    torch.testing.assert_close(gradient(c.mode.StraightThrough(0.4)), gradient(c.mode.Relaxed(0.4)))
+    torch.testing.assert_close(gradient(c.mode.Surrogate(0.4)), gradient(c.mode.Relaxed(0.4)))
 
 
 def test_enumeration_runs_through_every_joint_state_once() -> None:
@@ -431,17 +431,24 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
         (no_data, c.mode.Discrete(), {}, "the observed value of node 'a' must be a tensor, got float"),
         (
             torch_latent,
-            c.mode.Discrete(),
+            c.mode.Relaxed(0.5),
             {},
-            "node 'a' must be a discrete distribution of concretely or have rsample, got Bernoulli",
+            "node 'a' must be a discrete distribution of concretely to have a relaxation, or have rsample, got "
+            "Bernoulli of torch.distributions.bernoulli: use an estimator that needs only samples, such as RLOO()",
         ),
         (
-            normal_latent,
+            diamond,
             c.mode.Discrete(),
-            {"generator": torch.Generator()},
-            "node 'a' must be a distribution of concretely to use a generator, got Normal",
+            {"generator": 0},
+            "generator must be a torch.Generator, as of torch.Generator().manual_seed(0), got int",
         ),
-        (normal_latent, c.mode.Enumerate(), {}, "a graph must be discrete to be enumerated, got a continuous node 'a'"),
+        (diamond, c.mode.Discrete(), {"batch_dims": "1"}, "batch_dims must be a whole number of at least 0, got '1'"),
+        (
+            normal_latent,
+            c.mode.Enumerate(),
+            {},
+            "a graph must have only discrete nodes of concretely to be enumerated, got another at 'a'",
+        ),
         (
             many,
             c.mode.Enumerate(),
@@ -486,7 +493,7 @@ def test_bad_graphs_are_refused_with_one_sentence(
         ({"h1": None}, "temperature must be a number or a tensor, got NoneType at node 'h1'"),
     ],
 )
-@pytest.mark.parametrize("mode", [c.mode.Relaxed, c.mode.StraightThrough])
+@pytest.mark.parametrize("mode", [c.mode.Relaxed, c.mode.Surrogate])
 def test_bad_temperatures_are_refused_with_one_sentence(mode: Any, temperature: Any, sentence: str) -> None:
     with pytest.raises((ValueError, TypeError)) as error:
         mode(temperature)

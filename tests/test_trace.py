@@ -25,7 +25,7 @@ MODES = {
     "density": mode.Relaxed(0.7),
     "normal": mode.Relaxed(0.7, noise="normal"),
     "mass": mode.Relaxed(0.7, scored_by="mass"),
-    "straight-through": mode.StraightThrough(0.7),
+    "straight-through": mode.Surrogate(0.7),
 }
 PRIORS = MODES | {"density": mode.Relaxed(0.5), "normal": mode.Relaxed(0.5, noise="normal")}
 NAMES = pytest.mark.parametrize("name", MODES)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from concretely.data import Dataset, load
+from concretely.data import Dataset, load_data
 from concretely.evaluation.likelihood import Likelihood, evaluate
 from concretely.model import Model
 from concretely.training.capture import WARM_UPS
@@ -97,7 +97,7 @@ def results(
 ) -> Iterator[dict[str, Any]]:
     """What each recipe comes to, or nothing but a line where there is no MNIST."""
     try:
-        data = load("mnist").to(device)
+        data = load_data("mnist").to(device)
     except (ImportError, OSError, ValueError) as reason:
         say(f"recipes are left out, as there is no MNIST: {reason}")
         return

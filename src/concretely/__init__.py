@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .data import load_data
     from .distribution import *
     from .estimator import *
     from .evaluation import *
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from .notation import *
     from .objective import *
     from .schedule import *
+    from .training.recipe import Recipe
+    from .training.run import load
 
 __version__ = "0.1.0"
 
@@ -44,6 +47,7 @@ __all__ = [
     "Model",
     "OneHotCategorical",
     "Pathwise",
+    "Recipe",
     "Reinforce",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
@@ -55,6 +59,8 @@ __all__ = [
     "evaluate",
     "exact_log_likelihood",
     "gradient_study",
+    "load",
+    "load_data",
     "mode",
     "monte_carlo_kl",
     "parse",
@@ -75,12 +81,19 @@ _ROOMS = (
 )
 
 
+_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.run", "load_data": ".data"}
+"""Modules of single names, in rooms that have more."""
+
+
 def __getattr__(name: str) -> Any:
     """Import the library and torch on first use, so that `concretely --help` is fast."""
     if name not in __all__:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
-    rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
-    found = next(getattr(room, name) for room in rooms if name in room.__all__)
+    if name in _ELSEWHERE:
+        found = getattr(import_module(_ELSEWHERE[name], __name__), name)
+    else:
+        rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
+        found = next(getattr(room, name) for room in rooms if name in room.__all__)
     globals()[name] = found
     return found
 

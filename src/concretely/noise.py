@@ -6,7 +6,8 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -41,6 +42,24 @@ class Keys:
 
 
 Source = Generator | Keys
+
+
+@contextmanager
+def seeded(source: Source | None) -> Iterator[None]:
+    """Seed torch's global generators from a source, for distributions that draw from these; then restore them."""
+    if source is None:
+        yield
+        return
+    if torch.compiler.is_compiling():
+        raise TypeError("a generator must be None in a compiled program with distributions of torch, got one")
+    if isinstance(source, Keys):
+        high, low = source.next().flatten().tolist()
+        seed = (high * 0x9E3779B97F4A7C15 + low) % 2**63
+    else:
+        seed = int(torch.randint(2**62, (), generator=source, device=source.device))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 
 def logistic(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
-from torch.distributions import kl_divergence
+from torch.distributions import Distribution, kl_divergence
 
 from .distribution.variable import DiscreteVariable
 from .functional import bound as functional
@@ -50,7 +50,7 @@ class LogWeights:
     @property
     def scored(self) -> list[str]:
         """Return the nodes without a pathwise gradient, which need a score-function term."""
-        return [name for name in self.q.latent if isinstance(self.q[name].distribution, DiscreteVariable)]
+        return [name for name in self.q.latent if not is_pathwise(self.q[name].distribution)]
 
     @property
     def log_w(self) -> Tensor:
@@ -121,6 +121,11 @@ def log_weights(
         terms = {name: -divergence(p, q, name) if name in q else p[name].log_prob for name in p}
         return LogWeights(terms, p, q, divides=False)
     return LogWeights(p.log_prob, p, q, divides=True)
+
+
+def is_pathwise(distribution: Distribution) -> bool:
+    """Return whether a node is drawn with a pathwise gradient in a discrete run."""
+    return not isinstance(distribution, DiscreteVariable) and bool(distribution.has_rsample)
 
 
 def divergence(p: Trace, q: Trace, name: str) -> Tensor:

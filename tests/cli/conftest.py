@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from concretely.data import load
+from concretely.data import load_data
 from concretely.training import loop
 from concretely.training.loop import train
 from concretely.training.recipe import Member, resolve
@@ -70,5 +70,5 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Interrupt:
 
 def _trained(notation: str, folders: pytest.TempPathFactory) -> Path:
     folder = folders.mktemp("run") / notation
-    train(resolve(notation=notation, steps=STEPS), folder, data=load("digits"))
+    train(resolve(notation=notation, steps=STEPS), folder, data=load_data("digits"))
     return folder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from concretely.data import load
+from concretely.data import load_data
 from concretely.evaluation import likelihood
 from concretely.experiment import scoring
 from concretely.experiment.scoring import relaxed_objective, score_split
@@ -74,7 +74,7 @@ def unreported(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_the_score_is_that_of_the_library_from_the_seed_of_the_run(split: str, density: Path) -> None:
     run, model, _ = restored(density)
-    found = score_split(run.recipe, model, load("digits"), split=split, samples=20)
+    found = score_split(run.recipe, model, load_data("digits"), split=split, samples=20)
     _, stdout, _ = call("evaluate", str(density), "--samples", "20", "--split", split, "--json")
     assert json.loads(stdout)["nll"] == found.nll
 
@@ -82,7 +82,7 @@ def test_the_score_is_that_of_the_library_from_the_seed_of_the_run(split: str, d
 @pytest.mark.usefixtures("unreported")
 def test_halves_of_the_data_are_given_to_a_model_with_a_context(prediction: Path) -> None:
     _, model, _ = restored(prediction)
-    upper, lower = load("digits").test[:].split(32, dim=-1)
+    upper, lower = load_data("digits").test[:].split(32, dim=-1)
     generator = generator_of(0, Purpose.EVALUATION)
     found = likelihood.evaluate(model, upper, lower, samples=20, chunk=64, generator=generator)
     _, stdout, _ = call("evaluate", str(prediction), "--samples", "20", "--chunk", "64", "--json")
@@ -138,13 +138,13 @@ def test_the_relaxed_graph_is_scored_by_the_objective_of_training(run: Path) -> 
     assert stdout.splitlines()[1] == f"test objective of the relaxed graph {shown} (m = 1)"
     assert "The objective of training; the NLL is that of the discrete graph" in (run / "report.html").read_text()
     past, model, _ = restored(run)
-    assert relaxed_objective(past.recipe, model, load("digits"), split="test", samples=1, step=STEPS) == found
+    assert relaxed_objective(past.recipe, model, load_data("digits"), split="test", samples=1, step=STEPS) == found
     _, stdout, _ = call("evaluate", str(run), "--samples", "20", "--relaxed", "--json", "--chunk", "5000")
     assert json.loads(stdout)["test_relaxed"] == found
 
 
 def test_a_graph_that_was_not_relaxed_has_no_relaxed_score(tmp_path: Path) -> None:
-    train(resolve(notation="6H-64V", estimator="vimco", steps=2), tmp_path / "run", data=load("digits"))
+    train(resolve(notation="6H-64V", estimator="vimco", steps=2), tmp_path / "run", data=load_data("digits"))
     sentence = "relaxed must be left out, as estimator 'vimco' trains the discrete graph\n"
     assert call("evaluate", str(tmp_path / "run"), "--relaxed") == (2, "", sentence)
 

@@ -261,11 +261,11 @@ def test_scoring_is_interrupted_in_the_middle(arguments: list[str], name: str, m
 
 
 def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(trained: list[Path], interrupt: Interrupt) -> None:
-    from concretely.data import load
+    from concretely.data import load_data
 
     interrupt(lambda: not trained)
     call("reproduce", "tiny", "--rows", "nonlinear")
-    folder, data = trained[0], load("digits")
+    folder, data = trained[0], load_data("digits")
     begun, model, _ = run.restored(folder)
     parts = {part: scoring.score_split(begun.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
     scoring.add_scores(folder, begun, model, data=data, found=parts)

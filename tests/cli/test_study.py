@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from concretely import VIMCO, Pathwise, evaluation
-from concretely.data import load
+from concretely.data import load_data
 from concretely.evaluation import GradientStudy, gradient_study
 from concretely.training import checkpoint
 from concretely.training import run as training
@@ -67,7 +67,7 @@ def test_a_notation_is_studied_before_training(studies: Studies) -> None:
 
 
 def test_a_run_is_studied_as_it_was_trained(studies: Studies, prediction: Path, density: Path) -> None:
-    data = load("digits")
+    data = load_data("digits")
     order = Order(points=len(data.train), batch=3, seed=0)
     for folder in (prediction, density):
         _, trained, _ = training.restored(folder)

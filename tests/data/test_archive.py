@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from concretely.data import Bits, Dataset, load
+from concretely.data import Bits, Dataset, load_data
 
 Array = NDArray[Any]
 
@@ -74,7 +74,7 @@ def test_bits_are_read_as_they_are(
     path: Path, *, form: str, arrays: dict[str, Any], width: int | None, meaning: str
 ) -> None:
     name = save(path, arrays)
-    data = load(name, width=width)
+    data = load_data(name, width=width)
     assert_holds(data, BITS)
     assert (data.name, data.width) == (name, 20)
     assert data.source == f"{name!r}, {meaning}."
@@ -83,13 +83,13 @@ def test_bits_are_read_as_they_are(
 def test_one_bit_is_not_packed_unless_the_file_says_so(path: Path) -> None:
     arrays = {"train": np.array([[0], [1]], np.uint8), "valid": np.array([[1]], np.uint8)}
     arrays["test"] = arrays["valid"]
-    assert_holds(load(save(path, arrays), width=1), arrays)
-    declared = load(save(path, arrays | {"width": np.array(1)}), width=1)
+    assert_holds(load_data(save(path, arrays), width=1), arrays)
+    declared = load_data(save(path, arrays | {"width": np.array(1)}), width=1)
     assert_holds(declared, {"train": np.array([[0], [0]])})  # the first bit of a byte is its largest
 
 
 def test_bytes_whose_width_is_not_known_are_grey(path: Path) -> None:
-    data = load(save(path, PACKED), binarize="threshold")
+    data = load_data(save(path, PACKED), binarize="threshold")
     assert_holds(data, {name: packed > 127 for name, packed in PACKED.items()})
     assert "grey values from 0 to 255" in data.source
 
@@ -98,7 +98,7 @@ def test_bytes_whose_width_is_not_known_are_grey(path: Path) -> None:
 @pytest.mark.parametrize(("arrays", "top"), [(GREY, 255), (cast(BITS, np.float32) | {"train": BITS["train"] / 1}, 1)])
 def test_black_and_white_stay_black_and_white(path: Path, arrays: dict[str, Array], top: int, binarize: str) -> None:
     arrays = arrays | {"train": np.concatenate([arrays["train"], np.full_like(arrays["train"][:1], top / 4)])}
-    data = load(save(path, arrays), binarize=binarize)
+    data = load_data(save(path, arrays), binarize=binarize)
     assert_holds(data, {"valid": BITS["valid"], "test": BITS["test"]})
     assert np.array_equal(data.train[:-1].numpy(), BITS["train"])
     how = {"bernoulli": "binarised by one Bernoulli draw from seed 0", "threshold": "binarised at one half"}[binarize]
@@ -107,18 +107,18 @@ def test_black_and_white_stay_black_and_white(path: Path, arrays: dict[str, Arra
 
 def test_bytes_are_grey_together(path: Path) -> None:
     ones = {"train": GREY["train"], "valid": np.ones((500, 20), np.uint8), "test": np.ones((500, 20), np.uint8)}
-    data = load(save(path, ones))
+    data = load_data(save(path, ones))
     assert 0 < data.valid.rate.mean() < 0.02  # grey values of 1 in 255, and not bits
     assert not torch.equal(data.valid[:], data.test[:])  # drawn apart
-    assert not load(save(path, ones), binarize="threshold").valid[:].any()
+    assert not load_data(save(path, ones), binarize="threshold").valid[:].any()
 
 
 def test_grey_values_are_drawn_alike_at_every_load(path: Path) -> None:
     grey = {name: np.random.default_rng(0).random((9, 20)) for name in BITS}
     name = save(path, grey)
-    first, second = load(name), load(name)
+    first, second = load_data(name), load_data(name)
     assert all(torch.equal(first.split(split).packed, second.split(split).packed) for split in BITS)
-    assert not torch.equal(first.train.packed, load(name, binarize="threshold").train.packed)
+    assert not torch.equal(first.train.packed, load_data(name, binarize="threshold").train.packed)
 
 
 @pytest.mark.parametrize(("points", "held"), [(2, 1), (19, 1), (20, 2), (205, 20)])
@@ -128,7 +128,7 @@ def test_a_tenth_is_held_out_where_no_points_are_for_validation(
 ) -> None:
     numbers = np.unpackbits(np.arange(points, dtype=">u2").view(np.uint8).reshape(-1, 2), axis=1)
     train = np.packbits(numbers, axis=1) if packed else numbers
-    data = load(save(path, {"train": train, "test": train}), width=16)
+    data = load_data(save(path, {"train": train, "test": train}), width=16)
     assert (len(data.train), len(data.valid), len(data.test)) == (points - held, held, points)
     parts = [
         Bits.to(bits, "cpu").packed.int() @ torch.tensor([256, 1], dtype=torch.int32)
@@ -231,7 +231,7 @@ def test_what_is_wrong_with_an_array_gets_one_sentence(
 ) -> None:
     name = save(path, arrays)
     with pytest.raises(ValueError, match=re.escape(sentence.replace("PATH", repr(name)))) as caught:
-        load(name, width=width)
+        load_data(name, width=width)
     assert "\n" not in str(caught.value)
 
 
@@ -239,14 +239,14 @@ def test_what_is_wrong_with_an_array_gets_one_sentence(
 def test_other_files_are_refused_with_one_sentence(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{re.escape(repr(str(path)))} must be an .npz file of numpy, got another"):
-        load(str(path))
+        load_data(str(path))
 
 
 def test_single_array_is_refused_with_one_sentence(path: Path) -> None:
     with path.open("wb") as file:
         np.save(file, GOOD)
     with pytest.raises(ValueError, match=r"must be an \.npz file of numpy, got a single array$"):
-        load(str(path))
+        load_data(str(path))
 
 
 def test_damaged_array_is_refused_with_one_sentence(path: Path) -> None:
@@ -255,7 +255,7 @@ def test_damaged_array_is_refused_with_one_sentence(path: Path) -> None:
     content[3_000:3_100] = bytes(100)
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"^array 'train' of .* must be an array of numbers, got damaged data$"):
-        load(str(path))
+        load_data(str(path))
 
 
 def npy(header: str, body: bytes = bytes(96)) -> bytes:
@@ -311,13 +311,13 @@ def test_odd_files_are_refused_with_one_sentence(path: Path, form: str, content:
     path.write_bytes(content)
     sentence = f"array 'train' of {str(path)!r} must be an array of numbers, got {got}"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        load(path)
+        load_data(path)
 
 
 def test_sound_file_of_that_make_is_read(path: Path) -> None:
     path.write_bytes(SOUND)
     with pytest.raises(ValueError, match=r"must all have the same width, got 32 in 'train', 4 in 'test'$"):
-        load(path)
+        load_data(path)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_whatever_the_reader_raises_gets_one_sentence(
     monkeypatch.setattr(*((np.lib.npyio.NpzFile, "__getitem__") if opened else (np, "load")), fail)
     got = "array of numbers, got damaged data" if opened else r"\.npz file of numpy, got another format"
     with pytest.raises(ValueError, match=f"must be an {got}$") as caught:
-        load(path)
+        load_data(path)
     assert isinstance(caught.value.__cause__, error)
 
 
@@ -342,16 +342,16 @@ def test_whatever_the_reader_raises_gets_one_sentence(
 def test_home_is_known_by_its_sign(tmp_path: Path, form: Callable[[str], str | Path], monkeypatch: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     name = save(tmp_path / "own.npz", BITS)
-    data = load(form("~/own.npz"))
+    data = load_data(form("~/own.npz"))
     assert_holds(data, BITS)
     assert data.name == name
     with pytest.raises(FileNotFoundError, match=r"^data file '~nobody-of-that-name/own.npz' does not exist$"):
-        load("~nobody-of-that-name/own.npz")
+        load_data("~nobody-of-that-name/own.npz")
 
 
 def test_missing_file_is_told(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"^data file {re.escape(repr(str(path)))} does not exist$"):
-        load(path)
+        load_data(path)
     path.mkdir()
     with pytest.raises(OSError, match=f"^data file {re.escape(repr(str(path)))} cannot be read \\(Is a directory\\)$"):
-        load(path)
+        load_data(path)

@@ -16,7 +16,7 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 from scipy import io
 
-from concretely.data import Bits, Dataset, load, mnist, omniglot
+from concretely.data import Bits, Dataset, load_data, mnist, omniglot
 from concretely.data.download import DownloadError, need
 from concretely.data.download import folder as data_folder
 from concretely.data.grey import CHUNK, RULES, binarize
@@ -47,11 +47,11 @@ def text(bits: NDArray[np.uint8]) -> bytes:
 
 
 def test_digits_are_those_that_are_published() -> None:
-    data = load("digits", width=64)
+    data = load_data("digits", width=64)
     assert (data.name, sizes(data)) == ("digits", (1297, 250, 250))
     assert digest(data) == "b4f40d150c95b4b4be876f8070ae6f99ac85d401d99e73b41035e393d46962e7"
     assert "one Bernoulli draw from seed 0" in data.source
-    assert "at one half" in load("digits", binarize="threshold").source
+    assert "at one half" in load_data("digits", binarize="threshold").source
 
 
 def test_digits_are_shuffled_and_binarised_grey_values() -> None:
@@ -62,7 +62,7 @@ def test_digits_are_shuffled_and_binarised_grey_values() -> None:
     grey = grey[random.permutation(1797)]
     drawn = torch.from_numpy(random.random_sample(grey.shape) < grey / 16)
     for rule, bits in (("bernoulli", drawn), ("threshold", torch.from_numpy(grey > 8))):
-        data = load("digits", binarize=rule)
+        data = load_data("digits", binarize=rule)
         joined = torch.cat([data.split(name)[:] for name in SPLITS])
         assert torch.equal(joined, bits.byte())
 
@@ -96,7 +96,7 @@ def test_mnist_is_downloaded_once_and_kept_packed(
     served_mnist: dict[str, NDArray[np.uint8]], server: Server, folder: Path
 ) -> None:
     for name in ("mnist", "mnist", str(folder / "binarized_mnist.npz")):
-        data = load(name)
+        data = load_data(name)
         assert data.width == 784
         assert all(np.array_equal(data.split(split)[:].numpy(), bits) for split, bits in served_mnist.items())
         assert [file.name for file in folder.iterdir()] == ["binarized_mnist.npz"]
@@ -113,9 +113,9 @@ def test_mnist_goes_on_from_what_has_arrived(
         f"fetch {urls[0]}, {urls[1]} and {urls[2]} by hand and put them into {folder}"
     )
     with pytest.raises(DownloadError, match=f"^{re.escape(sentence)}$"):
-        load("mnist")
+        load_data("mnist")
     assert [file.name for file in folder.iterdir()] == ["binarized_mnist_train.amat"]
-    assert len(load("mnist").valid) == 4
+    assert len(load_data("mnist").valid) == 4
     assert [name for name, _ in server.asked].count("binarized_mnist_train.amat") == 1
 
 
@@ -125,7 +125,7 @@ def test_texts_of_mnist_may_be_put_there_by_hand(
     folder.mkdir(parents=True)
     for name, content in server.files.items():
         (folder / name).write_bytes(content)
-    assert sizes(load("mnist")) == (7, 4, 3)
+    assert sizes(load_data("mnist")) == (7, 4, 3)
     assert not server.asked
 
 
@@ -140,9 +140,9 @@ def test_disk_that_fills_up_is_told_and_the_texts_of_mnist_are_kept(
         "move its .amat files to another folder and name that in CONCRETELY_DATA"
     )
     with largest_file(500), pytest.raises(DownloadError, match=f"^{re.escape(sentence)}$"):
-        load("mnist")
+        load_data("mnist")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == server.files
-    assert sizes(load("mnist")) == (7, 4, 3)
+    assert sizes(load_data("mnist")) == (7, 4, 3)
     assert not server.asked
 
 
@@ -155,7 +155,7 @@ def test_mnist_that_another_process_has_made_meanwhile_is_taken(
         np.savez(folder / "binarized_mnist.npz", **packed)
 
     monkeypatch.setattr(mnist, "fetch", overtaken)
-    assert sizes(load("mnist")) == (7, 4, 3)
+    assert sizes(load_data("mnist")) == (7, 4, 3)
 
 
 @pytest.mark.parametrize(("name", "file"), [("mnist", "binarized_mnist.npz"), ("omniglot", "omniglot28.npz")])
@@ -167,7 +167,7 @@ def test_files_of_another_form_are_told(name: str, file: str, folder: Path) -> N
     must = f"array 'train' of {str(folder / file)!r} must have {columns} columns of uint8"
     sentence = f"{must}, got uint8 of shape (3, 5); delete the file to download the data again"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
-        load(name)
+        load_data(name)
 
 
 @pytest.mark.parametrize(("name", "file"), [("mnist", "binarized_mnist.npz"), ("omniglot", "omniglot28.npz")])
@@ -176,7 +176,7 @@ def test_damaged_files_are_told_with_what_to_do(name: str, file: str, folder: Pa
     (folder / file).write_bytes(b"PK\x03\x04 broken")
     must = f"{str(folder / file)!r} must be an .npz file of numpy, got another format"
     with pytest.raises(ValueError, match=f"^{re.escape(must)}; delete the file to download the data again$"):
-        load(name)
+        load_data(name)
 
 
 def test_damaged_matrix_is_told_with_what_to_do(folder: Path) -> None:
@@ -184,7 +184,7 @@ def test_damaged_matrix_is_told_with_what_to_do(folder: Path) -> None:
     (folder / "chardata.mat").write_bytes(b"broken")
     place = re.escape(str(folder / "chardata.mat"))
     with pytest.raises(DownloadError, match=f"^{place} must have the md5 .*: delete it to download it again, or"):
-        load("omniglot")
+        load_data("omniglot")
 
 
 def test_omniglot_is_downloaded_once_and_turned_upright(
@@ -199,7 +199,7 @@ def test_omniglot_is_downloaded_once_and_turned_upright(
     monkeypatch.setattr(omniglot, "MD5", hashlib.md5(content).hexdigest())
     monkeypatch.setattr(omniglot, "VALID", 4)
     for _ in range(2):
-        data = load("omniglot", width=784)
+        data = load_data("omniglot", width=784)
         assert sizes(data) == (11, 4, 5)
         assert np.array_equal(data.test[:].numpy(), images[15:].reshape(5, -1))
         assert sorted(data.whole.train[:].tolist()) == sorted(images[:15].reshape(15, -1).tolist())
@@ -210,7 +210,7 @@ def test_omniglot_is_downloaded_once_and_turned_upright(
 
 def test_omniglot_that_is_out_of_reach_is_told(folder: Path) -> None:
     with pytest.raises(DownloadError, match="could not connect to") as caught:
-        load("omniglot")
+        load_data("omniglot")
     manual = (
         "fetch https://raw.githubusercontent.com/yburda/iwae/master/datasets/OMNIGLOT/chardata.mat by hand and save it "
         f"as {folder / 'chardata.mat'}"
@@ -221,7 +221,7 @@ def test_omniglot_that_is_out_of_reach_is_told(folder: Path) -> None:
 @shared
 def test_mnist_is_the_published_binarisation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONCRETELY_DATA", str(SHARED))
-    data = load("mnist", width=784)
+    data = load_data("mnist", width=784)
     assert sizes(data) == (50_000, 10_000, 10_000)
     for split in SPLITS:
         lines = text(data.split(split)[:].numpy())
@@ -231,7 +231,7 @@ def test_mnist_is_the_published_binarisation(monkeypatch: pytest.MonkeyPatch) ->
 
 @shared
 def test_mnist_is_known_as_a_file_too() -> None:
-    data = load(SHARED / "binarized_mnist.npz", width=784)
+    data = load_data(SHARED / "binarized_mnist.npz", width=784)
     assert sizes(data) == (50_000, 10_000, 10_000)
     assert data.source.endswith("packed bits.")
 
@@ -239,7 +239,7 @@ def test_mnist_is_known_as_a_file_too() -> None:
 @shared
 def test_omniglot_is_the_split_that_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONCRETELY_DATA", str(SHARED))
-    data = load("omniglot", width=784)
+    data = load_data("omniglot", width=784)
     assert sizes(data) == (23_000, 1_345, 8_070)
     assert len(data.whole.train) == 24_345
     assert digest(data) == "2c4d99915c1999ecd8b15d6dc1d35a96c76228184a3646d0f5fb3cc6bad98b71"
@@ -250,7 +250,7 @@ def test_omniglot_is_the_split_that_is_published(monkeypatch: pytest.MonkeyPatch
 
 
 def test_whole_data_train_on_the_validation_points_too() -> None:
-    data = load("digits")
+    data = load_data("digits")
     whole = data.whole
     assert torch.equal(whole.train[:], torch.cat([data.train[:], data.valid[:]]))
     assert (whole.valid, whole.test, whole.name, whole.width) == (data.valid, data.test, data.name, 64)
@@ -278,7 +278,7 @@ def test_digest_is_that_of_the_bits_and_their_splits() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no second device")
 def test_digest_is_the_same_on_every_device() -> None:
-    data = load("digits")
+    data = load_data("digits")
     assert data.to("cuda").digest == data.digest
 
 
@@ -287,32 +287,32 @@ def test_recipes_know_every_way_to_binarize() -> None:
 
 
 def test_data_move_as_a_whole() -> None:
-    moved = load("digits").to("meta")
+    moved = load_data("digits").to("meta")
     assert [moved.split(name).packed.device.type for name in SPLITS] == ["meta"] * 3
 
 
 BITS = {width: Bits.pack(torch.zeros(2, width)) for width in (3, 4)}
 CALLS: list[tuple[Callable[[], Any], str]] = [
     (
-        lambda: load("minst"),
+        lambda: load_data("minst"),
         "data must be a data set name or the path of an .npz file, got 'minst'; did you mean 'mnist'?",
     ),
     (
-        lambda: load("x"),
+        lambda: load_data("x"),
         "data must be a data set name or the path of an .npz file, got 'x'; choose from 'digits', 'mnist', 'omniglot'",
     ),
-    (lambda: load("digits", binarize="treshold"), "unknown binarization 'treshold'; did you mean 'threshold'?"),
-    (lambda: load("digits", binarize="x"), "unknown binarization 'x'; choose from 'bernoulli', 'threshold'"),
+    (lambda: load_data("digits", binarize="treshold"), "unknown binarization 'treshold'; did you mean 'threshold'?"),
+    (lambda: load_data("digits", binarize="x"), "unknown binarization 'x'; choose from 'bernoulli', 'threshold'"),
     (
-        lambda: load("digits", width=784),
+        lambda: load_data("digits", width=784),
         "data must have 784 bits for each point, like the model, got 64 in 'digits'",
     ),
     (  # and nothing is downloaded for it
-        lambda: load("omniglot", width=64),
+        lambda: load_data("omniglot", width=64),
         "data must have 64 bits for each point, like the model, got 784 in 'omniglot'",
     ),
-    (lambda: load("digits", width=0), "width must be positive, got 0"),
-    (lambda: load("digits").split("tests"), "unknown split 'tests'; did you mean 'test'?"),
+    (lambda: load_data("digits", width=0), "width must be positive, got 0"),
+    (lambda: load_data("digits").split("tests"), "unknown split 'tests'; did you mean 'test'?"),
     (
         lambda: Dataset("d", BITS[3], BITS[4], BITS[3], source="."),
         "train, valid and test must have points of the same width, got 3, 4 and 3 in 'd'",

@@ -134,12 +134,12 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "class of an estimator": (
         estimate(MODEL, c.RLOO, samples=2),
         TypeError,
-        "estimator must be an estimator such as Pathwise(temperature=2/3), got RLOO",
+        "estimator must be an estimator, such as Pathwise(temperature=2/3), got the class RLOO: write RLOO(...)",
     ),
     "name of an estimator": (
         estimate(MODEL, "rloo", samples=2),
         TypeError,
-        "estimator must be an estimator such as Pathwise(temperature=2/3), got str",
+        "estimator must be an estimator, such as Pathwise(temperature=2/3), got str",
     ),
     "divergence of pathwise": (
         lambda: c.Pathwise(0.5, kl="masses"),
@@ -223,20 +223,16 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         "node names must be unique, got 'gate' twice",
     ),
-    "mass of torch": (
-        estimate(foreign, c.Reinforce()),
-        TypeError,
-        "node 'gate' must be a discrete distribution of concretely or have rsample, got Bernoulli",
-    ),
     "relaxed mass of torch": (
         estimate(foreign, c.Pathwise(0.5)),
         TypeError,
-        "node 'gate' must be a discrete distribution of concretely or have rsample, got Bernoulli",
+        "node 'gate' must be a discrete distribution of concretely to have a relaxation, or have rsample, got "
+        "Bernoulli of torch.distributions.bernoulli: use an estimator that needs only samples, such as RLOO()",
     ),
     "enumerated mass of torch": (
         estimate(foreign, c.Exact()),
         ValueError,
-        "a graph must be discrete to be enumerated, got a continuous node 'gate'",
+        "a graph must have only discrete nodes of concretely to be enumerated, got another at 'gate'",
     ),
     "root without an axis of data": (
         estimate(unexpanded, c.Reinforce(), samples=2),
@@ -253,7 +249,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "latent that q lacks": (
         estimate(c.Model(generative, misnamed), c.Reinforce()),
         ValueError,
-        "a replayed run must have every node of the graph, got no 'z'; did you mean 'zz'?",
+        "q must draw every latent node that p draws, got no 'z'; did you mean 'zz'?",
     ),
     "nothing observed": (
         estimate(c.Model(unobserved, inference), c.Reinforce()),

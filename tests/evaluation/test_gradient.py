@@ -556,7 +556,9 @@ def test_values_of_another_type_are_refused_in_a_sentence(options: dict[str, Any
 def test_what_is_no_estimator_is_refused_in_a_sentence(role: str, it: Any) -> None:
     target = program()
     options = {"estimators": {"score": c.Reinforce()}, role: {"it": it} if role == "estimators" else it}
-    with pytest.raises(TypeError, match=r"^estimator must be an estimator such as .*, got (int|RLOO|tuple)$"):
+    with pytest.raises(
+        TypeError, match=r"^estimator must be an estimator, such as .*, got (int|the class RLOO: .*|tuple)$"
+    ):
         gradient_study(target, parameters=[target.logits], **options)
 
 

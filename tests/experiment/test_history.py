@@ -264,7 +264,7 @@ def test_candidates_that_have_lost_are_passed_over(table: Experiment, tmp_path: 
 
 
 def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from concretely.data import load
+    from concretely.data import load_data
     from concretely.experiment.scoring import add_scores, score_split
     from concretely.training.loop import train
     from concretely.training.run import restored
@@ -275,7 +275,7 @@ def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, m
         '[[row]]\nname = "r"\nnotation = "4H-64V"\nnll = [[1, 30.0]]\n'
     )
     monkeypatch.setattr(paper, "FOLDER", tmp_path / "recipe")
-    tiny, data = load_experiment("tiny"), load("digits")
+    tiny, data = load_experiment("tiny"), load_data("digits")
     (cell,) = tiny.cells
     folder = tmp_path / "runs" / cell.title
     stops = iter([False, False, True])

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from concretely.cli.terminal import stop_requested
-from concretely.data import Dataset, load
+from concretely.data import Dataset, load_data
 from concretely.experiment.scheduler import Monitor, train_members
 from concretely.training.recipe import Member, Recipe, resolve
 from concretely.training.run import restored
 
 
 def digits(recipe: Recipe) -> Dataset:
-    return load("digits", width=64)
+    return load_data("digits", width=64)
 
 
 def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ def test_values_are_those_of_the_distributions(normal: bool) -> None:
     families = (LogisticNormal, HypercubeLogisticNormal) if normal else (Concrete, HypercubeConcrete)
     for squash, family in zip(("simplex", "cube"), families, strict=True):
         value = module(normal).draw.definition(logits, temperature, key, 4, squash)[1][0]
-        assert_close(value, family(logits=logits[0].double(), temperature=own).push(drawn).float(), rtol=1e-5, atol=1e-6)
+        assert_close(
+            value, family(logits=logits[0].double(), temperature=own).push(drawn).float(), rtol=1e-5, atol=1e-6
+        )
 
 
 @kernel

@@ -61,7 +61,7 @@ def test_nvil_takes_labels_that_are_integers() -> None:
 
 
 def test_exact_gradient_is_finite_where_a_state_is_impossible() -> None:
-    logits = torch.zeros(1, 2, requires_grad=True)
+    logits = nn.Parameter(torch.zeros(1, 2))
 
     def p(draw: c.Draw, x: Tensor) -> None:
         draw("z", c.OneHotCategorical(logits=torch.zeros(3)))

@@ -54,7 +54,7 @@ def diverged(units: int) -> Trace:
 
 TRACES = {
     "variable": lambda: variable(MASSES["OneHotCategorical"]),
-    "diamond": lambda: run(diamond, mode=mode.StraightThrough(0.5)),
+    "diamond": lambda: run(diamond, mode=mode.Surrogate(0.5)),
     "chain": lambda: run(chain, mode=mode.Relaxed(0.5)),
     "detour": lambda: run(detour, torch.randn(4, 8), mode=mode.Relaxed(0.5), samples=3),
 }

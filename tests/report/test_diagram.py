@@ -102,7 +102,7 @@ def test_a_single_alpha_is_a_binary_variable() -> None:
     assert {"log α", "L", "step", "sigmoid( · / λ )"} <= texts
 
 
-@pytest.mark.parametrize("meaning", [mode.Discrete(), mode.Relaxed(0.5), mode.StraightThrough(0.5)])
+@pytest.mark.parametrize("meaning", [mode.Discrete(), mode.Relaxed(0.5), mode.Surrogate(0.5)])
 def test_a_small_graph_shows_states_as_squares_and_relaxed_ones_as_circles(meaning: mode.Mode) -> None:
     trace = run(diamond, mode=meaning)
     drawn = diagram.picture(trace)

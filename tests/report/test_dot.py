@@ -87,8 +87,8 @@ def test_the_parents_of_a_diamond_are_its_two_sides() -> None:
         (mode.Relaxed(0.5), False, True),
         (mode.Relaxed(0.5, scored_by="mass"), False, True),
         (mode.Relaxed(1e-9), False, True),
-        (mode.StraightThrough(), True, True),
-        (mode.StraightThrough(0.5), True, True),
+        (mode.Surrogate(), True, True),
+        (mode.Surrogate(0.5), True, True),
     ],
 )
 def test_a_node_shows_what_its_mode_does(name: str, meaning: mode.Mode, hard: bool, soft: bool) -> None:

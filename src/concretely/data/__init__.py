@@ -8,12 +8,14 @@ from . import archive, mnist, omniglot
 from .dataset import Bits, Dataset
 from .grey import DIGITS, RULES, digits
 
-__all__ = ["Bits", "Dataset", "load"]
+__all__ = ["Bits", "Dataset", "load_data"]
 
 WIDTHS = {"digits": DIGITS, "mnist": mnist.WIDTH, "omniglot": omniglot.WIDTH}
 
 
-def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoulli", progress: bool = False) -> Dataset:
+def load_data(
+    name: str | Path, *, width: int | None = None, binarize: str = "bernoulli", progress: bool = False
+) -> Dataset:
     """Load `digits`, `mnist`, `omniglot`, or an `.npz` file with arrays `train`, `test` and optionally `valid`.
 
     `width` is the required number of bits per point; for a file it also distinguishes packed bits from grey values.
@@ -21,10 +23,10 @@ def load(name: str | Path, *, width: int | None = None, binarize: str = "bernoul
     the bits of values above one half. Missing data are downloaded into the folder `CONCRETELY_DATA`, by default the
     user's cache; `progress` shows a progress bar on stderr.
 
-    >>> data = load("digits")
+    >>> data = load_data("digits")
     >>> len(data.train), len(data.valid), len(data.test), data.width
     (1297, 250, 250, 64)
-    >>> load("minst")
+    >>> load_data("minst")
     Traceback (most recent call last):
     ValueError: data must be a data set name or the path of an .npz file, got 'minst'; did you mean 'mnist'?
     """

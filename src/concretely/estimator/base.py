@@ -139,8 +139,10 @@ def estimate(
     torch.Size([3])
     """
     if isinstance(estimator, type) or not callable(estimator):
-        name = estimator.__name__ if isinstance(estimator, type) else type(estimator).__name__
-        raise TypeError(f"estimator must be an estimator such as Pathwise(temperature=2/3), got {name}")
+        found = type(estimator).__name__
+        if isinstance(estimator, type):
+            found = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
+        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a positive whole number, got {samples!r}")
     if objective is not None and not callable(objective):

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..distribution.variable import DiscreteVariable
 from ..functional.bound import average, total
 from ..functional.signal import normalize
 from ..graph.mode import Discrete
@@ -16,7 +15,7 @@ from ..graph.trace import Trace
 from ..model.base import Model
 from ..model.layer import MLP
 from ..noise import Source
-from ..objective import LogWeights, Objective, bound_target, log_weights
+from ..objective import LogWeights, Objective, bound_target, is_pathwise, log_weights
 from .base import Estimate
 
 
@@ -61,7 +60,7 @@ class NVIL(nn.Module):
         self.rate, self.centre, self.scale = rate, centre, scale
         with eval_mode(target), torch.no_grad():
             p, q = _runs(target, inputs)
-        self.nodes = [name for name in q.latent if isinstance(q[name].distribution, DiscreteVariable)]
+        self.nodes = [name for name in q.latent if not is_pathwise(q[name].distribution)]
         if not self.nodes:
             raise ValueError("the target of NVIL must draw a discrete node, got none")
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}

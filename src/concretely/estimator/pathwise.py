@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..graph.mode import Mode, Noise, Relaxed, Temperatures
-from ..graph.mode import StraightThrough as StraightThroughMode
+from ..graph.mode import Mode, Noise, Relaxed, Surrogate, Temperatures
 from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
-from ..objective import Objective, Treatment, bound_target, log_weights
+from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
 from .base import Estimate
 
 NoBound = Literal["mass", "analytic"]
@@ -64,6 +63,7 @@ class Pathwise:
             generator=generator,
             batch_dims=batch_dims,
         )
+        _require_gradient(weights)
         is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
         bounds = bound_target(target, objective, relaxed=True) if is_bound else None
         return Estimate.of(weights, objective, bound_target=bounds)
@@ -133,7 +133,7 @@ class StraightThrough:
         batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
-        return _straight_through(self, StraightThroughMode(), target, inputs, samples, objective, generator, batch_dims)
+        return _straight_through(self, Surrogate(), target, inputs, samples, objective, generator, batch_dims)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class StraightThroughGumbelSoftmax:
 
     def __post_init__(self) -> None:
         _require_known(self.kl, "mass", "analytic")
-        StraightThroughMode(self.temperature)
+        Surrogate(self.temperature)
 
     def __call__(
         self,
@@ -164,7 +164,7 @@ class StraightThroughGumbelSoftmax:
         batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
-        mode = StraightThroughMode(self.temperature)
+        mode = Surrogate(self.temperature)
         return _straight_through(self, mode, target, inputs, samples, objective, generator, batch_dims)
 
 
@@ -182,6 +182,7 @@ def _straight_through(
     weights = log_weights(
         target, *inputs, mode=mode, analytic=analytic, samples=samples, generator=generator, batch_dims=batch_dims
     )
+    _require_gradient(weights)
     # with an analytic KL, the mean of several weights may exceed the likelihood
     bounds = None if analytic and samples > 1 else bound_target(target, objective)
     return Estimate.of(weights, objective, bound_target=bounds)
@@ -190,3 +191,14 @@ def _straight_through(
 def _require_known(kl: str, *treatments: str) -> None:
     if kl not in treatments:
         raise ValueError(f"kl must be one of {', '.join(map(repr, treatments))}, got {kl!r}")
+
+
+def _require_gradient(weights: LogWeights) -> None:
+    """Raise if the cost of a program does not depend on its draws by a differentiable path."""
+    draws = [weights.q[name].seen for name in weights.q.latent]
+    cost = weights.log_p.get("cost")
+    if cost is not None and not cost.requires_grad and any(draw.requires_grad for draw in draws):
+        raise ValueError(
+            "a cost must have a gradient with respect to the draws for this estimator, got one without: "
+            "use an estimator that needs only its values, such as RLOO() or Reinforce()"
+        )

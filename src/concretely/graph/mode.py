@@ -1,8 +1,8 @@
 """Modes: ways to draw the nodes of a stochastic graph.
 
 A program calls `draw(name, distribution)` and does not depend on the mode. A mode has two methods: `draw` samples a
-value, and `score` returns the log probability of a given value. In all modes, a node that is not a `DiscreteVariable`,
-such as a normal one, is drawn with its pathwise gradient.
+value, and `score` returns the log probability of a given value. In all modes, a continuous node, such as a normal one,
+is drawn with its pathwise gradient. `Discrete` also draws the discrete distributions of torch.
 """
 
 import math
@@ -21,11 +21,11 @@ from ..distribution.node import Node, Relaxation
 from ..distribution.variable import DiscreteVariable
 from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
 from ..functional.draw import Drawn, sum_axes
-from ..noise import Source
+from ..noise import Source, seeded
 from ..spelling import did_you_mean
 from .trace import Outcome, Rows, Trace
 
-__all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "StraightThrough"]
+__all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "Surrogate"]
 
 STATES = 2**20
 """The maximum number of joint states to enumerate."""
@@ -110,7 +110,7 @@ class Discrete(Mode):
         """Draw a discrete state."""
         node, sample_shape, generator = request.distribution, request.sample_shape, request.generator
         if not isinstance(node, DiscreteVariable):
-            return _pathwise(request)
+            return _other(request, relaxes=False)
         return node.drawn(sample_shape, generator=generator, axes=request.axes)
 
     def score(
@@ -147,7 +147,7 @@ class Relaxed(Mode):
         """Draw a relaxed value with its pathwise gradient."""
         distribution = request.distribution
         if not isinstance(distribution, DiscreteVariable):
-            return _pathwise(request)
+            return _other(request)
         relaxed = _relaxed(request.name, distribution, self.temperature, self.noise)
         drawn = relaxed.drawn(request.sample_shape, generator=request.generator, axes=request.axes)
         if self.scored_by == "mass":
@@ -167,7 +167,7 @@ class Relaxed(Mode):
 
 
 @dataclass(frozen=True)
-class StraightThrough(Mode):
+class Surrogate(Mode):
     """Draw discrete values with the gradient of the mean or, given a temperature, of the relaxed value.
 
     The relaxed value uses the same noise. The log mass also has a gradient with respect to the value.
@@ -189,7 +189,7 @@ class StraightThrough(Mode):
         """Draw a discrete state with a surrogate gradient."""
         name, distribution = request.name, request.distribution
         if not isinstance(distribution, DiscreteVariable):
-            return _pathwise(request)
+            return _other(request)
         noise = distribution.noise(request.sample_shape, generator=request.generator)
         if self.temperature is None:
             soft = distribution.mean
@@ -223,7 +223,9 @@ class Enumerate(Mode):
         shapes, bits = structure(), 0.0
         for name, shape in shapes.items():
             if shape.categories is None:
-                raise ValueError(f"a graph must be discrete to be enumerated, got a continuous node {name!r}")
+                raise ValueError(
+                    f"a graph must have only discrete nodes of concretely to be enumerated, got another at {name!r}"
+                )
             bits += shape.unit_shape.numel() * math.log2(shape.categories)
             if bits > math.log2(STATES):
                 raise ValueError(
@@ -260,6 +262,14 @@ class Enumerate(Mode):
         return _log_mass(distribution, value, axes)
 
 
+class MissingNodeError(ValueError):
+    """A replayed trace lacks a node of the graph, which `missing` names."""
+
+    def __init__(self, missing: str) -> None:
+        super().__init__(f"a replayed run must have every node of the graph, got no {missing}")
+        self.missing = missing
+
+
 @dataclass(frozen=True)
 class Replay(Mode):
     """Reuse the values of a trace or of a mapping, and score them with another mode, by default `Discrete`."""
@@ -282,9 +292,7 @@ class Replay(Mode):
         """Return the stored value of a node."""
         name, found = request.name, self.trace.get(request.name)
         if found is None:
-            raise ValueError(
-                f"a replayed run must have every node of the graph, got no {name!r}{did_you_mean(name, self.trace)}"
-            )
+            raise MissingNodeError(f"{name!r}{did_you_mean(name, self.trace)}")
         if isinstance(found, Outcome):
             return _given(self, request, found.seen, found.node)
         return _given(self, request, request.rows.fold(found))
@@ -305,21 +313,22 @@ def _given(mode: Mode, request: Request, value: Tensor, node: Tensor | None = No
     return Drawn(value, score, score, node)
 
 
-def _pathwise(request: Request) -> Drawn:
-    """Draw a node that is not a discrete variable."""
+def _other(request: Request, *, relaxes: bool = True) -> Drawn:
+    """Draw a node that is not a discrete variable of this library, with its pathwise gradient if it has one."""
     name, distribution, sample_shape, generator = request[:4]
-    if not distribution.has_rsample:
-        raise TypeError(
-            f"node {name!r} must be a discrete distribution of concretely or have rsample, "
-            f"got {type(distribution).__name__}"
-        )
     if isinstance(distribution, Node | Relaxation):
         value = distribution.rsample(sample_shape, generator=generator)
-    elif generator is None:
-        value = distribution.rsample(Size(sample_shape))
+    elif distribution.has_rsample:
+        with seeded(generator):
+            value = distribution.rsample(Size(sample_shape))
+    elif not relaxes:
+        with torch.no_grad(), seeded(generator):
+            value = distribution.sample(Size(sample_shape))
     else:
         raise TypeError(
-            f"node {name!r} must be a distribution of concretely to use a generator, got {type(distribution).__name__}"
+            f"node {name!r} must be a discrete distribution of concretely to have a relaxation, or have rsample, got "
+            f"{type(distribution).__name__} of {type(distribution).__module__}: use an estimator that needs only "
+            "samples, such as RLOO()"
         )
     return Drawn(value, lambda: distribution.log_prob(value))
 

@@ -7,13 +7,13 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch import Size, Tensor
+from torch import Generator, Size, Tensor
 from torch.distributions import Distribution
 from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
-from ..noise import Source
+from ..noise import Keys, Source
 from ..spelling import did_you_mean
 from .descent import Descent, parents
 from .mode import Mode, Request, Shape, Structure
@@ -48,6 +48,9 @@ def run(
     if not isinstance(mode, Mode):
         found = f"the class {mode.__name__}" if isinstance(mode, type) else type(mode).__name__
         raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {found}")
+    if not isinstance(generator, Generator | Keys | None):
+        found = type(generator).__name__
+        raise TypeError(f"generator must be a torch.Generator, as of torch.Generator().manual_seed(0), got {found}")
     batch_shape = _batch_shape(inputs, batch_dims)
     mode = mode.prepare(lambda: _structure(program, inputs, batch_shape))
     rows = Rows(_sample_count(samples, mode.samples), batch_shape)
@@ -152,6 +155,8 @@ def _needs_descent(rows: Rows, mode: Mode) -> bool:
 
 def _batch_shape(inputs: Any, batch_dims: int) -> Size:
     """Return the first axes of the first tensor among the inputs."""
+    if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
+        raise ValueError(f"batch_dims must be a whole number of at least 0, got {batch_dims!r}")
     first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
     return Size() if first is None else first.shape[:batch_dims]
 

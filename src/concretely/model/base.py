@@ -1,5 +1,8 @@
 """Latent variable models: a generative program and an optional inference program."""
 
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -7,7 +10,8 @@ from torch.distributions import Distribution
 from torch.utils._pytree import tree_map
 
 from ..distribution.variable import DiscreteVariable
-from ..graph.mode import Discrete, Mode, Replay
+from ..functional.bound import average, bound
+from ..graph.mode import Discrete, MissingNodeError, Mode, Replay
 from ..graph.program import Program
 from ..graph.run import run
 from ..graph.trace import Trace
@@ -17,7 +21,8 @@ from ..noise import Source
 class Model(nn.Module):
     """A generative program p and an optional inference program q.
 
-    Each is a module or a function of `draw` and inputs, and both get the same inputs. p draws the latents, then calls
+    Each is a module or a function of `draw` and inputs, and both get the same inputs. The modules and parameters that a
+    function uses are found among its variables and become those of the model. p draws the latents, then calls
     `draw(..., observed=x)` for the data; q draws the latents by the same names. Without q, p draws the latents, as in
     structured prediction.
 
@@ -35,8 +40,24 @@ class Model(nn.Module):
 
     def __init__(self, p: Program, q: Program | None = None) -> None:
         super().__init__()
-        self.p = p
-        self.q = q
+        self.p = _as_module("p", p)
+        self.q = None if q is None else _as_module("q", q)
+
+    def forward(
+        self,
+        *inputs: Any,
+        estimator: Any,
+        samples: int = 1,
+        objective: Callable[[Tensor], Tensor] | None = None,
+        generator: Source | None = None,
+        batch_dims: int = 1,
+    ) -> Any:
+        """Estimate the objective, as `estimate` does; wrappers such as `DistributedDataParallel` call it."""
+        if objective is None:
+            objective = average if getattr(estimator, "averages", False) else bound
+        return estimator(
+            self, *inputs, samples=samples, objective=objective, generator=generator, batch_dims=batch_dims
+        )
 
     def trace(
         self,
@@ -74,7 +95,10 @@ class Model(nn.Module):
         """Score the latents and the data under p: the second half of `trace`."""
         if self.q is None:
             return drawn
-        p = run(self.p, *inputs, mode=Replay(drawn, mode), batch_dims=batch_dims)
+        try:
+            p = run(self.p, *inputs, mode=Replay(drawn, mode), batch_dims=batch_dims)
+        except MissingNodeError as error:
+            raise ValueError(f"q must draw every latent node that p draws, got no {error.missing}") from None
         for name in drawn.latent:
             if name not in p:
                 raise ValueError(f"p must draw every node that q draws, got no {name!r}")
@@ -88,6 +112,64 @@ class Model(nn.Module):
         """
         trace = run(self.p, *inputs, mode=Discrete(), samples=samples, generator=generator)
         return tree_map(trace.rows.unfolded, trace.output)
+
+
+class _Function(nn.Module):
+    """A program that is a function, with the modules and parameters that it uses."""
+
+    def __init__(self, function: Callable[..., Any], found: Mapping[str, nn.Module | nn.Parameter]) -> None:
+        super().__init__()
+        self._function = function
+        for name, part in found.items():
+            setattr(self, name, part)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Call the function."""
+        return self._function(*inputs)
+
+
+def _as_module(name: str, program: Program) -> nn.Module:
+    """Return a program as a module that has the parameters of the program."""
+    if isinstance(program, nn.Module):
+        return program
+    if not callable(program):
+        raise TypeError(f"{name} must be a module or a function of draw and inputs, got {type(program).__name__}")
+    found: dict[str, nn.Module | nn.Parameter] = {}
+    for key, value in _variables(program):
+        if isinstance(value, nn.Module | nn.Parameter):
+            found[key if key not in dir(_Function) else f"{key}_"] = value
+        elif isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            raise TypeError(
+                f"{name} must use parameters that a model can find, got the tensor {key!r}, which requires a gradient: "
+                "make it an nn.Parameter"
+            )
+    return _Function(program, found)
+
+
+def _variables(program: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a function refers to, those of functions that it refers to, and what it is bound to."""
+    waiting, seen = [program], set[int]()
+    while waiting:
+        function = inspect.unwrap(waiting.pop())
+        if id(function) in seen:
+            continue
+        seen.add(id(function))
+        if isinstance(function, partial):
+            waiting.append(function.func)
+            given = {**{f"argument{i}": value for i, value in enumerate(function.args)}, **function.keywords}
+        elif inspect.ismethod(function):
+            waiting.append(function.__func__)
+            owner = function.__self__
+            given = {"owner": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
+        elif inspect.isfunction(function):
+            variables = inspect.getclosurevars(function)
+            given = {**variables.globals, **variables.nonlocals}
+        else:
+            given = dict(getattr(function, "__dict__", {}))
+        for name, value in given.items():
+            yield name, value
+            if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, partial):
+                waiting.append(value)
 
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:

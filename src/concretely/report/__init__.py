@@ -1,1 +1,34 @@
-"""Tables, figures and pages. Nothing is computed here: results come from `evaluation` and `experiment`."""
+"""Tables, figures and pages. Nothing is computed here: results come from `evaluation` and `experiment`.
+
+>>> from concretely import report
+>>> figure = report.simplex(alpha=[2.0, 0.5, 1.0], temperatures=[0.0, 0.5, 1.0])
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .curve import curve
+    from .diagram import picture, side_by_side
+    from .dot import dot
+    from .dotplot import draw_study
+    from .relaxation import binary, simplex
+
+__all__ = ["binary", "curve", "dot", "draw_study", "picture", "side_by_side", "simplex"]
+
+_MODULES = {
+    "binary": "relaxation",
+    "draw_study": "dotplot",
+    "picture": "diagram",
+    "side_by_side": "diagram",
+    "simplex": "relaxation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import matplotlib on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f".{_MODULES.get(name, name)}", __name__), name)
+    globals()[name] = found
+    return found

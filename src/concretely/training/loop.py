@@ -44,7 +44,7 @@ class Callbacks:
 
 def train(
     recipe: Recipe,
-    folder: Path,
+    folder: str | Path,
     *,
     data: Dataset,
     device: torch.device | str = "cpu",
@@ -58,7 +58,7 @@ def train(
     returns true; training then ends.
     """
     (found,) = train_together(
-        [Member(recipe, folder)],
+        [Member(recipe, Path(folder))],
         data=lambda recipe: data,
         device=device,
         checkpoint_seconds=checkpoint_seconds,

@@ -133,6 +133,15 @@ class Recipe:
         _require(self.validate == 0 or not whole, "validate", "be 0 to train on the whole", self.validate)
         _require(self.validate > 0 or self.patience == 0, "patience", "be 0 unless validate is given", self.patience)
 
+    @classmethod
+    def of(cls, **settings: Any) -> "Recipe":
+        """Build a recipe from some settings; the others take the paper's value for that kind of model.
+
+        >>> Recipe.of(notation="200H~784V", data="mnist", lr=1e-3).samples
+        1
+        """
+        return resolve(**settings)
+
     @cached_property
     def architecture(self) -> Architecture:
         """The model that the notation stands for."""

@@ -4,6 +4,7 @@ Its folder holds the recipe, the last two checkpoints, the curve and, once the r
 """
 
 import csv
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from ..data import Dataset, load
+from ..data import Dataset, load_data
 from ..file import atomic_write
 from ..model import Model
 from . import checkpoint
@@ -56,12 +57,24 @@ class Run:
 def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False) -> Dataset:
     """Load the data of a recipe; `place` is where they are now, if they were moved."""
     name = recipe.data if place is None else place
-    data = load(name, width=recipe.width, binarize=recipe.binarize, progress=progress)
+    data = load_data(name, width=recipe.width, binarize=recipe.binarize, progress=progress)
     return data.whole if recipe.train_on == "whole" else data
 
 
-def load_recipe(folder: Path) -> Recipe:
+def load(folder: str | Path, *, device: torch.device | str = "cpu") -> Model:
+    """Load the model of a run, in evaluation mode.
+
+    It is that of the best validation, if there was one, else the last one.
+    """
+    _, model, damaged = restored(folder, device=device)
+    for sentence in damaged:
+        warnings.warn(sentence, stacklevel=2)
+    return model
+
+
+def load_recipe(folder: str | Path) -> Recipe:
     """The recipe of the run in a folder."""
+    folder = Path(folder)
     path = folder / FILE
     if not path.is_file():
         inside = runs_in(folder)
@@ -76,12 +89,12 @@ def runs_in(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
 
 
-def restored(folder: Path, *, device: torch.device | str = "cpu") -> tuple[Run, Model, tuple[str, ...]]:
+def restored(folder: str | Path, *, device: torch.device | str = "cpu") -> tuple[Run, Model, tuple[str, ...]]:
     """A run, its model in evaluation mode, and a sentence about each damaged checkpoint.
 
     The model is that of the best validation, if there was one, else the last one.
     """
-    recipe, last = load_recipe(folder), checkpoint.latest(folder)
+    recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
     run, model = _run(recipe, last), build_model(recipe)
