@@ -17,7 +17,7 @@ from concretely.graph.program import Draw
 from concretely.graph.run import run
 from concretely.graph.trace import Trace
 from concretely.noise import Keys
-from tests.kernel import DEVICE, MARKS, PATHS, key, on
+from tests.kernel import DEVICE, MARKS, PATHS, key, on, precise
 
 FAST = pytest.mark.parametrize("path", [pytest.param("fast", marks=MARKS)])
 MODES = {
@@ -117,3 +117,12 @@ def test_a_batch_of_programs_is_a_loop_over_them(name: str, path: str) -> None:
         by = [torch.autograd.grad(each.sum(), (several, states)) for each in (together, alone)]
     assert_close(together, alone)
     assert_close(*by, rtol=1e-4, atol=1e-3)
+
+
+@PATHS
+def test_parents_are_found_through_kernels(path: str) -> None:
+    model, x = c.density("3H-2H~4V").to(DEVICE), torch.zeros(300, 4, device=DEVICE)
+    with precise(path), torch.no_grad():
+        p, q = model.trace(x, mode=mode.Discrete(), samples=2, generator=Keys(key(4)))
+        assert q.parents == {"h1": (), "h2": ("h1",)}
+        assert p.parents == {"h2": (), "h1": ("h2",), "x": ("h1",)}

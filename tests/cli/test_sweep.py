@@ -133,7 +133,7 @@ def test_data_that_are_loaded_can_be_interrupted_at_once(tmp_path: Path, monkeyp
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-    monkeypatch.setattr(run, "load", slow)
+    monkeypatch.setattr(run, "load_data", slow)
     sentence = "stopped before the data were complete; downloaded files are kept\n"
     assert call("sweep", "6H-64V", "--out", str(tmp_path)) == (130, "", sentence)
 

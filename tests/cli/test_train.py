@@ -347,6 +347,6 @@ def test_who_interrupts_before_the_data_are_there_is_told_so(tmp_path: Path, mon
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "load", interrupt)
+    monkeypatch.setattr(training, "load_data", interrupt)
     found = call("train", "4H-64V", "--out", str(tmp_path / "run"))
     assert found == (130, "", "stopped before the data were complete; downloaded files are kept\n")

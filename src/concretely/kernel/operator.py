@@ -20,8 +20,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch._C import _get_function_stack_at, _len_torch_function_stack
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .library import batched, contiguous, memory, parameter, registered, schema_type
@@ -158,7 +160,7 @@ class Operator(Generic[P, R]):
     def _called(self, arguments: list[Any]) -> Any:
         """Call the kernel: as an operator of torch if torch has to see it, else as an autograd node or directly."""
         leaves, structure = _flattened(arguments)
-        if not is_plain(leaves):
+        if not is_plain(leaves) or _is_watched():
             return self.registered(*arguments)
         if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in leaves):
             return self._apply(*leaves, structure)
@@ -353,6 +355,12 @@ def _has_derivative_on_stack() -> bool:
 
 # what torch.compiler.assume_constant_result does, which would import all of torch's compiler
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_watched() -> bool:
+    """Whether a mode of torch, other than a default device, has to see every call."""
+    watching = (_get_function_stack_at(index) for index in range(_len_torch_function_stack()))
+    return not all(isinstance(mode, DeviceContext) for mode in watching)
 
 
 def is_plain(leaves: Sequence[Any]) -> bool:
