@@ -1,8 +1,8 @@
-"""A model of one's own: convolutions on either side of 8-way discrete codes, trained with two estimators.
+"""A model of one's own: convolutions before and after 8-way discrete codes, trained with two estimators.
 
-The programs p and q are plain modules. Nothing in them knows whether the codes are relaxed or discrete, or how many
-samples there are: what has passed a draw has a sample axis in front, which `over_images` folds into the batch for the
-convolutions, who know of no other axis. Run it with `python examples/convolution.py`.
+The programs p and q are ordinary modules for batches of images. They do not depend on whether the codes are relaxed or
+discrete, or on the number of samples: a draw of m samples turns a batch of B rows into one of m·B rows. Run it with
+`python examples/convolution.py`.
 """
 
 import torch
@@ -14,17 +14,12 @@ SIDE, CODES, CATEGORIES = 8, 4, 8
 
 
 def stripes(count: int, generator: torch.Generator) -> Tensor:
-    """Pictures of 8 × 8 pixels, of horizontal or vertical stripes, with one pixel in fifty flipped."""
+    """Draw pictures of 8 × 8 pixels with horizontal or vertical stripes; one pixel in fifty is flipped."""
     line = torch.rand(count, 1, SIDE, 1, generator=generator) < 0.4
     upright = torch.rand(count, 1, 1, 1, generator=generator) < 0.5
     picture = torch.where(upright, line, line.mT).expand(-1, -1, SIDE, SIDE)
     flip = torch.rand(picture.shape, generator=generator) < 0.02
     return (picture ^ flip).float()
-
-
-def over_images(network: nn.Module, code: Tensor) -> Tensor:
-    """Apply a network that wants exactly one batch axis."""
-    return network(code.flatten(0, -2)).unflatten(0, code.shape[:-1])
 
 
 class Generative(nn.Module):
@@ -36,7 +31,7 @@ class Generative(nn.Module):
         self.decoder = nn.Sequential(
             nn.Linear(CODES * CATEGORIES, 32 * 4),
             nn.Tanh(),
-            nn.Unflatten(-1, (32, 2, 2)),
+            nn.Unflatten(1, (32, 2, 2)),
             nn.ConvTranspose2d(32, 32, 4, stride=2, padding=1),
             nn.Tanh(),
             nn.ConvTranspose2d(32, 1, 4, stride=2, padding=1),
@@ -44,7 +39,7 @@ class Generative(nn.Module):
 
     def forward(self, draw: c.Draw, x: Tensor | None = None) -> Tensor:
         code = draw("code", c.OneHotCategorical(logits=self.logits))
-        return draw("x", c.Bernoulli(logits=over_images(self.decoder, code.flatten(-2))), observed=x)
+        return draw("x", c.Bernoulli(logits=self.decoder(code.flatten(1))), observed=x)
 
 
 class Inference(nn.Module):
@@ -59,7 +54,7 @@ class Inference(nn.Module):
             nn.Tanh(),
             nn.Flatten(),
             nn.Linear(32 * 4, CODES * CATEGORIES),
-            nn.Unflatten(-1, (CODES, CATEGORIES)),
+            nn.Unflatten(1, (CODES, CATEGORIES)),
         )
 
     def forward(self, draw: c.Draw, x: Tensor) -> None:
@@ -67,12 +62,12 @@ class Inference(nn.Module):
 
 
 def train(model: c.Model, estimator: c.Estimator, *, samples: int, data: Tensor, steps: int) -> None:
-    """Minimise the loss of an estimator; to change the estimator is to change one argument."""
+    """Minimise the loss of an estimator; another estimator is another argument."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
         batch = data[torch.randint(len(data), (64,))]
         optimizer.zero_grad()
-        c.estimate(model, batch, estimator=estimator, samples=samples).loss.backward()
+        model(batch, estimator=estimator, samples=samples).loss.backward()
         optimizer.step()
 
 
@@ -86,6 +81,7 @@ def main(steps: int = 600) -> None:
         model = c.Model(Generative(), Inference())
         train(model, estimator, samples=5, data=data, steps=steps)
         print(f"{name}: {c.evaluate(model, held_out, samples=200)}")
+        print(f"{name}: pictures drawn from the model have shape {tuple(model.sample(3).shape)}")
 
 
 if __name__ == "__main__":

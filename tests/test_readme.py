@@ -1,4 +1,4 @@
-"""The code of the README runs, and every number that it quotes stands in a record of the repository."""
+"""The code of the README and the documentation runs, links lead somewhere, and quoted numbers stand in records."""
 
 import json
 import math
@@ -13,29 +13,86 @@ from concretely.experiment.history import CellHistory, read_history
 from concretely.experiment.paper import Cell, experiment_names, load_experiment
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+README, COMMAND, NUMERICS, PERFORMANCE = (
+    PAGES[name] for name in ("README.md", "command.md", "numerics.md", "performance.md")
+)
 RECORDS = ROOT / "benchmarks" / "records"
-CODE = "\n".join(re.findall(r"^```python.*?\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_code_runs_from_the_first_line_to_the_last() -> None:
-    exec(compile(CODE, "README.md", "exec"), {})
+def programs(text: str) -> list[str]:
+    """The Python blocks of a page; one that is marked as a continuation is joined to the block before."""
+    found: list[str] = []
+    for kind, code in FENCE.findall(text):
+        if kind == "python":
+            found.append(code)
+        elif kind == "python continuation":
+            found[-1] += code
+        else:
+            assert not kind.startswith("python"), kind
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        pytest.param(name, code, id=f"{name}-{place}")
+        for name, text in PAGES.items()
+        for place, code in enumerate(programs(text))
+    ],
+)
+def test_code_runs(name: str, code: str) -> None:
+    exec(compile(code, name, "exec"), {})
+
+
+def test_the_first_code_of_the_readme_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(programs(README)[0], "README.md", "exec"), {})
+    assert capsys.readouterr().out.count("torch.Size([4, 32, 4])") == 2
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings of a page get."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+LINKED = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("docs/*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_to_files_and_sections_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    for link in links:
+        place, _, anchor = link.partition("#")
+        target = page.parent / place if place else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    assert all(f"](docs/{name})" in README for name in PAGES if name != "README.md")
 
 
 def record(name: str) -> Any:
     return json.loads((RECORDS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def cells(start: str, text: str = README) -> list[str]:
+def cells(start: str, text: str) -> list[str]:
     """The cells of the row of a table that starts so."""
     (row,) = (line for line in text.splitlines() if line.startswith(f"| {start} |"))
     return [cell.strip() for cell in row.strip("| ").split("|")][1:]
 
 
 def quoted(ratio: dict[str, Any]) -> str:
-    """A ratio as the README writes it."""
+    """A ratio as the pages write it."""
     low, high = ratio["quartiles"]
     return f"{ratio['median']:.2f} ({low:.2f} – {high:.2f})"
 
@@ -45,7 +102,7 @@ def test_shares_are_those_of_the_record(row: dict[str, Any]) -> None:
     library, name = row["class"].split()
     shares = [row.get(key) for key in ("log_density_not_finite", "draw_refused", "gradient_wrong")]
     expected = ["" if share is None else f"{share:.1%}".replace("%", " %") for share in shares]
-    assert [*cells(f"{library} `{name}`"), ""][:3] == expected
+    assert [*cells(f"{library} `{name}`", NUMERICS), ""][:3] == expected
 
 
 def test_the_reason_to_be_is_that_of_the_record() -> None:
@@ -54,12 +111,20 @@ def test_the_reason_to_be_is_that_of_the_record() -> None:
     assert f"for {theirs:.1%} of its own draws, `Concrete` for {ours:.1%}".replace("%", " %") in README
 
 
+def test_the_step_in_the_readme_is_that_of_the_record() -> None:
+    ours, jax, compiled, _ = cells("m = 1, 1 model", PERFORMANCE)
+    text = " ".join(README.split())
+    assert f"`200H~784V` takes {ours} µs on an H200." in text
+    assert f"takes {jax} µs in JAX and {compiled} µs in compiled torch (" in text
+
+
 def test_divergences_are_those_of_the_record() -> None:
     rows = {(row["library"], row["temperature"]): row for row in record("exactness")["results"]["divergence"]}
     ours, theirs = rows["concretely", 0.1], rows["torch", 0.1]
-    assert f"is {ours['exact']:.3f}" in README
-    assert f"{ours['estimate']:.3f} ± {ours['standard_error']:.3f} here" in README
-    assert f"{theirs['estimate']:.3f} with torch".replace("-", "−") in README
+    text = " ".join(NUMERICS.split())
+    assert f"is {ours['exact']:.3f}." in text
+    assert f"it is {ours['estimate']:.3f} ± {ours['standard_error']:.3f} with `BinaryConcrete`" in text
+    assert f"and {theirs['estimate']:.3f} with torch's `RelaxedBernoulli`".replace("-", "−") in text
 
 
 TORCH = ("torch LogitRelaxedBernoulli", "torch ExpRelaxedCategorical")
@@ -83,7 +148,7 @@ def test_ratios_are_those_of_the_record(start: str, peers: tuple[str, str], comp
     name = "posterior scored under a prior" if start.startswith(PRIOR) else "node"
     tasks = {tuple(task["shape"]): task for task in record("node")["results"] if task["task"] == name}
     ours = ((3200, 200), "Logistic"), ((3200, 80, 8), "ExpConcrete")
-    for cell, peer, (shape, node) in zip(cells(start), peers, ours, strict=True):
+    for cell, peer, (shape, node) in zip(cells(start, PERFORMANCE), peers, ours, strict=True):
         (contender,) = (row for row in tasks[shape]["contenders"] if row["name"] == peer)
         ratio = contender["ratio"][f"concretely {node}{compiled}"]
         assert cell == quoted(ratio)
@@ -112,7 +177,7 @@ def test_ratios_of_steps_are_those_of_the_record(start: str, contender: str, ref
         ("concrete", 50),
         ("vimco", 5),
     ]
-    for cell, task in zip(cells(start), tasks, strict=True):
+    for cell, task in zip(cells(start, PERFORMANCE), tasks, strict=True):
         (row,) = (row for row in task["contenders"] if row["name"] == contender)
         ratio = row["ratio"][reference]
         assert cell == quoted(ratio)
@@ -124,7 +189,9 @@ def test_likelihoods_are_those_of_the_record(result: dict[str, Any]) -> None:
     start = f"`{recipe['notation']}`, {recipe['estimator']}, m = {recipe['samples']}"
     given = ": the lower half given the upper" if recipe["notation"].startswith("392V") else ""
     scores = (result["test_nll"], result["test_factorised_nll"])
-    assert cells(start + given) == [f"{score['value']:.2f} ± {score['standard_error']:.2f}" for score in scores]
+    assert cells(start + given, COMMAND) == [
+        f"{score['value']:.2f} ± {score['standard_error']:.2f}" for score in scores
+    ]
     assert result["target"] is None or result["test_nll"]["value"] < result["target"] == 115
 
 
@@ -154,31 +221,40 @@ def test_steps_on_a_chip_are_those_of_the_record(rounded: str, case: dict[str, A
     models = "1 model" if case["members"] == 1 else f"{case['members']} models at once"
     times = {row["name"]: f"{row['us']['median']:g}" for row in case["contenders"]}
     row = f"m = {case['samples']}, {models}{METHODS[case['method']]}{rounded}"
-    assert cells(row) == [times[name] for name in CHIP]
+    assert cells(row, PERFORMANCE) == [times[name] for name in CHIP]
 
 
 @pytest.mark.parametrize("name", ["chip-steps-medium", "chip-recipes-high"])
 def test_records_of_another_commit_than_the_steps_are_named(name: str) -> None:
     commits = {each: record(each)["commit"]["hash"] for each in (name, "chip-steps-high")}
-    named = f"of commit {commits[name]}" in " ".join(README.split())
+    named = f"of commit {commits[name]}" in " ".join(PERFORMANCE.split())
     assert named == (len(set(commits.values())) > 1)
 
 
-def test_passes_of_nodes_are_those_of_the_record() -> None:
-    both = [{row["name"]: row for row in case["contenders"]} for case in record("chip-nodes")["results"]]
-    nary, binary = ({name: f"{row['passes']['median']:.3g}" for name, row in rows.items()} for rows in both)
-    ours, eager, compiled = "concretely, captured", "torch.distributions", "torch.distributions, compiled, captured"
-    text = " ".join(README.split())
-    assert f"takes {nary[ours]} times as long as a copy" in text
-    assert f"and {binary[ours]} times where it is binary" in text
-    assert f"recorded too, {nary[compiled]} and {binary[compiled]} times" in text
-    assert f"called plainly {nary[eager]} and {binary[eager]} (" in text
-    faster = [f"{rows[eager]['ratio']['concretely']['median']:.3g}" for rows in both]
-    assert f"ours are {faster[0]} and {faster[1]} times as fast" in text
-    others = ("torch.distributions, compiled", "jax by hand, jit")
-    slower = [f"{rows[name]['ratio']['concretely']['median']:.3g}" for name in others for rows in both]
-    told = "torch.distributions, {} and {} times as its compiled form and {} and {} times as JAX"
-    assert told.format(*slower) in text
+@pytest.mark.parametrize(
+    ("start", "contender"),
+    [
+        ("concretely, captured", "concretely, captured"),
+        ("torch.distributions, compiled and captured", "torch.distributions, compiled, captured"),
+        ("torch.distributions, eager", "torch.distributions"),
+    ],
+)
+def test_passes_of_nodes_are_those_of_the_record(start: str, contender: str) -> None:
+    rows = [row for case in record("chip-nodes")["results"] for row in case["contenders"] if row["name"] == contender]
+    assert cells(start, PERFORMANCE) == [f"{row['passes']['median']:.3g}" for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("start", "contender"),
+    [
+        ("torch.distributions, eager ÷ ours, eager", "torch.distributions"),
+        ("torch.distributions, compiled ÷ ours, eager", "torch.distributions, compiled"),
+        ("JAX under jit ÷ ours, eager", "jax by hand, jit"),
+    ],
+)
+def test_ratios_of_nodes_on_a_chip_are_those_of_the_record(start: str, contender: str) -> None:
+    rows = [row for case in record("chip-nodes")["results"] for row in case["contenders"] if row["name"] == contender]
+    assert cells(start, PERFORMANCE) == [f"{row['ratio']['concretely']['median']:.3g}" for row in rows]
 
 
 RECIPES = {case["name"]: case for case in record("chip-recipes-high")["results"]}
@@ -188,7 +264,7 @@ PRODUCTS = {"highest": "float32", "high": "TF32", "medium": "bfloat16"}
 def test_the_fast_recipe_is_that_of_the_record() -> None:
     fast = RECIPES["fast"]
     found = f"{fast['test']['nll']:.2f} ± {fast['test']['standard_error']:.2f}"
-    assert f"NLL of {found} on MNIST in {fast['seconds']:.3g} s of training" in " ".join(README.split())
+    assert f"NLL of {found} on MNIST in {fast['seconds']:.3g} s of training" in " ".join(PERFORMANCE.split())
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -213,16 +289,17 @@ def test_likelihoods_on_a_chip_are_those_of_the_record() -> None:
         ]
         for place in (0, 1)
     )
-    text = " ".join(README.split())
-    assert f"take {ours[0]}, and {ours[1]} with two layers of latents" in text
-    assert f"a plain loop in torch {theirs[0]} and {theirs[1]} (" in text
+    text = " ".join(PERFORMANCE.split())
+    assert f"takes {ours[0]}, and {ours[1]} with two layers of latents" in text
+    assert f"A plain loop in torch takes {theirs[0]} and {theirs[1]} (" in text
 
 
 def test_programs_on_a_chip_are_those_of_the_record() -> None:
     (case,) = record("chip-programs-high")["results"]
     times = {point["value"]: f"{point['us_per_model']['median']:.3g} µs" for point in case["points"]}
-    text = " ".join(README.split())
-    assert f"as one program take {times[1]} each, four such programs at once {times[4]} (" in text
+    text = " ".join(PERFORMANCE.split())
+    assert f"Eight models in one program take {times[1]} each." in text
+    assert f"With four such programs at once, each model takes {times[4]} (" in text
 
 
 COSTS = [case for name in ("chip-costs-high", "chip-programs-high") for case in record(name)["results"]]
@@ -240,13 +317,13 @@ TABLE = json.loads((ROOT / "reproduction" / "records" / "table-1.json").read_tex
 
 @pytest.mark.parametrize("notation", ["200H-784V", "200H-200H-784V", "200H~784V", "200H~200H~784V"])
 def test_a_table_of_the_paper_is_that_of_the_record(notation: str) -> None:
-    _, _, text = README.partition("## The paper's tables")
+    _, _, text = COMMAND.partition("| MNIST, m = 5 |")
     found = []
     for cell in load_experiment("table-1").cells:
         if (cell.recipe.notation, cell.recipe.samples, cell.recipe.data) == (notation, 5, "mnist"):
             test = TABLE[cell.title]["best"]["metrics"]["test_nll"]
             found += [f"{test['value']:.2f} ± {test['standard_error']:.2f}", str(cell.paper["test"])]
-    assert cells(f"`{notation}`", text.partition("\n## ")[0]) == found
+    assert cells(f"`{notation}`", text.partition("\n\n")[0]) == found
 
 
 def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() -> None:
@@ -256,45 +333,34 @@ def test_the_cells_that_are_as_good_as_in_the_paper_are_those_of_the_record() ->
         if "test" in cell.paper:
             name = cell.recipe.estimator if cell.recipe.method.relaxes else "discrete"
             near[name].append(best["metrics"]["test_nll"]["value"] - cell.paper["test"] <= 1)
-    text = " ".join(README.split())
+    text = " ".join(COMMAND.split())
     assert len(known) == sum(len(load_experiment(name).cells) for name in experiment_names())
     assert f"All {len(known)} models of the paper's tables, text and temperature figure are trained" in text
     steps = sorted({best["recipe"]["steps"] for _, best in known})
-    assert f"each in {steps[0]:,} to {steps[-1]:,} steps" in text
-    assert f"in no more than {math.ceil(max(best['seconds'] for _, best in known))} seconds' share" in text
-    relaxed, discrete, normal = (f"{sum(found)} of {len(found)}" for found in near.values())
-    told = f"in {relaxed}, NVIL and VIMCO in {discrete}, the logistic-normal control in {normal}."
-    assert f"of its test NLL or better {told}" in text
+    assert f"Each took {steps[0]:,} to {steps[-1]:,} steps" in text
+    assert f"at most {math.ceil(max(best['seconds'] for _, best in known))} seconds' share" in text
+    counts = [f"{sum(found)} of {len(found)}" for found in near.values()]
+    rows = ("Concrete", "NVIL and VIMCO", "logistic-normal control")
+    assert [cells(row, COMMAND) for row in rows] == [[count] for count in counts]
+    assert f"{counts[0]} of the paper's models come within 1 nat of its test NLL" in " ".join(README.split())
     verdicts = re.findall(
         r"^- \*\*[^:]*: (.*)\.\*\*", (ROOT / "reproduction/README.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert f"Of {len(verdicts)} findings of the paper {verdicts.count('held')} hold." in text
-    assert f"why {sum(not each for found in near.values() for each in found)} cells are not there yet" in text
+    assert f"why {sum(not each for found in near.values() for each in found)} models are more than 1 nat behind" in text
 
 
-def test_what_the_budget_of_the_paper_costs_is_that_of_the_record() -> None:
-    pairs = []
-    for notation in ("200H-784V", "200H~784V"):
-        cell = next(cell for cell in load_experiment("table-1").cells if cell.recipe.notation == notation)
-        best, history = TABLE[cell.title].values()
-        (whole,) = (record for record in history if record["recipe"]["steps"] == cell.recipe.steps)
-        pairs.append((whole, best))
-    slow, fast = zip(*pairs, strict=True)
-    assert [{record["members"] for record in each} for each in (slow, fast)] == [{1}, {2}]
-    scores = [record["metrics"]["test_nll"] for record in (*slow, *fast)]
-    assert {f"{score['standard_error']:.2f}" for score in scores} == {"0.23"}
-    first, second, third, fourth = (f"{score['value']:.2f}" for score in scores)
-    looks = [[record["metrics"]["valid_nll"] for record in pair] for pair in pairs]
-    linear, nonlinear = (f"{whole['value'] - best['value']:.2f}" for whole, best in looks)
-    assert {f"{look['standard_error']:.2f}" for pair in looks for look in pair} == {"0.24"}
-    text = " ".join(README.split())
-    assert f"the validation set prefers ours by {linear} and {nonlinear} nats (each NLL ± 0.24): 10⁷ steps" in text
-    assert (
-        f"10⁷ steps of 64 points take {slow[0]['seconds']:.0f} seconds for `200H-784V`, m = 1, and "
-        f"{slow[1]['seconds']:.0f} for `200H~784V`, and come to {first} and {second} nats on the test set; our recipe "
-        f"takes {fast[0]['seconds']:.1f} and {fast[1]['seconds']:.1f}, the share of each in a program of two, and "
-        f"comes to {third} and {fourth} (± 0.23)."
-    ) in text
+@pytest.mark.parametrize("notation", ["200H-784V", "200H~784V"])
+def test_what_the_budget_of_the_paper_costs_is_that_of_the_record(notation: str) -> None:
+    cell = next(cell for cell in load_experiment("table-1").cells if cell.recipe.notation == notation)
+    best, history = TABLE[cell.title].values()
+    (whole,) = (record for record in history if record["recipe"]["steps"] == cell.recipe.steps)
+    assert (whole["members"], best["members"]) == (1, 2)
+    _, _, text = COMMAND.partition("| m = 1, MNIST |")
+    for start, record, seconds in (("the paper's budget", whole, ".0f"), ("ours", best, ".1f")):
+        scores = (record["metrics"][name] for name in ("valid_nll", "test_nll"))
+        nlls = [f"{score['value']:.2f} ± {score['standard_error']:.2f}" for score in scores]
+        assert cells(f"`{notation}` | {start}", text)[1:] == [format(record["seconds"], seconds), *nlls]
 
 
 def every_record() -> Iterator[tuple[Cell, CellHistory]]:
