@@ -30,6 +30,7 @@ __all__ = [
     "CircuitNode",
     "Concrete",
     "Draw",
+    "EdgeWarning",
     "Estimate",
     "Estimator",
     "Exact",

@@ -1,5 +1,6 @@
 """Random variables, one family per file."""
 
+from ..functional.draw import EdgeWarning
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
 from .concrete import Concrete, LogisticNormal, OneHotCategorical
@@ -15,6 +16,7 @@ __all__ = [
     "BinaryConcrete",
     "CircuitNode",
     "Concrete",
+    "EdgeWarning",
     "ExpConcrete",
     "ExpLogisticNormal",
     "Gumbel",

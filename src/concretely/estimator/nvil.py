@@ -66,6 +66,7 @@ class NVIL(nn.Module):
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}
         self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
         like = q[self.nodes[0]].value
+        like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
         first = _flat(inputs[0].to(like), len(q.rows.batch_shape)) if inputs else like.new_zeros(1, 1)
         self.register_buffer("offset", first.flatten(0, -2).mean(0))
         self.register_buffer("mean", like.new_zeros(len(self.nodes)))
@@ -109,7 +110,7 @@ class NVIL(nn.Module):
 
     def _seen(self, name: str, q: Trace, inputs: tuple[Any, ...]) -> Float[Tensor, "*shape size"]:
         """Return the baseline input: the latent parents of a node or, without any, the centred first input."""
-        before = [_flat(q[parent].value, len(q.shape)) for parent in self.before[name]]
+        before = [_flat(q[parent].value.to(self.offset), len(q.shape)) for parent in self.before[name]]
         if before:
             return torch.cat(before, -1)
         return _flat(inputs[0].to(self.offset), len(q.rows.batch_shape)) - self.offset if inputs else self.offset

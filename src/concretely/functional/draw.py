@@ -5,6 +5,7 @@ edge represents a cell (see `edge`); its log density is the log of the average d
 """
 
 import math
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -201,9 +202,17 @@ def _has_none(edge: Bool[Tensor, "..."]) -> bool:
             "more than 1 % of the scored values lie on the edge of the support, where rounding has removed precision: "
             "use rsample_and_log_prob for the exact log densities of draws",
             EdgeWarning,
-            stacklevel=2,
+            stacklevel=_depth(),
         )
     return False
+
+
+def _depth() -> int:
+    """Return the number of frames from the caller of this function to that of the library, whom a warning is for."""
+    package, frame, depth = __name__.partition(".")[0], sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, depth = frame.f_back, depth + 1
+    return depth
 
 
 class Drawn(NamedTuple):

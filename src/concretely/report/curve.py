@@ -11,19 +11,21 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from ..experiment.claim import GAP, TemperaturePoint, large_gap_start
 from ..spelling import format_number
+from ..training.train_state import Row as TrainingRow
 from .style import DARK, INK, PALE, STRONG
 
 Row = Mapping[str, Any]
 """The metrics at a step: `step` and, each a number or None, `bound`, `discrete` and `valid`."""
 
 
-def curve(rows: Sequence[Row]) -> Figure:
+def curve(history: Sequence[Row | TrainingRow]) -> Figure:
     """Draw the training bound and, if it differs, that of the discrete graph, with the gap between them.
 
     Circles are minus the NLL of the validation set, so that up is better. The first tenth of the rows does not extend
     the axis: early values lie so far below the others that they would flatten the rest.
     """
     figure = Figure(figsize=(7, 3.8), layout="constrained")
+    rows = [row if isinstance(row, Mapping) else vars(row) for row in history]
     heights = _heights(rows)
     if not heights:
         figure.text(0.5, 0.5, "Nothing has been recorded yet.", ha="center", va="center", color=INK)
