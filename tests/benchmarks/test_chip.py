@@ -46,7 +46,7 @@ def dots(monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """Few points of few bits in the place of MNIST, and no laws, which are looked at elsewhere."""
     parts = (Bits.pack(torch.rand(points, 12) < 0.3) for points in (50, 20, 20))
     data = Dataset("mnist", *parts, source="made up.")
-    monkeypatch.setattr(recipe, "load", lambda name: data)
+    monkeypatch.setattr(recipe, "load_data", lambda name: data)
     monkeypatch.setattr(recipe, "QUICK", SMALL)
     monkeypatch.setattr(law, "laws", lambda **given: iter([Law("one", found=0.0, limit=1.0)]))
     return data
@@ -137,7 +137,7 @@ def test_without_data_no_recipe_is_tried(monkeypatch: pytest.MonkeyPatch) -> Non
         raise OSError("no connection")
 
     said: list[str] = []
-    monkeypatch.setattr(recipe, "load", load)
+    monkeypatch.setattr(recipe, "load_data", load)
     assert not list(recipe.results(device=CPU, seconds=1.0, points=None, quick=True, say=said.append))
     assert said == ["recipes are left out, as there is no MNIST: no connection"]
 

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, sleep
@@ -55,6 +56,8 @@ def test_an_error_in_one_program_ends_the_others(tmp_path: Path) -> None:
 
     def data(recipe: Any) -> Any:
         if recipe.notation == "5H-64V":
+            while not (tmp_path / "4H-64V" / "recipe.toml").exists():
+                time.sleep(0.01)
             raise ZeroDivisionError
         return digits(recipe)
 

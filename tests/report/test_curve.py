@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from concretely.experiment.claim import GAP, TemperaturePoint
-from concretely.report.curve import curve, temperature_curve
+from concretely.report.curve import draw_curve, temperature_curve
 from concretely.report.style import save_figure
 
 
@@ -29,7 +29,7 @@ DISCRETE = [row(step, -20 - 500 / step, -20 - 500 / step) for step in range(10, 
 
 
 def drawn(rows: Sequence[dict[str, Any]]) -> Axes:
-    (axes,) = curve(rows).axes
+    (axes,) = draw_curve(rows).axes
     return axes
 
 
@@ -113,13 +113,13 @@ def test_a_single_row_is_seen(rows: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("rows", [[], [row(1)], [row(1, math.nan, math.nan)]])
 def test_where_nothing_is_known_a_sentence_says_so(rows: list[dict[str, Any]]) -> None:
-    figure = curve(rows)
+    figure = draw_curve(rows)
     assert not figure.axes
     assert [text.get_text() for text in figure.texts] == ["Nothing has been recorded yet."]
 
 
 def test_axes_have_units_and_all_words_are_on_the_page_and_apart() -> None:
-    figure = curve([{**row, "step": 10_000 * row["step"]} for row in RELAXED])
+    figure = draw_curve([{**row, "step": 10_000 * row["step"]} for row in RELAXED])
     (axes,) = figure.axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "nats per data point")
     canvas = FigureCanvasAgg(figure)
@@ -136,7 +136,7 @@ def test_axes_have_units_and_all_words_are_on_the_page_and_apart() -> None:
 
 
 def test_the_same_rows_are_saved_as_the_same_bytes(tmp_path: Path) -> None:
-    first, second = ([file.read_bytes() for file in save_figure(curve(RELAXED), tmp_path / name)] for name in "ab")
+    first, second = ([file.read_bytes() for file in save_figure(draw_curve(RELAXED), tmp_path / name)] for name in "ab")
     assert first == second
 
 

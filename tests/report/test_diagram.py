@@ -19,7 +19,7 @@ from concretely import Trace, density, mode, parse, run
 from concretely.evaluation.illustration import network_traces, sampling_traces
 from concretely.report import diagram, style
 from concretely.report.anatomy import GROUND
-from concretely.report.dot import dot
+from concretely.report.dot import to_dot
 from concretely.report.portrait import CELL
 
 from .example import MASSES, ODD, TRACES, detour, diamond, diverged, variable
@@ -209,7 +209,7 @@ def test_drawing_changes_neither_the_trace_nor_the_global_randomness() -> None:
         torch.get_rng_state(),
     )
     diagram.picture(q)
-    dot(q)
+    to_dot(q)
     diagram.side_by_side(sampling_traces([2.0, 1.0], [0.0, 1.0]))
     assert torch.equal(seed, torch.get_rng_state())
     assert all(

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, Normal
 
 from concretely import Bernoulli, BinaryConcrete, Concrete, HypercubeConcrete, Trace, mode, run
 from concretely.report.anatomy import GROUND
-from concretely.report.dot import dot
+from concretely.report.dot import to_dot
 from concretely.report.style import PALE
 
 from .example import LOGITS, MASSES, ODD, TRACES, chain, detour, diamond, diverged, variable
@@ -29,7 +29,7 @@ class Source:
     """Graphviz source, taken apart."""
 
     def __init__(self, trace: Trace) -> None:
-        self.text = dot(trace)
+        self.text = to_dot(trace)
         lines = [line.strip() for line in self.text.splitlines()]
         self.parts = {m[1]: m[2] for line in lines if (m := re.fullmatch(r"(n\d\w+) \[(.*)\]", line))}
         self.edges = {(m[1], m[2]): m[3] or "" for line in lines if (m := re.fullmatch(r"(\w+) -> (\w+)( .*)?", line))}
@@ -160,7 +160,7 @@ def test_an_observed_value_may_have_more_units_than_its_distribution() -> None:
 
 @pytest.mark.parametrize("name", ODD, ids=ascii)
 def test_any_name_is_quoted(name: str) -> None:
-    text = dot(run(lambda draw: draw(name, MASSES["Bernoulli"]()), mode=mode.Discrete()))
+    text = to_dot(run(lambda draw: draw(name, MASSES["Bernoulli"]()), mode=mode.Discrete()))
     (line,) = (line for line in text.splitlines() if " ∼ Bernoulli" in line)
     (label,) = re.findall(r'label="((?:\\.|[^"\\])*)"; color=', line)
     read = re.sub(r"\\(.)", r"\1", label).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
@@ -171,9 +171,9 @@ def test_any_name_is_quoted(name: str) -> None:
 
 @pytest.mark.parametrize("units", [1, 40])
 def test_a_state_that_has_diverged_has_no_shade(units: int) -> None:
-    assert "BGCOLOR" not in dot(diverged(units)).replace('BGCOLOR="white"', "")
+    assert "BGCOLOR" not in to_dot(diverged(units)).replace('BGCOLOR="white"', "")
 
 
 def test_a_run_without_nodes_is_refused_in_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"^a run must have a node to be drawn, got none$"):
-        dot(run(lambda draw: None, mode=mode.Discrete()))
+        to_dot(run(lambda draw: None, mode=mode.Discrete()))

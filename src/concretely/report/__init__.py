@@ -8,20 +8,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .curve import curve
+    from .curve import draw_curve
     from .diagram import picture, side_by_side
-    from .dot import dot
+    from .dot import to_dot
     from .dotplot import draw_study
     from .relaxation import binary, simplex
 
-__all__ = ["binary", "curve", "dot", "draw_study", "picture", "side_by_side", "simplex"]
+__all__ = ["binary", "draw_curve", "draw_study", "picture", "side_by_side", "simplex", "to_dot"]
 
 _MODULES = {
     "binary": "relaxation",
+    "draw_curve": "curve",
     "draw_study": "dotplot",
     "picture": "diagram",
     "side_by_side": "diagram",
     "simplex": "relaxation",
+    "to_dot": "dot",
 }
 
 
@@ -29,6 +31,6 @@ def __getattr__(name: str) -> Any:
     """Import matplotlib on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f".{_MODULES.get(name, name)}", __name__), name)
+    found = getattr(import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = found
     return found

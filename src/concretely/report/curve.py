@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 """The metrics at a step: `step` and, each a number or None, `bound`, `discrete` and `valid`."""
 
 
-def curve(history: Sequence[Row | TrainingRow]) -> Figure:
+def draw_curve(history: Sequence[Row | TrainingRow]) -> Figure:
     """Draw the training bound and, if it differs, that of the discrete graph, with the gap between them.
 
     Circles are minus the NLL of the validation set, so that up is better. The first tenth of the rows does not extend

@@ -7,14 +7,14 @@ from .anatomy import GROUND, Node, anatomy, format_shape, is_small
 from .style import DARK, INK, PALE
 
 
-def dot(trace: Trace) -> str:
+def to_dot(trace: Trace) -> str:
     """Return Graphviz source with the parents, logits, noise, operations and state of every node.
 
     Temperatures are written as λ, since a run does not record them unless the program itself draws relaxed variables.
 
     >>> import torch
     >>> from concretely import OneHotCategorical, mode, run
-    >>> "argmax" in dot(run(lambda draw: draw("D", OneHotCategorical(logits=torch.zeros(3))), mode=mode.Discrete()))
+    >>> "argmax" in to_dot(run(lambda draw: draw("D", OneHotCategorical(logits=torch.zeros(3))), mode=mode.Discrete()))
     True
     """
     nodes = anatomy(trace)

@@ -16,7 +16,7 @@ from ..experiment.picture import Picture
 from ..experiment.record import format_metric, format_value, is_corrected
 from ..file import atomic_write, write_text
 from ..training.run import Run
-from .curve import Row, curve
+from .curve import Row, draw_curve
 from .image import CAPTIONS, draw_picture
 from .style import render_figure
 
@@ -71,7 +71,7 @@ def curve_image(rows: Sequence[Row]) -> Image:
     ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
     found = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
     caption = f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
-    return embed_figure(caption, curve(rows))
+    return embed_figure(caption, draw_curve(rows))
 
 
 def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequence[Image] = ()) -> str:
