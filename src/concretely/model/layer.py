@@ -15,11 +15,11 @@ from ..functional.arithmetic import bool_or_none, cast, compute_dtype, is_hidden
 from ..notation import Layer, Link
 
 RARE = 1e-3
-"""Base rates are clamped to [RARE, 1 - RARE]; a pixel that is always off would have an infinite logit."""
+"""Base rates are clamped to [RARE, 1 - RARE], since a pixel that is always off would have an infinite logit."""
 
 
 def mlp(inputs: int, outputs: int, link: Link, *, width: int, generator: Generator | None) -> "MLP":
-    """Build a linear map or, for the link `~`, one with two tanh layers in front, with Glorot initialization.
+    """Build a linear map or, for the link `~`, two tanh layers and a linear map, with Glorot initialization.
 
     See [glorot2010understanding] and [maddison2017concrete], appendix D.1.
     """
@@ -61,7 +61,7 @@ class MLP(nn.Sequential):
 
 
 class Hidden(nn.Module):
-    """A layer of n-ary units, conditioned on the layer before; a binary unit has one logit, an n-ary unit n."""
+    """A layer of n-ary units, conditioned on the layer before. A unit has n logits, or one if it is binary."""
 
     def __init__(self, before: int, layer: Layer, link: Link, *, width: int, generator: Generator | None) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Top(nn.Module):
 
 
 class Visible(nn.Module):
-    """The observed layer of bits, conditioned on the layer before; the base rate initializes its bias."""
+    """The observed layer of bits, conditioned on the layer before. The base rate initializes its bias."""
 
     def __init__(
         self, before: int, layer: Layer, link: Link, *, base_rate: Tensor | None, generator: Generator | None
@@ -109,9 +109,9 @@ class Visible(nn.Module):
 
 
 class Centre(nn.Module):
-    """Subtracts a running average of the state over minibatches, then updates it without a gradient.
+    """Subtracts a running average of the state over minibatches, then updates the average without a gradient.
 
-    There is no update in evaluation mode or without gradients. See [maddison2017concrete], appendix D.4.
+    There is no update in evaluation mode or if gradients are disabled. See [maddison2017concrete], appendix D.4.
     """
 
     offset: Tensor
@@ -136,7 +136,7 @@ def _wide_enough(logits: Tensor) -> Tensor:
 
 
 def node_shape(layer: Layer) -> tuple[int, int]:
-    """Return the number of nodes of a layer, and of logits per node."""
+    """Return the number of nodes of a layer, and the number of logits per node."""
     return layer.groups, 1 if layer.arity == 2 else layer.arity
 
 

@@ -1,4 +1,4 @@
-"""The models of the paper: densities p(x), and structured predictions p(x | context)."""
+"""The models of the paper: densities p(x), and structured predictions p(x | context), such as half an image."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,11 +19,13 @@ def density(
     encoder_width: int | None = None,
     generator: Generator | None = None,
 ) -> Model:
-    """Build a model of p(x) from the paper's notation, such as 200H~784V.
+    """Build a model of p(x), with an inference network, from the paper's notation, such as 200H~784V.
 
-    The observed node is "x"; the latent nodes are "h1", "h2" and so on, from the data to the top. Both networks see
-    states of -1 and 1. `base_rate` is the mean of the training data; it initializes the bias of the observed layer.
-    `encoder_width` is the width of the tanh layers next to the data, by default that of the layer above.
+    200H is a layer of 200 latent units, 784V one of 784 observed units. The link "-" is a linear map, and "~" is two
+    tanh layers and a linear map (see `parse`). The observed node is "x"; the latent nodes are "h1", "h2" and so on,
+    where "h1" is next to the data. Both networks see states of -1 and 1. `base_rate` is the mean of the training data;
+    it initializes the bias of the observed layer. `encoder_width` is the width of the tanh layers between x and "h1" in
+    the inference network, by default the number of units of "h1".
 
     >>> import torch
     >>> model = density("200H-200H~784V")
@@ -49,9 +51,10 @@ def prediction(
 ) -> Model:
     """Build a model of p(x | context) from the paper's notation, such as 392V-240H-240H-392V.
 
-    Its inputs are the context and x. The nodes are "h1", "h2" and so on, from the context to the observed "x".
-    `base_rate` is the mean of x over the training data; it initializes the bias of the observed layer.
-    `encoder_width` is the width of the tanh layers next to the context, by default that of the next latent layer.
+    See `density` for the notation. The first layer is the context, and the inputs of the model are the context and x.
+    The nodes are "h1", "h2" and so on, from the context to the observed "x". `base_rate` is the mean of x over the
+    training data; it initializes the bias of the observed layer. `encoder_width` is the width of the tanh layers
+    between the context and "h1", by default the number of units of "h1".
 
     >>> import torch
     >>> model = prediction("6V-4H-6V")
@@ -88,7 +91,7 @@ class Generative(nn.Module):
 
 
 class Inference(nn.Module):
-    """The inference network, from the data to the top; each latent state is centred for the next layer."""
+    """The inference network, from the data to the top. Each latent state is centred before it enters the next layer."""
 
     def __init__(self, architecture: Architecture, *, encoder_width: int | None, generator: Generator | None) -> None:
         super().__init__()
@@ -138,9 +141,10 @@ class Predictive(nn.Module):
 def _chain(
     layers: Sequence[Layer], links: Sequence[Link], *, encoder_width: int | None = None, generator: Generator | None
 ) -> nn.ModuleList:
-    """Build latent layers, each conditioned on the one before.
+    """Build latent layers, each conditioned on the layer before.
 
-    Tanh layers are as wide as the latent layer before them; those next to data are as wide as the layer after them.
+    Tanh layers are as wide as the latent layer before them. After an observed layer their width is `encoder_width`, by
+    default the width of the latent layer after them.
     """
     widths = [(encoder_width or layer.units) if before.observed else before.units for before, layer in pairwise(layers)]
     return nn.ModuleList(
