@@ -38,7 +38,7 @@ def _log_sum(shifts: Tensor) -> Tensor:
 
 
 class _Integral(torch.autograd.Function):
-    """An integral over a function of the last axis, with a given function (`slopes`) for its derivatives."""
+    """A function of the last axis that is computed as an integral. `slopes` returns its derivatives."""
 
     generate_vmap_rule = True
 

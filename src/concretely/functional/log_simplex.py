@@ -20,7 +20,7 @@ def push(
 
 
 def perturb(logits: Float[Tensor, "*batch n"], noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out n"]:
-    """Shift logits so that their maximum is 0, then add noise. Without the shift, a large logit rounds it away."""
+    """Shift logits so that their maximum is 0, then add noise, which a large logit would otherwise round away."""
     logits = cast(logits, compute_dtype(logits.dtype))
     return (logits - logits.detach().amax(-1, keepdim=True)) + noise
 
