@@ -101,7 +101,7 @@ class Concrete(Relaxation):
     r"""The Concrete relaxation of a categorical variable, on the simplex, with Gumbel noise G.
 
     $$X = \mathrm{softmax}((\log α + G) / λ), \quad
-    p(x) = (n-1)! \, λ^{n-1} \prod_k α_k x_k^{-λ-1} / \sum_i α_i x_i^{-λ}$$
+    p(x) = (n-1)! \, λ^{n-1} \prod_k \frac{α_k x_k^{-λ-1}}{\sum_i α_i x_i^{-λ}}$$
 
     At temperatures up to 1 / (n-1) the density is log-convex and has no mode inside the simplex.
     See [maddison2017concrete], definition 1 and proposition 1.

@@ -144,7 +144,7 @@ class HypercubeConcrete(Relaxation):
     $$\tilde Y = C X, \quad X \sim \mathrm{Concrete}(α, λ)$$
 
     Log densities are those of the unbounded variable `node`: `Logistic` if binary, else `ExpConcrete`. With more than 2
-    states a value does not determine that of `node`, so `log_prob` raises an error; use `rsample_and_log_prob`.
+    states, many values of `node` map to the same point, so `log_prob` raises an error; use `rsample_and_log_prob`.
     See [maddison2017concrete], appendix D.2.
 
     >>> relaxed = Hypercube(logits=torch.zeros(80, 8)).relax(temperature=2 / 3)

@@ -36,7 +36,7 @@ class Exact:
         generator: Source | None,
         batch_dims: int = 1,
     ) -> Estimate:
-        """Compute an objective."""
+        """Compute the expectation of an objective, exactly and differentiably."""
         # states are not weighted by their probability, so they must not update running averages
         with eval_mode(target):
             weights = log_weights(target, *inputs, mode=Enumerate(), batch_dims=batch_dims)

@@ -75,8 +75,9 @@ def plan_experiment(
 ) -> Plan:
     """Plan an experiment or some of its cells, selected by `rows`, `data`, `samples` and `estimator`.
 
-    The keys of a TOML file `recipe`, and then `changes`, replace those of all cells. Learning rates and weight decays
-    may be lists; then every cell has several candidates. A `smoke` test takes few steps, samples and data points.
+    The keys of a TOML file `recipe`, and then `changes`, replace the keys of the recipes of all cells. Learning rates
+    and weight decays may be lists; then every cell has several candidates. A `smoke` test takes few steps, samples and
+    data points.
 
     >>> only = {"rows": ["4-ary"], "data": ["mnist"], "samples": ["1"]}
     >>> plan = plan_experiment("table-3", only=only, changes={"lr": "1e-3,1e-2"})

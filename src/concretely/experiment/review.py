@@ -20,7 +20,7 @@ NEAR = 1.0
 
 
 class Standing(NamedTuple):
-    """The numbers of cells whose test NLL is near that of the paper."""
+    """Counts of cells, by how near their test NLL is to the paper's."""
 
     cells: int
     """The number of cells with a test NLL both in our records and in the paper."""

@@ -171,7 +171,7 @@ class Relaxed(Mode):
 
 @dataclass(frozen=True)
 class Surrogate(Mode):
-    """Draw discrete values, whose gradient is that of the mean or, given a temperature, of a relaxed value.
+    """Draw discrete values with a surrogate gradient: of the mean or, given a temperature, of a relaxed value.
 
     The relaxed value has the same noise. The log mass also has a gradient with respect to the value.
     See [bengio2013estimating] and [jang2017categorical].

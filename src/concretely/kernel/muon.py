@@ -12,7 +12,7 @@ BLOCK = 1024
 
 @triton.jit
 def _turned(at, columns: tl.constexpr, stride: tl.constexpr, LIES: tl.constexpr):
-    """Return the place of an element in a matrix that was transposed, unless LIES, to have at most as many rows."""
+    """Return the place of an element in the matrix with no more rows than columns, transposed unless LIES."""
     i, j = at // columns, at % columns
     return i * stride + j if LIES else j * stride + i
 

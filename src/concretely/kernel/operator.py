@@ -210,7 +210,7 @@ class Operator(Generic[P, R]):
         return contiguous(self._defined(*arguments))
 
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
-        """Return the gradients that are needed, from the kernel."""
+        """Return the gradients that are needed, computed by the kernel."""
         *inputs, outputs, needs = given
         leaves = tree_flatten(inputs)[0]
         with launching(leaves[needs.index(True)].device):

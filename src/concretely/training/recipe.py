@@ -362,7 +362,7 @@ def _annealing(name: str, text: str) -> Annealing:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON and TOML can represent."""
+    """Convert a value to one that JSON and TOML can represent."""
     return ":".join(f"{part!r}" for part in asdict(value).values()) if isinstance(value, Annealing) else value
 
 
