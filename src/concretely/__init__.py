@@ -83,7 +83,7 @@ _ROOMS = (
 
 
 _ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.run", "load_data": ".data"}
-"""Modules of single names, in rooms that have more."""
+"""The modules of the public names that are in none of `_ROOMS`."""
 
 
 def __getattr__(name: str) -> Any:

@@ -46,7 +46,7 @@ Source = Generator | Keys
 
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
-    """Seed torch's global generators from a source, for distributions that draw from these; then restore them."""
+    """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
     if source is None:
         yield
         return
@@ -95,23 +95,23 @@ def uniform(
 
 
 def logistic_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Map fractions in (-1/2, 1/2) to logistic noise; |fraction| is the smaller tail probability."""
+    """Map fractions in (-1/2, 1/2) to logistic noise. |fraction| is the smaller tail probability."""
     return signed.abs().logit_().copysign_(signed)
 
 
 def gumbel_of(tail: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Map upper tail probabilities to Gumbel noise, in place; large noise is precise."""
+    """Map upper tail probabilities to Gumbel noise, in place. Large noise, from small probabilities, is precise."""
     return tail.neg_().log1p_().neg_().log_().neg_()
 
 
 def normal_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Map fractions in (-1/2, 1/2) to normal noise; |fraction| is the smaller tail probability."""
+    """Map fractions in (-1/2, 1/2) to normal noise. |fraction| is the smaller tail probability."""
     quantile: Tensor = torch.special.ndtri(signed.abs())
     return quantile.copysign_(signed)
 
 
 def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Scale fractions in place so that none is 1; the largest float32 ones are rounded to 1."""
+    """Scale float32 fractions in place so that none is 1. (Without this, the largest are rounded to 1.)"""
     return fractions if fractions.dtype == torch.float64 else fractions.mul_(1 - 2.0**-24)
 
 
@@ -148,7 +148,7 @@ def _fractions(
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
     """Return random 32-bit words for every key, by Philox4x32-10 [salmon2011parallel].
 
-    The four words of one counter are a quarter of the output apart.
+    Each Philox counter gives four words, which are a quarter of the output apart.
 
     >>> words(torch.tensor([[0, 0]]), 4).tolist()  # as in the reference implementation
     [[1713891541, 3781805453, 3159862348, 2600524760]]
@@ -174,7 +174,7 @@ def fractions(
     """Return random fractions for every key, in (0, 1) or, if signed, in (-1/2, 1/2).
 
     A key is a seed and a draw number. Fractions are midpoints of 2³² intervals, in float64 of 2⁵². They are never 0,
-    but the other ends can occur by rounding.
+    but rounding can give 1 or, if signed, ±1/2.
     """
     if dtype == torch.float64:
         high, low = words(key, 2 * count).chunk(2, -1)
@@ -187,7 +187,7 @@ def fractions(
 
 
 def _numpy_fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Return random fractions on the CPU, by numpy's Philox: faster than `fractions`, with other numbers."""
+    """Return random fractions on the CPU by numpy's Philox. It is faster than `fractions` and gives other numbers."""
     # torch's generator would use only 32 bits of the seed, so that keys would collide
     size = _count_words(count, dtype)
     drawn = [np.random.Philox(key=each).random_raw(size) for each in key.numpy().view(np.uint64)]
@@ -205,7 +205,7 @@ def _count_words(count: int, dtype: torch.dtype) -> int:
 
 
 def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, signed: bool) -> Float[Tensor, "..."]:
-    """Convert 64-bit words to fractions: one of 52 bits in float64, or two of 32 bits in float32."""
+    """Convert each 64-bit word to one float64 fraction of 52 bits, or to two float32 fractions of 32 bits."""
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)

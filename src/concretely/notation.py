@@ -4,7 +4,7 @@ The notation lists the layers in sampling order [maddison2017concrete, Section 5
 
 - `200H` is a layer of 200 latent units; `784V` is a layer of 784 observed units. The last layer is observed. If the
   first layer is observed, the model is conditioned on it. All other layers are latent.
-- `-` is a linear map from one layer to the next; `~` has two tanh layers in front.
+- `-` is a linear map from one layer to the next; `~` is two tanh layers followed by a linear map.
 - `240H:8` groups the 240 units into 80 8-ary nodes, each a vertex of a 3-cube. Units are binary by default.
 
 The parser also accepts spaces, lower case, enclosing parentheses, and the dashes and tildes of LaTeX and Unicode.

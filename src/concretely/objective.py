@@ -34,11 +34,11 @@ class LogWeights:
     """The terms of the log-weights, each with one number for each sample and data point."""
 
     log_p: Mapping[str, Tensor]
-    """All terms of the log-weight except log q, by node."""
+    """All terms of the log-weight except log q, by node name; for a program, its negative cost."""
     p: Trace
-    """The trace that scored the latents and the data, or that of a program."""
+    """The trace of p, which scored the latents and the data; for a program, its trace."""
     q: Trace
-    """The trace that drew the latents."""
+    """The trace that drew the latents. It is `p` for a program and for a model without q."""
     divides: bool
     """Whether the log-weight subtracts log q."""
 
@@ -59,7 +59,10 @@ class LogWeights:
 
     @property
     def log_w_given_q(self) -> Tensor:
-        """Return the log-weights without the direct gradient of log q, which has mean zero."""
+        """Return the log-weights, with log q detached at the nodes without a pathwise gradient.
+
+        The omitted term, the score of q, has mean zero in the single-sample bound.
+        """
         held = {name: log_q.detach() if name in self.scored else log_q for name, log_q in self.log_q.items()}
         return total(self.log_p.values()) - total(held.values()) if self.divides else total(self.log_p.values())
 
@@ -103,7 +106,8 @@ def log_weights(
     """Run a target and return the terms of its log-weights.
 
     The log-weight of a program is minus its cost. The log-weight of a model is log p(x, z) - log q(z | x) or, without
-    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms.
+    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms. `mode` draws
+    the latents, and `prior_mode`, by default the same, scores them under p.
     """
     if not isinstance(target, Model):
         trace = run(target, *inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
@@ -129,13 +133,13 @@ def is_pathwise(distribution: Distribution) -> bool:
 
 
 def divergence(p: Trace, q: Trace, name: str) -> Tensor:
-    """Return the KL of q from p at a node, summed over units, for every sample and data point."""
+    """Return KL(q || p) at a node, summed over its units, for every sample and data point."""
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
     return q[name].total(kl_divergence(*q.rows.aligned(*both, axes=axes)))
 
 
 def _cost(trace: Trace) -> Tensor:
-    """Return the cost of every sample and data point: the output of a program, or the first of several."""
+    """Return the cost of every sample and data point: the output of a program, or its first entry if a tuple."""
     cost = trace.output[0] if isinstance(trace.output, tuple) and trace.output else trace.output
     shape, rows = tuple(trace.rows.folded), trace.rows
     expected = f"a program must return a cost of shape {shape}, a number for each sample and data point"
@@ -147,7 +151,10 @@ def _cost(trace: Trace) -> Tensor:
 
 
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
-    """Return the name of the quantity that an objective bounds from below, or None."""
+    """Return the name of the quantity that an objective bounds from below.
+
+    Return None for a program, and for objectives other than `bound` and `average`.
+    """
     if not isinstance(target, Model) or objective not in (bound, average):
         return None
     return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

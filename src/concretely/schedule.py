@@ -25,6 +25,6 @@ class Annealing:
                 raise ValueError(f"{name} must be positive, got {value:.9g}")
 
     def __call__(self, step: int) -> float:
-        """Return the temperature at a step, counted from 0."""
+        """Return the temperature of an optimizer update, counted from 0."""
         gone = min(max(step / self.steps, 0.0), 1.0)
         return float(self.start ** (1 - gone) * self.end**gone)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import concretely as c
-from concretely.model.layer import Centre
+from concretely.model.paper import Centre
 
 
 def linears(module: nn.Module) -> list[tuple[int, int]]:

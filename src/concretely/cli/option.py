@@ -1,4 +1,4 @@
-"""Flags that several verbs share, and the values they stand for."""
+"""Flags that several subcommands share, and the objects that their values denote."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..training.run import Run
 
 EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
-"""The run that the example of `concretely train` leaves, which the examples of other verbs use."""
+"""The folder of the run in the example of `concretely train`, which the examples of other subcommands use."""
 PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
 """The precisions of matrix products, and torch's names for them."""
 
@@ -72,7 +72,7 @@ Verb = Callable[..., None]
 
 
 def with_recipe(verb: Verb) -> Verb:
-    """Add a flag for every key of a recipe, and --recipe for a TOML file, to a verb with an argument `given`."""
+    """Add a flag for every key of a recipe, and --recipe for a TOML file, to a subcommand with an argument `given`."""
     own = signature(verb)
     kinds: dict[str, Any] = {name: Annotated[str | None, option(*flag)] for name, flag in _RECIPE_FLAGS.items()}
     text = "TOML file with these keys, or paper or fast; flags override it."
@@ -99,7 +99,7 @@ def with_recipe(verb: Verb) -> Verb:
 
 
 def select_device(name: str | None, precision: str | None = None) -> "torch.device":
-    """Return the device of a name, or the best one, and set the precision of matrix products."""
+    """Return the device of a name, or by default the fastest one, and set the precision of matrix products."""
     precision = "float32" if precision is None else precision
     require_known("precision", precision, PRECISIONS)
     import torch
@@ -117,7 +117,7 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
 
 
 def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False) -> "Dataset":
-    """Load the data of a recipe; those of a run that is resumed may have moved."""
+    """Load the data of a recipe. The data of a resumed run may have moved."""
     from ..training.run import data_of
 
     with report_errors(), interruptible_loading():
@@ -128,7 +128,7 @@ def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False)
 
 
 def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tuple["Run", "Model", "Dataset"]:
-    """Return the run in a folder, its model and its data; say if a checkpoint is damaged or the run not finished."""
+    """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
     from ..training.run import require_same, restored
 
     with report_errors():

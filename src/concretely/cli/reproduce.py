@@ -126,7 +126,7 @@ def _list() -> None:
 
 
 def _reproduce(plan: "Plan", **how: Any) -> None:
-    """Train and score what is missing, and print all cells."""
+    """Train and score the missing cells of an experiment, and print all cells."""
     from ..experiment.claim import temperature_points
     from ..experiment.plan import SMOKE_POINTS, reproduce
     from ..report.curve import temperature_curve

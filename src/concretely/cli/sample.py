@@ -11,7 +11,7 @@ from .terminal import require, save
 EXAMPLE = f"Example: concretely sample {EXAMPLE_RUN}"
 
 MOST = 50
-"""The most rows or columns, so that the picture fits into memory."""
+"""The maximum number of rows or columns, so that the picture fits into memory."""
 
 
 def sample(

@@ -34,9 +34,9 @@ LINES = 10
 REFRESH = 16
 """The number of steps between two updates of the bar."""
 SMOOTHED = 20
-"""The number of rows over which metrics are averaged."""
+"""The number of rows of the training curve over which printed metrics are averaged."""
 BRIEF = 1_000
-"""Members with fewer steps print no lines without a terminal."""
+"""Runs with fewer steps, among several trained together, print no lines without a terminal."""
 
 
 def fail(sentence: str, code: int = 2) -> NoReturn:
@@ -58,7 +58,7 @@ def require_positive(**flags: int | None) -> None:
 
 
 def require_known(kind: str, name: str, names: Iterable[str]) -> None:
-    """Exit with an error, and the closest name, unless a name is one of those that exist."""
+    """Exit with an error that suggests the closest name unless a name is known."""
     known = list(names)
     if name not in known:
         fail(f"unknown {kind} {name!r}{did_you_mean(name, known)}")
@@ -66,7 +66,7 @@ def require_known(kind: str, name: str, names: Iterable[str]) -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Print errors about the input in one sentence, and exit."""
+    """Inside this context, print an error about the input in one sentence, and exit."""
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
@@ -79,7 +79,7 @@ def report_errors() -> Iterator[None]:
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM has come; a second signal has its usual effect."""
+    """Yield a function that returns whether SIGINT or SIGTERM was received. A second signal has its usual effect."""
     requested = False
 
     def restore() -> None:
@@ -100,7 +100,7 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def interruptible(sentence: str = "stopped and saved; run the same command to go on") -> Iterator[None]:
-    """On KeyboardInterrupt, print a sentence and exit."""
+    """Inside this context, print a sentence and exit on KeyboardInterrupt."""
     try:
         yield
     except KeyboardInterrupt:
@@ -109,7 +109,7 @@ def interruptible(sentence: str = "stopped and saved; run the same command to go
 
 @contextmanager
 def interruptible_loading() -> Iterator[None]:
-    """On SIGINT while data are loaded, print a sentence and exit, even within `stop_requested`."""
+    """Inside this context, which loads data, print a sentence and exit on SIGINT, even within `stop_requested`."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with interruptible("stopped before the data were complete; downloaded files are kept"):
@@ -175,7 +175,7 @@ def write_run_report(folder: Path, run: "Run", model: "Model", data: "Dataset", 
 
 
 def _program_progress(members: Sequence[Member], alone: bool) -> AbstractContextManager["Callbacks"]:
-    """Show the progress of a program; only one program at a time has a bar."""
+    """Show the progress of runs that are trained together. Only one such group at a time has a bar."""
     from ..training.loop import Callbacks
 
     err, recipe = console(err=True), members[0].recipe
@@ -222,7 +222,7 @@ def training_progress(
 
 
 def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
-    """Describe the last rows of a training curve."""
+    """Return a description of the last rows of a training curve."""
     recent = rows[-SMOOTHED:]
     bound, discrete = (sum(getattr(row, name) for row in recent) / len(recent) for name in ("bound", "discrete"))
     text = f"bound {bound:.2f}"
@@ -234,7 +234,7 @@ def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
 
 @contextmanager
 def _tensorboard(folder: Path | None) -> Iterator[Callable[["Row"], None]]:
-    """Yield a function that writes a row as TensorBoard events; without a folder it does nothing."""
+    """Yield a function that writes a row as TensorBoard events. Without a folder it does nothing."""
     if folder is None:
         yield lambda row: None
         return

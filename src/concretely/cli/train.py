@@ -62,7 +62,7 @@ def train(
 
 
 def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
-    """Train several models as one program, and print their scores."""
+    """Train several models together, and print their test likelihoods."""
     from ..experiment.search import train_list
     from ..report.table import likelihood_table
 

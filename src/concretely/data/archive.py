@@ -76,7 +76,7 @@ def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] = ()) 
 
 
 def stored(path: Path, names: tuple[str, ...], *, columns: int) -> Arrays:
-    """Read byte arrays from a file in the data folder; an error tells the user to delete a broken file."""
+    """Read byte arrays from a file in the data folder. If it is broken, the error tells the user to delete it."""
     try:
         arrays = read(path, names)
         for name, array in arrays.items():
@@ -144,7 +144,7 @@ def _hold_out(path: Path, arrays: Arrays, random: RandomState) -> str:
 
 
 def _top(path: Path, arrays: Arrays) -> int:
-    """Return the maximum of the grey values, 255 or 1; raise if they are not grey values."""
+    """Return the largest possible grey value, 255 for bytes or else 1; raise if the numbers are not grey values."""
     if all(array.dtype == np.uint8 for array in arrays.values()):
         return 255
     for name, array in arrays.items():

@@ -23,7 +23,7 @@ CHUNK = 4_096
 class Bits:
     """Points of `width` bits each, packed in the order of `numpy.packbits(axis=1)`.
 
-    Index with an integer, a slice or a tensor of indices; points are unpacked on their device.
+    Index with an integer, a slice or a tensor of indices. Points are unpacked on the device of `packed`.
 
     >>> bits = Bits.pack(torch.tensor([[1, 0, 1], [0, 1, 1]]))
     >>> bits.packed
@@ -83,7 +83,7 @@ class Bits:
         return unpack(self.packed[index], self.width)
 
     def spread(self, points: int) -> UInt8[Tensor, "points width"]:
-        """Return evenly spaced points, since data may be sorted."""
+        """Return `points` evenly spaced data points. (The first ones may be alike, since data may be sorted.)"""
         return self[torch.linspace(0, len(self) - 1, points, device=self.packed.device).round().long()]
 
     @cached_property
@@ -134,7 +134,7 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 of the width, the split sizes and the packed bits; it ignores name and device."""
+        """Return the SHA-256 of the width, the split sizes and the packed bits. Name and device do not change it."""
         splits = [self.split(name) for name in SPLITS]
         digest = hashlib.sha256(np.array([self.width, *map(len, splits)], "<i8").tobytes())
         for split in splits:

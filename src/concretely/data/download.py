@@ -1,4 +1,4 @@
-"""The folder of data, downloads with checksums that can be resumed, and packages that read data."""
+"""The data folder, resumable downloads with checksums, and imports of optional packages that read data."""
 
 import errno
 import hashlib
@@ -24,11 +24,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class DownloadError(OSError):
-    """Says why a download failed, and how to get the file by hand."""
+    """Raised if a download fails. The message says why, and how to get the file by hand."""
 
 
 def folder() -> Path:
-    """Return the folder in `CONCRETELY_DATA`, by default the user's cache; it may not exist yet."""
+    """Return the data folder, `CONCRETELY_DATA` or by default the user's cache. It may not exist yet."""
     if named := os.environ.get("CONCRETELY_DATA"):
         try:
             return Path(named).expanduser().absolute()
@@ -49,9 +49,9 @@ def need(module: str, package: str, *, what: str) -> Any:
 def fetch(url: str, path: Path, *, digest: str, size: int | None = None, manual: str, progress: bool = False) -> None:
     """Download a file unless it exists, and verify its digest.
 
-    `digest` is a hash name and value, such as `md5:21ec…`. `manual` says how to get the file by hand; it ends every
-    error. An interrupted download stays in a `.part` file, and the next call resumes it. If several processes fetch the
-    same file, one downloads it and the others wait.
+    `digest` is a hash name and value, such as `md5:21ec…`. `manual` is the end of every error message, and says how to
+    get the file by hand. An interrupted download stays in a `.part` file, and the next call resumes it. If several
+    processes fetch the same file, one downloads it and the others wait.
     """
     if path.exists():
         if wrong := _mismatch(path, digest):
@@ -133,7 +133,7 @@ def _pieces(answer: HTTPResponse) -> Iterator[bytes]:
 
 
 def _mismatch(path: Path, digest: str) -> str | None:
-    """Describe a wrong checksum; return None if it is right."""
+    """Return a description of a wrong checksum, or None if it is right."""
     name, _, value = digest.partition(":")
     with path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()

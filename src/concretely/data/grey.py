@@ -19,7 +19,7 @@ DIGITS = 64
 """The number of pixels of a digit."""
 
 CHUNK = 4_096
-"""The number of points to draw at once; it does not affect the bits."""
+"""The number of points to binarize at once. It does not affect the bits."""
 
 
 def binarize(grey: NDArray[Any], rule: Rule, *, top: float, random: RandomState) -> NDArray[np.bool_]:
@@ -40,12 +40,12 @@ def binarize(grey: NDArray[Any], rule: Rule, *, top: float, random: RandomState)
 
 
 def binarized(shades: Mapping[str, NDArray[Any]], rule: Rule, *, top: float, random: RandomState) -> dict[str, Bits]:
-    """Binarize the grey values of the splits in their order."""
+    """Binarize the grey values of the splits, in the order of `SPLITS`."""
     return {name: Bits.pack(binarize(shades[name], rule, top=top, random=random)) for name in SPLITS}
 
 
 def how(rule: Rule) -> str:
-    """Describe the binarization.
+    """Return a description of the binarization.
 
     >>> how("bernoulli")
     'binarised by one Bernoulli draw from seed 0'

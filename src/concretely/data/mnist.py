@@ -24,7 +24,7 @@ SOURCE = "MNIST, 28×28 pixels, in the fixed binarisation of Salakhutdinov and M
 
 
 def load(*, progress: bool) -> Dataset:
-    """Load 50,000 digits for training and 10,000 each for validation and test; the test set is sorted by digit.
+    """Load 50,000 digits for training and 10,000 each for validation and test. The test set is sorted by digit.
 
     They are read from `binarized_mnist.npz` in the data folder, which is built from a download if it is missing.
     """

@@ -22,8 +22,8 @@ MD5 = "21ecaf34373511aa7691cf2e0802aa3d"
 def load(rule: Rule, *, progress: bool) -> Dataset:
     """Load 23,000 characters for training, 1,345 for validation and 8,070 for test.
 
-    [burda2016importance] has no validation set: it is held out from their 24,345 training points. Use `whole` to train
-    on all of them, as in [maddison2017concrete].
+    [burda2016importance] has no validation set: ours is held out from its 24,345 training points. Use `whole` to train
+    on all of these, as in [maddison2017concrete].
 
     The data folder may contain `omniglot28.npz`, with arrays `train` and `test` of bytes. Otherwise `chardata.mat` is
     read, and downloaded if needed. One `numpy.random.RandomState(0)` shuffles the training points, which are sorted by

@@ -33,7 +33,7 @@ class _AffineLogits:
 
 
 class Bernoulli(DiscreteVariable):
-    r"""A variable on 0 and 1 with log-odds log α.
+    r"""A variable on 0 and 1 with log-odds log α, drawn by adding logistic noise L.
 
     $$X = 1 \text{ if } L + \log α ≥ 0 \text{ else } 0$$
 
@@ -71,7 +71,7 @@ class Bernoulli(DiscreteVariable):
     ) -> Self:
         """Build the variable from a state and an affine map to the logits.
 
-        The logits are computed on first use. A kernel scores values without them.
+        The logits are computed on first use. A kernel can score values without computing them.
         """
         new = cls.__new__(cls)
         new._affine, new._differentiates = (state, weight, bias), torch.is_grad_enabled()
@@ -138,7 +138,7 @@ class Bernoulli(DiscreteVariable):
 
 
 class BinaryConcrete(Relaxation):
-    r"""The Concrete relaxation of a Bernoulli variable, on the unit interval.
+    r"""The Concrete relaxation of a Bernoulli variable, on the unit interval, with logistic noise L.
 
     $$X = σ((L + \log α) / λ)$$
 

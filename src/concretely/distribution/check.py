@@ -1,4 +1,4 @@
-"""Checks of arguments; each error names the value and its index."""
+"""Checks of arguments. Each error names the offending value and its index."""
 
 import math
 from numbers import Real
@@ -20,7 +20,7 @@ def is_finite(value: Tensor) -> Tensor:
 
 
 def place(index: tuple[int, ...]) -> str:
-    """Return the index as text."""
+    """Return " at index ..." for an error message, or an empty string for an empty index."""
     return "" if not index else f" at index {index[0] if len(index) == 1 else index}"
 
 
@@ -37,7 +37,10 @@ def require(name: str, must: str, value: Tensor, holds: Tensor) -> None:
 
 
 def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "either"], validate: bool) -> Tensor:
-    """Convert logits to a floating tensor; raise an error for integers, NaN and infinities not allowed."""
+    """Convert logits to a floating tensor; raise an error for integers, NaN and infinities.
+
+    `infinite` allows no infinity ("never"), minus infinity in some but not all categories ("minus"), or any ("either").
+    """
     if isinstance(logits, (int, float)) and not isinstance(logits, bool):
         logits = torch.tensor(float(logits))
     if not isinstance(logits, Tensor):
@@ -107,7 +110,10 @@ def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
 
 
 def validates(validate_args: bool | None) -> bool:
-    """Return whether to validate arguments; ignore torch's default, which `torch.compile` turns off globally."""
+    """Return whether to validate arguments: yes by default.
+
+    Torch's own default is ignored, since `torch.compile` turns it off globally.
+    """
     return validate_args is not False
 
 

@@ -1,4 +1,4 @@
-"""The general binary circuit: noise of any law, shifted so that its sign is a given Bernoulli variable."""
+"""The general binary circuit: noise of any distribution, shifted so that its sign is a given Bernoulli variable."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .node import Node, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 
 
 class CircuitNode(Node):
-    r"""Shifted noise over a temperature, the stochastic node of a general binary circuit.
+    r"""The unbounded variable of a general binary circuit: shifted noise with CDF Φ, divided by the temperature.
 
     $$X = (Y - Φ^{-1}(1 / (1 + α))) / λ, \quad Y \sim Φ$$
 
@@ -80,12 +80,13 @@ class CircuitNode(Node):
 
 
 class BinaryCircuit(Relaxation):
-    r"""A relaxed Bernoulli variable made from any noise on the real line.
+    r"""A relaxed Bernoulli variable made from noise on the real line with any CDF Φ.
 
     $$X = σ((Y - Φ^{-1}(1 / (1 + α))) / λ), \quad Y \sim Φ$$
 
     The noise is a name (logistic, normal, laplace, cauchy) or a distribution with `icdf`, `cdf` and `log_prob`. For any
-    noise, rounding gives the Bernoulli variable of the logits. See [maddison2017concrete], appendix B.
+    noise, rounding a draw to 0 or 1 gives a draw of the Bernoulli variable with the same logits.
+    See [maddison2017concrete], appendix B.
 
     >>> import torch
     >>> circuit = BinaryCircuit(logits=torch.tensor(2.0), temperature=0.5, noise="cauchy")

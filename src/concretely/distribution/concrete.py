@@ -23,7 +23,7 @@ class OneHotCategorical(DiscreteVariable):
 
     $$X_k = 1 \text{ if } \log α_k + G_k \text{ is the largest of all, else } 0$$
 
-    A logit of minus infinity excludes a category. See [maddison2017concrete], section 3.1.
+    G is Gumbel noise. A logit of minus infinity excludes a category. See [maddison2017concrete], section 3.1.
 
     >>> OneHotCategorical(logits=torch.tensor([0.0, 1e4, 0.0])).sample()
     tensor([0., 1., 0.])
@@ -98,10 +98,10 @@ class OneHotCategorical(DiscreteVariable):
 
 
 class Concrete(Relaxation):
-    r"""The Concrete relaxation of a categorical variable, on the simplex.
+    r"""The Concrete relaxation of a categorical variable, on the simplex, with Gumbel noise G.
 
     $$X = \mathrm{softmax}((\log α + G) / λ), \quad
-    p(x) = (n-1)! \, λ^{n-1} \prod_k α_k x_k^{-λ-1} / \sum_i α_i x_i^{-λ}$$
+    p(x) = (n-1)! \, λ^{n-1} \prod_k \frac{α_k x_k^{-λ-1}}{\sum_i α_i x_i^{-λ}}$$
 
     At temperatures up to 1 / (n-1) the density is log-convex and has no mode inside the simplex.
     See [maddison2017concrete], definition 1 and proposition 1.
@@ -134,12 +134,12 @@ class Concrete(Relaxation):
 
 
 class LogisticNormal(Relaxation):
-    r"""A softmax of logits with Gaussian noise, the control of the paper's experiments.
+    r"""A softmax of logits with Gaussian noise, for a control experiment of the paper.
 
     $$X = \mathrm{softmax}((\log α + ε) / λ), \quad ε \sim N(0, I)$$
 
-    The distribution of its argmax is not the softmax of the logits. As in the paper's evaluation, `discretize` still
-    returns the categorical variable with the same logits. See [maddison2017concrete], section 5.2.
+    Its argmax is not distributed as the softmax of the logits. As in the paper's evaluation, `discretize` still returns
+    the categorical variable with the same logits. See [maddison2017concrete], section 5.2.
 
     >>> LogisticNormal(logits=torch.zeros(3), temperature=1.0).sample((2,)).shape
     torch.Size([2, 3])

@@ -34,7 +34,8 @@ class Simplex(constraints.Constraint):
 class LogSimplex(constraints.Constraint):
     """Logarithms of points of the simplex.
 
-    Rounding an entry y by a relative eps changes the sum by e^y |y| eps, and all entries change it by eps log n.
+    Rounding an entry y by a relative eps changes the sum of exponentials by e^y |y| eps. All entries together change it
+    by at most eps log n.
     """
 
     event_dim = 1

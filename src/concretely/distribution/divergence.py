@@ -1,6 +1,6 @@
 """KL divergences: exact by a closed form or a one-dimensional integral, or estimated by `monte_carlo_kl`.
 
-The KL between relaxations is computed between their nodes, as an invertible map does not change it.
+The KL between relaxations is computed between their unsquashed variables, as an invertible map does not change it.
 """
 
 import torch
@@ -143,7 +143,7 @@ def comparable(p: Variable, q: Variable) -> None:
 
 
 def same_temperature(p: Node, q: Node) -> bool:
-    """Return whether two variables certainly have the same temperature."""
+    """Return whether two variables have the same temperature; False if the data cannot be read, as under `vmap`."""
     comparable(p, q)
     if p._temperature is q._temperature:
         return True

@@ -1,4 +1,4 @@
-"""Nodes on the log simplex: ExpConcrete, and the logistic-normal control."""
+"""Unbounded variables on the log simplex: ExpConcrete, and its counterpart with Gaussian noise."""
 
 import math
 
@@ -15,11 +15,11 @@ from .node import Node
 
 
 class ExpConcrete(Node):
-    r"""The logarithm of a Concrete variable, the stochastic node of n-ary relaxations.
+    r"""The logarithm of a Concrete variable, the unbounded variable behind relaxations with n categories.
 
     $$\log κ(y) = \log (n-1)! + (n-1) \log λ + \sum_k a_k - n \log \sum_k e^{a_k}, \quad a_k = \log α_k - λ y_k$$
 
-    The density is with respect to dy₁ … dyₙ₋₁ / xₙ, which cancels in every ratio of densities.
+    The density is with respect to the measure dy₁ … dyₙ₋₁ / xₙ with xₙ = exp yₙ, which cancels in ratios of densities.
     See [maddison2017concrete], appendix C.3 and cheat sheet.
 
     >>> node = ExpConcrete(logits=torch.tensor([1e4, 0.0, -1e4]), temperature=1e-3)
@@ -46,7 +46,7 @@ class ExpConcrete(Node):
 
 
 class ExpLogisticNormal(Node):
-    r"""The logarithm of a logistic-normal variable, with the base measure of `ExpConcrete`.
+    r"""The logarithm of a logistic-normal variable. The density has the same base measure as that of `ExpConcrete`.
 
     $$\log κ(y) = (n-1)(\log λ - \tfrac12 \log 2π) - \tfrac12 \log n - \tfrac12 \sum_k (d_k - \bar d)^2,
     \quad d_k = λ y_k - \log α_k$$

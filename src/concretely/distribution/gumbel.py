@@ -15,7 +15,7 @@ from .node import Node
 
 
 class Gumbel(Node):
-    r"""A Gumbel variable with scale 1 and location log α.
+    r"""A Gumbel variable with scale 1 and location log α. U is uniform noise.
 
     $$X = \log α - \log(-\log U), \qquad \log p(x) = -z - e^{-z}, \quad z = x - \log α$$
 

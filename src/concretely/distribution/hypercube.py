@@ -22,7 +22,7 @@ from .variable import DiscreteVariable, expanded
 
 
 def as_states(logits: Tensor) -> Tensor:
-    """Check that the number of states is a power of two; convert 2 logits to one log-odds."""
+    """Check that the number of states is a power of two. Convert 2 logits to one log-odds."""
     n = logits.shape[-1] if logits.dim() else 0
     if n < 1 or n & (n - 1):
         raise ValueError(
@@ -39,12 +39,12 @@ def logits_of(probs: Tensor, *, validate: bool) -> Tensor:
 
 
 def bits(logits: Tensor) -> Size:
-    """Return the event shape: the number of bits of a state."""
+    """Return the event shape, a single axis with the number of bits of a state."""
     return Size((max(logits.shape[-1].bit_length() - 1, 1),))
 
 
 def to_corner(state: Float[Tensor, "..."], event_shape: Size) -> Float[Tensor, "*shape bits"]:
-    """Map a discrete or relaxed state, on the unit interval if binary or the simplex, to the hypercube."""
+    """Map a discrete or relaxed state to the hypercube. A binary state lies in [0, 1], others on the simplex."""
     return (2 * state - 1).unsqueeze(-1) if event_shape[0] == 1 else mean_corner(state)
 
 
@@ -84,7 +84,7 @@ class Hypercube(DiscreteVariable):
         return HypercubeConcrete(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     def relax_gaussian(self, temperature: Temperature) -> "HypercubeLogisticNormal":
-        """Return the Gaussian relaxation with the same logits."""
+        """Return the relaxation by Gaussian noise with the same logits."""
         return HypercubeLogisticNormal(logits=self.logits, temperature=temperature, validate_args=self._validate_args)
 
     @property
@@ -143,8 +143,8 @@ class HypercubeConcrete(Relaxation):
 
     $$\tilde Y = C X, \quad X \sim \mathrm{Concrete}(α, λ)$$
 
-    Log densities are those of the node: logistic if binary, else ExpConcrete. With more than 2 states a point does not
-    determine its node, so `log_prob` raises an error; use `rsample_and_log_prob`.
+    Log densities are those of the unbounded variable `node`: `Logistic` if binary, else `ExpConcrete`. With more than 2
+    states, many values of `node` map to the same point, so `log_prob` raises an error; use `rsample_and_log_prob`.
     See [maddison2017concrete], appendix D.2.
 
     >>> relaxed = Hypercube(logits=torch.zeros(80, 8)).relax(temperature=2 / 3)
@@ -181,11 +181,11 @@ class HypercubeConcrete(Relaxation):
 
 
 class HypercubeLogisticNormal(Relaxation):
-    r"""The relaxation of a hypercube variable by Gaussian noise, the control of the paper's experiments.
+    r"""The relaxation of a hypercube variable by Gaussian noise, for a control experiment of the paper.
 
     $$\tilde Y = C X, \quad X \sim \mathrm{LogisticNormal}(α, λ)$$
 
-    A single log-odds is converted to two logits, the first zero. Log densities are those of the node.
+    A single log-odds is converted to two logits, the first zero. Log densities are those of the unbounded `node`.
     See [maddison2017concrete], section 5.2.
 
     >>> HypercubeLogisticNormal(logits=torch.zeros(80, 8), temperature=2 / 3).sample().shape

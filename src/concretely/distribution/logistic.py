@@ -1,4 +1,4 @@
-"""The logistic node, the log-odds of a binary Concrete variable."""
+"""The logistic variable, the log-odds of a binary Concrete variable."""
 
 import math
 
@@ -14,7 +14,7 @@ from .node import Node
 
 
 class Logistic(Node):
-    r"""A logistic variable, the stochastic node of a binary Concrete variable.
+    r"""A logistic variable, the unbounded variable behind a binary Concrete variable. L is logistic noise.
 
     $$Y = (L + \log α) / λ, \qquad \log g(y) = \log λ + d - 2 \log(1 + e^d), \quad d = \log α - λ y$$
 

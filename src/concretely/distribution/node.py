@@ -1,4 +1,7 @@
-"""Nodes, which are unbounded and score their own draws from the noise, and relaxations, which are squashed nodes."""
+"""`Node`, an unbounded variable that scores its draws from their noise, and `Relaxation`, a squashed `Node`.
+
+In graphs and models, a node is any random variable. Here it is the unbounded variable before squashing.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -18,8 +21,9 @@ from .variable import DiscreteVariable, Variable, expanded
 class Node(Variable, Distribution):
     """A continuous random variable on an unbounded set.
 
-    In the log density of its own draw the logits cancel, so it is exact for logits of any size and its total derivative
-    by the logits is zero. The temperature broadcasts with the logits without their category axis to `batch_shape`.
+    The log density of a draw is computed from its noise, without the logits. It is therefore exact for logits of any
+    size, and its total derivative by the logits is zero. The temperature has no category axis; it broadcasts with the
+    other axes of the logits to `batch_shape`.
     """
 
     arg_constraints = {"logits": constraints.real, "temperature": constraints.nonnegative}  # noqa: RUF012
@@ -57,7 +61,7 @@ class Node(Variable, Distribution):
         return torch.full((), self._temperature, dtype=torch.float64, device=self.logits.device)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw the noise of samples."""
+        """Draw the noise from which `push` makes samples."""
         shape, dtype = Size(sample_shape) + self.logits.shape, compute_dtype(self.logits.dtype)
         noise: Tensor = self.law.noise(shape, dtype, device=self.logits.device, generator=generator)
         return noise
@@ -73,7 +77,7 @@ class Node(Variable, Distribution):
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw values and their exact log densities; use this in training."""
+        """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
         drawn = self.drawn(sample_shape, generator=generator)
         return self._rounded(drawn.value), cast(drawn.score(), self.logits.dtype)
 
@@ -85,7 +89,7 @@ class Node(Variable, Distribution):
         squashing: Squashing | None = None,
         axes: int = 0,
     ) -> Drawn:
-        """Draw unrounded nodes, squash them, and return the functions that score the nodes.
+        """Draw values without rounding, and squash them if requested. The log densities are those before squashing.
 
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
@@ -103,18 +107,18 @@ class Node(Variable, Distribution):
         return score_node(self.law, value, *self._parameters, axes=axes)
 
     def log_prob_of_noise_(self, noise: Tensor) -> Tensor:
-        """Return the log density of the value made from noise; overwrites the noise."""
+        """Return the log density of the value made from `noise`, which may be modified in place."""
         self._require_density()
         return cast(self._log_density_of_noise(noise), self.logits.dtype)
 
     @property
     def _parameters(self) -> tuple[Any, ...]:
-        """The parameters that the functions of the law take."""
+        """The parameters that the functions of `law` take."""
         return (self.logits,) if self._temperature is None else (self.logits, as_precise(self._temperature))
 
     @property
     def _batch_temperature(self) -> Temperature:
-        """The temperature in float64, if it is a tensor."""
+        """The temperature: a float, or a tensor in float64."""
         assert self._temperature is not None
         return as_precise(self._temperature)
 
@@ -124,7 +128,7 @@ class Node(Variable, Distribution):
         return value
 
     def _log_density_of_noise(self, noise: Tensor) -> Tensor:
-        """Return the unrounded log density of the value made from noise; overwrites the noise."""
+        """Return the unrounded log density of the value made from `noise`, which may be modified in place."""
         log_density: Tensor = self.law.log_density_of_noise(noise, *self._parameters[1:])
         return log_density
 
@@ -136,17 +140,17 @@ class Node(Variable, Distribution):
 
 
 class Relaxation(Variable, Distribution):
-    """A node and the squashing that bounds it.
+    """A bounded variable: a squashed `Node`.
 
     `log_prob` depends on the value alone and is finite on the closed support. On the edge it averages the density over
-    all numbers that round to the value. At low temperatures many draws lie on the edge; `rsample_and_log_prob`, traces
-    of graphs, `monte_carlo_kl` and `kl_divergence` use their exact log densities.
+    all numbers that round to the value. At low temperatures many draws are rounded to the edge. The log densities of
+    `rsample_and_log_prob`, traces of graphs and `monte_carlo_kl` are exact nevertheless, as is `kl_divergence`.
     """
 
     arg_constraints = Node.arg_constraints
     has_rsample = True
     _is_invertible = True
-    """Whether `log_prob` is the density of the value; otherwise it is that of the node."""
+    """Whether `log_prob` is the log density of the value. Otherwise it is that of the unsquashed variable."""
 
     def __init__(self, node: Node, squashing: Squashing, *, logits: Tensor, event_shape: Size) -> None:
         self._node, self._squashing = node, squashing
@@ -164,7 +168,7 @@ class Relaxation(Variable, Distribution):
         return self.node.temperature
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw the noise of samples."""
+        """Draw the noise from which `push` makes samples."""
         return self.node.noise(sample_shape, generator=generator)
 
     def push(self, noise: Tensor) -> Tensor:
@@ -178,14 +182,14 @@ class Relaxation(Variable, Distribution):
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Draw values and their exact log densities; use this in training."""
+        """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
         drawn = self.node.drawn(sample_shape, generator=generator)
         value = self._value(drawn.value)
         slope = self._squashing.log_abs_det_jacobian(drawn.value) if self._is_invertible else 0
         return value, cast(drawn.score() - slope, self.logits.dtype)
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
-        """Draw values with their nodes and the functions that score the nodes.
+        """Draw values, with their unsquashed values and functions that return the log densities of the latter.
 
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
@@ -200,9 +204,9 @@ class Relaxation(Variable, Distribution):
         return cast(score.log_density - slope, self.logits.dtype)
 
     def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:
-        """Return the log density of the node behind a value, summed over the last `axes` batch axes.
+        """Return the log density of the unsquashed variable, summed over the last `axes` batch axes.
 
-        Without `node`, the node is computed from the value.
+        `node` is the unsquashed value. By default it is computed from `value`.
         """
         if node is not None:
             return self.node.summed_log_prob(node, axes)

@@ -1,7 +1,7 @@
 """The base classes of random variables.
 
-`functional` computes in at least float32, and in float64 where terms may cancel. The classes check arguments and round
-results once.
+The package `functional` computes in at least float32, and in float64 where terms may cancel. These classes check the
+arguments, and round the results once to the dtype of the logits.
 """
 
 import copy
@@ -57,7 +57,7 @@ class PyroMixin(_Base):
 
     def __init__(self, batch_shape: Size, event_shape: Size, *, validate_args: bool) -> None:
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
-        # pyro checks isinstance; a program that has not imported pyro has no sites
+        # pyro.sample checks isinstance; a program that has not imported pyro does not call it
         pyro = None if torch.compiler.is_compiling() else sys.modules.get("pyro.distributions.torch_distribution")
         if pyro is not None:
             pyro.TorchDistributionMixin.register(PyroMixin)
@@ -69,7 +69,7 @@ class PyroMixin(_Base):
 
 
 def expanded(logits: Tensor, shape: Size) -> Tensor:
-    """Expand logits to a shape; skip the autograd step if they already have it."""
+    """Expand logits to a shape. Return them unchanged if they have it, which saves an autograd operation."""
     return logits if logits.shape == shape else logits.expand(shape)
 
 
@@ -97,7 +97,7 @@ class Variable(PyroMixin):
     def _given(
         cls, positional: tuple[Any, ...], logits: Tensor | float | None, probs: Tensor | float | None, *, validate: bool
     ) -> Tensor | float:
-        """Return the logits of a constructor's arguments; raise an error unless one of logits and probs is named."""
+        """Return the logits from a constructor's arguments; raise unless either logits= or probs= is given."""
         if positional or (logits is None) == (probs is None):
             found = "both" if logits is not None and probs is not None else "neither"
             found = "arguments without a name" if positional else found
@@ -106,7 +106,7 @@ class Variable(PyroMixin):
 
     @abstractmethod
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
-        """Draw the noise of samples."""
+        """Draw the noise from which `push` makes samples."""
 
     @abstractmethod
     def push(self, noise: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class DiscreteVariable(Variable, Distribution):
         return drawn.value, drawn.score()
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
-        """Draw values and the functions that score them.
+        """Draw values, with functions that return their log probabilities.
 
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
@@ -191,10 +191,10 @@ class DiscreteVariable(Variable, Distribution):
         return self._summed_log_mass(self._checked(value), axes)
 
     def interpolated_log_prob(self, value: Tensor, node: Tensor | None = None) -> Tensor:
-        """Return the mean log probability of the states, weighted by a relaxed value.
+        """Return the mean of the states' log probabilities, weighted by a relaxed value: Σₖ valueₖ log P(state k).
 
         It is differentiable in the value and equals `log_prob` at a state. An objective that uses it instead of a
-        density is not a bound. On a hypercube the weights come from `node`, if given.
+        density is not a bound. On a hypercube, the weights are exp(`node`) if the unsquashed value `node` is given.
         """
         return cast(self._interpolated_log_mass(self._shaped("value", value), node), self.logits.dtype)
 
@@ -210,7 +210,7 @@ class DiscreteVariable(Variable, Distribution):
         """Return the Concrete relaxation with the same logits."""
 
     def relax_gaussian(self, temperature: Temperature) -> "Relaxation":
-        """Return the Gaussian relaxation with the same logits, if there is one."""
+        """Return the relaxation by Gaussian noise with the same logits; raise an error if there is none."""
         raise NotImplementedError(f"{type(self).__name__} has no relaxation by normal noise")
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
@@ -230,7 +230,7 @@ class DiscreteVariable(Variable, Distribution):
     @property
     @abstractmethod
     def _law(self) -> tuple[Any, Tensor, str]:
-        """The functions of the family (such as `functional.bernoulli`), its logits, and the kind of states."""
+        """The module of the family (such as `functional.bernoulli`), the logits for it, and its name for the states."""
 
     def _from_law(self, state: Tensor) -> Tensor:
         """Convert a state from the family's shape to a value."""
@@ -247,4 +247,4 @@ class DiscreteVariable(Variable, Distribution):
 
     @abstractmethod
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
-        """Return the mean log probability of the states, weighted by a value."""
+        """Return the mean of the states' log probabilities, weighted by a value."""

@@ -17,7 +17,7 @@ from ..objective import LogWeights, Objective, divergence, loss
 
 @dataclass(frozen=True)
 class Estimate:
-    """A loss whose gradient is the estimate, and what a training loop may want to log."""
+    """A loss whose gradient is the gradient estimate, and quantities that a training loop may log."""
 
     loss: Tensor
     """Minus the objective, averaged over the batch."""
@@ -26,20 +26,20 @@ class Estimate:
     log_w: Tensor
     """The log-weight of every sample and data point."""
     bound_target: str | None = None
-    """The quantity that the expected objective bounds from below, or None."""
+    """The name of the quantity that the expected objective bounds from below, or None if it is not a bound."""
     signal: Mapping[str, Tensor] = field(default_factory=dict)
-    """The learning signal by node, for every sample and data point; empty for pathwise gradients."""
+    """The learning signal by node name, for every sample and data point. Empty for pathwise gradients."""
     weights: LogWeights | None = field(default=None, repr=False)
     """The terms of the log-weights, from which `trace`, `output`, `kl` and `log_likelihood` are computed."""
 
     @property
     def trace(self) -> Trace:
-        """Return the trace of the program or, of a model, that of p, with the latents and the data."""
+        """Return the trace of the program or, for a model, the trace of p, which has the latents and the data."""
         return self._known.p
 
     @property
     def posterior(self) -> Trace:
-        """Return the trace that drew the latents: that of q if the model has one."""
+        """Return the trace that drew the latents: the trace of q, or `trace` if there is no q."""
         return self._known.q
 
     @property
@@ -49,10 +49,10 @@ class Estimate:
 
     @property
     def kl(self) -> dict[str, Tensor]:
-        """Return the KL of q from p at every latent node of a model, for every data point, averaged over samples.
+        """Return KL(q || p) at every latent node of a model, for every data point, averaged over samples.
 
-        It is that of the discrete distributions, given the drawn values of their parents. Where no formula is known,
-        it is estimated by log q - log p of the drawn values.
+        It is the KL of the discrete distributions, given the drawn values of their parents. Where no formula is known,
+        it is estimated by log q - log p of the drawn values. Without q, the result is empty.
         """
         p, q = self.trace, self.posterior
 
@@ -72,7 +72,7 @@ class Estimate:
 
     @property
     def effective_sample_size(self) -> Tensor:
-        """Return the effective sample size of every data point."""
+        """Return the effective sample size of the importance weights, for every data point."""
         return effective_sample_size(self.log_w)
 
     @property
@@ -125,10 +125,10 @@ def estimate(
 ) -> Estimate:
     """Estimate the objective of a model, or the expected cost of a program, and its gradient.
 
-    The default objective is the multi-sample bound for a model, and the average for a program. Use `objective=bound`
-    for a program that returns minus a log-weight. `RLOO` and `NVIL` support only `average`; for a model it is the
-    average of single-sample bounds. A program returns its cost, or a tuple that begins with it. See `run` for samples
-    and `batch_dims`.
+    The default objective is `bound`, the multi-sample bound, for a model, and `average`, the mean over samples, for a
+    program. Use `objective=bound` for a program that returns minus a log-weight. `RLOO` and `NVIL` support only
+    `average`, which for a model is the mean of single-sample bounds. A program returns its cost, or a tuple that begins
+    with it. See `run` for `samples` and `batch_dims`.
 
     >>> import torch, concretely as c
     >>> logits = torch.zeros(3, requires_grad=True)
@@ -157,5 +157,5 @@ def estimate(
 
 
 def default_objective(target: Model | Program, estimator: Estimator) -> Objective:
-    """Return the multi-sample bound for a model if the estimator supports it, else the average."""
+    """Return `bound` (multi-sample) for a model if the estimator supports it, else `average`, the mean over samples."""
     return bound if isinstance(target, Model) and not getattr(estimator, "averages", False) else average

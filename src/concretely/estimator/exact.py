@@ -21,7 +21,7 @@ from .base import Estimate
 class Exact:
     """The exact expectation over all joint states of all samples.
 
-    Approximates: nothing; it is the gradient.
+    Approximates: nothing; the gradient is exact.
     With: every joint state of the graph, for every sample.
     Requires: at most 2²⁰ joint states.
     Bias: none, and no variance.
@@ -36,7 +36,7 @@ class Exact:
         generator: Source | None,
         batch_dims: int = 1,
     ) -> Estimate:
-        """Compute an objective."""
+        """Compute the expectation of an objective, exactly and differentiably."""
         # states are not weighted by their probability, so they must not update running averages
         with eval_mode(target):
             weights = log_weights(target, *inputs, mode=Enumerate(), batch_dims=batch_dims)
@@ -48,7 +48,7 @@ class Exact:
 def expectation(
     log_w: Float[Tensor, "states *batch"], log_q: Float[Tensor, "states *batch"], *, samples: int, objective: Objective
 ) -> Float[Tensor, "*batch"]:
-    """Return the expected objective of independent samples, given log-weight and log probability of every state."""
+    """Return the expected objective of independent samples, given the log-weight and log probability of each state."""
     states = len(log_w)
     if samples * math.log2(states) > math.log2(STATES):
         raise ValueError(

@@ -13,7 +13,7 @@ from ..graph.program import Program, eval_mode
 from ..graph.run import run
 from ..graph.trace import Trace
 from ..model.base import Model
-from ..model.layer import MLP
+from ..model.paper import MLP
 from ..noise import Source
 from ..objective import LogWeights, Objective, bound_target, is_pathwise, log_weights
 from .base import Estimate
@@ -29,8 +29,8 @@ class NVIL(nn.Module):
         baseline network with one tanh layer is subtracted; its inputs are the parents of the node or, without any, the
         centred first input. Then a running mean is subtracted, and the signal is divided by a running standard
         deviation if that exceeds 1. Both are updated before use.
-    Requires: an optimizer that also trains the parameters of NVIL. The mean of the inputs given here is used to centre
-        the first input.
+    Requires: an optimizer that also trains the parameters of NVIL. The constructor takes example inputs; the mean of
+        the first one is used to centre the first input later.
     Bias: none, except that the running mean and deviation depend on the sample. See [mnih2014neural].
 
     Set `baseline`, `centre` or `scale` to False to disable that part.
@@ -83,7 +83,7 @@ class NVIL(nn.Module):
         generator: Source | None,
         batch_dims: int = 1,
     ) -> Estimate:
-        """Estimate the average over samples; the loss also trains the baselines."""
+        """Estimate the objective `average`. The loss also trains the baselines."""
         weights = log_weights(
             target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
         )
@@ -102,7 +102,7 @@ class NVIL(nn.Module):
         return Estimate.of(weights, average, signal, baselines, bound_target=bound_target(target, average))
 
     def _local(self, weights: LogWeights, name: str) -> Float[Tensor, "m *batch"]:
-        """Return the sum of the log-weight terms that depend on a node or a later one."""
+        """Return the sum of the log-weight terms that depend on a node or on a later one."""
         log_w = total(weights.log_p[term] for term in self.terms[name])
         if weights.divides:
             log_w = log_w - total(weights.q[node].log_prob for node in _from(name, weights.q))
@@ -128,14 +128,14 @@ class NVIL(nn.Module):
 
 
 def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | None, Trace]:
-    """Return a trace of p, None for a program, and the trace that draws the latents."""
+    """Return the trace of p, or None for a program, and the trace that draws the latents."""
     if isinstance(target, Model):
         return target.trace(*inputs, mode=Discrete())
     return None, run(target, *inputs, mode=Discrete())
 
 
 def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
-    """Return the terms of log p that depend on a node or a later one."""
+    """Return the names of the terms of log p that depend on a node or on a later one."""
     if p is None:
         return ["cost"]
     later = set(_from(name, q))
@@ -144,7 +144,7 @@ def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
 
 
 def _from(name: str, q: Trace) -> list[str]:
-    """Return a latent node and those drawn after it."""
+    """Return the names of a latent node and of those drawn after it."""
     return q.latent[q.latent.index(name) :]
 
 

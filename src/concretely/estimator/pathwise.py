@@ -18,15 +18,16 @@ class Pathwise:
     """The pathwise gradient of the Concrete relaxation.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: relaxed draws at `temperature`, scored under p at `prior_temperature`, by default the same. Either may be a
-        mapping from node names to temperatures.
+    With: relaxed draws at `temperature`, scored under p at `prior_temperature`, by default `temperature`. Either may be
+        a mapping from node names to temperatures.
     Requires: a cost that is differentiable between the states.
-    Bias: none for the relaxed objective, a lower bound on the relaxed log-likelihood only if `kl` is "density". For the
-        discrete objective, the bias vanishes as the temperature falls, but not with an inference network: the KL
-        between relaxed nodes exceeds the discrete KL by an amount that does not depend on the temperature.
-        See [maddison2017concrete].
+    Bias: none for the relaxed objective, which is a lower bound on the relaxed log-likelihood only if `kl` is
+        "density". For the discrete objective, the bias vanishes as the temperature falls, but not with an inference
+        network: the KL between relaxed nodes exceeds the discrete KL by an amount that does not depend on the
+        temperature. See [maddison2017concrete].
 
-    `noise="normal"` is the paper's Gaussian control; it does not converge to the discrete graph.
+    `noise="normal"` replaces Gumbel by Gaussian noise, as in a control experiment of the paper. Its relaxed graph does
+    not converge to the discrete graph as the temperature falls.
 
     >>> Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
     'density'
@@ -76,7 +77,7 @@ class Pathwise:
 
 @dataclass(frozen=True)
 class GumbelSoftmax:
-    """The pathwise gradient of relaxed draws with a discrete KL, as in the Gumbel-Softmax paper.
+    """The pathwise gradient of relaxed draws with the KL of discrete distributions, as in the Gumbel-Softmax paper.
 
     Approximates: the gradient of the objective of the discrete graph.
     With: relaxed draws, scored by the discrete log masses weighted by the value or, if `kl` is "analytic", by the KL of
@@ -110,7 +111,7 @@ class GumbelSoftmax:
 
 @dataclass(frozen=True)
 class StraightThrough:
-    """Discrete draws with the gradient of the mean.
+    """Discrete draws that are differentiated as if they were their mean.
 
     Approximates: the gradient of the objective of the discrete graph.
     With: discrete draws in the forward pass, and their mean in the backward pass.
@@ -138,13 +139,13 @@ class StraightThrough:
 
 @dataclass(frozen=True)
 class StraightThroughGumbelSoftmax:
-    """Discrete draws with the gradient of relaxed draws.
+    """Discrete draws that are differentiated as if they were relaxed draws.
 
     Approximates: the gradient of the objective of the discrete graph.
     With: discrete draws in the forward pass, and relaxed draws of the same noise in the backward pass.
     Requires: a cost that is differentiable at the states.
-    Bias: yes; as the temperature falls, it uses the average slope at the states instead of the difference between them.
-        The value of the objective is exact. See [jang2017categorical].
+    Bias: yes; as the temperature falls, it uses the mean slope of the cost at the states instead of the difference
+        between the costs of the states. The value of the objective is exact. See [jang2017categorical].
     """
 
     temperature: Temperatures
@@ -194,7 +195,7 @@ def _require_known(kl: str, *treatments: str) -> None:
 
 
 def _require_gradient(weights: LogWeights) -> None:
-    """Raise if the cost of a program does not depend on its draws by a differentiable path."""
+    """Raise if the cost of a program has no gradient with respect to its draws."""
     draws = [weights.q[name].seen for name in weights.q.latent]
     cost = weights.log_p.get("cost")
     if cost is not None and not cost.requires_grad and any(draw.requires_grad for draw in draws):

@@ -72,7 +72,7 @@ class RLOO:
         generator: Source | None,
         batch_dims: int = 1,
     ) -> Estimate:
-        """Estimate the average over samples."""
+        """Estimate the objective `average`, the mean over samples."""
         if samples < 2:
             raise ValueError(
                 f"samples must be at least 2 for RLOO, got {samples}: the baseline is the mean of the others"

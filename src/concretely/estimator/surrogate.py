@@ -12,6 +12,10 @@ Signal = Callable[[Tensor], Tensor]
 
 
 def surrogate(weights: LogWeights, objective: Objective, signal: Signal, *, bound_target: str | None) -> Estimate:
-    """Return an estimate whose gradient adds the signal times the gradient of log q to that of the objective."""
+    """Return an estimate whose loss has the score-function gradient.
+
+    That is minus the gradient of the objective, minus the signal times the gradient of log q at every node without a
+    pathwise gradient. `signal` maps the detached log-weights to one signal for each sample, the same at all nodes.
+    """
     signals = dict.fromkeys(weights.scored, signal(weights.log_w.detach()))
     return Estimate.of(weights, objective, signals, bound_target=bound_target)

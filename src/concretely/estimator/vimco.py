@@ -21,7 +21,7 @@ class VIMCO:
 
     Approximates: the gradient of the multi-sample bound.
     With: m draws of the discrete graph.
-    Requires: at least 2 samples, and log-weights.
+    Requires: at least 2 samples, and a model or a program whose cost is minus a log-weight.
     Bias: none. See [mnih2016variational].
     """
 

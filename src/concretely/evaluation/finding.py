@@ -22,9 +22,9 @@ class Finding:
     mean: tuple[Tensor, ...] = field(repr=False)
     """The mean estimate, one tensor for each parameter."""
     squared_bias: Measure
-    """An unbiased estimate of the squared norm of the bias; it may be negative."""
+    """An unbiased estimate of the squared norm of the bias, which may be negative."""
     p_value: float
-    """The p-value of the hypothesis that the bias is zero; at least 2⁻¹⁵."""
+    """The p-value of the hypothesis that the bias is zero. It is at least 2⁻¹⁵."""
     variance: Measure
     """The trace of the covariance matrix of one estimate."""
     seconds: float
@@ -32,12 +32,12 @@ class Finding:
 
     @property
     def is_biased(self) -> bool:
-        """Whether the bias is significant; fewer than 11 repeats cannot show one."""
+        """Whether the bias is significant. With fewer than 11 repeats it never is."""
         return self.p_value < SURE
 
     @property
     def bias(self) -> float:
-        """The norm of the bias relative to that of the reference; zero where the estimate of its square is negative."""
+        """The norm of the bias divided by the norm of the reference, or zero if `squared_bias` is negative."""
         return self.relative(self.squared_bias.value)
 
     @property
@@ -53,18 +53,18 @@ class Finding:
 
     @property
     def seconds_to_signal(self) -> float:
-        """The time to average estimates until the noise is 1."""
+        """The time to compute so many estimates that the noise of their average is 1."""
         return self.seconds * self.noise.value**2
 
     def relative(self, squared: float) -> float:
-        """Return the root of a squared norm, relative to the norm of the reference."""
+        """Return the root of a squared norm divided by the norm of the reference, or infinity if that norm is zero."""
         length = self.reference.length
         return math.sqrt(max(squared, 0)) / length if length else math.inf
 
 
 @dataclass(frozen=True, eq=False)
 class GradientStudy:
-    """The results of a study by the names of the estimators; print it for a table."""
+    """The results of a study by the names of the estimators. Print it to get a table."""
 
     findings: Mapping[str, Finding]
 

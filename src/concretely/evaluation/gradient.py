@@ -18,7 +18,7 @@ from .tally import p_value, squared_expectation
 from .trial import Problem, Trial
 
 GROUPS = 16
-"""The most groups in which gradients are averaged; the exact sign-flip test takes 2 to that power flips."""
+"""The maximum number of groups in which gradients are averaged. With n groups, the sign-flip test takes 2ⁿ⁻¹ flips."""
 
 
 def gradient_study(
@@ -43,8 +43,8 @@ def gradient_study(
 
     The reference is the exact gradient of the estimated objective if that takes at most 2¹⁶ joint states of all samples
     and data points. Otherwise it is the mean of `reference_repeats` unbiased estimates, by default ten times `repeats`,
-    and its error is taken into account. `reference` is an unbiased estimator to use instead. `progress` shows bars on
-    stderr.
+    and its error is taken into account. `reference` is an unbiased estimator to use instead. With `progress`, progress
+    bars are shown on stderr.
 
     >>> import concretely as c
     >>> logits = torch.ones(3, requires_grad=True)
@@ -140,7 +140,7 @@ def _require_aims(reference: Estimator, aims: Mapping[str, Aim]) -> None:
 
 
 def _require_gradient(problem: Problem, trials: Iterable[Trial]) -> None:
-    """Run every trial once: bad input raises before any work is done, and the first call is not timed."""
+    """Run every trial once, so that bad input raises an error early, and the slow first call is not timed."""
     entering = [any(part is not None for part in problem.gradient(trial)) for trial in trials]
     if not any(entering):
         raise ValueError("parameters must be used by the target, got none that is")

@@ -1,4 +1,4 @@
-"""Runs of small examples, for pictures of stochastic graphs: all temperatures use the same noise."""
+"""Runs of small examples, for pictures of stochastic graphs. Runs at all temperatures use the same noise."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ SEED = 161
 
 
 def sampling_traces(alpha: Sequence[float], temperatures: Sequence[float]) -> list[tuple[float, dict[str, Trace]]]:
-    """Sample a variable with a few categories at each temperature; at zero it is discrete.
+    """Sample a variable with probabilities proportional to `alpha` at each temperature; at zero it is discrete.
 
-    A single α is the odds of a binary variable.
+    A single number is the odds of a binary variable.
     """
     if not 1 <= len(alpha) <= 6:
         raise ValueError(f"alpha must be one to six positive numbers, got {len(alpha)}")
@@ -36,7 +36,7 @@ def sampling_traces(alpha: Sequence[float], temperatures: Sequence[float]) -> li
 
 
 def network_traces(architecture: Architecture, temperatures: Sequence[float]) -> list[tuple[float, dict[str, Trace]]]:
-    """Run the generative network p of an untrained model on its own samples and, if it has one, the network q."""
+    """Run the network p of an untrained model and, if it has one, the network q, on a sample of the model."""
     build = density if architecture.context is None else prediction
     model = build(architecture, generator=_generator()).eval()
     with torch.no_grad():

@@ -21,18 +21,18 @@ from ..objective import log_weights
 from .progress import Advance, counting
 
 PAIRS_ON_CPU, PAIRS_ON_GPU = 4_096, 2**20
-"""The number of pairs of a sample and a data point in one run, if memory allows: 784 units take 13 MB or 3 GB.
+"""The number of pairs of a sample and a data point in one run, if memory allows. 784 units take 13 MB or 3 GB.
 
-More makes a CPU slower, since it has to allocate fresh memory; fewer leave a GPU waiting for launches.
+A larger number makes a CPU slower, since it allocates new memory. A smaller number leaves a GPU waiting for launches.
 """
 FEW = 1_000
 """The number of samples for data points outside of `full_points`."""
 SHARE, BYTES = 1 / 8, 8
-"""The share of free GPU memory to use, and the bytes of a pair for every unit of a layer."""
+"""The share of free GPU memory to use, and the bytes that a pair needs for every unit of a layer."""
 
 Data = tuple[Tensor, ...]
 Estimate = tuple[Float64[Tensor, " points"], Float64[Tensor, " full_points"]]
-"""The log-likelihood of every data point, and the effective sample sizes of those that had all samples."""
+"""The log-likelihood of every data point, and the effective sample sizes of those scored with all samples."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,13 @@ class Likelihood:
     """The log-likelihood of every data point, and its precision."""
 
     log_likelihood: Float64[Tensor, " points"]
-    """In expectation a lower bound, which more samples tighten; minus infinity if no sample explains the data point.
+    """The estimate for every data point, in expectation a lower bound that more samples tighten.
 
-    For points that were not scored with all samples only the average is a lower bound.
+    It is minus infinity if no sample explains the data point. For points that were not scored with all samples, only
+    the average over points is a lower bound.
     """
     effective_sample_size: Float64[Tensor, " full_points"]
-    """The effective sample size of the importance weights; zero if all of them are zero."""
+    """The effective sample size of the importance weights, or zero if all weights are zero."""
     samples: int
     """The number of samples for each of the `full_points` data points."""
     seconds: float
@@ -54,7 +55,7 @@ class Likelihood:
 
     @property
     def full_points(self) -> int:
-        """The number of data points that had all samples; the others are corrected by their mean difference."""
+        """The number of data points scored with all samples. The others have few samples and a correction."""
         return len(self.effective_sample_size)
 
     @property
@@ -69,7 +70,7 @@ class Likelihood:
 
     @property
     def standard_error(self) -> float:
-        """The standard error of the mean over data points and of the correction; Monte Carlo error is left out."""
+        """The standard error of `mean`, from the data points and the correction, without the Monte Carlo error."""
         return math.hypot(standard_error(self.log_likelihood), self.correction_se)
 
     def __str__(self) -> str:
@@ -94,13 +95,13 @@ def evaluate(
 
     $$\log \frac1m \sum_{i=1}^m \frac{p(x, z_i)}{q(z_i \mid x)}, \quad z_i \sim q$$
 
-    The data are the inputs of the model: x, or the context and x. Their first axis counts data points. Memory holds
-    `chunk` pairs of a sample and a data point at a time, by default a number that suits the device; the draws of a data
-    point depend on it. The model runs in evaluation mode. `progress` shows a bar on stderr.
+    The data are the inputs of the model: x, or the context and x. Their first axis counts data points. `chunk` is the
+    number of pairs of a sample and a data point in memory at a time, by default one that suits the device; the random
+    draws depend on it. The model runs in evaluation mode. With `progress`, a progress bar is shown on stderr.
 
-    With `full_points`, only that many data points, chosen at random, get all samples, and all others get 1,000, if that
-    is less work. The mean difference between the two on the chosen points is added to the others, so that the mean is
-    in expectation that of all samples for all data points.
+    With `full_points`, only that many data points, chosen at random, are scored with all samples, if that is less work.
+    All points are scored with 1,000 samples. The mean difference between the two scores of the chosen points is added
+    to the others, so that the mean is in expectation that of all samples for all data points.
     See [burda2016importance] and [maddison2017concrete], section 5.
 
     >>> import concretely as c
@@ -189,7 +190,10 @@ def _estimated(
 def _corrected(
     estimated: Callable[[Data, int], Estimate], data: Data, samples: int, chosen: Int64[Tensor, " full_points"]
 ) -> tuple[Float64[Tensor, " points"], Float64[Tensor, " full_points"], float]:
-    """Score all data points with few samples and some with all, and correct the former by the mean difference."""
+    """Score all data points with few samples and the chosen ones with all; correct the others by the mean difference.
+
+    Return the log-likelihoods, the effective sample sizes of the chosen points, and the error of the correction.
+    """
     found, _ = estimated(data, FEW)
     right, effective = estimated(tuple(tensor[chosen.to(tensor.device)] for tensor in data), samples)
     missed = right - found[chosen]
@@ -250,7 +254,7 @@ def _require_data(model: Model, data: Data) -> None:
 
 
 def _require_scores(model: Model, data: Data, chunk: int) -> None:
-    """Score all data once, at the most probable latents, so that bad input raises before any work is done."""
+    """Score all data once, at the most probable latents, so that bad input raises an error early."""
     accepted = False
     with suppress(Exception):
         for _, part in _parts(data, max(1, chunk // 4)):  # a trace keeps more tensors than a log weight does

@@ -1,6 +1,6 @@
 """Pixel probabilities of models of binary images: samples, reconstructions and completions.
 
-They are the means of p(x | z), which are easier to read than bits drawn from them.
+Pixel probabilities are the means of p(x | z). As images they are easier to read than bits drawn from p(x | z).
 """
 
 import torch
@@ -19,7 +19,9 @@ from .likelihood import require_positive
 def sample_pixels(
     model: Model, samples: int, *context: Shaped[Tensor, "points given"], generator: Generator | None = None
 ) -> Float[Tensor, "samples *points width"]:
-    """Return the pixel probabilities given latents from the prior, for each data point of a context if there is one.
+    """Return the pixel probabilities p(x | z) of images with latents z drawn from p.
+
+    For a model of p(x | context), pass the `context`: `samples` images are drawn for each of its data points.
 
     >>> import concretely as c
     >>> sample_pixels(c.density("2H-9V"), 6).shape
@@ -33,7 +35,7 @@ def sample_pixels(
 def reconstruct_pixels(
     model: Model, x: Shaped[Tensor, "points width"], *, generator: Generator | None = None
 ) -> Float[Tensor, "points width"]:
-    """Return the pixel probabilities given latents from the posterior q of each data point."""
+    """Return the pixel probabilities p(x | z) with latents z drawn from q(z | x), for each data point x."""
     if model.q is None:
         raise ValueError("a model must have q to reconstruct data, got none: draw completions instead")
     if not len(x):
@@ -43,7 +45,7 @@ def reconstruct_pixels(
 
 
 def _probabilities(trace: Trace) -> Tensor:
-    """Return the probabilities of the bits at the last node of a run."""
+    """Return the probabilities of the bits at the last node of a trace."""
     *_, name = trace
     law, outcome = trace[name].distribution, trace[name]
     if not isinstance(law, Bernoulli):

@@ -1,4 +1,4 @@
-"""Reference gradients: the gradient of the objective that an estimator estimates, exact or averaged."""
+"""Reference gradients: the gradient of the objective of an estimator, exact or averaged over many estimates."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ from .tally import Tally
 from .trial import Problem, Trial
 
 STATES = 2**16
-"""The most joint states of all samples and data points that are enumerated by default."""
+"""The maximum number of joint states of all samples and data points that are enumerated by default."""
 
 SAMPLES = 8
-"""The number of samples for each estimate of an average, whose value does not depend on it."""
+"""The number of samples in each reference estimate of the objective `average`, which does not depend on it."""
 
 
 class Aim(NamedTuple):
@@ -26,7 +26,7 @@ class Aim(NamedTuple):
 
     objective: Objective
     samples: int
-    """The number of samples in the objective; 1 for an average."""
+    """The number of samples in the objective, or 1 for the objective `average`."""
 
     @property
     def title(self) -> str:
@@ -47,9 +47,9 @@ class Reference:
     method: str
     """The class of the estimator that computed it."""
     repeats: int
-    """The number of averaged estimates; 1 if it is exact."""
+    """The number of averaged estimates, or 1 if the gradient is exact."""
     error: float
-    """The root mean square norm of its error; zero if it is exact."""
+    """The root mean square norm of the error of the gradient, or zero if it is exact."""
 
     @property
     def length(self) -> float:
@@ -73,7 +73,7 @@ def aim(trial: Trial) -> Aim:
 def refer(
     problem: Problem, aim: Aim, estimator: Estimator | None, *, repeats: int, groups: int, advance: Advance
 ) -> tuple[Reference, Tally]:
-    """Average unbiased estimates, or take one if the estimator is exact; return the reference and the tally."""
+    """Return the reference gradient and its tally: an average of unbiased estimates, or one exact gradient."""
     estimator = _unbiased(problem, aim) if estimator is None else estimator
     if isinstance(estimator, Exact):
         advance(repeats - 1)  # one is enough
@@ -85,7 +85,7 @@ def refer(
 
 
 def _unbiased(problem: Problem, aim: Aim) -> Estimator:
-    """Choose an unbiased estimator: enumeration if there are few states, or else the one of least variance."""
+    """Return an unbiased estimator: enumeration if there are few states, else the one with the least variance."""
     if _bits(problem, aim.samples) <= math.log2(STATES):
         return Exact()
     if aim.objective is average:
@@ -94,7 +94,7 @@ def _unbiased(problem: Problem, aim: Aim) -> Estimator:
 
 
 def _bits(problem: Problem, samples: int) -> float:
-    """Return log2 of the number of joint states of all samples and data points; infinite for continuous nodes."""
+    """Return log2 of the number of joint states of all samples and data points, or infinity for continuous nodes."""
     trace = log_weights(problem.target, *problem.inputs, mode=Discrete(), generator=problem.generator).q
     bits = 0.0
     for name in trace.latent:

@@ -1,7 +1,7 @@
 """Running mean and variance of random vectors, and an exact sign-flip test of zero mean.
 
-Vectors are averaged in a few groups, so that memory does not grow with their number; errors come from the spread of the
-groups.
+Vectors are averaged in a few groups, so that memory does not grow with their number. Standard errors come from the
+spread of the groups.
 """
 
 import math
@@ -23,7 +23,7 @@ class Measure(NamedTuple):
 
 
 class Tally:
-    """Running statistics of vectors: the mean, the means of groups, and a squared residual for each but the first."""
+    """Running statistics of vectors: the mean, the means of groups, and a squared residual of each but the first."""
 
     def __init__(self, size: int, *, groups: int) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64)
@@ -43,14 +43,14 @@ class Tally:
 
     @property
     def variance(self) -> Measure:
-        """The trace of the covariance of one vector; the error from a single residual is infinite."""
+        """The trace of the covariance of one vector. With a single residual, its error is infinite."""
         spreads = torch.tensor(self.spreads, dtype=torch.float64)
         error = float(spreads.std()) / math.sqrt(len(spreads)) if len(spreads) > 1 else math.inf
         return Measure(float(spreads.mean()), error)
 
 
 def squared_expectation(vectors: Float64[Tensor, "groups size"]) -> Measure:
-    """Estimate the squared norm of the expectation of independent vectors without bias; it may be negative.
+    """Return an unbiased estimate of the squared norm of the expectation of independent vectors; it may be negative.
 
     The estimate is the mean inner product of two different vectors, with a jackknife error.
 
@@ -67,11 +67,11 @@ def squared_expectation(vectors: Float64[Tensor, "groups size"]) -> Measure:
 
 
 def p_value(vectors: Float64[Tensor, "groups size"], *, rounding: float = 0.0) -> float:
-    """Exact sign-flip test of zero mean.
+    """Return the p-value of the exact sign-flip test of zero mean.
 
-    The p-value is the share of all sign flips of the vectors that give a mean at least as long. If the expectation is
-    zero and the vectors are symmetric, as averages nearly are, all flips are equally likely, whatever the covariance.
-    A mean no longer than `rounding` counts as zero.
+    It is the share of all sign flips of the vectors that give a mean of at least the observed norm. If the expectation
+    is zero and the vectors are symmetric, as averages nearly are, all flips are equally likely for any covariance.
+    A mean with a norm of at most `rounding` counts as zero.
 
     >>> p_value(torch.ones(3, 4, dtype=torch.float64))
     0.25

@@ -28,7 +28,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A model or program, its inputs, and the parameters of the gradient."""
+    """A model or program, its inputs, and the parameters with respect to which gradients are taken."""
 
     target: Model | Program
     inputs: tuple[Any, ...]
@@ -45,10 +45,10 @@ class Problem:
     def tallies(
         self, trials: Sequence[Trial], *, repeats: int, groups: int, advance: Advance
     ) -> list[tuple[Tally, float]]:
-        """Return the tally of `repeats` estimates for each trial, and the median time of one.
+        """Return, for each trial, the tally of `repeats` gradient estimates and the median time of one.
 
-        Trials take turns, so that changes in the speed of the machine affect all of them. Each turn is a whole group,
-        so that the state of an estimator hardly correlates groups.
+        Trials take turns, so that changes in the speed of the machine affect all of them. A turn computes a whole
+        group, so that the internal state of an estimator hardly correlates different groups.
         """
         size = sum(parameter.numel() for parameter in self.parameters)
         tallies = [Tally(size, groups=groups) for _ in trials]

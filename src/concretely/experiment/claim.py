@@ -22,13 +22,13 @@ GAP = 2.0
 WORSE = 1.0
 """The difference in nats above which the discrete graph counts as worse."""
 SURE = 2.0
-"""The number of standard errors below which a result is weak."""
+"""A result within this number of standard errors of zero counts as weak."""
 
 
 Key = tuple[str, int, str, str, str]
-"""Notation, m, data set, estimator (as in the head of the table) and split of an NLL."""
+"""The key of an NLL: notation, number m of samples, data set, estimator (as named in the paper's table) and split."""
 Comparisons = Iterator[tuple[str, tuple[Key, ...]]]
-"""A label and two or four NLLs: a − b, or (a − b) − (c − d), which is positive if the claim is true."""
+"""Pairs of a label and two or four keys of NLLs. a − b, or (a − b) − (c − d), is positive if the claim is true."""
 
 
 class Verdict(NamedTuple):
@@ -37,24 +37,24 @@ class Verdict(NamedTuple):
     name: str
     claim: str
     held: bool | None
-    """Whether it holds; None if too few numbers are known."""
+    """Whether the claim holds, or None if too few numbers are known."""
     found: str
-    """Our numbers, in words."""
+    """A summary of our numbers in words."""
     partial: bool = False
     """Whether some of our numbers are missing."""
     weak: bool = False
-    """Whether the result is within the error of the numbers."""
+    """Whether the result is within the standard error of the numbers."""
 
     @property
     def verdict(self) -> str:
-        """Whether it holds, in words."""
+        """Whether the claim holds, in words."""
         if self.held is None:
             return "unknown yet"
         return ("held" if self.held else "not held") + " weakly" * self.weak + " so far" * self.partial
 
 
 class TemperaturePoint(NamedTuple):
-    """The two objectives of a model that was trained at a temperature; lower is better."""
+    """Minus the bounds, in nats, of the relaxed and the discrete graph of a model trained at a temperature."""
 
     temperature: float
     relaxed: float
@@ -65,19 +65,19 @@ class TemperaturePoint(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """The loss from rounding the states."""
+        """By how much the bound falls when relaxed states are replaced by discrete ones."""
         return self.discrete - self.relaxed
 
 
 class Claim(NamedTuple):
-    """A claim of the paper about its cells, and the comparisons that test it."""
+    """A claim of the paper about its tables, and the comparisons of NLLs that test it."""
 
     name: str
     text: str
     compare: Callable[[], Comparisons]
 
     def judge(self, ours: Mapping[Key, Score], paper: Mapping[Key, Score]) -> Verdict:
-        """Return the verdict: held if the mean of the comparisons is positive; unknown if fewer than half are known."""
+        """Return the verdict: held if the mean of the comparisons is positive, unknown if fewer than half are known."""
         every = list(self.compare())
         known = [(score, label) for label, keys in every if (score := _compared(ours, keys)) is not None]
         missing = len(every) - len(known)
@@ -97,7 +97,7 @@ class Claim(NamedTuple):
 
 
 def judge_claims(results: Sequence[CellResult], warm: Sequence[CellResult]) -> list[Verdict]:
-    """Return the verdicts on all claims, from the results of all cells and those of the temperature figure."""
+    """Return the verdicts on all claims. `results` are those of all cells, `warm` those of the temperature figure."""
     ours, paper = dict[Key, Score](), dict[Key, Score]()
     for result in results:
         recipe = result.cell.recipe
@@ -111,7 +111,7 @@ def judge_claims(results: Sequence[CellResult], warm: Sequence[CellResult]) -> l
 
 
 def temperature_points(results: Sequence[CellResult], split: str) -> list[TemperaturePoint]:
-    """Return the objectives on a split for all temperatures where both are known."""
+    """Return minus the bounds on a split for all temperatures where both are known, relaxed and discrete."""
     return [
         TemperaturePoint(result.recipe.settings["temperature"], relaxed.value, discrete.value)
         for result in results
@@ -120,7 +120,9 @@ def temperature_points(results: Sequence[CellResult], split: str) -> list[Temper
 
 
 def large_gap_start(points: Sequence[TemperaturePoint]) -> float | None:
-    """Return the temperature from which on the gap stays large, interpolated linearly; None if there is none.
+    """Return the temperature above which the gap stays larger than `GAP`, or None if there is none.
+
+    The temperature is interpolated linearly.
 
     >>> points = [TemperaturePoint(1.0, 50.0, 51.0), TemperaturePoint(2.0, 50.0, 53.0)]
     >>> large_gap_start(points)
@@ -140,7 +142,7 @@ def large_gap_start(points: Sequence[TemperaturePoint]) -> float | None:
 def _estimators(
     ahead: str, behind: str, notations: Sequence[str], samples: Sequence[int] = SAMPLES, data: Sequence[str] = DATA
 ) -> Comparisons:
-    """Compare two estimators."""
+    """Compare two estimators. `ahead` is the one with the lower NLL if the claim is true."""
     for notation, m, name in product(notations, samples, data):
         label = f"`{notation}`, m = {m}, {name}"
         yield label, ((notation, m, name, behind, "test"), (notation, m, name, ahead, "test"))
@@ -157,7 +159,7 @@ def _arities(
 
 
 def _more_samples() -> Comparisons:
-    """Compare a larger m with a smaller one."""
+    """Compare a larger number m of samples with a smaller one."""
     models = [*product((*LINEAR, *NONLINEAR, *PREDICTION), ESTIMATORS)]
     models += [(str(parse(notation, arity=arity)), "concrete") for notation in ARITIES for arity in (2, 4, 8)]
     for (notation, estimator), (few, many) in product(models, [*pairwise(SAMPLES)]):
@@ -166,7 +168,7 @@ def _more_samples() -> Comparisons:
 
 
 def _overfitting() -> Comparisons:
-    """Compare the gap between test and training NLL for a large and a small m, where data are few."""
+    """Compare the test NLL minus the training NLL at m = 50 and m = 1, on Omniglot."""
     for notation, estimator in product((*LINEAR, *NONLINEAR), ESTIMATORS):
         keys = tuple((notation, m, "omniglot", estimator, split) for m in (50, 1) for split in ("test", "train"))
         yield f"`{notation}` by {estimator}", keys
@@ -215,9 +217,10 @@ CLAIMS = (
 def integrality(
     points: Sequence[TemperaturePoint], held_out: Sequence[TemperaturePoint] = (), *, temperatures: int
 ) -> Verdict:
-    """Judge whether above some temperature the discrete graph gets worse while the relaxed one does not.
+    """Judge whether above some temperature the discrete graph gets worse while the relaxed graph does not.
 
-    The verdict is on the training objective; the result on the test set is reported with it.
+    The verdict is based on the training objective, and also reports the result on the test set. It is unknown if fewer
+    than half of the `temperatures` have results.
     """
     name = "Integrality gap"
     claim = "Above some temperature the relaxed training objective is no worse, while that of the discrete graph is."
@@ -253,7 +256,10 @@ def _lost(points: Sequence[TemperaturePoint]) -> tuple[TemperaturePoint, list[Te
 
 
 def _compared(scores: Mapping[Key, Score], keys: Sequence[Key]) -> Score | None:
-    """Subtract scores as if they were independent; on the same data the error is smaller than this."""
+    """Return the difference of scores, or None if one is missing.
+
+    The error assumes independent scores; for scores on the same data it is too large.
+    """
     found = [scores[key] for key in keys if key in scores]
     if len(found) < len(keys):
         return None
@@ -262,7 +268,7 @@ def _compared(scores: Mapping[Key, Score], keys: Sequence[Key]) -> Score | None:
 
 
 def _summary(scores: Sequence[Score]) -> str:
-    """Return the mean of differences, and how many are above zero, in words."""
+    """Return the mean of differences, and how many of them are positive, in words."""
     values = [score.value for score in scores]
     positive = f"above 0 in {sum(value > 0 for value in values)} of {len(values)}"
     return f"{format_difference(fmean(values))} nats on average, {positive}"

@@ -17,9 +17,9 @@ TEMPERATURES = ("temperature", "prior_temperature")
 
 
 def estimator_recipes(names: Sequence[str], run: Run | None = None, **given: Any) -> dict[str, Recipe]:
-    """Return a recipe for every estimator, with those of the temperatures that it has.
+    """Return a recipe for every estimator. Temperatures are set only for estimators that have them.
 
-    Keys that are not given are those of a run at its last step, or the defaults.
+    Keys that are not given are taken from a run at its last step, if there is one, or from the defaults.
 
     >>> recipes = estimator_recipes(["concrete", "vimco"], notation="2H-64V", samples=2, temperature="1/2")
     >>> recipes["concrete"].temperature, recipes["vimco"].temperature

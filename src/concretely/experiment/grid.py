@@ -1,4 +1,4 @@
-"""Grids: recipes from keys with several values, and names for them."""
+"""Grids of recipes: keys with several values, and names for the recipes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -8,7 +8,7 @@ from typing import Any
 from ..training.recipe import DIFFERENT, Recipe
 
 LARGEST_RANGE = 10_000
-"""The most seeds in a range."""
+"""The maximum number of seeds in a range."""
 
 
 def expand_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -32,13 +32,13 @@ def differing_keys(recipes: Sequence[Recipe]) -> list[str]:
 
 
 def recipe_names(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
-    """Return names made of some keys of the recipes, with all digits only if the short names are not unique."""
+    """Return a name for each recipe from some of its keys. Numbers are rounded if the names are unique then."""
     short, full = ([_name(recipe, keys, write) for recipe in recipes] for write in (format_setting, str))
     return short if len(set(short)) == len(recipes) else full
 
 
 def grid_title(recipes: Sequence[Recipe]) -> str:
-    """Return a name for recipes that differ only in keys with several values."""
+    """Return a common name for the recipes of a grid."""
     first = recipes[0]
     if "data" in differing_keys(recipes):
         return f"{first.notation}-{first.estimator}-m{first.samples}"
@@ -57,7 +57,7 @@ def _name(recipe: Recipe, keys: Sequence[str], write: Callable[[Any], str]) -> s
 
 
 def _values(name: str, value: Any) -> list[Any]:
-    """Return the values of a key; those of seeds may be ranges such as 0..7."""
+    """Return the list of values of a key. Seeds may be ranges such as 0..7."""
     if isinstance(value, list):
         return value
     if not isinstance(value, str) or (name == "data" and Path(value).exists()):  # a path may contain commas

@@ -1,6 +1,7 @@
-"""All records of the cells of an experiment, and which of them is the best: the numbers behind the reproduction report.
+"""The history of an experiment: for each cell, the records of all its runs, and the record that the report uses.
 
-An experiment has one JSON file, with `best` and `history` for each cell by its title.
+A cell is one model of a table or figure of the paper. An experiment has one JSON file, with `best` and `history` for
+each cell by its title.
 """
 
 import json
@@ -17,13 +18,13 @@ from .record import FILE, is_corrected, merge_metrics, precision, read_record, r
 from .scheduler import is_current, last_run
 
 IDENTITY = ("recipe", "commit", "data", "step", "seconds")
-"""The keys that two records of the same run share; a run may be scored more than once."""
+"""The keys by which two records are known to be of the same run, which may be scored more than once."""
 
 Record = Mapping[str, Any]
 
 
 class CellHistory(NamedTuple):
-    """The records of a cell."""
+    """The records of a cell, and the best of them on the validation set."""
 
     best: Record
     history: list[Record]
@@ -33,7 +34,7 @@ class CellHistory(NamedTuple):
 def collect_records(experiment: Experiment, runs: Path, records: Path) -> tuple[int, list[str]]:
     """Add the records of finished runs in a folder to the history of an experiment.
 
-    Returns the number of runs with something new, and a sentence about every run that was left out.
+    Return the number of runs with something new, and a sentence about every run that was left out.
     """
     new, left_out = 0, list[str]()
     paths = sorted(runs.glob(f"*/{FILE}"))
@@ -95,9 +96,9 @@ def _added(record: Record, history: list[Record]) -> list[Record]:
 
 
 def _best(history: Sequence[Record]) -> Record:
-    """Return the best record on the validation set, among those with the most samples there; without any, the last.
+    """Return the record with the best validation NLL, among those with the most validation samples.
 
-    The test set never selects: the best of several test likelihoods would be biased.
+    Without validations, return the last record. The test set is never used to select, since that would be biased.
     """
     scores = []
     for record in reversed(history):

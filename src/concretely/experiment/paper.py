@@ -1,9 +1,10 @@
-"""The tables and figures of the paper as experiments: the models to train, the paper's numbers, and ours beside them.
+"""The tables and figures of the paper as experiments: the models to train, and the paper's numbers beside ours.
 
-Each is a TOML file in `table/`. It has a `title`, its `place` in the paper, the number of samples for scoring, the keys
-that all recipes share under `recipe`, and overrides for an estimator under `estimator`. A `row` is a model: its `name`,
-any keys of a recipe and, in `nll`, the lines of the paper's table: m and the numbers. `columns` is the head of the
-table: the `split` of the data for every number, and any keys of a recipe. A row without `nll` has one key with a list.
+Each experiment is a TOML file in `table/`. It has a `title`, its `place` in the paper, the number of samples for
+scoring, the keys that all recipes share under `recipe`, and overrides for an estimator under `estimator`. A `row` is a
+model: its `name`, any keys of a recipe and, in `nll`, the lines of the paper's table: m, the number of samples, and the
+NLLs. `columns` describes these NLLs: the `split` of the data, and any keys of a recipe. A row without `nll` instead has
+a key with a list of values, one for each run.
 """
 
 import math
@@ -19,7 +20,7 @@ from ..training.recipe import Recipe, resolve
 FOLDER = Path(__file__).parent / "table"
 
 ORDER = ("table-1", "logistic-normal", "structured-prediction", "temperature", "table-3")
-"""The order in the paper."""
+"""The names of experiments in the order of the paper."""
 
 RUNS = Path("out/reproduce")
 """The default folder of runs."""
@@ -27,7 +28,7 @@ SPLITS = ("test", "train")
 """The splits for which the paper reports likelihoods."""
 
 VALIDATIONS = 50
-"""The least number of validations of a run that validates, even if it has few steps."""
+"""The minimum number of validations in a run that validates, even if it has few steps."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Cell:
     row: str
     """The name of its row."""
     heading: str
-    """The estimator in the head of the table."""
+    """The estimator that the paper's table names."""
     recipe: Recipe
     paper: Mapping[str, float]
     """The negative log-likelihoods in the paper, by split."""
@@ -63,21 +64,21 @@ class Score(NamedTuple):
 
 
 class CellResult(NamedTuple):
-    """A cell of an experiment and the record of its run."""
+    """A cell of an experiment, and the record of our run of it."""
 
     cell: Cell
     record: Mapping[str, Any] | None = None
-    """None if the cell has not been trained and scored."""
+    """The record, or None if the cell has not been trained and scored."""
     diverged: bool = False
 
     def score(self, name: str) -> Score | None:
-        """Return a metric of the record; None if it is missing or not finite."""
+        """Return a metric of the record, or None if it is missing or not finite."""
         metric = (self.record or {}).get("metrics", {}).get(name) or {}
         value, error = metric.get("value"), metric.get("standard_error")
         return None if value is None or error is None else Score(value, error)
 
     def difference(self, split: str) -> float | None:
-        """Return our NLL minus the paper's, if both are known."""
+        """Return our NLL minus the paper's, or None if one is unknown."""
         ours, paper = self.score(f"{split}_nll"), self.cell.paper.get(split)
         return None if ours is None or paper is None else ours.value - paper
 
@@ -99,11 +100,11 @@ class Experiment:
     name: str
     title: str
     place: str
-    """Where it is in the paper."""
+    """Where the experiment is in the paper."""
     score_samples: int
     """The number of samples for scoring a model."""
     figure: str | None
-    """The figure to draw from it, if it is one."""
+    """The kind of figure to draw from the results, or None for a table."""
     cells: tuple[Cell, ...]
 
 
@@ -114,7 +115,7 @@ def experiment_names() -> list[str]:
 
 
 def load_experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **changes: Any) -> Experiment:
-    """Read an experiment, optionally only some of its cells, and change keys of their recipes.
+    """Read an experiment. `only` selects some of its cells, and `changes` replace keys of their recipes.
 
     >>> load_experiment("tabel-3")
     Traceback (most recent call last):
@@ -143,14 +144,14 @@ def _cells(
 
 
 def _recipe(given: dict[str, Any]) -> Recipe:
-    """Resolve a recipe; if it validates, make it validate often enough."""
+    """Resolve a recipe. If it validates, shorten the interval so that there are at least `VALIDATIONS` validations."""
     recipe = resolve(**given)
     interval = max(1, recipe.steps // VALIDATIONS)
     return replace(recipe, validate=interval) if recipe.validate > interval else recipe
 
 
 def _lines(row: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """Yield the keys of every model of a row, and the paper's numbers for it, which the head of the table groups."""
+    """Yield the recipe keys of every model of a row, and the paper's NLLs of that model by split."""
     given = {name: value for name, value in row.items() if name not in ("name", "nll")}
     for samples, *numbers in row.get("nll", []):
         head: Mapping[str, list[str]] = content["columns"]

@@ -18,18 +18,20 @@ POINTS = 12
 
 @dataclass(frozen=True)
 class Picture:
-    """Pixel probabilities of a model in rows of images and, where they depend on data, the data of each row."""
+    """Images of a model, given as pixel probabilities, and the data that they depend on."""
 
     model: Tensor
-    """Of shape (rows, columns, width); for reconstructions (1, points, width)."""
+    """Pixel probabilities of shape (rows, columns, width); for reconstructions (1, points, width)."""
     data: Tensor | None = None
+    """The data points: one for each row of completions or column of reconstructions. None for samples."""
     context: Tensor | None = None
+    """The context of each row of completions, else None."""
 
 
 def sample_picture(
     recipe: Recipe, model: Model, data: Dataset, *, rows: int, columns: int | None = None, generator: torch.Generator
 ) -> Picture:
-    """Return samples or, for a model with a context, completions of data points spread over the test set."""
+    """Return samples of p(x) or, for a model of p(x | context), completions of contexts from the test set."""
     if recipe.architecture.context is None:
         columns = 12 if columns is None else columns
         return Picture(sample_pixels(model, rows * columns, generator=generator).unflatten(0, (rows, columns)))

@@ -1,4 +1,4 @@
-"""Reproduce a table or figure of the paper: plan which runs fill its cells, then train and score what is missing."""
+"""Reproduce a table or figure of the paper: plan the runs for its cells, then train and score the missing ones."""
 
 import math
 import shlex
@@ -26,15 +26,15 @@ from .scheduler import Monitor
 from .scoring import Precision
 
 GPU_PROGRAMS = 4
-"""The default number of programs that share a GPU; a single one leaves parts of it idle."""
+"""The default number of programs (groups of runs) that share a GPU. A single one leaves parts of it idle."""
 SMOKE_STEPS, SMOKE_SAMPLES, SMOKE_POINTS = 20, 10, 128
-"""The budget of a smoke test."""
+"""The numbers of steps, samples and data points of a smoke test."""
 VALIDATION_SAMPLES = 1_000
-"""The most samples for comparing candidates on the validation set."""
+"""The maximum number of samples for comparing candidates on the validation set."""
 NAME_KEYS = ("lr", "weight_decay")
 """The keys of a recipe in the folder names of candidates."""
 CELL_KEYS = (*OF_DATA, "notation", "arity", "estimator", "samples", "temperature", "prior_temperature", "seed")
-"""The keys of a recipe that define a cell, which changes must not touch."""
+"""The keys of a recipe that define a cell. They must not be changed."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Plan:
 
     experiment: Experiment
     candidates: Mapping[str, Sequence[Member]]
-    """Members by the title of their cell, of which the best on the validation set fills it."""
+    """The candidate runs by the title of their cell. The best on the validation set is used for the cell."""
     folder: Path
     smoke: bool = False
 
@@ -60,7 +60,7 @@ class Reproduction:
     results: Sequence[CellResult]
     complete: bool
     selections: Sequence[str]
-    """A sentence about every cell that had several candidates, once all are known, unless all of them diverged."""
+    """A sentence about the selection in every cell with several candidates, unless some are missing or all diverged."""
 
 
 def plan_experiment(
@@ -75,8 +75,9 @@ def plan_experiment(
 ) -> Plan:
     """Plan an experiment or some of its cells, selected by `rows`, `data`, `samples` and `estimator`.
 
-    The recipes of all cells are changed by those of a TOML file and then by `changes`. Learning rates and weight decays
-    may be lists: then every cell has several candidates. A smoke test takes few steps, samples and points.
+    The keys of a TOML file `recipe`, and then `changes`, replace the keys of the recipes of all cells. Learning rates
+    and weight decays may be lists; then every cell has several candidates. A `smoke` test takes few steps, samples and
+    data points.
 
     >>> only = {"rows": ["4-ary"], "data": ["mnist"], "samples": ["1"]}
     >>> plan = plan_experiment("table-3", only=only, changes={"lr": "1e-3,1e-2"})
@@ -116,9 +117,9 @@ def reproduce(
 ) -> Reproduction:
     """Train and score the members of a plan that are missing, and return the result of every cell.
 
-    Of several candidates for a cell the best on the validation set is scored. `programs` is the number of programs that
-    share the device, by default 4 on a GPU and 1 elsewhere. `full_points` is the number of training points that get all
-    samples. If the monitor stops it, the result is not complete; calling again goes on.
+    Of several candidates for a cell, the best on the validation set is scored. `programs` is the number of groups of
+    runs that share the device, by default 4 on a GPU and 1 elsewhere. `full_points` is the number of training points
+    that are scored with all samples. If the monitor stops the work, the result is incomplete; call again to continue.
     """
     device = torch.device(device)
     scheduler.require_trainable(plan.members, longer=True)
@@ -155,7 +156,7 @@ def reproduce(
 
 
 def _cell_results(plan: Plan) -> list[CellResult]:
-    """Return what is known of every cell of a plan."""
+    """Return the result of every cell of a plan, as far as it is known."""
     results = []
     for cell in plan.experiment.cells:
         members = plan.candidates[cell.title]
@@ -166,7 +167,7 @@ def _cell_results(plan: Plan) -> list[CellResult]:
 
 
 def train_command(recipe: Recipe, out: Path, **others: Any) -> str:
-    """Return the command that trains a recipe in a folder; further flags that are None are left out.
+    """Return the command that trains a recipe in a folder. `others` are further flags; those that are None are omitted.
 
     >>> train_command(resolve(notation="200H-784V", data="mnist", lr=1e-3), Path("out/run"), score_samples=100)
     'concretely train 200H-784V --data mnist --estimator concrete --samples 1 --steps 20000 --lr 0.001 --score-samples 100 --out out/run'
@@ -181,7 +182,7 @@ def train_command(recipe: Recipe, out: Path, **others: Any) -> str:
 
 
 def _variants(recipe: Path | None, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return every combination of changes to the recipes of cells, which must not touch what defines a cell."""
+    """Return every combination of changes to the recipes of cells; raise if they change a key that defines a cell."""
     given = {} if recipe is None else read(recipe)
     for part in (given, *(section.settings for section in sections(given.get(WHEN, {})))):
         if key := next((key for key in CELL_KEYS if key in part), None):
@@ -207,7 +208,7 @@ def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[
 
 
 def _best(members: Sequence[Member]) -> Member:
-    """Return the member with the lowest validation NLL; members without one come last."""
+    """Return the member with the lowest validation NLL. A member without one counts as infinite."""
     return min(members, key=_validation_nll)
 
 
@@ -225,7 +226,7 @@ def _answers(cell: Cell, key: str) -> set[str]:
 def _score_relaxed(
     member: Member, record: Mapping[str, Any], data: Dataset, *, device: torch.device, stop: Callable[[], bool]
 ) -> None:
-    """Add the objective of the relaxed graph to a record, with as many samples as the NLL has."""
+    """Add the objective of the relaxed graph to a record, estimated with as many samples as the NLL."""
     metrics, new = record["metrics"], dict[str, dict[str, Any]]()
     samples = {split: metrics[f"{split}_nll"]["samples"] for split in SPLITS}
     missing = [split for split in SPLITS if metrics.get(f"{split}_relaxed", {}).get("samples") != samples[split]]

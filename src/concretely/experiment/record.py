@@ -1,6 +1,7 @@
 """The record of a run, `record.json`: its recipe, metrics and environment. Nothing in it identifies a user or a host.
 
-The names of metrics in the file are its format: `thorough` is `full_points`, and `made` the environment of a score.
+Some keys of the file differ from the names in the code: `thorough` is `full_points`, and `made` is the environment in
+which a score was computed.
 """
 
 import json
@@ -18,13 +19,13 @@ FILE = "record.json"
 KEYS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """The keys that every record has."""
 TABLES = ("recipe", "versions", "device", "metrics")
-"""Those that are JSON objects."""
+"""The keys whose values are JSON objects."""
 COUNTS = ("samples", "points", "thorough")
 """The integers of a metric."""
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record as JSON; numbers that are not finite become null."""
+    """Write a record as JSON. Numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, f"{json.dumps(finite_or_none(record), indent=2, ensure_ascii=False)}\n")
 
@@ -61,7 +62,7 @@ def recipe_settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def merge_metrics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge metrics. Of two with the same name the more precise one stays, or the new one if they are equal.
+    """Merge metrics. Of two with the same name, keep the more precise one, or the new one if they are equally precise.
 
     Metrics of the model come first, then those of baselines.
     """
@@ -70,12 +71,12 @@ def merge_metrics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
 
 
 def precision(metric: Mapping[str, Any]) -> tuple[int, int]:
-    """Return what orders likelihoods by precision: the samples, then the data points that had all of them."""
+    """Return a sort key for precision: the number of samples, then that of the data points scored with all of them."""
     return metric.get("samples", 0), metric.get("thorough", metric.get("points", 0))
 
 
 def is_sufficient(metric: Mapping[str, Any], *, samples: int, full_points: int | None = None) -> bool:
-    """Return whether a likelihood is at least as precise as requested; by default all data points need all samples.
+    """Return whether a likelihood is at least as precise as requested. By default all data points need all samples.
 
     >>> some = {"samples": 1_000, "points": 250, "thorough": 50}
     >>> [is_sufficient(some, samples=1_000, full_points=number) for number in (50, 51, None)]
@@ -86,13 +87,13 @@ def is_sufficient(metric: Mapping[str, Any], *, samples: int, full_points: int |
 
 
 def is_corrected(metric: Mapping[str, Any]) -> bool:
-    """Return whether only some data points had all samples, so that the others are corrected."""
+    """Return whether only some data points were scored with all samples, and the others were corrected."""
     points = metric.get("points", 0)
     return bool(metric.get("thorough", points) < points)
 
 
 def validation_nll(record: Mapping[str, Any] | None) -> float:
-    """Return the NLL of the validation set, by which runs are selected; infinite if it is unknown."""
+    """Return the NLL of the validation set, by which runs are selected, or infinity if it is unknown."""
     value = None if record is None else record["metrics"].get("valid_nll", {}).get("value")
     return math.inf if value is None else value
 
@@ -126,7 +127,7 @@ def finite_or_none(value: Any) -> Any:
 
 
 def _is_metric(metric: Any) -> bool:
-    """Return whether a value has the keys of a metric; a number that was not finite is null."""
+    """Return whether a value has the keys of a metric. Numbers may be null, if they were not finite."""
     return (
         isinstance(metric, dict)
         and all(metric.get(name) is None or _is_number(metric[name]) for name in ("value", "standard_error"))

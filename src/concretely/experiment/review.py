@@ -1,4 +1,7 @@
-"""A review of the records of all experiments: how close each cell is to the paper, and which claims hold."""
+"""A review compares our records of all experiments with the paper: how close each cell is, and which claims hold.
+
+A cell is one model of a table or figure of the paper.
+"""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -11,40 +14,41 @@ from .history import CellHistory, read_history
 from .paper import SPLITS, Cell, CellResult, Experiment, experiment_names, load_experiment
 
 REASONS = "reasons.toml"
-"""Optional file beside the folder of the records: by the title of a cell, why it is worse than in the paper."""
+"""An optional file beside the folder of records. It maps titles of cells to why they are worse than in the paper."""
 NEAR = 1.0
-"""A test NLL counts as near the paper's if it is worse by at most so many nats."""
+"""The largest difference in nats by which a test NLL may be worse than the paper's to count as near."""
 
 
 class Standing(NamedTuple):
-    """How many cells are near the paper's."""
+    """Counts of cells, by how near their test NLL is to the paper's."""
 
     cells: int
-    """Cells with a test NLL of ours and of the paper."""
+    """The number of cells with a test NLL both in our records and in the paper."""
     near: int
-    """Those that are near the paper's or better."""
+    """The number of these that are near the paper's NLL or better."""
     better: int
-    """Those that are better by more than `NEAR`."""
+    """The number of these that are better by more than `NEAR`."""
     repeated: int
-    """Those that were trained more than once."""
+    """The number of cells that were trained more than once."""
     near_at_first: int
-    """Those that were near with their first record."""
+    """The number of cells that were near with their first record."""
 
 
 class GroupSummary(NamedTuple):
-    """The cells of an experiment with the same estimator."""
+    """A summary of the cells of an experiment with the same estimator."""
 
     experiment: str
     estimator: str
     near: int
     cells: int
     test: float
-    """The median difference in test NLL."""
+    """The median of our test NLL minus the paper's."""
     train: float
+    """The median of our training NLL minus the paper's."""
 
 
 class Review(NamedTuple):
-    """What the records say about all experiments."""
+    """A comparison of our records of all experiments with the paper."""
 
     experiments: list[tuple[Experiment, list[CellResult]]]
     standing: Standing
@@ -53,9 +57,12 @@ class Review(NamedTuple):
     """Cells that are worse than in the paper, and why."""
     verdicts: list[Verdict]
     paper_budget: list[CellResult]
-    """Cells that were trained once with as many steps as in the paper: all records, the selected one last."""
+    """All records of the cells trained more than once, at least once with as many steps as in the paper.
+
+    The selected record of a cell comes last.
+    """
     budgets: list[CellResult]
-    """Other cells that were trained more than once, in the same order."""
+    """All records of the other cells that were trained more than once, in the same order."""
     points: list[TemperaturePoint]
 
     @property
@@ -122,9 +129,10 @@ def _summary(experiments: Iterable[tuple[Experiment, Sequence[CellResult]]]) -> 
 
 
 def _budgets(trained: Iterable[tuple[Cell, CellHistory]], *, paper: bool) -> list[CellResult]:
-    """Return all records of cells that were trained more than once: those with the paper's budget, or all others.
+    """Return all records of cells that were trained more than once, and with `paper` at least once with its budget.
 
-    A run has the paper's budget if it took at least as many steps, with the same batch.
+    Without `paper`, return those of the other cells. A run has the paper's budget if it took at least as many steps,
+    with the same batch size.
     """
     results = list[CellResult]()
     for cell, (best, history) in trained:

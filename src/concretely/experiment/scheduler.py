@@ -1,6 +1,7 @@
-"""Train and score many runs: members of one architecture as one program, and several programs on a device at once.
+"""Train and score many runs, called members. Members of one architecture are trained together, as one program.
 
-The folder of a member says how far its run is, so that a call goes on where the last one stopped.
+Several programs may share a device. The folder of a member holds the state of its run, so that a call continues where
+the last one stopped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,30 +29,30 @@ DataOf = Callable[[Recipe], Dataset]
 """Returns the data set of a recipe."""
 
 DIVERGED = "diverged.txt"
-"""The file that a diverged run leaves; the run is not tried again."""
+"""The file that a diverged run leaves in its folder. Such a run is not trained again."""
 
 LARGEST_PROGRAM = 64
-"""The most members of one program."""
+"""The maximum number of members of one program."""
 POLL_SECONDS = 0.2
-"""How often the main thread wakes up while others work, so that Python can handle signals."""
+"""The interval at which the main thread wakes up while others work, so that Python can handle signals."""
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """Callbacks of an experiment. Where several programs share a device, they are called from their threads."""
+    """Callbacks of an experiment. If several programs share a device, they are called from the programs' threads."""
 
     stop: Callable[[], bool] = lambda: False
-    """Returns whether to stop. It is asked after every step, and before every layer of a model that is scored."""
+    """Returns whether to stop. It is called after every step, and before every layer of a model that is scored."""
     loading: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Opened while data are loaded, during which `stop` is not asked."""
+    """Returns a context that is open while data are loaded. Meanwhile `stop` is not called."""
     training: Callable[[Sequence[Member], bool], AbstractContextManager[loop.Callbacks]] = lambda members, alone: (
         nullcontext(loop.Callbacks())
     )
-    """Opens the callbacks of a program, given its members and whether it has the device for itself."""
+    """Returns a context with the callbacks of a program, given its members and whether it uses the device alone."""
     note: Callable[[str], None] = lambda sentence: None
-    """Receives remarks, one sentence each."""
+    """Receives messages for the user, one sentence each."""
     scored: Callable[[Path, Run, Model, Dataset, dict[str, Any]], object] = lambda *_: None
-    """Receives every run with new scores other than those on the validation set, and its record."""
+    """Receives every run, with its record, that has new scores on other splits than the validation set."""
     progress: bool = False
     """Whether to show progress bars on stderr while loading and scoring."""
 
@@ -75,7 +76,7 @@ def is_settled(member: Member) -> bool:
 
 
 def current_record(member: Member) -> dict[str, Any] | None:
-    """Return the record of a member, or None if there is none of the model at its last checkpoint."""
+    """Return the record of a member, or None if it is missing or not that of the model at the last checkpoint."""
     run, path = last_run(member.folder), member.folder / RECORD
     if run is None or not path.exists():
         return None
@@ -84,14 +85,14 @@ def current_record(member: Member) -> dict[str, Any] | None:
 
 
 def is_current(record: Mapping[str, Any], run: Run) -> bool:
-    """Return whether a record is that of the selected model of a run."""
+    """Return whether a record has the recipe of a run and the step of its selected model."""
     return record["recipe"] == recipe_settings(run.recipe) and record.get("step") == run.chosen
 
 
 def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None = None) -> DataOf:
-    """Load the data of members, each data set once, and return the function that looks them up by recipe.
+    """Load each data set of the members once, and return a function that returns the data of a recipe.
 
-    With `points`, splits have at most so many points, evenly spaced, since they may be sorted.
+    With `points`, splits have at most that many data points, evenly spaced, since data may be sorted.
     """
 
     def few(bits: Bits) -> Bits:
@@ -106,7 +107,7 @@ def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None
 
 
 def require_trainable(members: Sequence[Member], *, longer: bool = False) -> None:
-    """Raise an error if two members share a folder, or if a folder holds a run that the recipe cannot go on with.
+    """Raise an error if two members share a folder, or if a folder holds a run that the recipe cannot resume.
 
     With `longer`, a folder may hold a run with more steps than the recipe.
     """
@@ -141,8 +142,8 @@ def train_members(
 ) -> bool:
     """Train the members that are not finished; return whether all of them are settled now.
 
-    Members of one architecture train as one program, and `programs` of them share the device. `then` is called with
-    the members of a program once it has ended, and with a monitor that also stops if another program fails. If it
+    Members of one architecture train as one program, and up to `programs` programs share the device. When a program
+    has ended, `then` is called with its members and a monitor that also stops if another program fails. If `then`
     raises KeyboardInterrupt, or anything else fails, all programs save a checkpoint and stop.
     """
     groups, failed, device = _programs(members), Event(), torch.device(device)
@@ -152,7 +153,7 @@ def train_members(
 
     def work(group: Sequence[Member]) -> bool:
         try:
-            # a stream of its own, so that programs do not wait for each other
+            # each program has its own stream, so that programs do not wait for each other
             with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
                 waiting = [member for member in group if not is_settled(member)]
                 if monitor.stop():
@@ -177,7 +178,7 @@ def train_members(
         futures = [pool.submit(work, group) for group in groups]
         while wait(futures, timeout=POLL_SECONDS).not_done:
             pass
-        complete = [future.result() for future in futures]  # of all futures, or an error would be lost
+        complete = [future.result() for future in futures]  # all results are read, or an error would be lost
     return all(complete)
 
 
@@ -189,9 +190,9 @@ def score_member(
     device: torch.device | str = "cpu",
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> dict[str, Any] | None:
-    """Score a trained member on splits of the data where its record is not precise enough; return the record.
+    """Score a trained member on the splits where its record is less precise than `wanted`; return the record.
 
-    Returns None if the member is not trained. An interruption keeps the splits that are already scored.
+    Return None if the member is not trained or has diverged. An interruption keeps the splits that are already scored.
     """
     if not is_settled(member) or has_diverged(member):
         return None

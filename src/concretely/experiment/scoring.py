@@ -1,4 +1,4 @@
-"""Scores of trained models, and their records: likelihoods, the relaxed objective, and a baseline."""
+"""Score trained models and write records: likelihoods, the objective of the relaxed graph, and a baseline."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from ..evaluation.progress import counting
 from ..file import file_lock
 from ..graph.program import eval_mode
 from ..model import Model
-from ..model.layer import RARE
+from ..model.paper import RARE
 from ..training.engine import inputs_of
 from ..training.method import estimator_at_step
 from ..training.recipe import Recipe
@@ -34,11 +34,11 @@ class Precision(NamedTuple):
 
     samples: int
     full_points: int | None = None
-    """The number of data points that get all samples; by default all."""
+    """The number of data points to score with all samples, by default all."""
 
 
 def score_split(recipe: Recipe, model: Model, data: Dataset, *, split: str, samples: int, **options: Any) -> Likelihood:
-    """Estimate the likelihood of a split with `evaluate` and its options; draws follow from the seed of the recipe."""
+    """Estimate the likelihood of a split by `evaluate` and its options. The recipe's seed determines the draws."""
     device = next(model.parameters()).device
     inputs = inputs_of(recipe, data.split(split)[:].to(device))
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
@@ -56,7 +56,7 @@ def relaxed_objective(
     chunk: int | None = None,
     progress: bool = False,
 ) -> dict[str, Any]:
-    """Estimate the objective of the relaxed graph, at the temperatures of a training step, as a metric.
+    """Estimate the objective of the relaxed graph at the temperatures of a training step, and return it as a metric.
 
     `chunk` is the number of pairs of a sample and a data point that run at once.
     """
@@ -112,7 +112,7 @@ def add_scores(
 ) -> dict[str, Any]:
     """Add likelihoods by split, and other metrics by name, to the record of a run, and return the record.
 
-    Older metrics stay, unless they belong to another step or the new ones are at least as precise.
+    Older metrics are kept, unless they belong to another step or the new ones are at least as precise.
     """
     environment = describe_environment(str(next(model.parameters()).device))
     new = {f"{split}_nll": likelihood_metric(likelihood) for split, likelihood in found.items()} | dict(others)
@@ -141,7 +141,7 @@ def _metric(values: Tensor, **others: Any) -> dict[str, Any]:
 
 @contextmanager
 def abort_on_stop(stop: Callable[[], bool], model: Model) -> Iterator[None]:
-    """Raise KeyboardInterrupt before the next layer of a model runs, once `stop` returns true.
+    """Inside this context, raise KeyboardInterrupt before a layer of the model runs if `stop` returns true.
 
     Signals reach the main thread only, so that a model in another thread has to poll.
     """

@@ -1,4 +1,4 @@
-"""Lists of runs, and grid search: train every recipe, score it, and select the best on the validation set."""
+"""Lists of runs, and grid search: train and score every recipe, and select the best on the validation set."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from .scheduler import DIVERGED, Monitor, load_data, require_trainable, score_me
 from .scoring import Precision
 
 PAPER_GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
-"""The values that the paper chose from [maddison2017concrete, appendix D.5]."""
+"""The grid from which the paper selected hyperparameters [maddison2017concrete, appendix D.5]."""
 NAME_KEYS = tuple(name for name in DIFFERENT if name not in OF_DATA)
 """The keys of a recipe in the folder names of a sweep."""
 
@@ -33,7 +33,7 @@ class ScoredMember(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """The members of a sweep, the best on the validation set first."""
+    """The members of a grid search, with the best on the validation set first."""
 
     ranked: Sequence[ScoredMember]
     folder: Path
@@ -56,7 +56,7 @@ def train_list(
 ) -> list[ScoredMember]:
     """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
 
-    Calling it again goes on where it stopped. Raises KeyboardInterrupt if the monitor stops it.
+    Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it.
 
     >>> from tempfile import mkdtemp
     >>> recipes = [resolve(notation="2H-64V", steps=2, seed=seed) for seed in range(2)]
@@ -71,7 +71,7 @@ def train_list(
 
 
 def sweep_recipes(**given: Any) -> list[Recipe]:
-    """Return the recipes of a grid; without learning rates or weight decays, with those of the paper.
+    """Return the recipes of a grid. Learning rates and weight decays that are not given are those of the paper.
 
     >>> len(sweep_recipes(notation="2H-64V", lr="1e-3,1e-2"))
     8
@@ -92,7 +92,7 @@ def sweep(
 ) -> Sweep:
     """Train recipes, rank them by the likelihood of the validation set, and write `sweep.json` and `best.toml`.
 
-    Calling it again goes on where it stopped. Raises KeyboardInterrupt if the monitor stops it.
+    Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it.
 
     >>> from tempfile import mkdtemp
     >>> recipes = sweep_recipes(notation="2H-64V", steps=2, lr="1e-3,1e-2", weight_decay=0)
@@ -127,7 +127,7 @@ def _train(
     members = [Member(recipe, out / name) for recipe, name in zip(recipes, names, strict=True)]
     require_trainable(members)
     data = load_data(members, monitor)
-    # of one member for all, so that bad input raises before anything is written
+    # a dry run of one member, so that bad input raises before anything is written
     TrainState(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
     writable_dir(out)
     sources = dict.fromkeys(data(recipe).source for recipe in recipes)

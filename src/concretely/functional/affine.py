@@ -15,14 +15,18 @@ from ..kernel.operator import Arranged, is_plain, operator
 from .bernoulli import log_likelihood
 
 FEW = 256
-"""Up to this number of rows per member, bfloat16 products and a fused likelihood are not faster."""
+"""Up to this number of rows per member, neither bfloat16 products nor a fused likelihood are faster."""
 
 PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
 """The rounding of factors in kernels, for each matmul precision of torch."""
 
 
 def is_eligible(x: Tensor, weight: Tensor) -> bool:
-    """Return whether kernels can compute a product: weights in float32, at a reduced matmul precision."""
+    """Return whether kernels can compute a product.
+
+    They require float32 weights, float32 or bfloat16 inputs and a matmul precision of "high" or "medium". They run
+    neither under autocast nor under `torch.compile`.
+    """
     if torch.compiler.is_compiling() or weight.dtype != torch.float32 or x.dtype not in (torch.float32, torch.bfloat16):
         return False
     return torch.get_float32_matmul_precision() in PRODUCTS and not torch.is_autocast_enabled(x.device.type)
@@ -50,9 +54,10 @@ def affine(
     product: str = "ieee",
     deferred: bool = False,
 ) -> Float[Tensor, "*rows outputs"]:
-    """Apply an affine map to rows; if the weight has a member axis, each member has its own map.
+    """Apply an affine map to rows, and tanh if requested. With a member axis, each member has its own weights.
 
-    With bfloat16 products the output of tanh is bfloat16. Gradients of the weight may be `deferred`.
+    With bfloat16 products the output of tanh is bfloat16. If `deferred`, the gradient of the weight may stay a pair of
+    factors that the optimizer multiplies (see `kernel.deferred`).
     """
     x = x if x.dtype == weight.dtype else x.to(weight.dtype)
     total = linear(x, weight, bias) if weight.dim() == 2 else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
@@ -101,9 +106,9 @@ def affine_log_likelihood(
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
     """Return the log probability of bits whose logits are an affine map of states, summed over units.
 
-    States may have extra axes in front of the axes of the bits, or after the member axis. The kernel never stores the
-    logits. With `slopes` it also returns the derivative by each logit, the bit minus its probability; else an empty
-    tensor.
+    States may have extra axes before those of the bits (after the member axis, if there is one). The kernel never
+    stores the logits. The second result is empty or, with `slopes`, the derivative by each logit: the bit minus its
+    probability.
     """
     members = weight.dim() - 2
     logits = affine(state.flatten(1, -2) if members else state, weight, bias, False)

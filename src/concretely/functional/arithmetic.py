@@ -1,6 +1,6 @@
-"""Arithmetic that neither overflows nor cancels: conversions of dtypes, temperatures, and the noise behind a value.
+"""Arithmetic that neither overflows nor cancels: conversions of dtypes, temperatures, and recovery of the noise.
 
-`is_hidden` and `bool_or_none` read data where no compiler, CUDA graph capture or `vmap` forbids it.
+`is_hidden` and `bool_or_none` handle tensors whose data cannot be read: in a compiler, CUDA graph capture or `vmap`.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def is_hidden(value: Tensor) -> bool:
-    """Return whether data cannot be read: inside compilation, graph capture or `vmap`."""
+    """Return whether the data of a tensor cannot be read: inside compilation, graph capture or `vmap`."""
     if torch.compiler.is_compiling() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
         return True
     try:
@@ -62,7 +62,7 @@ class _Saturate(torch.autograd.Function):
 
 
 def cast(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert without overflow; conversions from and to float16 are clamped."""
+    """Convert a tensor to a dtype. Conversions from and to float16 clamp finite numbers, so that none overflows."""
     if value.dtype == dtype:
         return value
     if torch.float16 in (value.dtype, dtype):
@@ -84,7 +84,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert to a narrow dtype without changing the argmax over the last axis.
 
-    Plain rounding to bfloat16 ties the largest entries of a tenth of the draws with a thousand categories.
+    With a thousand categories, plain rounding to bfloat16 creates a tie for the maximum in a tenth of the draws.
     """
     narrow = cast(value, dtype)
     if dtype.itemsize > 2:
@@ -108,11 +108,11 @@ def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "
 
 
 Temperature = float | Tensor
-"""A number stays a Python float, so that it is not rounded."""
+"""A temperature given as a number stays a Python float, so that it is not rounded."""
 
 
 def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Tensor]) -> Tensor:
-    """Divide by the temperature, or return the limit where it is zero; may overwrite the total.
+    """Divide `total` by the temperature, or return `limit(total)` where it is zero. May modify `total` in place.
 
     >>> divide(torch.tensor([-1.0, 2.0]), 0.0, torch.sign)
     tensor([-1.,  1.])
@@ -148,7 +148,8 @@ MILD = 2.0
 def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_to_shift: bool = False) -> Tensor:
     """Return temperature times value minus logits, computed in float64 since the terms may cancel.
 
-    `up_to_shift` subtracts the smallest entry of the last axis, which keeps the result precise for any normaliser.
+    The result is the noise that the value was made from. With `up_to_shift`, subtract its smallest entry over the last
+    axis, so that a large constant common to all categories does not cost precision.
 
     >>> invert_noise(torch.tensor(1e4), torch.tensor(9999.0), 1.0)
     tensor(1.)
@@ -173,12 +174,12 @@ def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
 
 
 def wide_noise(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
-    """Return the noise in float64, for narrower inputs."""
+    """Return temperature times value minus logits in float64, for inputs of a narrower dtype."""
     return to_float64(value).mul_(temperature) - to_float64(logits)
 
 
 def save_noise(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:
-    """Save the metadata that the derivatives of the noise need."""
+    """Save the temperature, shapes and dtypes, which the derivatives of `invert_noise` need."""
     ctx.temperature = temperature
     ctx.value, ctx.logits = (value.shape, value.dtype), (logits.shape, logits.dtype)
 
@@ -202,7 +203,7 @@ def noise_tangent(ctx: Any, by_value: Tensor | None, by_logits: Tensor | None) -
 
 
 class _InvertNoise(torch.autograd.Function):
-    """Float32 noise, computed in float64."""
+    """`invert_noise` with a float32 result, computed in float64."""
 
     generate_vmap_rule = True
 

@@ -30,7 +30,7 @@ def log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: 
 
 
 def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return the mean of the two log probabilities, weighted by a value in [0, 1]."""
+    """Return value · log P(1) + (1 - value) · log P(0), for a value in [0, 1]."""
     logits, value = (cast(tensor, compute_dtype(tensor.dtype)) for tensor in (logits, value))
     # avoid 0 times minus infinity
     one = torch.where(value == 0, 0, logsigmoid(logits))
@@ -42,9 +42,9 @@ def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..
 def draw(
     logits: Float[Tensor, "members units"], key: Int64[Tensor, "members 2"], samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Draw states in {0, 1} ("bit") or {-1, +1} ("corner"), and sum their log probabilities over rows.
+    """Draw states in {0, 1} ("bit") or {-1, +1} ("corner"), and sum their log probabilities over `length` units.
 
-    Each member has its own key. A logistic draw with the same key rounds to the same states.
+    Each member has its own key. A draw of `logistic` with the same key and logits has the signs of these states.
     """
     members, units = logits.shape
     signed = fractions(key, samples * units, torch.float32, True).view(members, samples, units)
@@ -56,7 +56,7 @@ def draw(
 def score(
     value: Float[Tensor, "members m units"], logits: Float[Tensor, "members units"], squash: str, length: int = 1
 ) -> Float[Tensor, "members m rows"]:
-    """Return the log probabilities of states, summed over rows of `length` units; samples share logits."""
+    """Return the log probabilities of states, summed over rows of `length` units. All samples share the logits."""
     return row_sums(log_mass(value, logits.float().unsqueeze(1), squash), length)
 
 
@@ -81,7 +81,7 @@ def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arra
 def log_likelihood(
     logits: Float[Tensor, "..."], bits: Shaped[Tensor, "..."], axes: int = 1, members: int = 0
 ) -> Float[Tensor, "..."]:
-    """Return the log probability of bits, summed over the last axes, in at least float32.
+    """Return the log probability of bits, summed over the last `axes` axes, in at least float32.
 
     Logits may have extra axes after the first `members` axes. Bits may have any dtype and get no gradient.
     """

@@ -46,7 +46,7 @@ def bound(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
 
 
 def average(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
-    """Return the mean over samples, which estimates the single-sample bound."""
+    """Return the mean log-weight over the samples, which estimates the single-sample bound."""
     return log_w.mean(axis)
 
 
@@ -91,11 +91,12 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arra
 def loss(
     log_p: Terms, log_q: Terms, signal: Terms = (), baseline: Terms = (), averages: bool = False, axis: int = 0
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Return minus the mean bound over data points, and without gradient the bounds and the log-weights.
+    """Return the loss, and the detached bounds and log-weights. The loss is minus the mean bound over data points.
 
-    A log-weight is the sum of `log_p` minus the sum of `log_q`. The bound is the multi-sample bound, or with `averages`
-    the mean over samples. Each `signal` adds minus the signal times the gradient of its term of `log_q` plus its
-    baseline. With `averages` such a term gets no other gradient, since the mean of the gradient of log q is zero.
+    A log-weight is the sum of `log_p` minus the sum of `log_q`. The bound is the multi-sample bound or, with
+    `averages`, the mean log-weight over samples. For every entry of `signal`, the gradient of the loss also subtracts
+    the signal times the gradient of (log q + baseline). With `averages` and a signal, log q has no other gradient: the
+    omitted term has mean zero.
     """
     subtracted = [term.detach() for term in log_q] if averages and signal else log_q
     log_w = total(log_p) - total(subtracted)
@@ -107,7 +108,7 @@ def loss(
 
 
 def score_function(log_q: Terms, signal: Terms, baseline: Terms = (), axis: int = 0) -> Float[Tensor, "..."]:
-    """Return zero with the gradient of the sum of signal times (log q + baseline) over samples."""
+    """Return zero, with the gradient of signal times (log q + baseline), summed over terms and samples."""
     scored = [one + other for one, other in zip(log_q, baseline, strict=True)] if baseline else log_q
     score = total([own * each for own, each in zip(signal, scored, strict=True)]).sum(axis)
     return score - score.detach()

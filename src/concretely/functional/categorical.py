@@ -42,7 +42,7 @@ def log_mass(
 
 
 def weighted(quantity: Float[Tensor, "*batch n"], weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out"]:
-    """Return the weighted sum over categories; a weight of 0 adds 0 even where the quantity is infinite."""
+    """Return the weighted sum over categories. A weight of 0 adds 0 even where the quantity is infinite."""
     return (weight * torch.where(weight == 0, 0, quantity)).sum(-1)
 
 
@@ -84,5 +84,5 @@ def score(
     squash: str,
     length: int = 1,
 ) -> Float[Tensor, "members m rows"]:
-    """Return the log probabilities of values, summed over rows of `length` units; samples share logits."""
+    """Return the log probabilities of values, summed over rows of `length` units. All samples share the logits."""
     return row_sums(log_mass(value, logits.unsqueeze(1), squash).float(), length)

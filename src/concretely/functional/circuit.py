@@ -1,4 +1,4 @@
-"""The general binary circuit: noise of any law, shifted so that its sign is a given Bernoulli variable."""
+"""The general binary circuit: noise of any distribution, shifted so that its sign is a given Bernoulli variable."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from .arithmetic import Temperature, log_temperature, to_float64
 
 
 def odd(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:
-    """Evaluate an odd function at negative arguments, where it is precise."""
+    """Evaluate an odd function by calling it at negative arguments only, where it is precise."""
     positive = argument > 0
     value = function(torch.where(positive, -argument, argument))
     return torch.where(positive, -value, value)
@@ -49,7 +49,7 @@ class Family(Protocol):
     def quantile(self, u: Tensor) -> Tensor: ...
 
     def location(self, logits: Tensor) -> Tensor:
-        """Return the shift that makes the noise positive with these log-odds."""
+        """Return the shift for which noise plus shift is positive with these log-odds."""
 
 
 class LogisticNoise:
@@ -154,7 +154,7 @@ class CauchyNoise:
 
 @dataclass(frozen=True)
 class LawNoise:
-    """Noise of any torch distribution with `log_prob`, `cdf` and `icdf`, whose precision it inherits."""
+    """Noise of any torch distribution with `log_prob`, `cdf` and `icdf`, as precise as these methods are."""
 
     law: Distribution
 
@@ -192,7 +192,7 @@ class LawNoise:
 
 
 def as_family(noise: str | Distribution | Family) -> Family:
-    """Return the noise family for a name, a distribution or a family."""
+    """Return the noise family for a name or a distribution; return a family unchanged."""
     families: dict[str, type[Family]] = {
         "logistic": LogisticNoise,
         "normal": NormalNoise,
@@ -215,7 +215,7 @@ def as_family(noise: str | Distribution | Family) -> Family:
 
 @dataclass(frozen=True)
 class Circuit:
-    """The law of a node: shifted noise over a temperature."""
+    """The functions of `CircuitNode`, whose value is shifted noise divided by the temperature."""
 
     family: Family
     category_axes = 0
@@ -224,7 +224,7 @@ class Circuit:
     def noise(
         self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None
     ) -> Tensor:
-        """Draw noise, always in float64, as float32 quantiles are precise in one tail only."""
+        """Draw noise in float64, whatever the dtype: float32 quantiles are precise in one tail only."""
         return self.family.quantile(uniform(shape, torch.float64, device=device, generator=generator))
 
     def location(self, logits: Tensor) -> Tensor:
@@ -232,21 +232,21 @@ class Circuit:
         return self.family.location(to_float64(logits))
 
     def push(self, logits: Tensor, temperature: Temperature, noise: Tensor) -> Tensor:
-        """Divide the shifted noise by the temperature; the limit at temperature zero is ±infinity."""
+        """Divide the shifted noise by the temperature. The limit at temperature zero is ±infinity."""
         return logistic.push(self.location(logits), temperature, noise)
 
     def noise_behind(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
-        """Return the noise behind a node."""
+        """Return the noise that a value was made from."""
         return temperature * to_float64(value) - self.location(logits)
 
     def log_density_of_noise(self, noise: Tensor, temperature: Temperature) -> Tensor:
-        """Return the log density of the node made from noise."""
+        """Return the log density of the value made from noise."""
         return self.family.log_density(noise) + log_temperature(temperature)
 
     def log_density(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
-        """Return the log density of a node."""
+        """Return the log density of a value."""
         return self.log_density_of_noise(self.noise_behind(value, logits, temperature), temperature)
 
     def log_tail(self, value: Tensor, logits: Tensor, temperature: Temperature, *, upper: bool) -> Tensor:
-        """Return the log survival function (`upper`) or the log CDF of a node."""
+        """Return the log survival function (`upper`) or the log CDF at a value."""
         return self.family.log_tail(self.noise_behind(value, logits, temperature), upper=upper)

@@ -1,7 +1,9 @@
-"""Draws and log probabilities of any shape, by the kernel of a law if eligible, else by its definition.
+"""Draw and score variables of any batch shape, by a kernel if it is eligible, else by torch operations.
 
-A squashing maps an unbounded node to a bounded value. A value inside the support determines its node. A value on the
-edge represents a cell (see `edge`); its log density is the log of the average density over the cell.
+A `law` holds the functions of one family, such as the module `functional.logistic`. A node is here the unbounded
+variable before squashing; a squashing maps it to a bounded value. A value inside the support determines its node. A
+value on the edge stands for a cell, all numbers that were rounded to it (see `edge`). Its log density is the log of the
+average density over the cell.
 """
 
 import math
@@ -32,21 +34,21 @@ class EdgeWarning(UserWarning):
 
 
 class Score(NamedTuple):
-    """The log density of the node behind a value, and the log Jacobian determinant of the squashing."""
+    """The log density of the unsquashed variable, and the log Jacobian determinant of the squashing."""
 
     log_density: Tensor
     log_abs_det_jacobian: Tensor
 
 
 class Squashing(ABC):
-    """A map from a node to a value."""
+    """A map from an unbounded node to a bounded value."""
 
     name: str
-    """The name that kernels use."""
+    """The name of the map in kernels."""
 
     @abstractmethod
     def __call__(self, node: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the unrounded value of a node, clamped inside the edges of a dtype."""
+        """Return the value of a node. It is clamped so that rounding to `dtype` will not reach the edge."""
 
     @abstractmethod
     def log_abs_det_jacobian(self, node: Tensor) -> Tensor:
@@ -58,7 +60,7 @@ class Squashing(ABC):
 
     @abstractmethod
     def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
-        """Score a value in float64 that was rounded to a dtype."""
+        """Score a value, now in float64, that was rounded to `dtype` before."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Corners(Squashing):
         return inside(mean_corner(node.exp()), -1, 1)
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
-        """Return zero, since `log_prob` is the density of the node."""
+        """Return zero, since `log_prob` of a hypercube variable is the log density of its node."""
         return torch.zeros((), dtype=node.dtype, device=node.device)
 
     def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
@@ -162,7 +164,7 @@ class Corners(Squashing):
 
 
 def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
-    """Squash nodes by a kernel's name for the map; return an empty tensor for "none"."""
+    """Squash nodes by the `Squashing` of a name. Return an empty tensor for "none"."""
     if name == "none":
         return node.new_empty((len(node), 0))
     if name in ("unit", "corner"):
@@ -179,7 +181,7 @@ def _score_on_simplex(
     logits: Float[Tensor, "*batch n"],
     temperature: Temperature,
 ) -> Score:
-    """Score a point of the simplex some of whose entries (`lost`) lie anywhere below a border."""
+    """Score a point of the simplex. The entries marked `lost` are on the edge: they lie anywhere below `border`."""
     lost_any = not _has_none(lost.any(-1))
     value = torch.where(lost, border, value) if lost_any else value
     # an entry above 1/2 is more precise as 1 minus the sum of the others
@@ -220,11 +222,11 @@ class Drawn(NamedTuple):
 
     value: Tensor
     score: Callable[[], Tensor]
-    """Return the log probability of every unit. Call it once only: it may overwrite the noise."""
+    """Return the log probability of every unit. Call it once only: it may modify the noise in place."""
     summed: Callable[[int], Tensor] | None = None
-    """Return the log probability summed over a number of last batch axes, if a kernel sums it."""
+    """Return the log probability summed over the given number of last batch axes. None if no kernel sums it."""
     node: Tensor | None = None
-    """The unbounded value before squashing, if there is one."""
+    """The unbounded value before squashing, or None for a discrete draw."""
 
 
 def draw_node(
@@ -236,7 +238,10 @@ def draw_node(
     squashing: Squashing | None = None,
     axes: int = 0,
 ) -> Drawn:
-    """Draw nodes of a law and squash them, without rounding to the dtype of the logits."""
+    """Draw nodes of a law and squash them, without rounding to the dtype of the logits.
+
+    `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
+    """
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
     if law.draw is not None and logits.numel() and all(map(_is_one_number, temperature)):
@@ -312,9 +317,9 @@ def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
 
 
 def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int) -> tuple[Any, ...]:
-    """Return the tensors of a kernel's draw, and a function that sums their log probabilities over last axes.
+    """Return the tensors that a kernel drew, and a function that sums their log probabilities over last axes.
 
-    `call` takes the number of units to sum over.
+    `call` runs the kernel and takes the number of units to sum over.
     """
     *tensors, sums = call(shape[len(shape) - axes :].numel())
     sums = sums.reshape(shape[: len(shape) - axes])
@@ -330,9 +335,10 @@ def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int
 
 
 def _score_by_kernel(law: Any, value: Tensor, logits: Tensor, last: Callable[[], Any], axes: int) -> Tensor | None:
-    """Return the scores of a kernel, given what it takes last; None if it cannot run.
+    """Return the log probabilities computed by a kernel, or None if it cannot run.
 
-    It cannot if the logits lack more than leading axes.
+    It requires that the batch shape of the value ends in that of the logits. `last` returns the third argument of the
+    kernel.
     """
     batch, lead = logits.shape[: logits.dim() - law.category_axes], value.shape[: value.dim() - law.category_axes]
     if lead[len(lead) - len(batch) :] != batch or not value.numel() or axes > len(batch):

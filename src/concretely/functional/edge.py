@@ -43,10 +43,10 @@ def near_one(dtype: torch.dtype) -> Cell:
 
 
 def coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the dtype with the larger cells, which a draw keeps when it is converted to a wider dtype."""
+    """Return the dtype with the larger cells. A draw keeps its cells when it is converted to a wider dtype."""
     return max(one, other, key=lambda dtype: (near_one(dtype).last, near_zero(dtype).last))
 
 
 def inside(value: Tensor, low: float, high: float) -> Tensor:
-    """Clamp a value without changing its gradient."""
+    """Clamp a value. The gradient passes as if there were no clamp."""
     return value + (value.clamp(low, high) - value).detach()

@@ -1,4 +1,4 @@
-r"""The ExpConcrete node, the logarithm of a Concrete variable [maddison2017concrete], appendix C.3.
+r"""The ExpConcrete variable, the logarithm of a Concrete variable [maddison2017concrete], appendix C.3.
 
 $$\log κ(y) = \log (n-1)! + (n-1) \log λ + \sum_k a_k - n \log \sum_k e^{a_k}, \quad a_k = \log α_k - λ y_k$$
 """
@@ -20,7 +20,7 @@ category_axes = 1
 
 
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
-    """Return the log density of the node made from noise; overwrites the noise."""
+    """Return the log density of the value made from `noise`, which is modified in place."""
     # both drawn and shifted noise are above -4, so that the exponential does not overflow
     n = noise.shape[-1]
     total = to_float64(noise.sum(-1))
@@ -31,7 +31,7 @@ def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperat
 def log_density(
     value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
 ) -> Float[Tensor, "*out"]:
-    """Return the log density of a node."""
+    """Return the log density of a value."""
     # a shift common to all categories cancels in the density
     noise = invert_noise(value, logits, over_categories(temperature), up_to_shift=True)
     return log_density_of_noise(noise, temperature)
@@ -43,11 +43,11 @@ def log_density_at_edge(
     temperature: Temperature,
     lost: Bool[Tensor, "*shape n"],
 ) -> Float[Tensor, "*out"]:
-    r"""Return the log of the average density over a cell of nodes.
+    r"""Return the log of the average density over a cell, all values that were rounded to one point of the simplex.
 
     $$\log (m-1)! + (m-1) \log λ + \sum_{k ∉ Z} a_k - m \log \sum_i e^{a_i}, \quad m = n - |Z|$$
 
-    The entries in Z (`lost`) lie anywhere below a border, which `value` contains in their place.
+    The entries in Z (`lost`) lie anywhere below a border, and `value` contains this border in their place.
     """
     noise, left = noise_behind(value, logits, temperature), (~lost).sum(-1).to(torch.float64)
     total = torch.where(lost, 0, noise).sum(-1)

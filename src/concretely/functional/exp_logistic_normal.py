@@ -1,4 +1,4 @@
-r"""The ExpConcrete node with Gaussian instead of Gumbel noise, the control of the paper's experiments.
+r"""The ExpConcrete variable with Gaussian instead of Gumbel noise, for a control experiment of the paper.
 
 $$\log κ(y) = (n-1)(\log λ - \tfrac12 \log 2π) - \tfrac12 \log n - \tfrac12 \sum_k (d_k - \bar d)^2,
 \quad d_k = λ y_k - \log α_k$$
@@ -30,7 +30,7 @@ NEWTON_STEPS = 30
 
 
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
-    """Return the log density of the node made from noise."""
+    """Return the log density of the value made from noise."""
     n = noise.shape[-1]
     constant = (n - 1) * (log_temperature(temperature) - LOG_TWO_PI / 2) - math.log(n) / 2
     return constant - (noise - noise.mean(-1, keepdim=True)).square().sum(-1) / 2
@@ -39,7 +39,7 @@ def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperat
 def log_density(
     value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
 ) -> Float[Tensor, "*out"]:
-    """Return the log density of a node."""
+    """Return the log density of a value."""
     noise = invert_noise(value, logits, over_categories(temperature), up_to_shift=True)
     return log_density_of_noise(noise, temperature)
 
@@ -50,12 +50,12 @@ def log_density_at_edge(
     temperature: Temperature,
     lost: Bool[Tensor, "*shape n"],
 ) -> Float[Tensor, "*out"]:
-    r"""Return the log of the average density over a cell of nodes.
+    r"""Return the log of the average density over a cell, all values that were rounded to one point of the simplex.
 
     $$λ^{m-1} \int \prod_{k ∉ Z} φ(d_k + u) \prod_{k ∈ Z} Φ(d_k + u) \, du, \quad m = n - |Z|$$
 
-    The entries in Z (`lost`) lie anywhere below a border, which `value` contains in their place. The integrand is
-    log-concave, so Gauss-Hermite quadrature around its peak converges fast.
+    The entries in Z (`lost`) lie anywhere below a border, and `value` contains this border in their place. The
+    integrand is log-concave, so Gauss-Hermite quadrature around its peak converges fast.
     """
     noise = noise_behind(value, logits, temperature)
     left = (~lost).sum(-1, keepdim=True).to(torch.float64)

@@ -20,13 +20,13 @@ def corners(n: int, *, dtype: torch.dtype, device: torch.device) -> Float[Tensor
 
 
 def category_of(corner: Float[Tensor, "*shape bits"]) -> Int64[Tensor, "*shape"]:
-    """Return the index of the state at a corner."""
+    """Return the index of a corner among the rows of `corners`."""
     place = 2 ** torch.arange(corner.shape[-1] - 1, -1, -1, device=corner.device)
     return ((corner > 0) * place).sum(-1)
 
 
 def mean_corner(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
-    """Return the weighted mean of the corners; the weights sum to one.
+    """Return the weighted mean of the corners. The weights must sum to one.
 
     >>> mean_corner(torch.tensor([0.0, 0.5, 0.0, 0.5]))
     tensor([0., 1.])
@@ -45,7 +45,7 @@ def mean_corner_by_sums(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*sh
 
 
 def corner_weights(point: Float[Tensor, "*shape bits"]) -> Float[Tensor, "*shape n"]:
-    """Return multilinear weights of the corners whose mean is the point."""
+    """Return weights of the corners, multilinear in the point, for which the weighted mean is the point."""
     weight = torch.ones_like(point[..., :1])
     for bit in point.unbind(-1):
         weight = torch.stack([weight * (1 - bit.unsqueeze(-1)) / 2, weight * (1 + bit.unsqueeze(-1)) / 2], -1)

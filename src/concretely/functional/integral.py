@@ -1,7 +1,7 @@
-"""The two one-dimensional integrals in exact KL divergences, with their derivatives.
+"""Two one-dimensional integrals that occur in exact KL divergences, with their derivatives.
 
 Both integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so the trapezoidal
-rule is exact to rounding [trefethen2014exponentially]. The sums run over blocks of nodes to save memory.
+rule is exact to rounding [trefethen2014exponentially]. The sums run over blocks of quadrature points to save memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ ROOTS, SHARES = (numbers.tolist() for numbers in leggauss(20))  # torch.compile 
 
 
 def _nodes(low: int, high: int, like: Tensor) -> Iterator[Tensor]:
-    """Yield the nodes of the trapezoidal rule in blocks."""
+    """Yield the quadrature points of the trapezoidal rule in blocks."""
     count = round((high - low) / STEP)
     for start in range(0, count, BLOCK):
         block = [low + STEP * i for i in range(start, min(start + BLOCK, count))]
@@ -38,7 +38,7 @@ def _log_sum(shifts: Tensor) -> Tensor:
 
 
 class _Integral(torch.autograd.Function):
-    """A function of the last axis that is an integral, as are its derivatives (`slopes`)."""
+    """A function of the last axis that is computed as an integral. `slopes` returns its derivatives."""
 
     generate_vmap_rule = True
 
@@ -70,7 +70,7 @@ def _integrated(argument: Tensor, integral: Callable[[Tensor], Tensor], slopes: 
 
 
 def _share(shifts: Tensor) -> Tensor:
-    """Return the mean share of each term in the sum."""
+    """Return the derivatives of `mean_log_sum`: the expected share of each term in the sum."""
     shifts = shifts - shifts.logsumexp(-1, keepdim=True)
     share = torch.zeros_like(shifts)
     for node in _nodes(-40, 46, shifts):
@@ -98,14 +98,14 @@ def _soft_size(point: Tensor) -> Tensor:
 
 
 def _slopes(point: Tensor) -> Tensor:
-    """Return the derivatives by the stretch and by the shift."""
+    """Return the derivatives of `mean_soft_size` by the stretch and by the shift."""
     stretch, shift = point.unbind(-1)
     near, far = _contracted(stretch.clamp(max=1), shift), _stretched(stretch.clamp(min=1), shift)
     return torch.stack([torch.where(stretch <= 1, near[i], far[i]) for i in (1, 2)], -1)
 
 
 def mean_soft_size(stretch: Tensor, shift: Tensor) -> Tensor:
-    """Return the mean of log(2 + 2 cosh(sL + c)), a smooth |sL + c|, for standard logistic L.
+    """Return the mean of log(2 + 2 cosh(sL + c)), a smooth |sL + c|, over standard logistic L.
 
     >>> mean_soft_size(torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
     tensor(2.0000, dtype=torch.float64)
@@ -118,7 +118,7 @@ def _density(noise: Tensor) -> Tensor:
 
 
 def _contracted(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and derivatives for a stretch of at most 1, by the trapezoidal rule."""
+    """Return `mean_soft_size` and its two derivatives for a stretch of at most 1, by the trapezoidal rule."""
     mean, by_stretch, by_shift = (torch.zeros_like(shift) for _ in range(3))
     for node in _nodes(-42, 43, shift):
         point = stretch.unsqueeze(-1) * node + shift.unsqueeze(-1)
@@ -130,10 +130,10 @@ def _contracted(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _stretched(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and derivatives for a stretch of at least 1.
+    """Return `mean_soft_size` and its two derivatives for a stretch of at least 1.
 
-    The integrand is |t|, whose mean has a closed form, plus 2 log(1 + exp(-|t|)), which is integrated on either side of
-    its kink.
+    With t = sL + c, the integrand is |t| + 2 log(1 + exp(-|t|)). The mean of the first term has a closed form; the
+    second term is integrated separately for t < 0 and t > 0, as it has a kink at 0.
     """
     centre = shift / stretch
     size = softplus(centre) + softplus(-centre)

@@ -1,4 +1,4 @@
-"""Functions shared by the nodes on the log simplex."""
+"""Functions shared by the variables on the log simplex, `exp_concrete` and `exp_logistic_normal`."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -11,7 +11,7 @@ from .arithmetic import Temperature, cast, compute_dtype, divide, over_categorie
 def push(
     logits: Float[Tensor, "*batch n"], temperature: Temperature, noise: Float[Tensor, "*shape n"]
 ) -> Float[Tensor, "*out n"]:
-    """Return the log softmax of noisy logits over the temperature, or its limit at temperature zero."""
+    """Return the log softmax of (logits + noise) / temperature, or its limit at temperature zero."""
     total = perturb(logits, noise)
     # with a maximum of 0, division by a tiny temperature gives the limit instead of NaN
     total = total.sub_(total.detach().amax(-1, keepdim=True))
@@ -20,13 +20,13 @@ def push(
 
 
 def perturb(logits: Float[Tensor, "*batch n"], noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out n"]:
-    """Add noise to logits whose maximum was shifted to 0, as a large logit would round the noise away."""
+    """Shift logits so that their maximum is 0, then add noise, which a large logit would otherwise round away."""
     logits = cast(logits, compute_dtype(logits.dtype))
     return (logits - logits.detach().amax(-1, keepdim=True)) + noise
 
 
 def one_hot_argmax(total: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
-    """Return the one-hot vector of the largest entry."""
+    """Return a one-hot vector with 1 at the largest entry."""
     category = torch.arange(total.shape[-1], device=total.device)
     return (category == total.argmax(-1, keepdim=True)).to(total.dtype)
 
@@ -34,7 +34,7 @@ def one_hot_argmax(total: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"
 def noise_behind(
     value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], temperature: Temperature
 ) -> Float[Tensor, "*out n"]:
-    """Return the noise of a node in float64, shifted so that its smallest entry is 0."""
+    """Return the noise that a value was made from in float64, shifted so that its smallest entry is 0."""
     noise = over_categories(temperature) * to_float64(value) - to_float64(logits)
     return noise - noise.detach().amin(-1, keepdim=True)
 
@@ -42,7 +42,7 @@ def noise_behind(
 def noise_of_key(
     key: Int64[Tensor, "members 2"], samples: int, units: int, n: int, *, gaussian: bool = False
 ) -> Float[Tensor, "members m units n"]:
-    """Return Gumbel or normal noise for keys; the four words of a counter go to four rows of categories."""
+    """Return Gumbel or normal noise for keys. The four words of a Philox counter go to four rows of categories."""
     places = -(-samples * units // 4)
     drawn = fractions(key, 4 * places * n, torch.float32, gaussian)
     noise = normal_of(drawn) if gaussian else gumbel_of(uniform_of(drawn))

@@ -1,4 +1,4 @@
-r"""The logistic node, the log-odds of a binary Concrete variable [maddison2017concrete], appendix C.3.
+r"""The logistic variable, the log-odds of a binary Concrete variable [maddison2017concrete], appendix C.3.
 
 $$Y = (L + \log α) / λ, \qquad \log g(y) = \log λ + d - 2 \log(1 + e^d), \quad d = \log α - λ y$$
 """
@@ -23,26 +23,26 @@ category_axes = 0
 
 
 def push(logits: Float[Tensor, "..."], temperature: Temperature, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Divide the noisy log-odds by the temperature; the limit at temperature zero is ±infinity."""
+    """Divide the noisy log-odds by the temperature. The limit at temperature zero is ±infinity."""
     total = cast(logits, compute_dtype(logits.dtype)) + noise
     return divide(total, temperature, lambda total: torch.where(total >= 0, math.inf, -math.inf))
 
 
 def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return the standard logistic log density; overwrites the noise."""
+    """Return the log density of the standard logistic distribution at `noise`, which is modified in place."""
     size = noise.abs_().neg_()
     return softplus(size).mul_(-2).add_(size)
 
 
 def log_density_of_noise(noise: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
-    """Return the log density of the node made from noise; overwrites the noise."""
+    """Return the log density of the value made from `noise`, which is modified in place."""
     return standard_log_density(noise) + log_temperature(temperature)
 
 
 def log_density(
     value: Float[Tensor, "..."], logits: Float[Tensor, "..."], temperature: Temperature
 ) -> Float[Tensor, "..."]:
-    """Return the log density of a node."""
+    """Return the log density of a value."""
     if arithmetic.is_narrow(value, logits, temperature) and not arithmetic.is_transformed():
         result: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
         return result
@@ -52,7 +52,7 @@ def log_density(
 def log_tail(
     value: Float[Tensor, "..."], logits: Float[Tensor, "..."], temperature: Temperature, *, upper: bool
 ) -> Float[Tensor, "..."]:
-    """Return the log survival function (`upper`) or the log CDF of a node."""
+    """Return the log survival function (`upper`) or the log CDF at a value."""
     noise = temperature * to_float64(value) - to_float64(logits)
     return logsigmoid(-noise if upper else noise)
 
@@ -80,7 +80,7 @@ class _LogDensity(torch.autograd.Function):
 
 
 def noise_of_key(key: Int64[Tensor, "members 2"], samples: int, units: int) -> Float[Tensor, "members m units"]:
-    """Return logistic noise for keys."""
+    """Return logistic noise, computed from one key for each member."""
     return logistic_of(fractions(key, samples * units, torch.float32, True).view(len(key), samples, units))
 
 

@@ -1,4 +1,4 @@
-"""The draw and the score of a node as operators, defined once for all laws of its noise."""
+"""Operators that draw and score an unbounded variable (a node before squashing), defined once for all families."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,10 @@ def node_operators(
     kernel: str | None = None,
     suffix: str = "",
 ) -> tuple[Operator[..., tuple[Tensor, Tensor, Tensor]], Operator[..., Tensor]]:
-    """Register the draw and the score of a node; a suffix tells its kernels from others of the same module."""
+    """Register and return two operators, which draw and score nodes of one family.
+
+    `suffix` tells the kernels of this family from others in the same kernel module.
+    """
 
     def draw(
         logits: Float[Tensor, "members units *n"],
@@ -32,9 +35,10 @@ def node_operators(
         squash: str,
         length: int = 1,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw nodes, squash them by the kernel's name for the map or "none", and score the nodes.
+        """Return drawn nodes, their squashed values, and the log densities of the nodes.
 
-        Each member has its own key. Log densities are summed over rows of `length` units.
+        `squash` is the name of a `Squashing`, or "none". Each member has its own key. Log densities are summed over
+        rows of `length` units.
         """
         drawn = noise_of_key(key, samples, *logits.shape[1:])
         node = push(logits.float().unsqueeze(1), temperature.float().view(-1, 1, 1), drawn)
@@ -47,7 +51,7 @@ def node_operators(
         temperature: Float64[Tensor, " members"],
         length: int = 1,
     ) -> Float[Tensor, "members m rows"]:
-        """Return the log densities of nodes, summed over rows of `length` units; samples share logits."""
+        """Return the log densities of nodes, summed over rows of `length` units. All samples share the logits."""
         scale = temperature.view(-1, 1, 1, *[1] * category_axes)
         # only the subtraction needs float64; the kernel also continues in float32
         noise = invert_noise(node, logits.unsqueeze(1), scale, up_to_shift=category_axes > 0).float()

@@ -15,7 +15,7 @@ def log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def log_cdf(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Return the log CDF, precise in both tails; `torch.special.log_ndtr` does not support `vmap`."""
+    """Return the log CDF, precise in both tails. (`torch.special.log_ndtr` does not support `vmap`.)"""
     negative = noise < 0
     lower, upper = torch.where(negative, noise, 0), torch.where(negative, 0, noise)
     below = torch.log(torch.special.erfcx(-lower / math.sqrt(2)) / 2) - lower.square() / 2

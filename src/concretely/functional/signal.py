@@ -1,4 +1,4 @@
-"""Learning signals of score-function estimators: the factors of the gradient of log q of each sample.
+"""Learning signals of score-function estimators: for each sample, the factor of the gradient of its log q.
 
 >>> import torch
 >>> vimco(torch.zeros(3))
@@ -46,7 +46,10 @@ def vimco(log_w: Float[Tensor, "..."], mean: Mean = "geometric", axis: int = 0) 
 def _around(
     log_w: Tensor, cumulate: Callable[[Tensor, int], Tensor], axis: int, *, nothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the sums before and after each sample; subtracting from the total fails at infinite weights."""
+    """Return the sums over the samples before and after each sample.
+
+    Subtracting a sample from the total sum would fail at infinite weights.
+    """
     sums = cumulate(torch.stack([log_w, log_w.flip(axis)]), axis + 1).narrow(axis + 1, 0, log_w.shape[axis] - 1)
     before, after = torch.cat([torch.full_like(sums.narrow(axis + 1, 0, 1), nothing), sums], axis + 1).unbind()
     return before, after.flip(axis)

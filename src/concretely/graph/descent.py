@@ -1,4 +1,4 @@
-"""Which tensors of a program depend on which drawn values."""
+"""Track which tensors of a program depend on which drawn values."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping

@@ -34,7 +34,7 @@ Temperatures = Temperature | Mapping[str, Temperature]
 """One temperature for all nodes, or a mapping from node names to temperatures."""
 
 Noise = Literal["gumbel", "normal"]
-"""The noise added to logits: Gumbel (logistic for a binary node), or Gaussian as a control."""
+"""The noise added to logits: Gumbel (logistic for a binary node), or Gaussian for a control experiment of the paper."""
 
 
 class Shape(NamedTuple):
@@ -43,7 +43,7 @@ class Shape(NamedTuple):
     unit_shape: Size
     """The axes of the independent units of one data point."""
     categories: int | None
-    """The number of states of a unit; None if the node is continuous."""
+    """The number of states of a unit, or None if the node is continuous."""
 
     @property
     def states(self) -> int:
@@ -72,10 +72,10 @@ class Mode(ABC):
     """Base class of the modes."""
 
     repeats = True
-    """Whether a draw adds missing samples; otherwise values come with all of them."""
+    """Whether a draw adds the sample axis. If False, the values of this mode already have one."""
 
     def prepare(self, structure: Callable[[], Structure]) -> "Mode":
-        """Return the mode to use for a graph; calling `structure` runs the program once."""
+        """Return the mode to use for a graph. Calling `structure` runs the program once."""
         return self
 
     @property
@@ -85,7 +85,7 @@ class Mode(ABC):
 
     @property
     def names(self) -> frozenset[str]:
-        """Return the node names that the mode refers to; the graph must draw them."""
+        """Return the node names that the mode refers to. The graph must draw these nodes."""
         return frozenset()
 
     @abstractmethod
@@ -98,7 +98,8 @@ class Mode(ABC):
     ) -> Tensor:
         """Return the log probability of a given value, summed over the last `axes` unit axes.
 
-        `node` is the unbounded node of a relaxed value; it is exact where the value was rounded to 0 or 1.
+        `node` is the unbounded (unsquashed) form of a relaxed value, if known. It is exact even where the value was
+        rounded to 0 or 1.
         """
 
 
@@ -124,8 +125,10 @@ class Discrete(Mode):
 class Relaxed(Mode):
     """Replace every discrete node by its Concrete relaxation with the same logits.
 
-    `scored_by="density"` scores a value by its log density. `scored_by="mass"` scores it by the discrete log masses,
-    weighted by the value; the resulting objective is not a bound. `noise="normal"` is the paper's Gaussian control.
+    `temperature` is one temperature for all nodes, or a mapping from node names to temperatures. `scored_by="density"`
+    scores a value by the log density of its unbounded (unsquashed) variable. `scored_by="mass"` scores it by
+    Σₖ valueₖ log P(state k), with the discrete probabilities P; the resulting objective is not a bound.
+    `noise="normal"` replaces the Gumbel or logistic noise by Gaussian noise, as in a control experiment of the paper.
     See [maddison2017concrete], section 3.3 and appendix C.
 
     >>> mode = Relaxed({"h1": 2 / 3, "h2": 1 / 2})
@@ -158,7 +161,7 @@ class Relaxed(Mode):
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
     ) -> Tensor:
-        """Return the log density of a relaxed value, or the weighted log masses."""
+        """Return the log density of the unsquashed variable, or the weighted log masses (see `scored_by`)."""
         if not isinstance(distribution, DiscreteVariable):
             return sum_axes(distribution.log_prob(value), axes)
         if self.scored_by == "mass":
@@ -168,9 +171,9 @@ class Relaxed(Mode):
 
 @dataclass(frozen=True)
 class Surrogate(Mode):
-    """Draw discrete values with the gradient of the mean or, given a temperature, of the relaxed value.
+    """Draw discrete values with a surrogate gradient: of the mean or, given a temperature, of a relaxed value.
 
-    The relaxed value uses the same noise. The log mass also has a gradient with respect to the value.
+    The relaxed value has the same noise. The log mass also has a gradient with respect to the value.
     See [bengio2013estimating] and [jang2017categorical].
     """
 
@@ -263,7 +266,7 @@ class Enumerate(Mode):
 
 
 class MissingNodeError(ValueError):
-    """A replayed trace lacks a node of the graph, which `missing` names."""
+    """Raised if a replayed trace lacks a node of the graph. `missing` is the name of the node."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(f"a replayed run must have every node of the graph, got no {missing}")

@@ -1,7 +1,7 @@
 """Programs: stochastic graphs written as functions of `draw` and inputs.
 
 `draw(name, distribution)` returns a value and `draw(name, distribution, observed=value)` scores one. A program is
-written for an ordinary batch; with several samples, drawn values have more rows (see `run` and `tile`).
+written for an ordinary batch. With several samples, drawn values have more rows (see `run` and `tile`).
 """
 
 from collections.abc import Callable, Iterator

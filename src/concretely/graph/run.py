@@ -29,13 +29,13 @@ def run(
     generator: Source | None = None,
     batch_dims: int = 1,
 ) -> Trace:
-    """Run a program once; the mode decides how nodes are drawn.
+    """Run a program once and return its trace. The mode decides how nodes are drawn.
 
     The first `batch_dims` axes of the first input are the batch. With m `samples`, a draw turns the first batch axis of
-    B rows into m·B rows, all data points of the first sample first; code before it runs once for all samples. Use
-    `tile` where a tensor of B rows meets a drawn value. Without inputs, a draw adds a first axis of m rows. Further
-    axes of a node's batch shape are independent units. A node whose batch shape does not begin with the batch is shared
-    by all data points, which one sample allows.
+    B rows into m·B rows, all data points of the first sample first. Code before the first draw runs once for all
+    samples. Use `tile` where a tensor of B rows meets a drawn value. Without inputs, a draw adds a first axis of m
+    rows. Further axes of a node's batch shape are independent units. A node whose batch shape does not begin with the
+    batch is shared by all data points; this is allowed with one sample only.
 
     >>> from concretely import Bernoulli, mode, tile
     >>> def program(draw, x):
@@ -145,9 +145,9 @@ def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> 
 
 
 def _needs_descent(rows: Rows, mode: Mode) -> bool:
-    """Return whether shapes do not tell which nodes have samples.
+    """Return whether shapes alone cannot tell which nodes already have a sample axis.
 
-    Without inputs, the first axis of a distribution may be that of an earlier draw, or units that are as many.
+    Without inputs, a first axis of length m may hold the m samples of an earlier draw, or m units.
     """
     is_open = rows.samples is not None and not rows.batch_shape and mode.repeats
     return is_open and not torch.compiler.is_compiling()
@@ -194,7 +194,7 @@ def _no_rows(name: str, shape: Size, batch_shape: Size) -> str:
 
 
 def _require_fit(name: str, distribution: Distribution, observed: Tensor, rows: Rows) -> None:
-    """Raise if a distribution would score an observed value twice, or against the wrong data points."""
+    """Raise if broadcasting would score an observed value twice, or against the wrong data points."""
     units = observed.shape[len(rows.batch_shape) : observed.dim() - len(distribution.event_shape)]
     shape = distribution.batch_shape
     lead, own = shape[: max(len(shape) - len(units), 0)], shape[max(len(shape) - len(units), 0) :]

@@ -36,10 +36,10 @@ def tile(x: Tensor, like: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """The layout of samples and data points: a trace has axes for both, which a program sees as one axis of rows."""
+    """The layout of samples and data points: two axes in a trace, and one common axis of rows in a program."""
 
     samples: int | None
-    """The length of the sample axis; None without one."""
+    """The length of the sample axis, or None if there is none."""
     batch_shape: Size
 
     @property
@@ -82,15 +82,16 @@ class Rows(NamedTuple):
         return self.have_data(shape) or self.have_samples(shape)
 
     def spread(self, quantity: Tensor) -> Tensor:
-        """Return one number for each sample and data point, from one for each row, each data point, or one for all."""
+        """Expand a number for each row, one for each data point, or one for all to the shape (samples, data points)."""
         if quantity.shape == self.shape:
             return quantity
         return self.unfold(quantity) if quantity.shape == self.folded else quantity.broadcast_to(self.shape)
 
     def aligned(self, *distributions: Distribution, axes: int) -> list[Distribution]:
-        """Split the rows of distributions with samples if another one has only rows of data points.
+        """Give distributions of one node batch shapes that broadcast.
 
-        `axes` is the number of unit axes.
+        If one has only a row for each data point, the rows of the others are split into samples and data points. `axes`
+        is the number of unit axes.
         """
         leads = [_lead(distribution, axes) for distribution in distributions]
         if not self.batch_shape or self.folded == self.batch_shape or self.batch_shape not in leads:
@@ -101,7 +102,7 @@ class Rows(NamedTuple):
         ]
 
     def align(self, value: Tensor, distribution: Distribution) -> tuple[Tensor, Distribution]:
-        """Give a value and a distribution the same rows, without copies where the distribution allows it."""
+        """Make the rows of a value and a distribution match, without copies where the distribution allows it."""
         if not self.batch_shape or self.folded == self.batch_shape:
             return value, distribution
         lead = _lead(distribution, value.dim() - len(distribution.event_shape) - len(self.batch_shape))
@@ -153,7 +154,7 @@ class Outcome:
 
     @property
     def value(self) -> Tensor:
-        """Return the value, with a sample axis if the run has one; observed and shared values have none."""
+        """Return the value. It has a sample axis if the run has one, unless the value is observed or shared."""
         return self.in_trace(self.seen)
 
     def in_trace(self, quantity: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ class Outcome:
 
     @property
     def unit_log_prob(self) -> Tensor:
-        """Return the log probability of each unit; it is computed on first access."""
+        """Return the log probability of each unit, computed on first access."""
         if not isinstance(self._score, Tensor):
             with self._as_when_drawn():
                 found = self._score()
@@ -228,7 +229,7 @@ class Trace(Mapping[str, Outcome]):
 
     @property
     def samples(self) -> int | None:
-        """Return the length of the sample axis; None without one."""
+        """Return the length of the sample axis, or None if there is none."""
         return self.rows.samples
 
     @property
@@ -253,7 +254,7 @@ class Trace(Mapping[str, Outcome]):
 
     @property
     def parents(self) -> dict[str, tuple[str, ...]]:
-        """Return the parents of every node; the first access runs the program once more."""
+        """Return the parents of every node. The first access runs the program once more."""
         if self._parents is None:
             self._parents = self._find_parents()
         return self._parents

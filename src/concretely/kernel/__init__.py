@@ -1,8 +1,9 @@
-"""Kernels for a GPU, in Triton: one file an operator.
+"""GPU kernels in Triton, one file per operator.
 
-`operator` registers a kernel with its definition, which lives in `functional` or `noise`, and is the only place that
-decides whether a kernel runs. `native`, `row`, `category` and `tile` are what kernels are made of; `deferred` holds
-gradients of weights that stay factors. The kernels of a training step, `adam`, `muon` and `bits`, change their
-arguments in place and are called by `training`. The first axis of all tensors counts members: independent programs that
-run as one, each with its own seed.
+`operator` registers a kernel with its definition, which is in `functional` or `noise`, and is the only place that
+decides whether a kernel runs. `native`, `row`, `category` and `tile` are shared by several kernels. `deferred` keeps
+gradients of weights as pairs of factors. The kernels of a training step, `adam`, `muon` and `bits`, are called by
+`training`; `adam` and `muon` modify their arguments in place. The first axis of all tensors counts members: independent
+models that are computed together, each with its own seed. A "program" is an instance of a Triton kernel, which computes
+one tile of the result.
 """

@@ -1,4 +1,4 @@
-"""Adam in one pass, for many tensors in one launch, and the guard against gradients that are not finite."""
+"""Adam for many tensors in one launch, and the guard against gradients that are not finite."""
 
 import torch
 import triton
@@ -42,7 +42,7 @@ def _guard(finite, loss, step, rate, sums, first_nonfinite, out, blocks, BLOCK: 
 def guard_(
     sums: Tensor, first_nonfinite: Tensor, tensors: list[Tensor], loss: Tensor, step: Tensor, rate: Tensor
 ) -> Tensor:
-    """Log a step; the learning rates, zero for members that have met what is not finite."""
+    """Log a step and return the learning rates, which are zero for members with a loss or tensor that is not finite."""
     sizes = [each[0].numel() for each in tensors]
     blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(loss)
     finite = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
@@ -62,7 +62,7 @@ def _move(
     parameter, gradient, first, second, at, mask, lr, decay, mean, spread,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
-    # what is not needed again in this step makes room in the cache for gradients
+    # evicted first, since they are not needed again in this step: gradients need the cache
     p = tl.load(parameter + at, mask=mask, other=0.0, eviction_policy="evict_first")
     m = tl.load(first + at, mask=mask, other=0.0, eviction_policy="evict_first")
     v = tl.load(second + at, mask=mask, other=0.0, eviction_policy="evict_first")
@@ -100,7 +100,7 @@ def adam_(
     parameters: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], gradients: list[Tensor], decays: list[bool],
     rate: Tensor, decay: Tensor, mean: Tensor, spread: Tensor, beta1: float, beta2: float, epsilon: float,
 ) -> None:  # fmt: skip
-    """Take a step of Adam; `decays` says which of the parameters have an L2 penalty."""
+    """Update parameters by Adam, in place. `decays` says which of the parameters have an L2 penalty."""
     sizes = [each[0].numel() for each in parameters]
     grid = (sum(triton.cdiv(size, BLOCK) for size in sizes), len(parameters[0]))
     _adam[grid](

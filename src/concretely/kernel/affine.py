@@ -1,4 +1,4 @@
-"""An affine map with tanh in one pass, and its gradients in another."""
+"""An affine map with optional tanh in one pass, and its gradients in another."""
 
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ from .native import tanh_half
 from .operator import partial_sums, rows, sum_parts
 
 FEW = 256
-"""Up to so few rows of all members together, all gradients are computed in one launch."""
+"""Up to this number of rows of all members together, all gradients are computed in one launch."""
 
 PROGRAMS = 128
-"""The number of processors of a GPU, about: tiles are made smaller so that none is idle."""
+"""About the number of multiprocessors of a GPU. Tiles are made smaller so that none is idle."""
 
 
 SUMMED, SUMS, STEPS = (64, 64), 1024, 8
-"""The rows and columns of which a program sums gradients at once, the most programs that do, and the fewest steps of
-each before sums are left to another launch."""
+"""For sums of gradients: the rows and columns that a program sums at once, the maximum number of programs, and the
+minimum number of blocks per program before a second launch adds the partial sums."""
 
 
 class Tile(NamedTuple):
@@ -34,7 +34,7 @@ class Tile(NamedTuple):
 
 
 def tile(high: int, wide: int, deep: int, members: int) -> Tile:
-    """A tile for a product of these sizes."""
+    """Return a tile for the product of a (high, deep) and a (deep, wide) matrix."""
     for shape in ((128, 128), (64, 128), (64, 64), (64, 32), (32, 32), (32, 16), (16, 16)):
         programs = triton.cdiv(high, shape[0]) * triton.cdiv(wide, shape[1]) * members
         if programs >= PROGRAMS and shape[0] < 2 * high and shape[1] < 2 * wide:
@@ -70,7 +70,7 @@ def _affine(
 
 @triton.jit
 def product(a, b, total, PRODUCT: tl.constexpr):
-    """The total plus the product of two tiles in a precision."""
+    """Return the total plus the product of two tiles, computed in the precision PRODUCT."""
     if PRODUCT == "bfloat16":
         found = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
@@ -79,7 +79,7 @@ def product(a, b, total, PRODUCT: tl.constexpr):
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False) -> Tensor:
-    """The map of every member, on its own rows."""
+    """Return the affine map of every member, applied to its own rows."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     x, weight, bias = rows(x), rows(weight.bfloat16() if product == "bfloat16" else weight), rows(bias)
     dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
@@ -96,7 +96,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, de
 
 @triton.jit
 def _slope(by_out, out, place, mask, TANH: tl.constexpr):
-    """The gradient before tanh."""
+    """Return the gradient with respect to the input of tanh, or of the output if there is no tanh."""
     found = tl.load(by_out + place, mask=mask, other=0.0).to(tl.float32)
     if TANH:
         value = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
@@ -110,7 +110,7 @@ def _by_factor(
     WEIGHT: tl.constexpr, TANH: tl.constexpr, PRODUCT: tl.constexpr,
     ROWS: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the gradient of the input, or of the weight and the bias: slopes times the other factor."""
+    """Compute a tile of the gradient of the input, or of the weight and the bias: slopes times the other factor."""
     columns = tl.cdiv(deep, DEEP)
     i = place // columns * ROWS + tl.arange(0, ROWS)
     k = place % columns * DEEP + tl.arange(0, DEEP)
@@ -140,7 +140,7 @@ def _affine_backward(
     TANH: tl.constexpr, PRODUCT: tl.constexpr, HIGH: tl.constexpr, DEEP: tl.constexpr, STEP: tl.constexpr,
     WIDE: tl.constexpr, LONG: tl.constexpr, STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the input in the first programs, HIGH by DEEP; that of the weight in the rest, WIDE by LONG."""
+    """Compute the gradient of the input in the first programs, in HIGH by DEEP tiles, and of the weight in the rest."""
     member, place = tl.program_id(1).to(tl.int64), tl.program_id(0)
     by_out += member * by_stride
     out += member * out_stride
@@ -157,7 +157,7 @@ def _affine_backward(
 
 
 def affine_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, Tensor, Tensor]:
-    """The gradients of the input, which may be left out, of the weight and of the bias."""
+    """Return the gradients of the input (None if not needed), of the weight and of the bias."""
     (by_out,), (x, weight, _, tanh, product, deferred), (out,) = by, inputs, outputs
     if x.shape[0] * x.shape[1] <= FEW:
         by_x, by_weight, by_bias = gradients(by_out, x, weight, out, tanh, product, needs[0])
@@ -171,7 +171,7 @@ def affine_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Ten
 def gradients(
     by_out: Tensor, x: Tensor, weight: Tensor, out: Tensor, tanh: bool, product: str, by_input: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All gradients in one launch."""
+    """Return the gradients of the input (empty without `by_input`), the weight and the bias, by one launch."""
     (members, high, deep), wide = x.shape, weight.shape[1]
     by_out, x, weight, out = rows(by_out), rows(x), rows(weight), rows(out)
     by_x = torch.empty((members, high if by_input else 0, deep), dtype=torch.float32, device=x.device)
@@ -212,7 +212,7 @@ def _before_tanh(
 
 
 def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor]:
-    """The gradient of what goes into tanh, if there is one, and its sum over rows, which is that of the bias."""
+    """Return the gradient of the input of tanh (empty without tanh), and that of the bias, its sum over rows."""
     members, high, wide = out.shape
     by_out, out = rows(by_out), rows(out)
     by_total = torch.empty((members, high if tanh else 0, wide), dtype=out.dtype, device=out.device)

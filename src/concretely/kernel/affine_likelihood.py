@@ -1,4 +1,7 @@
-"""The log likelihood of bits under an affine map in one pass, with its slopes if wanted; a tile of logits a program."""
+"""The log-likelihood of bits whose logits are an affine map, in one pass that never stores the logits.
+
+Optionally it also stores the slopes, the derivatives by the logits. A program computes one tile of logits.
+"""
 
 from typing import Any
 
@@ -16,11 +19,11 @@ from .operator import partial_sums, rows, sum_parts
 HIGH, WARPS, STAGES = 128, 4, 3
 """The rows of a program, and its launch options."""
 WIDE, WIDE_WITH_SLOPES = 128, 64
-"""The units of a program: fewer where slopes need registers too."""
+"""The number of units of a program. It is smaller with slopes, which need registers too."""
 SCALED_ROWS = 8
 """The rows that a program scales at once."""
 LARGEST = tl.constexpr(3.4028234663852886e38)
-"""The largest float32, in place of a product of 128 numbers up to 2 that overflows."""
+"""The largest float32, which replaces a product that overflows (of 128 numbers up to 2)."""
 
 
 @triton.jit
@@ -69,7 +72,7 @@ def affine_log_likelihood(
     state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, slopes: bool, product: str, deferred: bool = False,
     chosen: Tile | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The log mass of bits, which the samples share, and its derivative by every logit if slopes are wanted."""
+    """Return the log mass of bits, which all samples share, and with `slopes` its derivative by every logit."""
     (members, samples, batch, deep), wide = state.shape, weight.shape[1]
     is_half = product == "bfloat16"
     state, weight = (state, weight.bfloat16()) if is_half else (state.float(), weight)
@@ -90,7 +93,7 @@ def affine_log_likelihood(
 
 
 def affine_log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of the states, of the weight and of the bias."""
+    """Return the gradients of the states, of the weight and of the bias."""
     (state, weight, _, _, _, _, deferred), (_, slope) = inputs, outputs
     needs_state, needs_weight, needs_bias, *_ = needs
     pull, states = by[0].flatten(1, 2), state.flatten(1, 2)
@@ -132,7 +135,7 @@ def _scale_rows(
 
 
 def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Rows of gradients and of states, each times the gradient of its log mass."""
+    """Multiply rows of gradients and rows of states by the gradient `pull` of their log mass."""
     members, high, deep = state.shape
     by_out, out = (torch.empty(state.shape, dtype=each, device=state.device) for each in (state.dtype, dtype))
     if out.numel():
@@ -146,7 +149,7 @@ def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype
 
 
 def _bytes(bits: Tensor, samples: int) -> Tensor:
-    """Bits as integers or floats, as bytes if several samples read them."""
+    """Return bits as integers or floats; as bytes if several samples read them."""
     if bits.dtype == torch.bool:
         return bits.view(torch.uint8)
     return bits.to(torch.uint8) if samples > 1 else bits

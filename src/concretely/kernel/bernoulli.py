@@ -13,30 +13,30 @@ from .philox import words_beside
 
 @triton.jit
 def log_sigmoid(node):
-    """The logarithm of the sigmoid."""
+    """Return the logarithm of the sigmoid."""
     return tl.where(node < 0, node, 0.0) - log1p(exp(-tl.abs(node)))
 
 
 @triton.jit
 def sign(value, SQUASH: tl.constexpr):
-    """Plus one for the upper state, minus one for the lower."""
+    """Return +1 for the upper state and -1 for the lower."""
     return value if SQUASH == "corner" else 2 * value - 1
 
 
 @triton.jit
 def is_turned(logit, word):
-    """Whether noise leads to the less likely state, by comparing tail probabilities, without a logarithm."""
+    """Return whether noise leads to the less likely state. This compares tail probabilities, without a logarithm."""
     small = exp(-tl.abs(logit))
     words = (small * reciprocal(1 + small) * 4294967296.0 + 0.5).to(
         tl.uint32
-    )  # the number of words, of all 2³², that lead there
+    )  # the number of words, of all 2³², that lead to this state
     # words next to 0 have the largest noise and, on the other side of 0, the smallest
     return (word.to(tl.int32, bitcast=True) ^ tl.where(logit >= 0, -1, 0)).to(tl.uint32, bitcast=True) < words
 
 
 @triton.jit
 def state_of(logit, turned, SQUASH: tl.constexpr):
-    """The more likely state, or the other one if turned."""
+    """Return the more likely state or, if `turned`, the other."""
     LOWER: tl.constexpr = -1.0 if SQUASH == "corner" else 0.0
     return tl.where(turned, tl.where(logit >= 0, LOWER, 1.0), tl.where(logit >= 0, 1.0, LOWER))
 
@@ -63,7 +63,7 @@ def _draw_piece(
     logit, word, value, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Draw a piece of a row in one quarter; its log mass in each lane."""
+    """Draw a piece of a row in one quarter, and return its log mass as one partial sum per lane."""
     turned, size = is_turned(logit, word), tl.abs(logit)
     binary.store_piece(value, state_of(logit, turned, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
     lost, small = tl.where(turned, size, 0.0), exp(-size)
@@ -91,7 +91,7 @@ def _draw_rows(
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
-    """States and their log masses, of rows of units."""
+    """Draw states; return them and their log masses, summed over rows of `length` units."""
     members, units = logits.shape
     value = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     by_rows = binary.has_quarters(samples * units, length)
@@ -124,7 +124,7 @@ def _score_piece(
     SQUASH: tl.constexpr, given, offset,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The parts of the log mass of a piece of each row that depend on the states and on the logits alone."""
+    """Return two parts of the log mass of a piece of each row: one that depends on states, one on logits alone."""
     value, logits, row, point, inside, known = given
     state = binary.load_stretch(value, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
     logit = binary.load_stretch(logits, point, known, offset, 0.0, LENGTH, BLOCK, EVEN)
@@ -156,7 +156,7 @@ def _score_rows(
 
 
 def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
-    """The log mass of given states, of rows of units."""
+    """Return the log mass of given states, summed over rows of `length` units."""
     members, samples, units = value.shape
     log_mass = torch.empty((members, samples, units // length), dtype=torch.float32, device=value.device)
     if value.numel():

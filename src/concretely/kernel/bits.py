@@ -1,4 +1,4 @@
-"""Gathers and unpacks batches of bits in one pass."""
+"""Gather and unpack batches of bits in one pass."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _unpack(packed, index, out, batch, width, columns, BLOCK: tl.constexpr):
 
 
 def unpack(packed: Tensor, index: Tensor, width: int) -> Tensor:
-    """The bits of the indexed points of every member as float32."""
+    """Return the bits of the indexed data points of every member as float32."""
     members, batch = index.shape
     out = torch.empty((members, batch, width), dtype=torch.float32, device=packed.device)
     block = min(BLOCK, triton.next_power_of_2(width))

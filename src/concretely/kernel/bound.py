@@ -1,4 +1,4 @@
-"""The multi-sample bound in one pass, and its gradient in another; the same for the loss."""
+"""The multi-sample bound and the loss, each in one pass, and their gradients in another."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .operator import rows, sum_parts
 
 BLOCK = 64
 SAMPLES, TILE = 16, 2048
-"""The most samples that a program reads at once, and the most log-weights."""
+"""The maximum numbers of samples and of log-weights that a program reads at once."""
 
 
 @triton.jit
@@ -21,7 +21,7 @@ def _larger(one, other):
 
 @triton.jit
 def _joined(largest, total, entries):
-    """The largest log-weight and the sum of weights divided by the largest, after adding entries."""
+    """Merge entries into a running log-sum-exp: return the new maximum m and the sum of exp(log_w - m)."""
     larger = _larger(largest, tl.reduce(entries, 0, _larger))
     # a weight of zero adds nothing, also where all weights are zero
     anchor = tl.where(larger == float("-inf"), 0.0, larger)
@@ -30,7 +30,7 @@ def _joined(largest, total, entries):
 
 @triton.jit
 def _mean(largest, total, samples):
-    """The logarithm of the mean weight."""
+    """Return the log of the mean weight, from the maximum and the sum of a running log-sum-exp."""
     return tl.where(total > 0, largest + tl.log(total / samples), largest)
 
 
@@ -48,7 +48,7 @@ def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl
 
 
 def bound(log_w: Tensor, axis: int = 1) -> Tensor:
-    """The logarithm of the mean weight over samples."""
+    """Return the logarithm of the mean weight over samples."""
     members, samples, batch = log_w.shape
     out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
@@ -62,7 +62,7 @@ def bound(log_w: Tensor, axis: int = 1) -> Tensor:
 
 @triton.jit
 def _placed(batch, BLOCK: tl.constexpr):
-    """The member, the sample and the data points of a program."""
+    """Return the member, the sample and the data points of a program."""
     blocks = tl.cdiv(batch, BLOCK)
     place = tl.program_id(0)
     return tl.program_id(1).to(tl.int64), place // blocks, place % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -80,7 +80,7 @@ def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride,
 
 
 def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
-    """The gradient of the log-weights: the share that each weight has in the sum."""
+    """Return the gradient of the log-weights: that of the bound times the share of each weight in the sum."""
     (by,), (log_w, _), (bound,) = by, inputs, outputs
     members, samples, batch = log_w.shape
     out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
@@ -94,7 +94,7 @@ def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
 
 @triton.jit
 def _sum_of(terms, strides, member, at, mask):
-    """The sum of terms."""
+    """Return the sum of terms."""
     found = tl.load(terms[0] + member * strides[0] + at, mask=mask, other=0.0)
     for t in tl.static_range(1, len(strides)):
         found += tl.load(terms[t] + member * strides[t] + at, mask=mask, other=0.0)
@@ -132,7 +132,7 @@ def loss(
     averages: bool,
     axis: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Minus the mean of the bounds, the bounds, and the log-weights."""
+    """Return minus the mean of the bounds over data points, the bounds, and the log-weights."""
     members, samples, batch = log_p[0].shape
     high = min(triton.next_power_of_2(samples), SAMPLES)
     wide = min(triton.next_power_of_2(batch), TILE // high)
@@ -178,9 +178,10 @@ def _loss_backward(
 def loss_backward(
     by: Any, needs: Any, inputs: Any, outputs: Any
 ) -> tuple[list[Tensor], list[Tensor], None, list[Tensor]]:
-    """The gradient of every term of p, and those of the terms of q, which their baselines share.
+    """Return the gradients of the terms of log p, of the terms of log q, and of the baselines.
 
-    Without a signal the latter are all the same. A term with a signal also gets that and, in an average, nothing else.
+    Without a signal, all terms of log q have the same gradient. A term with a signal also gets minus the signal; with
+    `averages` it gets only that. The gradient of a baseline is that of its term.
     """
     (log_p, log_q, signal, baseline, averages, _), (_, bound, log_w) = inputs, outputs
     members, samples, batch = log_w.shape

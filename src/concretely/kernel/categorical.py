@@ -33,7 +33,7 @@ def _draw(
             mask = inside[:, None] & (category < N)
             logit = held[k] - tl.max(held[k], 1)[:, None]
             noisy = logit - log(exponential(four[k]))
-            # the first of the largest
+            # the first category among those with the largest noisy logit
             chosen = tl.min(tl.where(noisy == tl.max(noisy, 1)[:, None], category, WIDTH), 1)[:, None]
             found = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(exp(logit), 1))
             row = member * total + row
@@ -53,7 +53,7 @@ def _draw(
 
 
 def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
-    """Values and log masses of rows of units."""
+    """Draw values; return them and their log masses, summed over rows of `length` units."""
     members, units, n = logits.shape
     total, logits, bits = samples * units, rows(logits), n.bit_length() - 1
     tile = draw_tile(members, total, n, length)
@@ -74,7 +74,7 @@ def _chosen(
     N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, SAMPLES: tl.constexpr, UNITS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The category that a value stands for."""
+    """Return the category that a value, a one-hot vector or a corner, represents."""
     if SQUASH == "corner":
         found = tl.zeros((SAMPLES, UNITS), tl.int32)
         for bit in tl.static_range(BITS):
@@ -119,7 +119,7 @@ def _score(
 
 @triton.jit
 def _shifted(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr):
-    """The logits of the units of a tile, the largest at 0."""
+    """Return the logits of the units of a tile, shifted so that the largest of each unit is 0."""
     logit = nary.load_logits(logits, offset, units, N, LENGTH, UNITS, WIDTH)
     if WIDTH > N:
         logit = tl.where(tl.arange(0, WIDTH)[None, :] < N, logit, float("-inf"))
@@ -127,7 +127,7 @@ def _shifted(logits, offset, units, N: tl.constexpr, LENGTH: tl.constexpr, UNITS
 
 
 def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
-    """The log mass of given values, of rows of units."""
+    """Return the log mass of given values, summed over rows of `length` units."""
     members, samples, units, _ = value.shape
     n = logits.shape[-1]
     tile = score_tile(members, samples, units, n, length)

@@ -1,7 +1,7 @@
 """Gradients of weights that stay a pair of factors until they are used.
 
-The gradient of a weight is the product of what came in and of the gradient of what went out. Inside
-`deferred_gradients` it stays a pair of factors when that is smaller; the optimiser multiplies them, right before it
+The gradient of a weight is the product of the inputs of its affine map and of the gradient of the outputs. Inside
+`deferred_gradients` it stays a pair of factors when that is smaller; the optimizer multiplies them, right before it
 reads the product.
 """
 
@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_map_only
 from .operator import is_launchable
 
 TILE = 64
-"""The height and the width of what one processor of a GPU computes of a product."""
+"""The height and the width of the part of a product that one GPU multiprocessor computes."""
 ENOUGH = 832
-"""So many tiles keep the largest GPU at work."""
+"""The number of tiles that keeps the largest GPU busy."""
 DEEP = 2_048
-"""So many bytes of a column are worth a tile of their own."""
+"""The minimum number of bytes in a column of a part, when rows are divided into parts."""
 SHAPED = {
     torch.ops.aten.alias.default,
     torch.ops.aten.detach.default,
@@ -33,14 +33,14 @@ SHAPED = {
     torch.ops.aten.view.default,
     torch.ops.aten._unsafe_view.default,
 }
-"""What autograd does to the gradient of a weight that was seen in another shape."""
+"""Operations that autograd applies to the gradient of a weight that was used in another shape."""
 
 _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 
 
 @contextmanager
 def deferred_gradients() -> Iterator[None]:
-    """Leave gradients of weights as factors where these are smaller, in programs that run forwards inside."""
+    """Keep gradients of weights as factors where these are smaller, for forward passes inside this context."""
     token = _deferring.set(True)
     try:
         yield
@@ -49,12 +49,12 @@ def deferred_gradients() -> Iterator[None]:
 
 
 def is_deferring() -> bool:
-    """Whether gradients may be left as factors. To be asked on the way forward: autograd has threads of its own."""
+    """Return whether gradients may stay factors. Call it in the forward pass: autograd runs in other threads."""
     return _deferring.get()
 
 
 class DeferredGradient(Tensor):
-    """The gradient of a weight, as a tensor without memory that is multiplied when anything but its shape is used."""
+    """The gradient of a weight as a tensor without storage. Its factors are multiplied when its values are used."""
 
     x: Float[Tensor, "members rows inputs"]
     by_total: Float[Tensor, "members rows outputs"]
@@ -70,7 +70,7 @@ class DeferredGradient(Tensor):
         self.x, self.by_total = x, by_total
 
     def materialize(self) -> Float[Tensor, "..."]:
-        """The product of the factors."""
+        """Return the product of the factors."""
         return product(self.x, self.by_total).view(self.shape)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -80,7 +80,7 @@ class DeferredGradient(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # declared there as a static method
         cls, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None
     ) -> Any:
-        """Keep the factors where only leading axes are added or dropped, and multiply them everywhere else."""
+        """Keep the factors if an operation only adds or drops leading axes; otherwise multiply them first."""
         first = arguments[0]
         moves = function == torch.ops.aten.permute.default and list(arguments[1]) != list(range(first.dim()))
         if function in SHAPED and isinstance(first, DeferredGradient) and not moves:
@@ -92,14 +92,14 @@ class DeferredGradient(Tensor):
 
 
 def materialized(gradient: Tensor) -> Tensor:
-    """A gradient as an ordinary tensor."""
+    """Return a gradient as an ordinary tensor."""
     return gradient.materialize() if isinstance(gradient, DeferredGradient) else gradient
 
 
 def gradient_of_weight(
     x: Float[Tensor, "members rows inputs"], by_total: Float[Tensor, "members rows outputs"], *, deferred: bool
 ) -> Float[Tensor, "members outputs inputs"]:
-    """The gradient of a weight, deferred if its factors hold fewer numbers than their product."""
+    """Return the gradient of a weight, deferred if its factors hold fewer numbers than their product."""
     (_, rows, inputs), outputs = x.shape, by_total.shape[2]
     if deferred and rows * (inputs + outputs) < inputs * outputs:
         return DeferredGradient(x.detach(), by_total)
@@ -109,7 +109,7 @@ def gradient_of_weight(
 def product(
     x: Float[Tensor, "members rows inputs"], by_total: Float[Tensor, "members rows outputs"]
 ) -> Float[Tensor, "members outputs inputs"]:
-    """The product of factors, added up from those of parts of the rows where members alone would leave a GPU idle."""
+    """Return the product of factors. The rows are multiplied in parts if the members alone would leave a GPU idle."""
     parts = parts_of(x, by_total)
     if parts == 1:
         return multiplied(by_total.mT, x)
@@ -119,11 +119,11 @@ def product(
 
 
 def parts_of(x: Float[Tensor, "members rows inputs"], by_total: Float[Tensor, "members rows outputs"]) -> int:
-    """Into how many parts the rows are divided: twice as many as long as a GPU has too few tiles to work on."""
+    """Return the number of parts of the rows, doubled until a GPU has enough tiles to be busy."""
     (members, rows, inputs), outputs = x.shape, by_total.shape[2]
     tiles, deep = members * ceil(inputs / TILE) * ceil(outputs / TILE), DEEP // x.itemsize
     parts = 1
-    # torch's library does it itself for one member
+    # for one member, cuBLAS divides the rows itself
     if members > 1 and rows >= 4 * deep and is_launchable(x) and x.is_contiguous() and by_total.is_contiguous():
         while 2 * parts * tiles <= ENOUGH and rows % (2 * parts) == 0 and rows >= 2 * parts * deep:
             parts *= 2
@@ -135,9 +135,9 @@ def multiplied(
     other: Shaped[Tensor, "members inner columns"],
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "members rows columns"]:
-    """A product of factors in the smaller dtype of both, summed in float32 at least.
+    """Return a product of factors in the narrower dtype of both, summed in at least float32.
 
-    Only a product of bfloat16 is rounded to the dtype that is asked for.
+    `dtype` is the dtype of a bfloat16 product; other products keep that of the factors.
     """
     if one.dtype == other.dtype != torch.bfloat16:
         return torch.bmm(one, other)

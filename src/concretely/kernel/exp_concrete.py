@@ -1,4 +1,7 @@
-"""Draws and scores of ExpConcrete nodes in one pass each, and their gradients; with Gumbel or normal noise."""
+"""Draws and scores of ExpConcrete variables in one pass each, and their gradients, with Gumbel or normal noise.
+
+A node is here the unbounded variable before squashing.
+"""
 
 import math
 from collections.abc import Sequence
@@ -20,14 +23,14 @@ from .tile import draw_tile, score_tile, unit_tile
 
 @triton.jit
 def log_of_mean(total, N: tl.constexpr):
-    """N times the logarithm of the mean of N numbers."""
+    """Return the logarithm of the mean of N numbers, from their sum."""
     return log(total * (1 / N)) if N <= 16 else precise_log(total * (1 / N))
 
 
 @triton.jit
 def exponential(word):
-    """Standard exponential noise, whose logarithm is minus Gumbel noise, by the upper tail of the latter."""
-    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴: the last fraction was rounded to 1
+    """Return standard exponential noise, exp(-g) for Gumbel noise g, from the upper tail probability of g."""
+    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴, since the largest fraction was rounded to 1
     # up to one half by the series of 2 artanh t / (2 - t), in which small terms are not lost
     ratio = tail * reciprocal(2 - tail)
     s = ratio * ratio
@@ -37,7 +40,7 @@ def exponential(word):
 
 @triton.jit
 def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
-    """Noise minus its mean over the categories, and 0 past the last category."""
+    """Return noise minus its mean over the categories, with 0 past the last category."""
     if WIDTH > N:
         noise = tl.where(category < N, noise, 0.0)
     found = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
@@ -104,7 +107,7 @@ def _draw(
 def _drawn(
     logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1, *, normal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, values and log densities of rows of units, with Gumbel or normal noise."""
+    """Return nodes, their squashed values, and log densities summed over rows of `length` units."""
     members, units, n = logits.shape
     node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
     total, logits = samples * units, rows(logits)
@@ -125,14 +128,14 @@ draw, draw_gaussian = partial(_drawn, normal=False), partial(_drawn, normal=True
 
 
 def constant(n: int, normal: bool) -> float:
-    """The part of the log density at temperature 1 that does not depend on the noise."""
+    """Return the part of the log density at temperature 1 that does not depend on the noise."""
     if normal:
         return -((n - 1) * math.log(2 * math.pi) + math.log(n)) / 2
     return math.lgamma(n) - n * math.log(n)  # the part that depends on the noise is a logarithm of a mean
 
 
 def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
-    """The shape of the values of nodes; it is empty where values are the nodes."""
+    """Return the shape of the squashed values of nodes, which is empty without squashing."""
     if squash == "none":
         return node[0], 0
     return (*node[:-1], int(node[-1]).bit_length() - 1) if squash == "cube" else tuple(node)
@@ -176,7 +179,7 @@ def _draw_backward(
 
 
 def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
-    """The gradient of the logits, over all samples."""
+    """Return the gradient of the logits, summed over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
     if by_node is None and by_value is None:
@@ -197,12 +200,12 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
     return (sum_parts(partial, dtype),)
 
 
-draw_gaussian_backward = draw_backward  # the gradient does not depend on the law of the noise
+draw_gaussian_backward = draw_backward  # the gradient does not depend on the distribution of the noise
 
 
 @triton.jit
 def _recovered(node, logit, lam, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
-    """The noise behind nodes minus its smallest entry: a difference that may be much smaller than its terms."""
+    """Return the noise that nodes were made from, minus its smallest entry; it may be much smaller than its terms."""
     found = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
     if NATIVE:
         noise, rest = whole_difference(lam, found, logit[None, :, :])
@@ -256,7 +259,7 @@ def _score(
 
 
 def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, *, normal: bool) -> Tensor:
-    """The log density of given nodes, of rows of units."""
+    """Return the log density of given nodes, summed over rows of `length` units."""
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
     found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
@@ -313,7 +316,7 @@ def _score_backward(
 def _gradients_of_score(
     by: Any, needs: Any, inputs: Any, outputs: Any, *, normal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the nodes and of the logits, the latter over all samples."""
+    """Return the gradients of the nodes and of the logits, the latter summed over samples (None if not needed)."""
     (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     members, samples, units, n = node.shape
     by_node = torch.empty(node.shape if needs_node else 0, dtype=node.dtype, device=node.device)

@@ -1,4 +1,4 @@
-"""Functions as operators of torch: their schemas, and how a batch of programs becomes an axis of members."""
+"""Functions as custom operators of torch: their schemas, and how `vmap` adds its batch to the member axis."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ NAMESPACE = "concretely"
 
 
 def registered(name: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], returned: Any) -> Any:
-    """A function as an operator of torch, with a schema for these parameters."""
+    """Register a function as an operator of torch, with a schema for these parameters."""
 
     def run(*given: Any) -> Any:
         return function(*given)
@@ -24,12 +24,12 @@ def registered(name: str, function: Callable[..., Any], parameters: Sequence[ins
 
 
 def parameter(name: str, annotation: Any) -> inspect.Parameter:
-    """A parameter of an operator."""
+    """Return a parameter of an operator."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=annotation)
 
 
 def schema_type(annotation: Any) -> Any:
-    """An annotation as a schema knows it: shapes and choices of words are left out."""
+    """Convert an annotation to a type that a schema supports, without shapes and literals."""
     if getattr(annotation, "array_type", None) is Tensor:
         return Tensor
     origin, arguments = get_origin(annotation), get_args(annotation)
@@ -46,17 +46,17 @@ def schema_type(annotation: Any) -> Any:
 
 
 def contiguous(found: Any) -> Any:
-    """Results of a definition as an operator of torch gives them."""
+    """Make the results of a definition contiguous, as those of an operator of torch must be."""
     return tree_map(lambda tensor: tensor.contiguous(), found)
 
 
 def memory(tensor: Tensor) -> int:
-    """The address of the memory of a tensor."""
+    """Return the address of the memory of a tensor."""
     return tensor.untyped_storage().data_ptr()
 
 
 def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
-    """Run an operator once for a batch, with so many times the members."""
+    """Run an operator once for a `vmap` batch, whose axis is merged into the member axis."""
     size = info.batch_size
     stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
     found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
@@ -64,7 +64,7 @@ def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *argu
 
 
 def _stacked(argument: Any, dim: Any, size: int) -> Any:
-    """A tensor, or each of several, with the batch axis merged into that of members; other arguments unchanged."""
+    """Merge the batch axis of a tensor, or of each in a list, into the member axis. Return other values unchanged."""
     if isinstance(argument, list):
         dims = [dim] * len(argument) if dim is None else dim
         return [_stacked(each, own, size) for each, own in zip(argument, dims, strict=True)]

@@ -1,4 +1,4 @@
-"""The log likelihood of bits in one pass, and its gradient in another."""
+"""The log-likelihood of bits in one pass, and its gradient in another."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from .operator import rows
 TILE = 512
 BLOCK = 128
 STEPS = 8
-"""The most blocks of units whose logarithms are combined."""
+"""The maximum number of blocks of units that share one logarithm."""
 
 
 @triton.jit
 def place(batch, ROWS: tl.constexpr):
-    """The member, the samples and the data point of a program, whose rows share their bits."""
+    """Return the member, the samples and the data point of a program. Its samples share the bits."""
     number = tl.program_id(0)
     sample = (number // batch).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     return tl.program_id(1).to(tl.int64), sample[:, None], (number % batch).to(tl.int64)
@@ -49,7 +49,7 @@ def _log_likelihood(
 
 
 def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1) -> Tensor:
-    """The log mass of all units together."""
+    """Return the log mass of bits, summed over all units."""
     count, samples, batch, units = logits.shape
     found = torch.zeros((count, samples, batch), dtype=torch.float32, device=logits.device)
     if logits.numel():
@@ -83,7 +83,7 @@ def _backward(
 
 
 def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
-    """The gradient of the logits, by the probability of the other bit."""
+    """Return the gradient of the logits, computed from the probability of the other bit."""
     (by,), (logits, bits, *_) = by, inputs
     _, samples, batch, units = logits.shape
     logits, bits = rows(logits), rows(_bytes(bits))
@@ -98,7 +98,7 @@ def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> t
 
 
 def _tile(samples: int, units: int) -> dict[str, int]:
-    """The samples and the units of a program, and how many blocks of the latter it takes at once."""
+    """Return the samples and the units of a block of a program, and the number of blocks that share one logarithm."""
     height = min(triton.next_power_of_2(samples), TILE // min(triton.next_power_of_2(units), BLOCK))
     width = min(triton.next_power_of_2(units), TILE // height)
     return {"ROWS": height, "BLOCK": width, "STEPS": min(triton.cdiv(units, width), STEPS)}
@@ -110,5 +110,5 @@ def _grid(logits: Tensor, tile: dict[str, int]) -> tuple[int, int]:
 
 
 def _bytes(bits: Tensor) -> Tensor:
-    """Bits as integers or floats, not booleans."""
+    """Return bits as integers or floats, not booleans."""
     return bits.view(torch.uint8) if bits.dtype == torch.bool else bits

@@ -1,4 +1,7 @@
-"""Draws and scores of logistic nodes in one pass each, and their gradients in another."""
+"""Draws and scores of logistic variables in one pass each, and their gradients in another.
+
+A node is here the unbounded variable before squashing.
+"""
 
 from typing import Any
 
@@ -15,7 +18,7 @@ from .philox import fraction, logistic, words_beside
 
 @triton.jit
 def squashed(node, SQUASH: tl.constexpr):
-    """The value of a node; on the unit interval it is clamped away from 0 and 1."""
+    """Return the squashed value of a node. On the unit interval it is clamped away from 0 and 1."""
     if SQUASH == "corner":
         value = tanh_half(node)
     else:
@@ -54,7 +57,7 @@ def _draw_piece(
     logit, word, own, offset, k, member,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Draw a piece of a row in one quarter; the part of its log density that depends on the noise, in each lane."""
+    """Draw a piece of a row in one quarter; return the noise's part of its log density, one partial sum per lane."""
     inverse, node, value = own
     drawn = logistic(word)
     found = (logit + drawn) * inverse
@@ -91,7 +94,7 @@ def _draw_rows(
 def draw(
     logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Nodes, values and log densities of rows of units."""
+    """Return nodes, their squashed values, and log densities summed over rows of `length` units."""
     members, units = logits.shape
     node = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
     value = torch.empty_like(node) if squash != "none" else node.new_empty((members, 0))
@@ -139,7 +142,7 @@ def _draw_backward(
 
 
 def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
-    """The gradient of the logits, over all samples."""
+    """Return the gradient of the logits, summed over all samples."""
     (logits, temperature, _, _, squash, _), node = inputs, outputs[0]
     by_node, by_value = by[0], None if squash == "none" else by[1]
     if by_node is None and by_value is None:
@@ -171,7 +174,7 @@ def _score(
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
     found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
     size = tl.abs(difference(lam, found, logit))
-    # at least log 4 in size, so that the logarithm of the sum loses nothing; large values are rounded once
+    # the absolute value is at least log 4, so that the log of the sum loses nothing; large values are rounded once
     scored = (tl.log(lam.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
     tl.store(log_density + (member * samples + row) * units + unit, scored, mask=mask)
 
@@ -180,7 +183,7 @@ def _score(
 def _score_piece(
     HOW: tl.constexpr, given, offset, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """The log density of a piece of each row at temperature 1, in each lane."""
+    """Return the log density of a piece of each row at temperature 1, as one partial sum per lane."""
     node, logits, row, point, inside, known, lam = given
     found = binary.load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
     logit = binary.load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
@@ -213,7 +216,7 @@ def _score_rows(
 
 
 def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
-    """The log density of given nodes, of rows of units."""
+    """Return the log density of given nodes, summed over rows of `length` units."""
     members, samples, units = node.shape
     log_density = torch.empty((members, samples, units // length), dtype=torch.float32, device=node.device)
     if node.numel():
@@ -260,7 +263,7 @@ def _score_backward(
 
 
 def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor, Tensor | None]:
-    """The gradients of the nodes and of the logits, the latter over all samples."""
+    """Return the gradients of the nodes and of the logits, the latter summed over samples (None if not needed)."""
     (pull,), (needs_node, needs_logits, *_), (node, logits, temperature, length) = by, needs, inputs
     (members, samples, units), dtype = node.shape, logits.dtype
     if not node.numel():

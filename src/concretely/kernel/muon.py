@@ -1,4 +1,4 @@
-"""A step of Muon: momenta and moves of many matrices in one launch each, and the polynomial of products of rows."""
+"""An update by Muon: momenta and moves of many matrices in one launch each, and the polynomial of Gram matrices."""
 
 import torch
 import triton
@@ -12,7 +12,7 @@ BLOCK = 1024
 
 @triton.jit
 def _turned(at, columns: tl.constexpr, stride: tl.constexpr, LIES: tl.constexpr):
-    """The place of an element in the matrix turned so that it has no more rows than columns."""
+    """Return the place of an element in the matrix with no more rows than columns, transposed unless LIES."""
     i, j = at // columns, at % columns
     return i * stride + j if LIES else j * stride + i
 
@@ -44,7 +44,7 @@ def momentum_(
     parameters: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], out: list[Tensor],
     rate: Tensor, decay: Tensor, *, momentum: float,
 ) -> None:  # fmt: skip
-    """Add gradients to the momenta; write to `out` what these will be after the same gradients once more."""
+    """Add gradients to the momenta, and write the Nesterov momenta to `out`: those after adding the gradients again."""
     blocks, layout = _layout(parameters, out)
     _momentum[blocks, len(rate)](
         tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(out), rate, decay,
@@ -53,7 +53,7 @@ def momentum_(
 
 
 def _layout(parameters: list[Tensor], turned: list[Tensor]) -> tuple[int, dict[str, tuple[int, ...]]]:
-    """The blocks of all matrices, their shapes, and how those that may be transposed lie in memory."""
+    """Return the number of blocks of all matrices, their shapes, and the strides of those that may be transposed."""
     shapes = [parameter.shape for parameter in parameters]
     blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
     return blocks, {
@@ -83,7 +83,7 @@ def _move(
 
 
 def move_(parameters: list[Tensor], steps: list[Tensor], lengths: list[float], rate: Tensor) -> None:
-    """Move matrices along their steps, which may be transposed."""
+    """Move matrices by the update directions `steps`, which may be transposed."""
     blocks, layout = _layout(parameters, steps)
     _move[blocks, len(rate)](tuple(parameters), tuple(steps), tuple(lengths), rate, BLOCK=BLOCK, **layout)
 
@@ -102,7 +102,7 @@ def _polynomial(
     for start in range(0, size, DEEP):
         inside = start + k < size
         left = gram + offset + i[:, None] * size + (start + k)[None, :]
-        right = gram + offset + j[None, :] * size + (start + k)[:, None]  # its rows are its columns
+        right = gram + offset + j[None, :] * size + (start + k)[:, None]  # the matrix is symmetric
         a = tl.load(left, mask=(i < size)[:, None] & inside[None, :], other=0.0)
         b = tl.load(right, mask=inside[:, None] & (j < size)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRODUCT)
@@ -112,7 +112,7 @@ def _polynomial(
 
 
 def polynomial(gram: Tensor, coefficients: tuple[float, float, float], precision: str) -> Tensor:
-    """The factor that a round of Muon multiplies a matrix by, from the products of its rows with each other."""
+    """Return the factor by which one round of Muon multiplies a matrix M, from its Gram matrix M Mᵀ."""
     count, size, _ = gram.shape
     gram, out = gram.contiguous(), torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
     (a, b, c), own = coefficients, tile(size, size, size, count)

@@ -1,4 +1,4 @@
-"""Functions built on single instructions of an NVIDIA GPU, with precise replacements everywhere else."""
+"""Functions built on single instructions of an NVIDIA GPU, with precise replacements on other devices."""
 
 import torch
 import triton
@@ -7,41 +7,41 @@ import triton.language as tl
 
 @triton.jit
 def _compiled():
-    """A function whose type tells whether functions are compiled or interpreted."""
+    """Do nothing. The type of this function tells whether Triton compiles or interprets functions."""
 
 
 NATIVE = tl.constexpr(isinstance(_compiled, triton.JITFunction) and torch.version.hip is None)
-"""Whether these instructions exist: they do neither in the interpreter nor on other GPUs."""
+"""Whether these instructions exist. They exist neither in the interpreter nor on AMD GPUs."""
 
 
 @triton.jit
 def _instruction(x, CODE: tl.constexpr):
-    """An instruction on float32 numbers."""
+    """Apply an instruction to float32 numbers."""
     return tl.inline_asm_elementwise(CODE, "=f,f", [x], tl.float32, True, 1)
 
 
 @triton.jit
 def exp(x):
-    """The exponential, 0 where it would not be a normal number."""
+    """Return the exponential, or 0 where it would be subnormal."""
     power = x * 1.4426950408889634  # 1 / log 2
     return _instruction(power, "ex2.approx.ftz.f32 $0, $1;") if NATIVE else tl.exp2(power)
 
 
 @triton.jit
 def log2(x):
-    """The logarithm to the base of 2 of a positive normal number; where it is less than 1, up to 2⁻²² off."""
+    """Return the base-2 logarithm of a positive normal number. Results below 1 have an error of up to 2⁻²²."""
     return _instruction(x, "lg2.approx.ftz.f32 $0, $1;") if NATIVE else tl.log2(x)
 
 
 @triton.jit
 def log(x):
-    """The natural logarithm of such a number."""
+    """Return the natural logarithm of a positive normal number, with the relative error of `log2`."""
     return log2(x) * 0.6931471805599453  # log 2
 
 
 @triton.jit
 def precise_log(x):
-    """The natural logarithm of a positive normal number, precise to the last place."""
+    """Return the natural logarithm of a positive normal number, precise to the last place."""
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F2AAAAB) & -0x800000
     m = (bits - exponent).to(tl.float32, bitcast=True) - 1  # from -1/3 to 1/3
@@ -54,20 +54,20 @@ def precise_log(x):
 
 @triton.jit
 def reciprocal(x):
-    """One over a normal number, a unit off in the last place."""
+    """Return one over a normal number, with an error of up to one unit in the last place."""
     return _instruction(x, "rcp.approx.ftz.f32 $0, $1;") if NATIVE else 1 / x
 
 
 @triton.jit
 def rough_log1p(small):
-    """The logarithm of one plus a number that is not negative, up to 2⁻¹⁸ of it off; what is small is not lost."""
+    """Return log(1 + small) for a nonnegative number, with a relative error of up to 2⁻¹⁸ even for tiny numbers."""
     series = (((0.2 * small - 0.25) * small + 0.33333333) * small - 0.5) * small * small + small
     return tl.where(small < 0.0625, series, log(1 + small))
 
 
 @triton.jit
 def product(x, FACTOR: tl.constexpr):
-    """The upper and the lower word of a product of words."""
+    """Return the upper and the lower 32-bit word of a product of two words."""
     if NATIVE:
         # the compiler does not see that one instruction gives both words
         upper, lower = tl.inline_asm_elementwise(
@@ -82,14 +82,14 @@ def product(x, FACTOR: tl.constexpr):
 
 @triton.jit
 def signed_as(size, number):
-    """A number that is not negative, with the sign of another."""
+    """Return a nonnegative number with the sign of another."""
     sign = number.to(tl.int32, bitcast=True) & -0x80000000
     return (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def difference(scale, x, y):
-    """One number times another, less a third, with one rounding: the terms may be large, and the difference small."""
+    """Return scale · x - y with one rounding, since the difference may be much smaller than its terms."""
     if NATIVE:
         # the product of a fused multiplication is exact, and the scale is a sum of two numbers
         high = scale.to(tl.float32)
@@ -103,7 +103,7 @@ def difference(scale, x, y):
 
 @triton.jit
 def whole_difference(scale, x, y):
-    """The same as a number and its rounding error, since differences of such differences may be smaller still."""
+    """Return scale · x - y as a number and its rounding error, since differences of results may be smaller still."""
     high = scale.to(tl.float32)
     low = (scale - high.to(tl.float64)).to(tl.float32)
     found = tl.fma(x, high, -y)
@@ -115,32 +115,32 @@ def whole_difference(scale, x, y):
 
 @triton.jit
 def sigmoid(node):
-    """The sigmoid, precise at both ends."""
+    """Return the sigmoid, precise at both ends."""
     small = exp(-tl.abs(node))
     return tl.where(node < 0, small, 1.0) * reciprocal(1 + small)
 
 
 @triton.jit
 def tanh_half(node):
-    """The hyperbolic tangent of one half of a number."""
+    """Return the hyperbolic tangent of one half of a number."""
     small = exp(-tl.abs(node))
     return signed_as((1 - small) / (1 + small), node)  # divided, as a reciprocal would be rounded once more
 
 
 @triton.jit
 def log1p(small):
-    """The logarithm of one plus a number that is not negative, by the rounding error of the sum."""
+    """Return log(1 + small) for a nonnegative number, corrected by the rounding error of the sum."""
     total = 1 + small
     return tl.where(total == 1, small, tl.log(total) * (small / (total - 1)))
 
 
 @triton.jit
 def times(one, other):
-    """The product of two numbers."""
+    """Return the product of two numbers."""
     return one * other
 
 
 @triton.jit
 def both(one, other):
-    """The product of two numbers, all kept less 1 so that nothing small is lost."""
+    """Return (1 + one)(1 + other) - 1, computed so that small numbers are not lost."""
     return one + other + one * other

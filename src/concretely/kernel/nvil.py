@@ -1,4 +1,4 @@
-"""NVIL's normalised signal, by one program for each member, since mean and variance need all of the signal."""
+"""NVIL's normalised signal. Each member has one program, since mean and variance need all of the signal."""
 
 import torch
 import triton
@@ -44,7 +44,7 @@ def _normalize(
 def normalize(
     signal: Tensor, mean: Tensor, variance: Tensor, rate: float, centre: bool, scale: bool, axis: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalised signal, and the running mean and variance."""
+    """Return the normalised signal, and the updated running mean and variance."""
     members, size = len(signal), signal[0].numel()
     signal = rows(signal)
     out, means, variances = (

@@ -1,12 +1,12 @@
 """The registry of operators: it decides between a definition in torch operations and its Triton kernel.
 
-`operator` registers a definition together with a module of `concretely.kernel` that computes the same. This is the
-only place that asks whether a kernel can run:
+`operator` registers a definition together with a module of `concretely.kernel` that computes the same function. This
+module alone decides whether a kernel runs:
 
 - If it can, the kernel runs as one autograd node and as one operator of torch, which can be batched and compiled.
 - Otherwise the definition runs, and autograd, `torch.func` and the compiler see ordinary torch operations.
 
-The first axis of every tensor argument counts members: independent programs that run as one.
+The first axis of every tensor argument counts members: independent models that are computed together.
 """
 
 import inspect
@@ -34,7 +34,7 @@ _DISABLED: set[str] = set()
 P = ParamSpec("P")
 R = TypeVar("R")
 Arranged = tuple[Sequence[Any], Callable[[Any], Any]]
-"""The arguments of a kernel, and a function that gives its results the shape that they are to have."""
+"""The arguments of a kernel, and a function that restores the shapes of its results."""
 
 
 def operator(
@@ -49,32 +49,32 @@ def operator(
 
     The definition is a pure function of tensors, lists of tensors and plain values, with annotations. It returns a
     tensor or a tuple of tensors that share no memory with each other. Its kernel is the function of the same name in
-    the module `concretely.kernel.<kernel>`, which is imported when it is first needed. With `draw` for its name, the
-    gradient of the kernel is
+    the module `concretely.kernel.<kernel>`, which is imported when it is first needed. If the function is called
+    `draw`, its gradient is
 
         draw_backward(by, needs, inputs, outputs)
 
     where `by` has the gradient of every output or None, `needs` says for every argument whether its gradient is
-    needed, and `inputs` and `outputs` are those of the kernel. It returns the gradients of the arguments in their
-    order, None for those without one; trailing ones may be left out, and a list of tensors has a list of gradients.
-    Without such a function, and where gradients are differentiated again, the definition is differentiated.
+    needed, and `inputs` and `outputs` are those of the kernel. It returns the gradients of the arguments in order, or
+    None for those without one. Trailing ones may be left out, and a list of tensors has a list of gradients. Without
+    such a function, and for second derivatives, the definition is differentiated.
 
     Args:
         name: The name of the operator of torch.
         kernel: The module with the kernel.
-        eligible: A condition on the arguments under which the kernel can run. That the first tensor is on the current
-            GPU and not of float64 is always asked for.
-        arrange: A function that turns the arguments into those of the kernel, and says how to undo it in the results:
-            where a kernel takes tensors of other shapes, or has options of its own. The definition must be the same
-            function of either arguments.
-        nondifferentiable: The places of outputs without a gradient.
+        eligible: A condition on the arguments under which the kernel can run. In addition, the first tensor must be on
+            the current GPU and not in float64.
+        arrange: A function that converts the arguments to those of the kernel and returns how to restore the results,
+            for kernels that take other shapes or have extra options. The definition must compute the same result from
+            the arguments of the kernel.
+        nondifferentiable: The indices of outputs without a gradient.
     """
     return lambda definition: Operator(definition, name, kernel, eligible, arrange, tuple(nondifferentiable))
 
 
 @contextmanager
 def disabled(*names: str) -> Iterator[None]:
-    """Run definitions in place of the kernels with these names, of an operator or of a module, to compare the two."""
+    """Run definitions instead of kernels inside this context, to compare them, for names of operators or modules."""
     added = set(names) - _DISABLED
     _DISABLED.update(added)
     try:
@@ -85,34 +85,34 @@ def disabled(*names: str) -> Iterator[None]:
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed, as it is beside every torch for CUDA."""
+    """Return whether Triton is installed, as it is with every CUDA build of torch."""
     return find_spec("triton") is not None
 
 
 def is_launchable(tensor: Tensor) -> bool:
-    """Whether a kernel can be launched on a tensor: whether it is on the current GPU."""
+    """Return whether a kernel can be launched on a tensor, which must be on the current GPU."""
     if not tensor.is_cuda or not has_triton():
         return False
-    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():  # then nothing is launched yet
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():  # nothing is launched yet
         return True
     return tensor.device.index == torch.cuda.current_device()
 
 
 def is_enabled(kernel: str, tensor: Tensor) -> bool:
-    """Whether the kernels of a module can be launched on a tensor and are not disabled.
+    """Return whether the kernels of a module can be launched on a tensor and are not disabled.
 
-    Kernels that change their arguments in place are no operators: their callers ask this.
+    Callers of kernels that modify their arguments in place use this, since such kernels are not operators.
     """
     return kernel not in _DISABLED and is_launchable(tensor)
 
 
 def launching(device: torch.device) -> AbstractContextManager[Any]:
-    """Launch kernels on a device, if it is a GPU."""
+    """Return a context in which kernels are launched on a device; it does nothing unless the device is a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Operator(Generic[P, R]):
-    """A definition and its kernel as one function."""
+    """A function that runs either its kernel or its definition."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Operator(Generic[P, R]):
         return cast("R", restore(self._called(list(arranged))))
 
     def _called(self, arguments: list[Any]) -> Any:
-        """Call the kernel: as an operator of torch if torch has to see it, else as an autograd node or directly."""
+        """Call the kernel: as an operator of torch if torch must see it, else as an autograd function or directly."""
         leaves, structure = _flattened(arguments)
         if not is_plain(leaves) or _is_watched():
             return self.registered(*arguments)
@@ -167,7 +167,7 @@ class Operator(Generic[P, R]):
         return self._forward(*arguments)
 
     def runs_kernel(self, *arguments: Any) -> bool:
-        """Whether a call with these arguments would run the kernel."""
+        """Return whether a call with these arguments would run the kernel."""
         first = arguments[self._first]
         first = first if isinstance(first, Tensor) else first[0]
         return is_launchable(first) and self._is_eligible(arguments) and not _is_transformed()
@@ -186,7 +186,7 @@ class Operator(Generic[P, R]):
         return getattr(self._module, f"{self.__name__}_backward", None)
 
     def _complete(self, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        """All arguments in their order, sequences of tensors as lists."""
+        """Return all arguments in order, with defaults, and with sequences of tensors as lists."""
         if named:
             bound = self._signature.bind(*given, **named)
             bound.apply_defaults()
@@ -203,7 +203,7 @@ class Operator(Generic[P, R]):
         return self._eligible is None or bool(self._eligible(*arguments))
 
     def _launch(self, *arguments: Any) -> Any:
-        """What the operator of torch does: launch the kernel or, where there is none, run the definition."""
+        """Run the operator of torch: launch the kernel or, if it cannot run, call the definition."""
         first = arguments[self._first]
         first = first if isinstance(first, Tensor) else first[0]
         with launching(first.device):
@@ -212,12 +212,12 @@ class Operator(Generic[P, R]):
         return contiguous(self._defined(*arguments))
 
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
-        """The gradients that are needed, from the kernel."""
+        """Return the gradients that are needed, computed by the kernel."""
         *inputs, outputs, needs = given
         leaves = tree_flatten(inputs)[0]
         with launching(leaves[needs.index(True)].device):
             found = self._pulled_by_kernel(by, inputs, outputs, needs)
-        # an operator of torch returns memory of its own, each piece once
+        # an operator of torch must return new memory, and no tensor twice
         taken = {memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
         gradients = []
         for leaf, gradient, needed in zip(leaves, found, needs, strict=True):
@@ -236,13 +236,13 @@ class Operator(Generic[P, R]):
         ]
 
     def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        """Keep what the gradient of torch's own operator needs, which may have run the definition."""
+        """Save what the gradient of the operator of torch needs. The operator may have run the definition."""
         leaves, structure = _flattened(inputs)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
         self._save(ctx, leaves, structure, output, by_kernel=is_launchable(first) and self._is_eligible(inputs))
 
     def _save(self, ctx: Any, leaves: Sequence[Any], structure: Any, output: Any, *, by_kernel: bool) -> None:
-        """Keep what the gradient needs: all tensors that went in and came out."""
+        """Save what the gradient needs: all input and output tensors."""
         outputs = (output,) if isinstance(output, Tensor) else output
         ctx.structure, ctx.by_kernel = structure, by_kernel
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
@@ -251,7 +251,7 @@ class Operator(Generic[P, R]):
         ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *outputs)
 
     def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> list[Tensor | None]:
-        """The gradients of all leaves of the arguments."""
+        """Return the gradients of all leaves of the arguments, or None for leaves without one."""
         if all(each is None for each in by):
             return [None] * len(needs)
         saved = iter(ctx.saved_tensors)
@@ -266,7 +266,7 @@ class Operator(Generic[P, R]):
         return [next(found) if needed else None for needed in needs]
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
-        """Likewise for torch's own node, which has a list of gradients for each list of tensors."""
+        """Return the gradients for the operator of torch, which has a list of gradients for each list of tensors."""
         found = self._pull(ctx, by, tree_flatten(list(ctx.needs_input_grad))[0])
         return tuple(_unflattened(found, ctx.structure))
 
@@ -311,9 +311,9 @@ class Operator(Generic[P, R]):
         return [next(found) if needed else None for needed in needs]
 
     def _function(self) -> type[torch.autograd.Function]:
-        """The kernel as a node of autograd, without the detour through torch's dispatcher.
+        """Return the kernel as an autograd function, which avoids torch's dispatcher.
 
-        The detour takes longer than a small kernel.
+        The dispatcher takes longer than a small kernel.
         """
         operator = self
 
@@ -333,7 +333,7 @@ class Operator(Generic[P, R]):
 
 
 def _flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """The leaves of arguments and their structure, None where no argument is a list: that is the quicker way."""
+    """Return the leaves of arguments and their structure, or None if no argument is a list, which is faster."""
     if any(isinstance(each, list) for each in arguments):
         return tree_flatten(list(arguments))
     return arguments, None
@@ -344,7 +344,7 @@ def _unflattened(leaves: Sequence[Any], structure: Any) -> Sequence[Any]:
 
 
 def _is_transformed() -> bool:
-    """Whether `torch.func` differentiates or forward-mode derivatives are taken, for which operators have no rules."""
+    """Return whether `torch.func` or forward-mode differentiation is active, for which operators have no rules."""
     return forward_ad._current_level >= 0 or _has_derivative_on_stack()
 
 
@@ -353,7 +353,7 @@ def _has_derivative_on_stack() -> bool:
     return any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
 
 
-# what torch.compiler.assume_constant_result does, which would import all of torch's compiler
+# as torch.compiler.assume_constant_result does, but without importing all of torch's compiler
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -364,31 +364,31 @@ def _is_watched() -> bool:
 
 
 def is_plain(leaves: Sequence[Any]) -> bool:
-    """Whether no compiler, transform or mode of torch has to see the operator in a call."""
+    """Return whether no compiler, transform or dispatch mode of torch must see a call as an operator."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
     if torch._C._len_torch_dispatch_stack():
         return False
-    # tensors of other types stand for something
+    # tensor subclasses may represent something else
     return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in leaves)
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """A tensor in which each member is contiguous; it is copied only if one is not. Members may share memory."""
+    """Return a tensor in which each member is contiguous, copied only if needed. Members may share memory."""
     return tensor if len(tensor) and tensor[0].is_contiguous() else tensor.contiguous()
 
 
 def partial_sums(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory for partial sums over samples, shaped like a tensor; in the dtype of the sum if there is one part."""
+    """Return memory for partial sums in the shape of `like`, in float32, or in `dtype` if there is one part."""
     shape = (len(like), parts, *like.shape[1:])
     return like.new_empty(shape, dtype=dtype if parts == 1 else torch.float32)
 
 
 def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of partial sums."""
+    """Return the sum of partial sums."""
     return parts.squeeze(1) if parts.shape[1] == 1 else parts.sum(1).to(dtype)
 
 
 def row_sums(log_prob: Tensor, length: int) -> Tensor:
-    """The sums over rows of so many neighbouring units, along the last axis."""
+    """Return the sums over rows of `length` neighbouring units, along the last axis."""
     return log_prob if length == 1 else log_prob.unflatten(-1, (log_prob.shape[-1] // length, length)).sum(-1)

@@ -1,4 +1,4 @@
-"""Random fractions in one pass, four from every call of the generator."""
+"""Random fractions by the Philox generator in one pass, four from every counter."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ ROUNDS = tl.constexpr(10)
 
 @triton.jit
 def words(key, member, place):
-    """The four words of some places."""
+    """Return the four random words of every counter in `place`."""
     seed, nonce = tl.load(key + 2 * member).to(tl.uint64), tl.load(key + 2 * member + 1).to(tl.uint64)
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     one, two = place.to(tl.uint32), tl.zeros_like(place).to(tl.uint32)
@@ -30,14 +30,14 @@ def words(key, member, place):
 
 @triton.jit
 def words_beside(held, key, member, place):
-    """The words of some places, computed by the threads that hold `held` at these places."""
+    """Return the words of every counter in `place`, computed by the threads that hold the same entries of `held`."""
     # adds 0 unless NaN; without it the compiler computes the words in other threads and moves them
     return words(key, member, place + (held != held).to(tl.int32))
 
 
 @triton.jit
 def fraction(word, SIGNED: tl.constexpr):
-    """A word divided by the number of words, in the middle of its cell."""
+    """Return (word + 1/2) / 2³², the midpoint of the interval of a word."""
     whole = (
         word.to(tl.int32, bitcast=True).to(tl.float32) if SIGNED else word.to(tl.uint32, bitcast=True).to(tl.float32)
     )
@@ -46,7 +46,7 @@ def fraction(word, SIGNED: tl.constexpr):
 
 @triton.jit
 def logistic(word):
-    """Standard logistic noise, by the smaller of the two tail probabilities."""
+    """Return standard logistic noise, from the smaller of its two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     odds = tail * reciprocal(1 - tail)
     rest = odds - tail - odds * tail  # the error of the odds, about one half of their relative error near 1
@@ -61,7 +61,7 @@ def logistic(word):
 
 @triton.jit
 def normal(word):
-    """Standard normal noise, by the smaller of the two tail probabilities."""
+    """Return standard normal noise, from the smaller of its two tail probabilities."""
     tail = tl.abs(fraction(word, True))
     far = -log(4 * tail * (1 - tail))
     # up to 2.9 the probability between the tails times a polynomial in `far`; beyond, a polynomial in its square root
@@ -85,12 +85,12 @@ def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constex
 
 
 def quarter(count: int) -> int:
-    """How many places of four words make so many words."""
+    """Return the number of counters, each of four words, for `count` words."""
     return -(-count // 4)
 
 
 def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Fractions for every key, in float32 alone."""
+    """Return random fractions for every key. Only float32 is supported."""
     out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
     places = quarter(count)
     if out.numel():

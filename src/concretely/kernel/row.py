@@ -1,4 +1,8 @@
-"""How programs share rows of units, and the quarters of a draw: what kernels of binary nodes have in common."""
+"""Functions shared by the kernels of binary nodes: how programs divide the rows of units among them.
+
+A Philox counter gives four random words. Each goes to one quarter of a draw, so that a program handles the same place
+in all four quarters. A program sums along a row in `LANES` partial sums, one for each thread.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,16 +17,16 @@ BLOCK = 128
 BUSY = 2048
 """The number of programs that keeps a GPU busy."""
 FEW = 2**19
-"""Up to this many nodes take little more time than a launch."""
+"""Up to this number of units, a kernel takes little more time than its launch."""
 STEPS = 8
-"""The fewest steps that a program adds up before sums are finished by another launch."""
+"""The minimum number of tiles that a program sums before another launch adds the partial sums of several programs."""
 
 
 @triton.jit
 def placed(first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """The elements of a block in one quarter of a draw, their units, and the mask of those that exist.
+    """Return the elements of a block in one quarter of a draw, their units, and the mask of those that exist.
 
-    Where rows are as long as a block, one division serves them all.
+    If rows are at least as long as a block (LONG), one division suffices for all elements.
     """
     place = first + tl.arange(0, BLOCK)
     element = k * quarter + place
@@ -33,20 +37,20 @@ def placed(first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def load_quarter(logits, first, k, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """The logits of a block in one quarter."""
+    """Return the logits of a block in one quarter."""
     _, unit, mask = placed(first, k, units, total, quarter, LONG, BLOCK)
     return tl.load(logits + unit, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def load_four(logits, first, units, total, quarter, LONG: tl.constexpr, BLOCK: tl.constexpr):
-    """The logits of a block in all quarters, loaded before any is needed."""
+    """Load the logits of a block in all quarters, before any is needed."""
     return [load_quarter(logits, first, k, units, total, quarter, LONG, BLOCK) for k in (0, 1, 2, 3)]
 
 
 @triton.jit
 def point_in(k, step, points):
-    """The data point of a program's row in one quarter, so many further on in each."""
+    """Return the data point of a program's row in quarter k. It advances by `step` from one quarter to the next."""
     point = tl.program_id(0) % points
     for _ in tl.static_range(k):
         point += step
@@ -56,13 +60,13 @@ def point_in(k, step, points):
 
 @triton.jit
 def row_in(k):
-    """The row of a program in one quarter."""
+    """Return the index of the row of a program in one quarter."""
     return k * tl.num_programs(0).to(tl.int64) + tl.program_id(0)
 
 
 @triton.jit
 def load_piece(logits, offset, k, step, points, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    """The logits of a piece of a row in one quarter."""
+    """Load the logits of a piece of a row in one quarter."""
     along = tl.arange(0, BLOCK)
     mask = None if EVEN else offset + along < LENGTH
     return tl.load(logits + (point_in(k, step, points) * LENGTH + offset) + along, mask=mask).to(tl.float32)
@@ -80,7 +84,7 @@ def store_piece(out, found, offset, k, member, LENGTH: tl.constexpr, BLOCK: tl.c
 def draw_pieces(
     HOW: tl.constexpr, given, offset, LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
-    """Draw a piece of a row in each quarter, whose logits are the same where there are four times as many samples."""
+    """Draw a piece of a row in each quarter. With SAME, all quarters have the same logits, as of different samples."""
     DRAW: tl.constexpr = HOW[0]
     SQUASH: tl.constexpr = HOW[1]
     SAME: tl.constexpr = HOW[2]
@@ -101,9 +105,9 @@ def draw_rows(
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Draw the rows of a program, one in each quarter; their log probabilities in each lane.
+    """Draw the rows of a program, one in each quarter, and return their log probabilities, a partial sum per lane.
 
-    `DRAW` draws a piece of one quarter, with arguments of its `own`.
+    `DRAW` draws a piece of one quarter and takes the extra arguments `own`.
     """
     zero = tl.zeros((LANES,), tl.float32)
     return over_row(
@@ -125,7 +129,7 @@ def over_row(
     TAKE: tl.constexpr, HOW: tl.constexpr, given, total,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Add to totals what a function takes from each piece of a row, in all lanes."""
+    """Call the function TAKE on every piece of a row, and add its results to the totals."""
     for offset in range(0, WHOLE, BLOCK):
         total = added(total, TAKE(HOW, given, offset, LENGTH, LANES, BLOCK, True))
     if WHOLE < LENGTH:
@@ -137,7 +141,7 @@ def over_row(
 
 @triton.jit
 def added(total, found):
-    """The sums of what two tuples have in each place."""
+    """Return the elementwise sums of two tuples."""
     sums = ()
     for i in tl.static_range(len(total)):
         sums = sums + (total[i] + found[i],)  # type: ignore[assignment]  # noqa: RUF005 (Triton unpacks nothing)
@@ -151,13 +155,13 @@ class Pieces(NamedTuple):
     BLOCK: int
     """The length of the first pieces."""
     WHOLE: int
-    """Where the first pieces end."""
+    """The total length of the first pieces."""
     REST: int
-    """The length of the next piece; the pieces after it are as long as there are lanes."""
+    """The length of the next piece. If another piece follows, its length is the number of lanes."""
 
 
 def pieces(length: int, *, busy: bool) -> Pieces:
-    """The pieces of a row: for one warp, which sums without waiting for others, or for more warps if rows are few."""
+    """Return the pieces of a row: for one warp, which sums without synchronization, or for several if not `busy`."""
     width = max(triton.next_power_of_2(length), 32)
     lanes = 32 if busy else min(width, 2 * BLOCK)
     block = min(width, BLOCK if busy else lanes)
@@ -167,12 +171,12 @@ def pieces(length: int, *, busy: bool) -> Pieces:
 
 
 def has_quarters(total: int, length: int) -> bool:
-    """Whether each quarter of a draw consists of whole rows, so that it can be drawn row by row."""
+    """Return whether each quarter of a draw consists of whole rows, so that it can be drawn row by row."""
     return length > 1 and total // length % 4 == 0
 
 
 class Launch(NamedTuple):
-    """A launch: its programs and members, the numbers that count units, samples or rows, and its options."""
+    """A kernel launch: its grid of programs and members, its counts of units, samples or rows, and its options."""
 
     grid: tuple[int, int]
     counts: tuple[int, ...]
@@ -180,7 +184,7 @@ class Launch(NamedTuple):
 
 
 def draws(members: int, samples: int, units: int, length: int) -> Launch:
-    """The programs for draws, by rows of a length, which quarters must consist of, or by units if it is 1."""
+    """Return the launch of a draw, by rows if `length` > 1, else by units. Quarters must consist of whole rows."""
     total = samples * units
     wide = total >= 2**30  # most draws can be numbered in 32 bits, in which division is faster
     if length > 1:
@@ -195,27 +199,27 @@ def draws(members: int, samples: int, units: int, length: int) -> Launch:
 
 
 class Tiling(NamedTuple):
-    """How programs share nodes: each takes some units, and of the samples some rows at every step."""
+    """How programs divide samples and units: each handles some units, and loops over the samples, some at a time."""
 
     rows: int
     units: int
     parts: int
-    """How many programs share the samples of a unit; each leaves the sum over its part."""
+    """The number of programs that share the samples of a unit. Each stores the sum over its part."""
     steps: int
     warps: int
     grid: tuple[int, int]
 
 
 def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
-    """The tiling of nodes: sums over many samples are in no more parts than it takes to keep the device busy."""
+    """Return the tiling. Sums over many samples have no more parts than needed to keep the device busy."""
     count = members * samples * units
     elements = min(max(triton.next_power_of_2(count // BUSY), 128), 512)
-    if sums and samples >= 16 and count <= FEW:  # tall tiles: the time is that of the steps that follow one another
+    if sums and samples >= 16 and count <= FEW:  # tall tiles, since the number of sequential steps decides the time
         elements, height = 512, min(triton.next_power_of_2(samples), 64)
     else:
         height = min(triton.next_power_of_2(samples), 16, elements // 32)
     while height > 1 and 8 * (triton.cdiv(samples, height) * height - samples) > samples:
-        height //= 2  # so that few rows lie past the end
+        height //= 2  # so that few rows of a tile lie past the end
     width = elements // height
     tall, wide = triton.cdiv(samples, height), triton.cdiv(units, width)
     parts = max(min(triton.cdiv(tall, STEPS), BUSY // (members * wide)), 1)
@@ -226,7 +230,7 @@ def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
 
 @triton.jit
 def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """The part of a sum that a program takes, its first rows, and its units."""
+    """Return the part of a sum that a program computes, its first rows, and its units."""
     wide = tl.cdiv(units, UNITS)
     part = tl.program_id(0) // wide
     row = part.to(tl.int64) * steps * ROWS + tl.arange(0, ROWS)
@@ -236,12 +240,12 @@ def corner(units, steps, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def point_of(unit, LENGTH: tl.constexpr):
-    """The rows that units are in; units are numbered in 32 bits, in which division is faster."""
+    """Return the rows that units belong to. Units are numbered in 32 bits, in which division is faster."""
     return unit if LENGTH == 1 else (unit.to(tl.uint32) // LENGTH).to(tl.int64)
 
 
 def scores(members: int, samples: int, units: int, length: int) -> Launch:
-    """The programs for scores, of units or of rows: each takes rows of one data point if it has several samples."""
+    """Return the launch of a score, of units or of rows. With several samples, a program has rows of one data point."""
     if length == 1:
         tile = tiling(members, samples, units, sums=False)
         return Launch(tile.grid, (units, samples), {"ROWS": tile.rows, "UNITS": tile.units, "num_warps": tile.warps})
@@ -262,7 +266,7 @@ def scores(members: int, samples: int, units: int, length: int) -> Launch:
 
 @triton.jit
 def placed_rows(samples, points, SHARED: tl.constexpr, ROWS: tl.constexpr):
-    """The rows of a program, the data point of each or of all, and the mask of those that exist."""
+    """Return the rows of a program, the data point of each (or of all, if SHARED), and the mask of existing rows."""
     number = tl.program_id(0)
     if SHARED:
         sample = (number // points).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -276,14 +280,14 @@ def placed_rows(samples, points, SHARED: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def load_stretch(rows, row, inside, offset, other, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    """A piece of each of some rows."""
+    """Load a piece of each of some rows."""
     along = tl.arange(0, BLOCK)[None, :]
     mask = inside if EVEN else inside & (offset + along < LENGTH)
     return tl.load(rows + (row * LENGTH + offset) + along, mask=mask, other=other).to(tl.float32)
 
 
 def gradients_of_mass(gradient: Callable[..., Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The gradients of a draw and of a score of states, through their log masses, from the function of both."""
+    """Return the backward functions of a draw and of a score of states, from the gradient of the log mass."""
 
     def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
         logits, _, _, squash, length = inputs

@@ -3,30 +3,30 @@
 from typing import NamedTuple
 
 LARGEST = 8192
-"""The most categories that one program holds."""
+"""The maximum number of categories that one program holds."""
 _ROWS = 2**30
-"""The most rows that 32 bits can count, with the four quarters of a tile."""
+"""The maximum number of rows that 32 bits can count, with the four quarters of a tile."""
 _SAMPLES = 2**16
-"""The limit of programs along the second axis of a launch."""
+"""The maximum number of programs along the second axis of a launch."""
 _ENOUGH = 512
-"""Programs that keep a GPU busy."""
+"""The number of programs that keeps a GPU busy."""
 
 
 def fits(rows: int, n: int) -> bool:
-    """Whether kernels can hold rows of this many categories."""
+    """Return whether kernels support this number of rows of n categories."""
     return n <= LARGEST and rows <= _ROWS
 
 
 def power(count: int) -> int:
-    """The smallest power of two that is at least this."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 class DrawTile(NamedTuple):
-    """A tile of units and categories. A program has one in each quarter and, if rows are summed, moves along a row."""
+    """A tile of units and categories. A program has one in each quarter and, if rows are summed, loops along a row."""
 
     length: int
-    """The length of the rows that are summed; 1 if none are, as quarters must be of whole rows."""
+    """The length of the rows that are summed, or 1 if none are, as when a quarter does not consist of whole rows."""
     units: int
     width: int
     warps: int
@@ -34,9 +34,9 @@ class DrawTile(NamedTuple):
 
 
 def draw_tile(members: int, total: int, n: int, length: int) -> DrawTile:
-    """The tile for so many units of a draw, in rows of a length.
+    """Return the tile for a draw of `total` units, summed over rows of `length`.
 
-    A thread has four neighbours of each quarter, as many as it can load at once.
+    A thread has four neighbouring numbers of each quarter, as many as it can load at once.
     """
     width, quarter = power(n), -(-total // 4)
     if length == 1 or total // length % 4:
@@ -50,7 +50,7 @@ def draw_tile(members: int, total: int, n: int, length: int) -> DrawTile:
 
 
 def stretch(length: int, width: int, *, busy: bool) -> int:
-    """How many units of a row to take at a time; if the GPU is busy, such that few are left over at the end."""
+    """Return how many units of a row to process at a time. If the GPU is busy, few are left over at the end."""
     units = most = min(power(length), max(512 // width, 1))
     while busy and units * width > 128:
         units //= 2
@@ -60,7 +60,7 @@ def stretch(length: int, width: int, *, busy: bool) -> int:
 
 
 class UnitTile(NamedTuple):
-    """A tile of samples, units and categories, which a program moves along the samples in steps."""
+    """A tile of samples, units and categories. A program loops over the samples, one tile at each step."""
 
     samples: int
     units: int
@@ -70,11 +70,11 @@ class UnitTile(NamedTuple):
     grid: tuple[int, int]
     """The programs along the units and along the samples."""
     length: int = 1
-    """The length of the rows that are summed; 1 if none are."""
+    """The length of the rows that are summed, or 1 if none are."""
 
 
 def unit_tile(members: int, samples: int, units: int, n: int, *, least: int) -> UnitTile:
-    """The tile for logits shared by samples, with at least this many steps if there are samples enough."""
+    """Return the tile for logits shared by samples, with at least `least` steps if there are enough samples."""
     width = power(n)
     elements = 1024 if members * samples * units * width >= 2**20 else 256
     along = min(power(samples), 8)
@@ -88,7 +88,7 @@ def unit_tile(members: int, samples: int, units: int, n: int, *, least: int) -> 
 
 
 def score_tile(members: int, samples: int, units: int, n: int, length: int) -> UnitTile:
-    """The tile for log densities that are summed over rows of a length, along which a program moves."""
+    """Return the tile for log densities that are summed over rows of `length`, along which a program loops."""
     if length == 1 or samples >= _SAMPLES:
         return unit_tile(members, samples, units, n, least=1)
     width, points = power(n), units // length

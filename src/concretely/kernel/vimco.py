@@ -1,4 +1,4 @@
-"""What each sample adds to the multi-sample bound, in one pass up the samples and one down."""
+"""The contribution of each sample to the multi-sample bound, by one pass up the samples and one down."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ BLOCK = 64
 
 @triton.jit
 def _add(left, right):
-    """The logarithm of a sum of two exponentials, either of which may be zero."""
+    """Return log(exp(left) + exp(right)). Either argument, or both, may be -inf."""
     larger = tl.maximum(left, right, tl.PropagateNan.ALL)
     smaller = tl.minimum(left, right, tl.PropagateNan.ALL)
     small = tl.exp(smaller - tl.where(larger == float("-inf"), 0.0, larger))
@@ -54,7 +54,7 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
 
 
 def vimco(log_w: Tensor, mean: str, axis: int = 1) -> Tensor:
-    """The bound less that with a weight replaced by a mean of the others."""
+    """Return, for every sample, the bound minus the bound with its weight replaced by a mean of the others."""
     members, samples, batch = log_w.shape
     out, sums = (torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device) for _ in range(2))
     log_w = rows(log_w)

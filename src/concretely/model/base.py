@@ -22,7 +22,7 @@ class Model(nn.Module):
     """A generative program p and an optional inference program q.
 
     Each is a module or a function of `draw` and inputs, and both get the same inputs. The modules and parameters that a
-    function uses are found among its variables and become those of the model. p draws the latents, then calls
+    function uses are found among its variables and become part of the model. p draws the latents, then calls
     `draw(..., observed=x)` for the data; q draws the latents by the same names. Without q, p draws the latents, as in
     structured prediction.
 
@@ -52,7 +52,7 @@ class Model(nn.Module):
         generator: Source | None = None,
         batch_dims: int = 1,
     ) -> Any:
-        """Estimate the objective, as `estimate` does; wrappers such as `DistributedDataParallel` call it."""
+        """Estimate the objective, as `estimate` does. Wrappers such as `DistributedDataParallel` call this method."""
         if objective is None:
             objective = average if getattr(estimator, "averages", False) else bound
         return estimator(
@@ -68,9 +68,9 @@ class Model(nn.Module):
         generator: Source | None = None,
         batch_dims: int = 1,
     ) -> tuple[Trace, Trace]:
-        """Draw the latents in one mode and score them under p in another; return the traces of p and q.
+        """Draw the latents in `mode` and score them under p in `prior_mode`; return the traces of p and q.
 
-        Without q, both are the trace of p.
+        Without q, both are the trace of p. `prior_mode` is by default `mode`.
         """
         q = self.drawn(*inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
         prior_mode = mode if prior_mode is None else prior_mode
@@ -106,9 +106,10 @@ class Model(nn.Module):
         return p
 
     def sample(self, samples: int, *inputs: Tensor, generator: Source | None = None) -> Any:
-        """Run p in discrete mode with several samples and return its output; inputs are the context.
+        """Run p in discrete mode with several samples and return its output.
 
-        Tensors with a row for each sample and data point of the context get an axis for both.
+        `inputs` are the variables that p is conditioned on, if any. Tensors with a row for each sample and data point
+        of the inputs get separate axes for samples and data points.
         """
         trace = run(self.p, *inputs, mode=Discrete(), samples=samples, generator=generator)
         return tree_map(trace.rows.unfolded, trace.output)
@@ -147,7 +148,7 @@ def _as_module(name: str, program: Program) -> nn.Module:
 
 
 def _variables(program: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function refers to, those of functions that it refers to, and what it is bound to."""
+    """Yield the variables that a function refers to, with bound arguments and owners, also of functions it calls."""
     waiting, seen = [program], set[int]()
     while waiting:
         function = inspect.unwrap(waiting.pop())

@@ -14,37 +14,37 @@ from ..graph.trace import Outcome, Trace
 from ..spelling import format_number
 
 DETAIL = 12
-"""The most logits of a graph that is drawn in full."""
+"""The maximum number of logits of a graph that is drawn in full."""
 
 SHOWN = 4096
-"""The most entries of a state that are drawn."""
+"""The maximum number of entries of a state that are drawn."""
 
 GROUND = "#e4e4e4"
 """The background of observed nodes."""
 
 
 class Operation(NamedTuple):
-    """An operation on the way to a state."""
+    """An operation between the logits and the state of a node, such as an argmax."""
 
     text: str
     discrete: bool
     stochastic: bool = False
     lends: bool = False
-    """Whether it contributes only a gradient to the state."""
+    """Whether the operation contributes only a gradient to the state (straight-through)."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node as it is drawn: the first sample of the first data point."""
+    """A node of a graph as it is drawn, with the value of the first sample of the first data point."""
 
     name: str
     law: str
     observed: bool
     discrete: bool
     logits: Float[Tensor, "units n"]
-    """Without columns for a distribution that has no logits."""
+    """The logits, without columns if the distribution has none."""
     noise: str
-    """The symbol of the noise that is added to the logits; empty without noise."""
+    """The symbol of the noise that is added to the logits, or an empty string."""
     operations: tuple[Operation, ...]
     shape: tuple[int, ...]
     brightness: Float[Tensor, "units entries"]
@@ -56,7 +56,7 @@ class Node:
 
     @property
     def n(self) -> int:
-        """The number of logits of a unit; zero without logits."""
+        """The number of logits of a unit, or zero without logits."""
         return self.logits.shape[1]
 
     @property
@@ -68,7 +68,7 @@ class Node:
         return torch.cat([state, state.new_full((-n % rows,), math.nan)]).view(rows, -1)
 
     def subscript(self, unit: int, entry: int) -> str:
-        """Return the subscript of a logit; empty if there is only one."""
+        """Return the subscript of a logit, or an empty string if there is only one logit."""
         digits = (str(unit + 1) if self.units > 1 else "") + (str(entry + 1) if self.n > 1 else "")
         return digits.translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
 
@@ -136,8 +136,8 @@ def _sampling(
 ) -> tuple[str, tuple[Operation, ...]]:
     """Return the symbol of the noise, and the operations from noisy logits to a value.
 
-    Where the temperature is unknown, a value that has a node is relaxed, and so is one between the states. A discrete
-    state with a gradient is a straight-through value.
+    If the temperature is unknown, a value is taken as relaxed if it has an unbounded (unsquashed) form or lies between
+    the states. A discrete state with a gradient is a straight-through value.
     """
     if isinstance(mass, Bernoulli):
         noise, hard, soft = "L", "step", "sigmoid( · / {} )"

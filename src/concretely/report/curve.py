@@ -15,14 +15,14 @@ from ..training.train_state import Row as TrainingRow
 from .style import DARK, INK, PALE, STRONG
 
 Row = Mapping[str, Any]
-"""The metrics at a step: `step` and, each a number or None, `bound`, `discrete` and `valid`."""
+"""The metrics at a step: `step`, and `bound`, `discrete` and `valid`, each of which is a number or None."""
 
 
 def draw_curve(history: Sequence[Row | TrainingRow]) -> Figure:
-    """Draw the training bound and, if it differs, that of the discrete graph, with the gap between them.
+    """Draw the training bound and, if it differs, the bound of the discrete graph, and shade the gap between them.
 
-    Circles are minus the NLL of the validation set, so that up is better. The first tenth of the rows does not extend
-    the axis: early values lie so far below the others that they would flatten the rest.
+    Circles show minus the NLL of the validation set, so that higher is better. The first tenth of the rows does not
+    extend the vertical axis, since early values lie so far below the others that they would flatten the rest.
     """
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     rows = [row if isinstance(row, Mapping) else vars(row) for row in history]
@@ -47,9 +47,10 @@ def draw_curve(history: Sequence[Row | TrainingRow]) -> Figure:
 
 
 def temperature_curve(points: Sequence[TemperaturePoint], *, note: str = "") -> Figure:
-    """Draw the two objectives against the temperature, and shade where the gap between them is large.
+    """Draw minus the relaxed and discrete bounds against the temperature, and shade where the gap is large.
 
-    There the units of the relaxed graph take values between the states. See [maddison2017concrete], figure 4.
+    In the shaded range the units of the relaxed graph take values between the states. See [maddison2017concrete],
+    figure 4.
     """
     if not points:
         raise ValueError("points must hold at least one temperature, got none")
@@ -74,7 +75,7 @@ def temperature_curve(points: Sequence[TemperaturePoint], *, note: str = "") -> 
 
 
 def _label(axes: Axes, x: str, y: str) -> None:
-    """Label the axes, and draw only those two."""
+    """Label the x and y axes, and hide the top and right borders."""
     axes.set_xlabel(x, fontsize=9, color=INK)
     axes.set_ylabel(y, fontsize=9, color=INK)
     axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
@@ -82,7 +83,7 @@ def _label(axes: Axes, x: str, y: str) -> None:
 
 
 def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw one or two lines, and shade the gap between them."""
+    """Draw the training bound and, if it differs, the discrete bound, and shade the gap between them."""
     bound, discrete = _known(rows, "bound"), _known(rows, "discrete")
     lines = [("training bound", bound, STRONG)]
     if any(bound.get(step) != height for step, height in discrete.items()):
@@ -105,6 +106,6 @@ def _known(rows: Sequence[Row], name: str) -> dict[int, float]:
 
 
 def _heights(rows: Sequence[Row]) -> list[float]:
-    """Return the heights of everything that is drawn."""
+    """Return the heights of all points that are drawn."""
     bounds = [height for name in ("bound", "discrete") for height in _known(rows, name).values()]
     return bounds + [-nll for nll in _known(rows, "valid").values()]

@@ -1,8 +1,8 @@
 """Figures of runs of stochastic graphs.
 
-As in the paper, white operations are deterministic and blue ones stochastic, rounded ones continuous and square ones
-discrete, and the brightness of an example state is its value. A path that carries only a gradient is dashed, and
-observed nodes have a grey background. See [maddison2017concrete], figure 1.
+As in the paper, deterministic operations are white and stochastic ones blue, and continuous operations are rounded and
+discrete ones square. The brightness of an example state shows its value. A path that carries only a gradient is dashed.
+Observed nodes have a grey background. See [maddison2017concrete], figure 1.
 """
 
 import math
@@ -23,18 +23,18 @@ PAGE = 10.8
 
 
 class Sketch(NamedTuple):
-    """A graph with a layout."""
+    """The drawings of the nodes of a graph, and their layout."""
 
     portraits: Sequence[Box | Full]
     layout: Layout
 
 
 Panel = tuple[str, Sequence[tuple[str, Sketch]]]
-"""A caption, and the column of sketches above it, which may have names."""
+"""A caption, and the column of sketches above it, as pairs of a name (which may be empty) and a sketch."""
 
 
 def picture(trace: Trace) -> Figure:
-    """Draw a run in layers of nodes: a small graph in full and from the bottom up, a large one as boxes.
+    """Draw a run. A small graph is drawn in full, from the bottom up; a large one with a box for every node.
 
     >>> import torch
     >>> from concretely import OneHotCategorical, mode, run
@@ -59,7 +59,7 @@ def side_by_side(panels: Sequence[tuple[float, Mapping[str, Trace]]]) -> Figure:
 
 
 def _sketch(trace: Trace, flow: Flow) -> Sketch:
-    """Lay out a graph: in full from the bottom up, or as boxes to either side."""
+    """Lay out a graph: in full from the bottom up ("up"), or with a box for every node ("right" or "left")."""
     nodes = anatomy(trace)
     portraits = [Full(node, framed=len(nodes) > 1) if flow == "up" else Box(node) for node in nodes]
     sizes = {portrait.node.name: portrait.size for portrait in portraits}

@@ -15,7 +15,7 @@ from .style import DARK, INK, PALE
 
 
 def draw_study(study: GradientStudy) -> Figure:
-    """Draw a row of dots for every estimator: bias, noise of one estimate, and time to average the noise away.
+    """Draw a row of dots for every estimator: bias, noise of one estimate, and time until the average has noise 1.
 
     Bias and noise are relative to the reference gradient, so that estimators of different objectives can be compared.
     Further to the left is better. Whiskers are two standard errors long.
@@ -51,9 +51,9 @@ class _Dot(NamedTuple):
 
 
 def _dots(finding: Finding) -> tuple[_Dot, _Dot, _Dot]:
-    """Return the bias or, if it is not significant, its limit; the noise of an estimate; and the time to average it.
+    """Return the dots of the bias (or its upper limit, if not significant), of the noise, and of the time.
 
-    The time is that until the noise is as small as the gradient. Whiskers are two standard errors long.
+    It is the time until the noise of the average is as small as the gradient. Whiskers are two standard errors long.
     """
     fill, relative = "white" if finding.is_biased else DARK, finding.relative
     bias, noise = (

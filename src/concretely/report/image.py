@@ -18,10 +18,10 @@ DATA, MODEL, BLANK = "Greys", "Blues", "#e4e4e4"
 """The colour maps of data and of the model, and the grey of missing pixels."""
 
 TILE, GAP, MARGIN, NOTE = 120, 14, 24, 44
-"""In dots: about the side of an image, the space between two, around all of them, and for the note below."""
+"""Sizes in dots: the approximate side of an image, the space between images, the margin, and the note below."""
 
 BROAD = 12
-"""The most reconstructions in a row."""
+"""The maximum number of reconstructions in a row."""
 
 CAPTIONS = {
     "samples": "Samples: the probability of every pixel, given latents drawn from the prior.",
@@ -32,9 +32,9 @@ CAPTIONS = {
 
 
 def draw_picture(picture: Picture) -> Figure:
-    """Draw samples; or data with the reconstruction below each; or contexts, data and completions, a row for each.
+    """Draw samples, or data with the reconstruction below each, or one row of context, data and completions for each.
 
-    A context and its data are one image if together they are a square with the context as its upper rows.
+    A context and its data are drawn as one image if together they form a square with the context as its upper rows.
     """
     context, x, made = picture.context, picture.data, picture.model
     if x is None:
@@ -70,7 +70,7 @@ def pixels(bits: Shaped[Tensor, "*batch width"], side: int | None = None) -> Flo
 
 
 class Strip(NamedTuple):
-    """An image or some of its rows, and its colour map."""
+    """The pixels of an image, or of some of its rows, and their colour map."""
 
     pixels: Float[Tensor, "height side"]
     shades: str

@@ -19,7 +19,7 @@ Flow = Literal["up", "right", "left"]
 """The direction of arrows."""
 
 Key = str | tuple[str, str, int]
-"""The name of a node or, for an edge that passes a layer, the names of its ends and the number of the layer."""
+"""An entry of a layer: the name of a node or, for an edge that passes the layer, its two ends and the layer number."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Layout:
 
 
 def layout(parents: Mapping[str, Sequence[str]], sizes: Mapping[str, Point], *, flow: Flow) -> Layout:
-    """Put each node one layer after the last of its parents, and route edges between the nodes of layers they pass.
+    """Put each node one layer after its last parent, and route edges between the nodes of the layers that they pass.
 
     >>> drawn = layout({"a": [], "b": ["a"]}, {"a": (1.0, 1.0), "b": (1.0, 2.0)}, flow="right")
     >>> drawn.middles["a"], drawn.height
@@ -94,7 +94,7 @@ def _layers(parents: Mapping[str, Sequence[str]]) -> tuple[list[list[Key]], list
         ties[one].append(other)
         ties[other].append(one)
     place: dict[Key, float] = {}
-    for layer in layers * 6:  # a few times over
+    for layer in layers * 6:  # repeat the sorting a few times
         layer.sort(key=lambda key: fmean([place[tie] for tie in ties[key] if tie in place] or [place.get(key, 0.0)]))
         place |= {key: index - (len(layer) - 1) / 2 for index, key in enumerate(layer)}
     return layers, chains

@@ -75,7 +75,7 @@ def curve_image(rows: Sequence[Row]) -> Image:
 
 
 def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequence[Image] = ()) -> str:
-    """Return a record, its curve and its pictures as HTML; missing parts of the record are left out.
+    """Return the HTML page of a record, its curve and its pictures. Missing parts of the record are omitted.
 
     >>> text = page({"recipe": {"notation": "32H~64V", "data": "digits", "estimator": "concrete"}})
     >>> "<h1>32H~64V on digits by concrete</h1>" in text
@@ -96,7 +96,7 @@ def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequen
 
 
 def render_template(name: str, **variables: Any) -> str:
-    """Render a template of this package; the filter `coded` marks text between backticks as code."""
+    """Render a template of this package. Its filter `coded` marks text between backticks as code."""
     is_html = name.endswith(".html")
     environment = Environment(
         loader=PackageLoader(__package__, ""),

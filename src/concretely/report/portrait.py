@@ -14,10 +14,10 @@ from .layout import Point
 from .style import DARK, INK, PALE, PIXELS
 
 LOOK: dict[str, Any] = {"facecolor": "white", "edgecolor": DARK, "linewidth": 0.8, "zorder": 2}
-"""The look of boxes and circles, unless they ask for another."""
+"""The default look of boxes and circles."""
 
 PITCH, RADIUS, PLUS, CELL, LEVEL = 1.0, 0.2, 0.11, 0.28, 0.6
-"""For small nodes, in inches: the distance of logits, the radii of leaves and sums, a state, the distance of levels."""
+"""Sizes of small nodes in inches: distance of logits, radii of leaves and sums, side of a state, distance of levels."""
 
 GRID = 1.0
 """The size of the state of a large node, in inches."""
@@ -33,7 +33,7 @@ class Box:
         self.size: Point = (GRID + 0.24, rows * side + 0.58)
 
     def draw(self, axes: Axes, middle: Point) -> None:
-        """Draw it centred at a point."""
+        """Draw the node centred at a point."""
         node, (x, y), (width, height) = self.node, middle, self.table_size
         color = GROUND if node.observed else PALE
         box(axes, middle, self.size, rounding=0 if node.discrete else 0.14, facecolor=color)
@@ -45,7 +45,7 @@ class Box:
 
 
 class Full:
-    """A node unit by unit: logits and noise, their sums, operations, the state, and the name above."""
+    """A node drawn in full: for every unit its logits, noise, sums, operations and state, with the name above."""
 
     def __init__(self, node: Node, *, framed: bool) -> None:
         self.node, self.framed = node, framed
@@ -63,7 +63,7 @@ class Full:
         self.size: Point = (width + 0.1, self.levels[-1] + CELL / 2 + 0.34)
 
     def draw(self, axes: Axes, middle: Point) -> None:
-        """Draw it centred at a point."""
+        """Draw the node centred at a point."""
         (x, y), (_, height) = middle, self.size
         leaf, total, step, state = (y - height / 2 + level for level in self.levels)
         if self.framed:
@@ -76,7 +76,7 @@ class Full:
         text(axes, (x, state + CELL / 2 + 0.18), legible(self.node.name), size=10)
 
     def _draw_leaves(self, axes: Axes, unit: int, middle: Point, *, total: float) -> list[Point]:
-        """Draw logits and, with noise, sums; return where arrows leave them."""
+        """Draw the logits and, if there is noise, the noise and the sums; return the points where arrows start."""
         node, (centre, leaf), sources = self.node, middle, []
         for entry in range(node.n):
             x, index = centre + (entry - (node.n - 1) / 2) * PITCH, node.subscript(unit, entry)

@@ -17,14 +17,15 @@ from ..spelling import format_number
 from .style import DARK, INK, PALE, SHADES, STRONG
 
 VERTICES = ((0.0, 0.0), (1.0, 0.0), (0.5, math.sqrt(3) / 2))
-"""The vertices of the simplex on the page."""
+"""The coordinates of the vertices of the simplex in the figure."""
 
 
 def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
-    """Draw the density of three categories as the shading of a triangle, one for each temperature.
+    """Draw the Concrete density of a variable with three categories on a triangle, one panel for each temperature.
 
-    At temperature zero the area of a white circle is the mass of its vertex. Otherwise brightness is proportional to
-    the density, with a separate scale for each panel. See [maddison2017concrete], figure 2.
+    The categories have probabilities proportional to `alpha`. Brightness is proportional to the density, with a
+    separate scale for each panel. At temperature zero there is no density: each vertex has a white circle whose area is
+    the probability of its category. See [maddison2017concrete], figure 2.
     """
     if len(alpha) != 3:
         raise ValueError(f"alpha must be three positive numbers, got {len(alpha)}")
@@ -37,8 +38,8 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
 def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
     """Draw the density of noisy log-odds, the sigmoid that maps them, and the density of its output.
 
-    Values that round to one are dark and those that round to zero pale: their shares are the same at every temperature.
-    Each density has its own scale. See [maddison2017concrete], figure 3.
+    `alpha` is the odds of one. Values that round to one are dark and those that round to zero are pale; their shares
+    are the same at every temperature. Each density has its own scale. See [maddison2017concrete], figure 3.
     """
     logits = torch.tensor(alpha, dtype=torch.float64).log()
     return _page(
@@ -61,14 +62,14 @@ def tiles(side: int) -> Float[Tensor, "tiles 3 3"]:
 
 
 def ceiling(density: Float[Tensor, "points"], temperature: Temperature, *, n: int) -> float:
-    """Return the density at the top of the scale: the maximum or, if it is unbounded, the 95th percentile."""
-    bounded = temperature >= n - 1  # below, it is unbounded at the vertices
+    """Return the density at the top of the scale: the maximum or, if the density is unbounded, the 95th percentile."""
+    bounded = temperature >= n - 1  # at lower temperatures the density is unbounded at the vertices
     height = float(density.max() if bounded else density.quantile(0.95))
     return height or 1.0  # all mass may lie between the points
 
 
 def _lattice(total: int) -> Float[Tensor, "points 3"]:
-    """Return the triples of natural numbers with a given sum."""
+    """Return all triples of nonnegative integers with a given sum."""
     points = [(i, j, total - i - j) for i in range(total + 1) for j in range(total + 1 - i)]
     return torch.tensor(points, dtype=torch.float64).view(-1, 3)
 
@@ -89,7 +90,7 @@ def _page(temperatures: Sequence[float], draw: Callable[[Axes, float], None], *,
 
 
 def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
-    """Draw a triangle that is dark where there is no mass."""
+    """Draw the density on a triangle, which is dark where the density is zero."""
     radii = [0.0, 0.0, 0.0]
     if relaxed.temperature == 0:
         radii = [0.17 * math.sqrt(mass) for mass in relaxed.discretize().probs.tolist()]
@@ -111,13 +112,13 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
 
 
 def _draw_binary(axes: Axes, relaxed: BinaryConcrete) -> None:
-    """Draw the density of the input below the sigmoid, and that of the output to its right."""
+    """Draw the sigmoid, the density of its input below it, and the density of its output to its right."""
     box = axes.inset_axes((0.1, 0.48, 0.62, 0.52))
     below = axes.inset_axes((0.1, 0.18, 0.62, 0.26), sharex=box)
     beside = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
 
     reach = 6 + abs(float(relaxed.logits))
-    half = reach * torch.linspace(1e-9, 1, 200, dtype=torch.float64)  # up to the step from either side
+    half = reach * torch.linspace(1e-9, 1, 200, dtype=torch.float64)  # both sides end next to the step at 0
     noisy = torch.cat([-half.flip(0), half])
     law = Logistic(logits=relaxed.logits, temperature=1.0).log_prob(noisy).exp()
     for side, color in ((noisy < 0, PALE), (noisy > 0, STRONG)):

@@ -1,4 +1,4 @@
-"""The reproduction report: a review of our records and the paper's numbers, as Markdown and as one HTML page."""
+"""The reproduction report as Markdown and as one HTML page. It compares our records with the paper's numbers."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,16 +23,19 @@ from .relaxation import binary, simplex
 from .table import MISSING, Grid, cell_grid, format_comparison, format_cost, format_score
 
 PRECISIONS = {"high": "tf32", "medium": "bfloat16"}
-"""The values of --precision by torch's names, except the default."""
+"""The values of the flag --precision by torch's names of matmul precisions, except the default."""
 
 
 def markdown_report(review: Review) -> str:
-    """Return the review in Markdown."""
+    """Return the reproduction report in Markdown."""
     return render_template("reproduction.md", **_variables(review))
 
 
 def html_report(review: Review, sampling: Sequence[tuple[float, Mapping[str, Trace]]]) -> str:
-    """Return the review as one HTML file with the paper's figures; `sampling` are the runs of figure 1."""
+    """Return the reproduction report as one HTML page, with the paper's figures.
+
+    `sampling` has the traces to draw as figure 1, by name for each temperature (see `sampling_traces`).
+    """
     style = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     return render_template(
         "reproduction.html",
@@ -79,7 +82,7 @@ def _summary(review: Review) -> Grid:
 
 
 def _budgets(results: Sequence[CellResult]) -> Grid:
-    """Return a row for every record of cells that were trained more than once."""
+    """Return a table with a row for every result, of cells that were trained more than once."""
     rows = []
     for result in results:
         recipe, (test, _, difference) = result.recipe, format_comparison(result, "test")
@@ -112,7 +115,7 @@ def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
 
 
 def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how the training set was scored, where not all of its points had all samples."""
+    """Return a sentence about records in which only some training points were scored with all samples, if any."""
     scores = [score for record in records if is_corrected(score := record["metrics"].get("train_nll", {}))]
     if not scores:
         return ""

@@ -24,7 +24,7 @@ DPI = 200
 
 
 def save_figure(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure as PNG and SVG under a path without suffix; equal figures give equal bytes."""
+    """Write a figure as PNG and SVG under a path without suffix, and return their paths. The bytes are reproducible."""
     files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
     with atomic_write(files[0]) as png, atomic_write(files[1]) as svg:
         png.write_bytes(render_figure(figure))

@@ -1,4 +1,4 @@
-"""Tables of the cells of an experiment: our numbers and the paper's."""
+"""Tables that compare our numbers with the paper's, with one row for each model (cell) of an experiment."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,32 +16,32 @@ from ..training.recipe import Member
 MISSING = "–"
 
 WORDS = ("model", "data", "estimator", "optimizer", "experiment")
-"""The columns of text."""
+"""The names of columns that hold text, not numbers."""
 
 NAMES = {"samples": "m", "temperature": "λ"}
 """The paper's symbols for keys of a recipe."""
 
 GRAPHS = {"nll": "discrete", "relaxed": "relaxed"}
 OBJECTIVES = {f"{split}_{name}": f"{split} {graph}" for split in SPLITS for name, graph in GRAPHS.items()}
-"""The metrics to show where the paper has no numbers."""
+"""The metrics to show if the paper has no numbers, and the titles of their columns."""
 
 
 class Grid(NamedTuple):
-    """The text of a table."""
+    """The head and the rows of a table, as text."""
 
     head: list[str]
     rows: list[list[str]]
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether columns hold numbers, which are aligned to the right."""
+        """Whether each column holds numbers, which are aligned to the right."""
         return [name not in WORDS for name in self.head]
 
 
 def cell_grid(results: Sequence[CellResult]) -> Grid:
-    """Return a row for every cell: our numbers with standard errors, the paper's, the difference, and the cost.
+    """Return a table with a row for every cell: our NLL with its standard error, the paper's, the difference, the cost.
 
-    Keys that are the same for all cells have no column. Where the paper has no numbers, our objectives are shown.
+    Keys of recipes that are the same for all cells have no column. If the paper has no numbers, `OBJECTIVES` are shown.
 
     >>> from ..experiment.paper import load_experiment
     >>> cell_grid([CellResult(cell) for cell in load_experiment("table-1").cells]).head
@@ -63,7 +63,7 @@ def cell_grid(results: Sequence[CellResult]) -> Grid:
 
 
 def format_score(result: CellResult, name: str) -> str:
-    """Format one of our metrics with its standard error."""
+    """Format one of our metrics with its standard error, or "diverged" or a dash if it is missing."""
     score = result.score(name)
     if score is None:
         return "diverged" if result.diverged else MISSING
@@ -71,7 +71,7 @@ def format_score(result: CellResult, name: str) -> str:
 
 
 def format_comparison(result: CellResult, split: str) -> tuple[str, str, str]:
-    """Format our NLL, the paper's, and the difference."""
+    """Format our NLL on a split, the paper's NLL, and our NLL minus the paper's."""
     paper, difference = result.cell.paper.get(split), result.difference(split)
     return (
         format_score(result, f"{split}_nll"),
@@ -81,7 +81,7 @@ def format_comparison(result: CellResult, split: str) -> tuple[str, str, str]:
 
 
 def format_cost(result: CellResult) -> tuple[str, str]:
-    """Format the steps of training, with the step of the selected model if it is not the last, and the seconds."""
+    """Format the step of the selected model, with the number of all steps if that is larger, and the seconds."""
     if result.record is None:
         return MISSING, MISSING
     taken, steps = result.record["step"], result.recipe.steps
@@ -90,7 +90,7 @@ def format_cost(result: CellResult) -> tuple[str, str]:
 
 
 def cell_table(results: Sequence[CellResult], *, title: str, caption: str) -> Table:
-    """Return the same as a table for the terminal."""
+    """Return `cell_grid` as a table for the terminal."""
     shown = plain_table(title, caption)
     found = cell_grid(results)
     for name, numeric in zip(found.head, found.numeric, strict=True):
@@ -120,7 +120,7 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
 
 
 def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> Table:
-    """Return the likelihoods of records on a split, after those of the baselines, optionally with a name for each."""
+    """Return a table of NLLs of records on a split, below those of the baselines, optionally with names of the runs."""
     heads = ("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", *(["member"] if names else []))
     table = Table(*heads, box=None, header_style="bold")
     baselines = dict[tuple[str, float], str]()
@@ -142,7 +142,7 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
 
 
 def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
-    """Return a sentence that says which of several runs is best, and by how much.
+    """Return a sentence that says which of several runs has the lowest NLL, and by how much.
 
     >>> def record(estimator, value):
     ...     metrics = {"test_nll": {"value": value, "standard_error": 0.2}, "test_factorised_nll": {"value": 27.0}}
@@ -170,7 +170,7 @@ def plain_table(title: str = "", caption: str = "") -> Table:
 
 
 def _differs(key: str, results: Sequence[CellResult]) -> bool:
-    """Return whether cells differ in a key; temperatures must differ for the same model and estimator."""
+    """Return whether cells differ in a key. Temperatures must differ for the same model and estimator."""
     recipes = [result.cell.recipe for result in results]
     if key == "temperature":
         alike = {(recipe.notation, recipe.estimator) for recipe in recipes}

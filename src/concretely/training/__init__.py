@@ -1,4 +1,5 @@
-"""Training: the recipe of a run, its loop, what it leaves on the disk and how it goes on from there.
+"""Training: the recipe of a run, the training loop, checkpoints, and resuming from them.
 
-Nothing is imported here, so that the command reads recipes without waiting for torch.
+A step is one update of the optimizer. Runs that are trained together are called members. This file imports nothing, so
+that the command can read recipes without waiting for torch.
 """

@@ -1,4 +1,4 @@
-"""Captures work of a GPU as a CUDA graph and replays it, which costs next to nothing to launch."""
+"""Capture GPU work as a CUDA graph and replay it, which costs next to nothing to launch."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from warnings import warn
 import torch
 
 WARM_UPS = 3
-"""The number of plain calls before the capture, in which kernels are compiled and libraries initialised."""
+"""The number of uncaptured calls before the capture. In these, kernels are compiled and libraries initialised."""
 
 _CAPTURING = Lock()
 
@@ -31,8 +31,8 @@ def _undisturbed() -> Iterator[None]:
 class Captured:
     """A function without arguments that is captured at the fourth call and replayed from then on.
 
-    Without a stream of a GPU all calls are plain. The function must always do the same work on the same memory. A
-    function that waits for a number from the device cannot be captured and stays plain.
+    Without a GPU stream, the function is always called directly. It must always do the same work on the same memory. A
+    function that waits for a number from the device cannot be captured and continues to be called directly.
     """
 
     def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
@@ -42,7 +42,7 @@ class Captured:
         """Whether the work could be captured, as far as is known."""
 
     def __call__(self) -> None:
-        """Do the work, or launch it."""
+        """Call the function, or replay its graph."""
         if self._graph is not None:
             self._graph.replay()
         elif self._stream is None:
@@ -55,7 +55,7 @@ class Captured:
             self()
 
     def _capture(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
-        """The work as a graph, or None if it cannot be captured; other threads may launch work meanwhile."""
+        """Return a graph of the function's work, or None if it cannot be captured. Other threads may launch work."""
         graph = torch.cuda.CUDAGraph()
         try:
             with _undisturbed(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -73,7 +73,7 @@ class Captured:
         return graph
 
     def _plainly(self, stream: torch.cuda.Stream) -> None:
-        """Do the work on the stream that it will be captured on, as torch advises."""
+        """Call the function on the stream that it will be captured on, as torch advises."""
         current = torch.cuda.current_stream(stream.device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):

@@ -1,8 +1,8 @@
 """Checkpoints: tensors as safetensors, everything else as JSON, written atomically and verified when read.
 
-Reading a checkpoint executes no code. The JSON is written last, and holds its own digest and that of the tensors: a
-checkpoint without it does not count. The last two of a run are kept, so that a damaged one costs only the steps since
-the one before.
+Reading a checkpoint executes no code. The JSON file is written last, and holds its own digest and that of the tensors.
+Tensors without a JSON file are ignored. The last two checkpoints of a run are kept, so that damage to the last costs
+only the steps since the one before.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..file import atomic_write
 
 FORMAT = 3
-"""The version of the format; 2 is that of concretely 0.1."""
+"""The version of the format. Concretely 0.1 wrote version 2."""
 KEPT = 2
 
 
@@ -32,7 +32,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     state: dict[str, Any]
     damaged: tuple[str, ...] = ()
-    """A sentence about each later checkpoint that is damaged."""
+    """An error message for each later checkpoint that is damaged."""
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
@@ -44,7 +44,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
     with atomic_write(path.with_suffix(".json")) as place:
         place.write_bytes(json.dumps({**content, "digest": _digest(content)}, indent=1).encode())
-    # a later one is damaged, or the run would have gone on from there
+    # a later checkpoint is damaged, or the run would have resumed from it
     kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]
     for kind in (".json", ".safetensors"):  # in this order, so that none is half there
         for old in set(_steps(folder, kind)) - set(kept):
@@ -53,9 +53,9 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The last checkpoint that is not damaged, or None if there is none at all.
+    """Return the last checkpoint that is not damaged, or None if there are no checkpoints.
 
-    A checkpoint of another format is refused.
+    Raise an error if all are damaged, or if one has another format.
     """
     damaged = []
     for step in _steps(folder, ".json")[::-1]:
@@ -71,11 +71,11 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 class _DamagedError(ValueError):
-    """A checkpoint that is not as it was written."""
+    """Raised if the files of a checkpoint have changed since they were written."""
 
 
 def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The content of a checkpoint, refused if any of it has changed since it was written."""
+    """Return the tensors and the state of a checkpoint; raise if any of it has changed since it was written."""
     try:
         text = path.with_suffix(".json").read_bytes()
         content = json.loads(text)
@@ -97,7 +97,7 @@ def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _steps(folder: Path, kind: str) -> list[int]:
-    """The steps of which there are files of a kind, in order."""
+    """Return the steps that have a checkpoint file with the suffix `kind`, in increasing order."""
     steps = (path.stem.removeprefix("checkpoint-") for path in folder.glob(f"checkpoint-*{kind}"))
     return sorted(int(step) for step in steps if step.isdecimal())
 

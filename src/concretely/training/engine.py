@@ -1,9 +1,9 @@
-"""The step engine: it takes the training steps of one or many runs of one architecture.
+"""The step engine: it takes the training steps of one run, or of many runs of one architecture together.
 
-Runs may differ in seed, learning rate, weight decay, temperatures and data. Everything that a step changes lies in
-tensors whose first axis counts members, and a single run is one member. On a GPU all members take their steps as one
-program, vmapped, captured as a CUDA graph and replayed. On a CPU every member is a program of its own, so that a member
-of many ends in the same bits as the same run alone.
+Runs that are trained together are called members. They may differ in seed, learning rate, weight decay, temperatures
+and data. Everything that a step changes lies in tensors whose first axis counts members; a single run has one member.
+On a GPU the step of all members is one vmapped program, captured as a CUDA graph and replayed. On a CPU every member
+runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from .train_state import TrainState
 
 GAP_INTERVAL = 10
-"""The gap to the discrete graph is measured at the first step of a row and every so many steps after it."""
+"""The interval, in steps, at which the gap is measured: the bound that is trained minus that of the discrete graph."""
 
 State = dict[str, Tensor]
-"""Everything that training steps change, by the names that it has in a checkpoint.
+"""The tensors that training steps change, by their names in a checkpoint.
 
-Parameters and buffers are `model/…` and `estimator/…`, the moments of gradients `first/…` and `second/…`, and the log
-of the steps is `row/sums` and `row/first_nonfinite`. The first axis of every tensor counts members.
+Parameters and buffers are `model/…` and `estimator/…`. The optimizer's moments of the gradients are `first/…` and
+`second/…`. The `StepLog` is `row/sums` and `row/first_nonfinite`. The first axis of every tensor counts members.
 """
 
 
 def path_of(name: str) -> str:
-    """The name in a state of a parameter or buffer of a loss, such as `model/p.top.logits`."""
+    """Return the key in a `State` of a parameter or buffer of a `MemberLoss`, such as `model/p.top.logits`."""
     return name.replace(".", "/", 1)
 
 
 def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
-    """The inputs of a model from the bits of data points: x, or the context and x."""
+    """Return the inputs of a model from the bits of data points: x, or the context (the first bits) and x."""
     context = recipe.architecture.context
     return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
 
@@ -63,7 +63,7 @@ class MemberLoss(nn.Module):
         self._temperatures: Temperatures | None = None  # those of the estimator
 
     def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
-        """The loss at the given temperatures, with noise from the given keys."""
+        """Return the loss at the given temperatures, with noise from the given keys."""
         inputs, estimator = inputs_of(self.recipe, bits), self._estimator_at(temperatures)
         samples, objective = self.recipe.samples, self._objective
         return estimator(self.model, *inputs, samples=samples, objective=objective, generator=keys).loss
@@ -79,10 +79,10 @@ class MemberLoss(nn.Module):
 
 
 class Engine:
-    """Takes the steps of runs that have all come to the same step.
+    """Takes the steps of runs that have all reached the same step.
 
-    The models of the runs are views of the state that steps change: whatever is done to a model between two calls of
-    `advance` is seen by the next step. `stacked` says whether members are one program, by default on a GPU alone.
+    The models of the runs are views of the state that steps change, so that changes to a model between two calls of
+    `advance` affect the next step. `stacked` says whether all members run as one program, by default only on a GPU.
     """
 
     def __init__(self, runs: Sequence["TrainState"], *, stacked: bool | None = None) -> None:
@@ -97,11 +97,11 @@ class Engine:
 
     @property
     def step(self) -> int:
-        """The number of steps that were taken."""
+        """The number of steps taken so far."""
         return self.runs[0].step
 
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
-        """Take steps until a step is reached, or until `pause`, which is called after each, returns true."""
+        """Take steps until the step `until`, or until `pause`, which is called after each step, returns true."""
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
             program._loss.train()
@@ -119,23 +119,23 @@ class Engine:
 
     @property
     def is_captured(self) -> bool | None:
-        """Whether all steps so far could be captured as CUDA graphs; None if that was not tried."""
+        """Whether all steps so far could be captured as CUDA graphs, or None if that was not tried."""
         works = [work for program in self._programs for work in (program._take, program._take_with_gap)]
         tried = [work.is_possible for work in works if isinstance(work, Captured)]
         return all(tried) if tried else None
 
     def without_ended(self, active: Sequence["TrainState"]) -> "Engine":
-        """An engine for the runs that are still active, which may be this one.
+        """Return an engine for the runs that are still active: this engine, or a new one.
 
-        A stacked program is kept until half of its members have ended: up to there, to step those that have ended
-        costs less than to capture a new program.
+        A stacked engine is kept until half of its members have ended. Until then, stepping the ended members costs less
+        than capturing a new program.
         """
         fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
         return self if fits else Engine(active, stacked=self.stacked)
 
 
 class _Program:
-    """Members that take their steps together."""
+    """The step of members that run as one program."""
 
     def __init__(self, runs: Sequence["TrainState"], *, vmapped: bool) -> None:
         first = runs[0]
@@ -150,7 +150,7 @@ class _Program:
         self._log = StepLog(state["row/sums"], state["row/first_nonfinite"])
         stacked = {name: each.parameter.detach().requires_grad_() for name, each in self._parameters.items()}
         self._leaves = stacked if vmapped else own
-        # the weights of the model have an L2 penalty, and nothing of the estimator has
+        # the weights of the model have an L2 penalty; the parameters of the estimator have none
         self._decays = {name: name.startswith("model.") and name.endswith("weight") for name in own}
         self._table = StepTable(runs, draws=first.draws)
         self._ones = torch.ones(len(runs), device=first.device)
@@ -161,18 +161,18 @@ class _Program:
             self._take, self._take_with_gap = (Captured(take, stream) for take in (self._take, self._take_with_gap))
 
     def take_step(self, step: int, *, gap: bool) -> None:
-        """Take a step; `gap` also measures how far the bound of the discrete graph is from what was maximised."""
+        """Take a step. With `gap`, also measure the trained bound minus the bound of the discrete graph."""
         self._table.prepare(step)
         (self._take_with_gap if gap else self._take)()
 
     def set_metrics(self) -> None:
-        """Copy the metrics of all members from the device, which waits for it."""
+        """Copy the metrics of all members from the device. This waits for the device."""
         metrics = torch.cat([self._log.sums, self._log.first_nonfinite.unsqueeze(-1)], -1).tolist()
         for run, own in zip(self._runs, metrics, strict=True):
             run.metrics = own
 
     def _step(self, *, gap: bool = False) -> None:
-        """Take one step without a word to the host."""
+        """Take one step without synchronizing with the host."""
         self._table.read()
         bits = self._table.batch()
         with deferred_gradients() if self._vmapped else nullcontext():
@@ -197,7 +197,7 @@ class _Program:
             self._update(gradients, sizes)
 
     def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
-        """The loss of every member."""
+        """Return the loss of every member, with the keys of a purpose."""
         keys, temperatures = self._table.keys[purpose], self._table.temperatures
         if not self._vmapped:
             found: Tensor = function(bits[0], Keys(keys[:, 0]), tuple(temperatures[:, 0].tolist()))
@@ -213,7 +213,7 @@ class _Program:
         return stacked
 
     def _update(self, gradients: dict[str, Tensor], sizes: StepSizes) -> None:
-        """Move all parameters by their gradients, some of which are still pairs of factors."""
+        """Update all parameters by the optimizer. Some gradients are still pairs of factors, and multiplied here."""
         states = self._parameters
         if self._recipe.optimizer == "muon":
             matrices = [name for name, decays in self._decays.items() if decays]
@@ -227,7 +227,7 @@ class _Program:
 
 
 def _joined(runs: Sequence["TrainState"]) -> State:
-    """The states of several runs as one, of which the state of each becomes a view."""
+    """Concatenate the states of several runs, and make the state of each run a view of the result."""
     state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
     for member, run in enumerate(runs):
         run.bind({name: tensor[member : member + 1] for name, tensor in state.items()})

@@ -1,6 +1,6 @@
 """The training loop: it trains, checkpoints, stops and resumes one run, or many of one architecture together.
 
-Whatever ends a run, at most the steps since its last checkpoint are repeated. On a CPU they end in the same bits.
+A resumed run repeats at most the steps since its last checkpoint. On a CPU the repeated steps give the same bits.
 """
 
 import math
@@ -24,18 +24,21 @@ from .run import Run, export, require_same, resume, save_checkpoint
 from .train_state import Row, TrainState
 
 ROWS = 500
-"""The largest number of rows of a curve; a run that was given more steps later may have some more."""
+"""The maximum number of rows of a training curve. A run whose number of steps was raised later may have more."""
 HOPELESS = 10
-"""Training has diverged when the bound is this many times as far below zero as before training."""
+"""Training has diverged if the bound is below minus this factor times the absolute bound before training."""
 
 
 class DivergedError(ArithmeticError):
-    """Training has diverged; the message says at which step and layer, and from which checkpoint to resume."""
+    """Raised if training diverges. The message has the step, the layer, and the checkpoint to resume from."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that are called during training; for several runs, a row is the average over those still training."""
+    """Functions that are called during training, with the step, a row of the curve, or a message for the user.
+
+    For several runs, a row is the average over those still training.
+    """
 
     step: Callable[[int], None] = lambda step: None
     row: Callable[[Row], None] = lambda row: None
@@ -54,8 +57,8 @@ def train(
 ) -> Run:
     """Train a model in a folder, from the last checkpoint there or from the start.
 
-    A checkpoint is written every `checkpoint_seconds`, at the end, and when `stop`, which is called after each step,
-    returns true; training then ends.
+    `stop` is called after each step; training ends when it returns true. A checkpoint is written every
+    `checkpoint_seconds` and at the end.
     """
     (found,) = train_together(
         [Member(recipe, Path(folder))],
@@ -81,8 +84,8 @@ def train_together(
 ) -> list[Run | DivergedError]:
     """Train runs of one architecture together, each in its folder, and return each run or the error that ended it.
 
-    On a CPU each ends in the same bits as it would alone. On a GPU it does so up to rounding, which may now and then
-    change a discrete draw. A run that diverges does not disturb the others.
+    On a CPU each result has the same bits as if the run were trained alone. On a GPU it is the same up to rounding,
+    which may occasionally change a discrete draw. A run that diverges does not disturb the others.
     """
     own = [data(member.recipe) for member in members]
     moved = {id(each): each.to(device) for each in own}  # once, however many share them
@@ -120,7 +123,7 @@ class _Task:
 
     @property
     def place(self) -> tuple[int, int]:
-        """The current step, and the step of the last row."""
+        """Return the current step, and the step of the last row."""
         return self.state.step, self.state.since
 
     @property
@@ -131,13 +134,13 @@ class _Task:
 def _start(
     member: Member, data: Dataset, state: TrainState, start: float, callbacks: Callbacks, environment: dict[str, Any]
 ) -> _Task:
-    """A run at its last checkpoint, or before the first step."""
+    """Return the task of a run, resumed from its last checkpoint if there is one."""
     found = resume(state, member.folder)
     run, damaged = found or (Run(member.recipe, environment, data.digest, start, step=0, seconds=0.0), ())
     for sentence in damaged:
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, data)
-    write_text(member.folder / FILE, member.recipe.toml())  # only now, as a run that is refused keeps its own
+    write_text(member.folder / FILE, member.recipe.toml())  # only now: a failed check must leave the old recipe
     if run.finished:
         export(run, state, member.folder)  # again, in case a file was lost
     return _Task(member.folder, state, run if run.finished else replace(run, environment=environment))
@@ -152,7 +155,7 @@ def _train(
     until: int | None,
     several: bool,
 ) -> bool:
-    """Take steps up to one or to the end, with rows, validations and checkpoints; whether it got there."""
+    """Take steps to `until` or to the end, with rows, validations and checkpoints; return whether it got there."""
     recipe, saved, stopped = tasks[0].state.recipe, time.monotonic(), False
     active = tasks
     for task in active:
@@ -188,7 +191,7 @@ def _train(
 
 
 def _update(task: _Task, *, at_end: bool, due: bool) -> None:
-    """Check a run after some steps; add a row at the end of one, and write a checkpoint where it is due."""
+    """Check a run for divergence; with `at_end`, add a row to the curve; if `due`, write a checkpoint."""
     state, folder = task.state, task.folder
     reason = _divergence(state, task.run, parameters=at_end or due)
     if reason is not None:
@@ -204,9 +207,9 @@ def _update(task: _Task, *, at_end: bool, due: bool) -> None:
 
 
 def _with_row(state: TrainState, run: Run) -> Run:
-    """The run with one more row, and with a validation where the recipe asks for one."""
+    """Return the run with one more row, and with a validation if the recipe asks for one at this step."""
     recipe, best, stale = state.recipe, run.best, run.stale
-    # a run that was stopped after a row may be asked to end right there
+    # a run that was stopped after a row may end at the same step when it is resumed
     again = bool(run.rows) and run.rows[-1].step == state.step
     rows, row = (run.rows[:-1], run.rows[-1]) if again else (run.rows, state.row())
     if recipe.validate and state.step % recipe.validate == 0:
@@ -222,7 +225,7 @@ def _with_row(state: TrainState, run: Run) -> Run:
 
 
 def _divergence(state: TrainState, run: Run, *, parameters: bool) -> str | None:
-    """Why a run cannot go on, if it has diverged; to look at its parameters as well waits for the device."""
+    """Return why a run has diverged, or None. With `parameters`, also check these, which waits for the device."""
     if (found := state.first_nonfinite()) is not None:
         return f"the gradient of step {found[0] + 1:,} is not finite, first in layer {found[1]}"
     if not (bound := state.bound()) >= -HOPELESS * max(abs(run.start), 1.0):
@@ -244,18 +247,18 @@ def _way_back(folder: Path) -> str:
 
 
 def _ends(recipe: Recipe, step: int) -> list[int]:
-    """The next steps after which there is a row or a validation."""
+    """Return the next steps after which there is a row or a validation, and the last step of the run."""
     every = [_interval(recipe), *([recipe.validate] if recipe.validate else [])]
     return [recipe.steps, *((step // each + 1) * each for each in every)]
 
 
 def _interval(recipe: Recipe) -> int:
-    """The number of steps of a row."""
+    """Return the number of steps between two rows."""
     return GAP_INTERVAL * math.ceil(recipe.steps / ROWS / GAP_INTERVAL)
 
 
 def _average(rows: Sequence[Row]) -> Row:
-    """The average of the rows of several runs; their seconds are added."""
+    """Return the average of the rows of several runs. Their seconds are added."""
     validations = [row.valid for row in rows if row.valid is not None]
     return replace(
         rows[0],

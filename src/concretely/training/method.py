@@ -24,7 +24,7 @@ from .recipe import ESTIMATORS, Recipe, Temperature
 from .rng import Purpose, generator_of
 
 Temperatures = tuple[float | Tensor, float | Tensor]
-"""The temperatures at which latents are drawn and scored."""
+"""The temperature at which q draws the latents, and that at which p scores them."""
 
 CLASSES: dict[str, Callable[..., Estimator]] = {
     "concrete": Pathwise,
@@ -38,11 +38,11 @@ CLASSES: dict[str, Callable[..., Estimator]] = {
     "vimco": VIMCO,
     "exact": Exact,
 }
-"""The estimators by name; those with temperatures are built from these, and NVIL from a model and inputs."""
+"""The constructors of estimators by name. They take temperatures or nothing; NVIL takes a model and inputs."""
 
 
 def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Estimator:
-    """The estimator of a recipe before the first step; NVIL is built from the model and some inputs."""
+    """Return the estimator of a recipe before the first step. Only NVIL depends on the model and the inputs."""
     if recipe.method.has_temperature:
         return estimator_at_step(recipe, step=0)
     if recipe.estimator != "nvil":
@@ -61,18 +61,18 @@ def estimator_of(recipe: Recipe, model: Model, inputs: tuple[Tensor, ...]) -> Es
 
 
 def estimator_at_step(recipe: Recipe, step: int) -> Estimator:
-    """The estimator of a recipe at the temperatures of a step, for estimators that have temperatures."""
+    """Return the estimator of a recipe at the temperatures of a step. The estimator must have a temperature."""
     temperature = at_step(recipe.temperature, step)
     assert temperature is not None
     return at_temperature(recipe.estimator, temperature, at_step(recipe.prior_temperature, step))
 
 
 def at_temperature(estimator: str, temperature: float | Tensor, prior_temperature: float | Tensor | None) -> Estimator:
-    """An estimator at some temperatures."""
+    """Return the estimator of a name with the given temperatures."""
     given = (temperature, prior_temperature) if ESTIMATORS[estimator].has_prior_temperature else (temperature,)
     return CLASSES[estimator](*given)
 
 
 def at_step(temperature: Temperature | None, step: int) -> float | None:
-    """The value of a temperature at a step, if there is one."""
+    """Return the value of a temperature or schedule at a step, or None if the temperature is None."""
     return temperature(step) if isinstance(temperature, Annealing) else temperature

@@ -1,8 +1,8 @@
-"""The optimisers: one step of Adam or Muon for the parameters of many members.
+"""The optimizers: one update by Adam or Muon of the parameters of many members.
 
-The first axis of every tensor counts members. A learning rate of zero stops a member: its parameters and moments stay
-as they are, whatever its gradient is. On a GPU the steps are those of the kernels `adam` and `muon`; elsewhere they are
-the definitions in this file.
+The first axis of every tensor counts members. A learning rate of zero stops a member: its parameters and moments do not
+change, whatever its gradient is. On a GPU the kernels `adam` and `muon` compute the update, elsewhere the definitions
+in this file.
 """
 
 from collections.abc import Sequence
@@ -23,9 +23,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 _ADAM = partial(adam, fused=True, amsgrad=False, beta1=BETA1, beta2=BETA2, eps=EPSILON, maximize=False)
 MOMENTUM, ROUNDS, SMALL, LENGTH = 0.95, 5, 1e-7, 0.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""The polynomial of Muon: a few rounds of it take singular values between 0 and 1 to about 1."""
+"""The polynomial of Muon. Applied a few times, it maps singular values between 0 and 1 to about 1."""
 FEW = 2**21
-"""Up to this many elements, kernel launches take longer than the matrix products."""
+"""Up to this number of elements, kernel launches take longer than the matrix products."""
 
 
 class ParameterState(NamedTuple):
@@ -37,10 +37,10 @@ class ParameterState(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """How far every member moves in a step."""
+    """The numbers that determine the size of an update, for every member."""
 
     rate: Float64[Tensor, " members"]
-    """The learning rate; zero for a member that must not move."""
+    """The learning rate, or zero for a member that must not change."""
     decay: Float64[Tensor, " members"]
     """The L2 penalty: this factor times a weight is added to its gradient."""
     mean: Float64[Tensor, " members"]
@@ -52,30 +52,30 @@ class StepSizes(NamedTuple):
 
 
 class StepLog(NamedTuple):
-    """What the steps of every member leave behind for the host to read."""
+    """What the steps of every member record for the host to read."""
 
     sums: Float64[Tensor, "members 4"]
     """Since the last row: the sum of objectives and their number, the sum of gaps and their number."""
     first_nonfinite: Int64[Tensor, " members"]
-    """The first step whose loss or gradient was not finite; -1 if there is none."""
+    """The first step whose loss or gradient was not finite, or -1 if there is none."""
 
 
 def kernels(name: str, tensor: Tensor) -> Any | None:
-    """The module of kernels with a name, or None if they cannot be launched where a tensor is."""
+    """Return the kernel module of a name, or None if it cannot run on the device of a tensor."""
     return import_module(f"concretely.kernel.{name}") if operator.is_enabled(name, tensor) else None
 
 
 def corrections(steps: int) -> tuple[float, float]:
-    """The bias corrections of Adam after so many steps."""
+    """Return Adam's bias corrections of the first and second moment after a number of steps."""
     return 1 / (1 - BETA1**steps), 1 / (1 - BETA2**steps)
 
 
 def guard_(
     log: StepLog, tensors: Sequence[Float[Tensor, "members ..."]], loss: Float[Tensor, " members"], sizes: StepSizes
 ) -> StepSizes:
-    """Log a step, and stop every member whose loss or whose tensors are not finite, for this step and all later ones.
+    """Log a step, and stop every member whose loss or tensors are not finite, for this step and all later ones.
 
-    The objective is minus the loss. The returned step sizes have a learning rate of zero for members that are stopped.
+    The logged objective is minus the loss. The returned step sizes have a learning rate of zero for stopped members.
     """
     kernel = kernels("adam", loss)
     if kernel is not None:
@@ -93,7 +93,7 @@ def guard_(
 def adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, *, decays: Sequence[bool]
 ) -> None:
-    """Take a step of Adam [kingma2015adam]; `decays` says which of the parameters have an L2 penalty."""
+    """Update parameters by Adam [kingma2015adam]. `decays` says which of the parameters have an L2 penalty."""
     kernel = kernels("adam", states[0].parameter)
     if kernel is not None:
         parameters, firsts, seconds = (list(part) for part in zip(*states, strict=True))
@@ -108,7 +108,7 @@ def adam_(
 def _fused_adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, decays: Sequence[bool]
 ) -> None:
-    """Take a step of Adam with torch's own, which reads step sizes on the host."""
+    """Update parameters by torch's fused Adam, which reads the step sizes on the host."""
     rates, factors, steps = (part.tolist() for part in (sizes.rate, sizes.decay, sizes.step))
     for member in (member for member, rate in enumerate(rates) if rate != 0):
         for penalty in sorted({factors[member] * decay for decay in decays}):
@@ -124,7 +124,7 @@ def _fused_adam_(
 def _plain_adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, decays: Sequence[bool]
 ) -> None:
-    """Take a step of Adam without reading anything on the host, so that it can be captured as a CUDA graph."""
+    """Update parameters by Adam without reading anything on the host, so that a CUDA graph can capture it."""
     for state, gradient, decays_here in zip(states, gradients, decays, strict=True):
         parameter, first, second = state
         shape = (-1, *(1,) * (parameter.dim() - 1))
@@ -140,15 +140,15 @@ def _plain_adam_(
 def muon_(
     states: Sequence[ParameterState], gradients: Sequence[Float[Tensor, "members _ _"]], sizes: StepSizes
 ) -> None:
-    """Take a step of Muon for matrices, all of which have an L2 penalty; second moments are left alone.
+    """Update matrices by Muon. All have an L2 penalty, and their second moments do not change.
 
-    The step goes along the momentum with all singular values made about one [jordan2024muon]. It is as long as that of
-    Adam at the same learning rate is on average [liu2025muon].
+    The update is the momentum with its singular values set to about one [jordan2024muon]. Its length is the average
+    length of an update by Adam at the same learning rate [liu2025muon].
     """
     shapes = [sorted(state.parameter.shape[1:]) for state in states]
     members, longest = len(sizes.rate), max(columns for _, columns in shapes)
-    # matrices of one shape, up to transposition, are multiplied together; where launches cost more than products, so
-    # are those with the same number of rows, padded with columns of zeros, which change nothing
+    # matrices of one shape, up to transposition, are multiplied together; where launches cost more than products,
+    # matrices with the same number of rows are padded with zero columns, which change nothing, and also grouped
     pads = (
         kernels("muon", states[0].parameter) is not None and members * sum(rows * longest for rows, _ in shapes) <= FEW
     )
@@ -167,7 +167,7 @@ def muon_(
 
 
 def orthogonal(matrix: Float[Tensor, "members rows columns"]) -> Float[Tensor, "members rows columns"]:
-    """A matrix with the same singular vectors, and singular values between 0.7 and 1.2 but for the smallest."""
+    """Return a matrix with the same singular vectors, and singular values (except tiny ones) between 0.7 and 1.2."""
     if matrix.shape[-2] > matrix.shape[-1]:
         return orthogonal(matrix.mT).mT
     found: Tensor = matrix / (torch.linalg.matrix_norm(matrix, keepdim=True) + SMALL)
@@ -177,7 +177,7 @@ def orthogonal(matrix: Float[Tensor, "members rows columns"]) -> Float[Tensor, "
 
 
 def polynomial(gram: Float[Tensor, "members rows rows"]) -> Float[Tensor, "members rows rows"]:
-    """The factor that a round of Muon multiplies a matrix by, from the products of its rows with each other."""
+    """Return the factor by which one round of Muon multiplies a matrix M, from its Gram matrix M Mᵀ."""
     kernel = kernels("muon", gram) if gram.dtype == torch.float32 else None
     if kernel is not None:
         precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -188,7 +188,7 @@ def polynomial(gram: Float[Tensor, "members rows rows"]) -> Float[Tensor, "membe
 
 
 def _momentum_(states: list[ParameterState], gradients: list[Tensor], sizes: StepSizes, out: list[Tensor]) -> None:
-    """Add gradients to the momenta; write to `out` what these will be after the same gradients once more."""
+    """Add gradients to the momenta, and write the Nesterov momenta to `out`: those after adding the gradients again."""
     kernel = kernels("muon", out[0]) if out[0].dtype == torch.float32 else None
     if kernel is not None:
         parameters, firsts, _ = (list(part) for part in zip(*states, strict=True))
@@ -203,7 +203,7 @@ def _momentum_(states: list[ParameterState], gradients: list[Tensor], sizes: Ste
 
 
 def _move_(states: list[ParameterState], sizes: StepSizes, steps: list[Tensor]) -> None:
-    """Move matrices along their steps, which may be transposed."""
+    """Move matrices by the update directions `steps`, which may be transposed."""
     lengths = [LENGTH * max(state.parameter.shape[1:]) ** 0.5 for state in states]
     kernel = kernels("muon", steps[0]) if steps[0].dtype == torch.float32 else None
     if kernel is not None:
@@ -215,7 +215,7 @@ def _move_(states: list[ParameterState], sizes: StepSizes, steps: list[Tensor]) 
 
 
 def _split(groups: Sequence[Sequence[int]], stacks: Sequence[Tensor], widths: Sequence[int]) -> list[Tensor]:
-    """The part of each matrix in the stacks, without the padding."""
+    """Return the part of each matrix in the stacks, without the padding, in the order of the groups."""
     pairs = zip(groups, stacks, strict=True)
     parts = [part for group, stack in pairs for part in stack.chunk(len(group))]
     return [part[..., :width] for part, width in zip(parts, widths, strict=True)]

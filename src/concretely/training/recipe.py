@@ -2,10 +2,11 @@
 
 Precedence: defaults < file < `[when.*]` sections (more kinds win) < flags. Flags and TOML files use the same names. The
 defaults are those of the paper [maddison2017concrete, appendix D.5]: temperatures depend on the arity, learning rates
-on the layers. The sections of a file apply to some runs only: to a task, `[when.density]` or `[when.prediction]`; to
-layers, `[when.linear]` or `[when.nonlinear]`; to the graph that is trained, `[when.relaxed]` or `[when.discrete]`; to
-an estimator, such as `[when.nvil]`; to a number of samples, such as `[when.m5]`. Of two sections with as many kinds,
-the one whose kind comes later in this list wins. `[when.nvil.linear]` applies where both kinds do.
+on the layers. A section of a file applies only to runs of its kind. Kinds are, in this order: the task,
+`[when.density]` or `[when.prediction]`; the layers, `[when.linear]` or `[when.nonlinear]`; the graph that is trained,
+`[when.relaxed]` or `[when.discrete]`; the estimator, such as `[when.nvil]`; the number of samples, such as `[when.m5]`.
+`[when.nvil.linear]` applies to runs of both kinds. Of two sections with equally many kinds, the one whose kind comes
+later in this order wins.
 """
 
 import json
@@ -28,7 +29,7 @@ FILE = "recipe.toml"
 """The name of the recipe file in the folder of a run."""
 
 PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "preset").glob("*.toml"))}
-"""The recipes that come with the library, by name; they set neither the model nor the data."""
+"""The recipe files that come with the library, by name. They set neither the model nor the data."""
 
 Temperature = float | Annealing
 
@@ -39,9 +40,9 @@ class Method(NamedTuple):
     has_temperature: bool = False
     """Whether it has a temperature."""
     has_prior_temperature: bool = False
-    """Whether it scores latents under p at a temperature of their own."""
+    """Whether p scores the latents at a separate temperature."""
     relaxes: bool = False
-    """Whether it trains the relaxed graph, whose bound differs from that of the discrete graph."""
+    """Whether it trains the relaxed graph, whose bound differs from the bound of the discrete graph."""
     samples: int = 1
     """The smallest number of samples."""
 
@@ -59,7 +60,7 @@ ESTIMATORS = {
     "exact": Method(),
 }
 KINDS = (("density", "prediction"), ("linear", "nonlinear"), ("relaxed", "discrete"), tuple(ESTIMATORS))
-"""The kinds that sections of a file may name, besides numbers of samples; a run is of one kind of each group."""
+"""The kinds that sections of a file may name, besides numbers of samples. A run has one kind of each group."""
 OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
@@ -68,15 +69,15 @@ LARGEST = sys.float_info.max
 OF_DATA = ("data", "binarize", "train_on")
 """The keys of a recipe that choose the data."""
 DIFFERENT = (*OF_DATA, "lr", "weight_decay", "temperature", "prior_temperature", "seed")
-"""The keys in which the recipes of members may differ."""
+"""The keys in which the recipes of runs that are trained together may differ."""
 
 TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
-"""The paper's posterior and prior temperatures of each arity."""
+"""The paper's temperature and prior temperature for each arity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train a model; settings without a default here depend on others.
+    """How to train a model. The defaults of settings without one here depend on other settings (see `resolve`).
 
     >>> recipe = resolve(notation="200H~784V", data="mnist", estimator="vimco")
     >>> recipe.samples, recipe.lr, recipe.temperature
@@ -88,9 +89,9 @@ class Recipe:
     data: str = "digits"
     """The name of a data set, or the path of one."""
     binarize: str = "bernoulli"
-    """How grey values of a file become bits: one random draw of each, or a threshold at one half."""
+    """How grey values of a file become bits: by one random draw of each ("bernoulli"), or by a threshold at 1/2."""
     train_on: str = "train"
-    """Whether to train on the training points alone, or on the whole, validation points included."""
+    """Whether to train on the training points ("train"), or on these and the validation points ("whole")."""
     estimator: str = "concrete"
     samples: int
     """The number m of samples in the bound."""
@@ -110,10 +111,10 @@ class Recipe:
     loss."""
     seed: int = 0
     validate: int
-    """The number of steps between two validations, 0 for none; with validations, the best parameters are kept."""
+    """The number of steps between two validations, or 0 for none. With validations, the best parameters are kept."""
     validation_samples: int = 10
     patience: int = 0
-    """Training stops after this many validations without a better one; 0 is never."""
+    """The number of validations without improvement after which training stops, or 0 to never stop early."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -135,7 +136,7 @@ class Recipe:
 
     @classmethod
     def of(cls, **settings: Any) -> "Recipe":
-        """Build a recipe from some settings; the others take the paper's value for that kind of model.
+        """Build a recipe from some settings. The others get the paper's values for that kind of model.
 
         >>> Recipe.of(notation="200H~784V", data="mnist", lr=1e-3).samples
         1
@@ -144,7 +145,7 @@ class Recipe:
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The model that the notation stands for."""
+        """The parsed notation."""
         return parse(self.notation)
 
     @property
@@ -154,7 +155,7 @@ class Recipe:
 
     @property
     def width(self) -> int:
-        """The number of bits of a data point, those of the context included."""
+        """The number of bits of a data point, including those of the context."""
         architecture = self.architecture
         return architecture.observed.units + (architecture.context.units if architecture.context else 0)
 
@@ -171,7 +172,7 @@ class Recipe:
         return {name: _plain(value) for name, value in values.items() if value is not None}
 
     def toml(self) -> str:
-        """The recipe as the text of a TOML file."""
+        """Return the recipe as the text of a TOML file."""
         # strings and numbers of JSON are valid TOML, except for one character that TOML wants escaped
         lines = (f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in self.settings.items())
         return "".join(lines).replace("\x7f", r"\u007f")
@@ -185,12 +186,12 @@ class Member(NamedTuple):
 
 
 def program_key(recipe: Recipe) -> tuple[object, ...]:
-    """A key that recipes have in common if their runs can be trained together."""
+    """Return a key that is equal for recipes whose runs can be trained together."""
     return tuple(getattr(recipe, field.name) for field in fields(recipe) if field.name not in DIFFERENT)
 
 
 def data_key(recipe: Recipe) -> tuple[str | int, ...]:
-    """A key that recipes with the same data have in common."""
+    """Return a key that is equal for recipes with the same data."""
     return recipe.width, *(getattr(recipe, name) for name in OF_DATA)
 
 
@@ -222,7 +223,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def overridden(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file, also those of its sections, overridden by others.
+    """Return the settings of a file, overridden by others in the file and in its sections.
 
     >>> overridden({"lr": 1e-3, "when": {"linear": {"lr": 1e-2, "batch": 8}}}, {"lr": "0.1"})
     {'lr': '0.1', 'when': {'linear': {'batch': 8}}}
@@ -234,7 +235,7 @@ def overridden(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str,
 
 
 def section_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the sections of a file that apply to the model given with them.
+    """Return the settings in those sections of `given` that apply to its notation, estimator and samples.
 
     >>> section_settings({"notation": "4H~6V", "when": {"linear": {"lr": 1e-2}, "nonlinear": {"batch": 8}}})
     {'batch': 8}
@@ -247,7 +248,7 @@ def section_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve(**given: Any) -> Recipe:
-    """Build a recipe from settings, with the paper's values for all that are not given.
+    """Build a recipe from settings, with the paper's values for all settings that are not given.
 
     Values may be text, as in flags: `lr="3e-4"`, `temperature="2/3"`, or `temperature="1:1/2:10000"` for a temperature
     that falls from 1 to 1/2 within 10,000 steps. `arity` becomes part of the notation.
@@ -267,7 +268,7 @@ def resolve(**given: Any) -> Recipe:
 
 
 def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, ...]:
-    """The kinds of a model, its estimator and its number of samples."""
+    """Return the kinds of a model, its estimator and its number of samples."""
     task = "density" if architecture.context is None else "prediction"
     layers = "nonlinear" if architecture.nonlinear else "linear"
     estimator = wished.get("estimator", Recipe.estimator)
@@ -276,23 +277,23 @@ def _kinds(architecture: Architecture, wished: Mapping[str, Any]) -> tuple[str, 
 
 
 def _sections(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a file, refused if they are invalid."""
+    """Return the sections of a file; raise if they are invalid."""
     return section.require(given.get(WHEN, {}), KINDS, _require_value, keys=_KEYS)
 
 
 def _require_value(name: str, value: Any) -> None:
-    """Refuse a setting that no recipe can have."""
+    """Raise if no recipe can have this setting."""
     _require_known({name: value})
     _require_possible(name, _read(name, value))
 
 
 def _samples(estimator: str) -> int:
-    """The default number of samples of an estimator."""
+    """Return the default number of samples of an estimator."""
     return 5 if ESTIMATORS.get(estimator, Method()).samples > 1 else 1
 
 
 def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that depend on others: the paper's values and, where it has none, values for a first try."""
+    """Return defaults of the settings that depend on others: the paper's values or, if it has none, reasonable ones."""
     arities = {layer.arity for layer in architecture.latent}
     # for other arities: the paper found 2/3 to be the best across those it tried
     temperature, prior = TEMPERATURES.get(max(arities), TEMPERATURES[2]) if len(arities) == 1 else TEMPERATURES[2]
@@ -322,14 +323,14 @@ _MOST = {
     **dict.fromkeys(("samples", "batch", "validation_samples"), 10**6),
     **dict.fromkeys(("steps", "validate", "patience"), 10**12),
 }
-"""Limits far beyond what is possible, so that absurd values are refused before any work."""
+"""Limits far beyond practical values, so that absurd values raise an error before any work."""
 _TEXTS = {"notation", "data", *_CHOICES}
 _FRACTIONS = {"lr", "weight_decay"}
 _TEMPERATURES = {"temperature", "prior_temperature"}
 
 
 def _read(name: str, value: Any) -> Any:
-    """A value converted to the type of its key, from text or from a value of TOML or Python."""
+    """Convert a value, from text, TOML or Python, to the type of its key."""
     if name in _TEXTS:
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")
@@ -361,7 +362,7 @@ def _annealing(name: str, text: str) -> Annealing:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON and TOML can represent."""
+    """Convert a value to one that JSON and TOML can represent."""
     return ":".join(f"{part!r}" for part in asdict(value).values()) if isinstance(value, Annealing) else value
 
 
@@ -372,7 +373,7 @@ def _require_known(given: Mapping[str, Any]) -> None:
 
 
 def _require_possible(name: str, value: Any) -> None:
-    """Refuse a value that no recipe can have, whatever its other settings are."""
+    """Raise if no recipe can have this value, whatever its other settings are."""
     if name in ("samples", "steps", "batch", "validation_samples"):
         _require(value >= 1, name, "be at least 1", value)
     if name in ("weight_decay", "seed", "validate", "patience"):

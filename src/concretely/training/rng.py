@@ -1,4 +1,4 @@
-"""The random numbers of a run: all are functions of the seed and the step, so that any step can be repeated."""
+"""The random numbers of a run. All are functions of the seed and the step, so that any step can be repeated."""
 
 from enum import IntEnum, auto
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Purpose(IntEnum):
-    """What random numbers are used for; every purpose has its own stream."""
+    """What random numbers are used for. Every purpose has its own stream."""
 
     INITIAL = auto()
     """The parameters that training starts from."""
@@ -18,9 +18,9 @@ class Purpose(IntEnum):
     NOISE = auto()
     """The draws of the latents at a step."""
     GAP = auto()
-    """The draws of the discrete graph at a step, which measure its gap to the relaxed one."""
+    """The draws of the discrete graph at a step, which measure its gap to the relaxed graph."""
     VALIDATION = auto()
-    """The draws that score the validation set, the same each time."""
+    """The draws that score the validation set, which are the same in each validation."""
     PICTURE = auto()
     """The draws that a report shows."""
     EVALUATION = auto()
@@ -28,7 +28,7 @@ class Purpose(IntEnum):
 
 
 def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
-    """The seed of a step or an epoch, independent of that of any other.
+    """Return a seed for a purpose and an index, such as a step or an epoch, independent of all others.
 
     >>> seed_of(0, Purpose.NOISE, 1) == seed_of(0, Purpose.NOISE, 1) != seed_of(0, Purpose.ORDER, 1)
     True
@@ -39,25 +39,25 @@ def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
 
 
 def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator for a purpose."""
+    """Return a generator for a purpose."""
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
 
 
 DRAWS = 1_024
-"""The largest number of draws of a step."""
+"""The maximum number of draws in one step."""
 
 
 def keys_of(seed: int, purpose: Purpose, step: int, *, device: torch.device | str = "cpu") -> Int64[Tensor, "draws 2"]:
-    """The keys of the draws of a step."""
+    """Return the keys of the draws of a step."""
     nonce = step * DRAWS + torch.arange(DRAWS, device=device)
     return torch.stack([torch.full_like(nonce, seed_of(seed, purpose)), nonce], -1)
 
 
 class Order:
-    """The data points of every step: epoch after epoch, each shuffled anew.
+    """The indices of the data points of every step, shuffled in each epoch.
 
-    A batch at the end of an epoch is filled up from the next epoch, so that all batches have one size. Indices are on
-    the CPU, so that the order is the same on every device.
+    A batch at the end of an epoch is filled up from the next epoch, so that all batches have the same size. Indices are
+    drawn on the CPU, so that the order is the same on every device.
 
     >>> order = Order(points=5, batch=4, seed=0)
     >>> sorted(torch.cat([order.indices(step) for step in range(5)]).tolist())
@@ -69,11 +69,11 @@ class Order:
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.int64)
 
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
-        """The data points of a step."""
+        """Return the indices of the data points of a step."""
         return self.span(step, 1)[0]
 
     def span(self, step: int, steps: int) -> Int64[Tensor, "steps batch"]:
-        """The data points of a number of steps, beginning with a given one."""
+        """Return the indices of the data points of `steps` steps, beginning with a given step."""
         parts, first, missing = [], step * self.batch, steps * self.batch
         while missing:
             epoch, start = divmod(first, self.points)

@@ -23,7 +23,7 @@ from .train_state import Row, TrainState, build_model
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
 SOME = 8
-"""The largest number of runs that an error lists."""
+"""The maximum number of runs that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Run:
 
     recipe: Recipe
     environment: Mapping[str, Any]
-    """The commit, versions and device of the last steps."""
+    """The commit, versions and device with which the run was last started or resumed."""
     digest: str
     """The digest of the data, which must not change during a run."""
     start: float
@@ -41,21 +41,21 @@ class Run:
     seconds: float
     rows: tuple[Row, ...] = ()
     best: tuple[int, float] | None = None
-    """The step with the best validation, and its negative log-likelihood."""
+    """The step with the best validation and its negative log-likelihood, or None without validations."""
     stale: int = 0
     """The number of validations since the best."""
     finished: bool = False
     members: int = 1
-    """The number of runs that were trained together; each has an equal share of the seconds."""
+    """The number of runs that were trained together. Each is charged an equal share of the seconds."""
 
     @property
     def chosen(self) -> int:
-        """The step that the exported model is of: that of the best validation, or the last."""
+        """The step of the exported parameters: the step of the best validation or, without validations, the last."""
         return self.step if self.best is None else self.best[0]
 
 
 def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False) -> Dataset:
-    """Load the data of a recipe; `place` is where they are now, if they were moved."""
+    """Load the data of a recipe. `place` is their current name or path, if they were moved."""
     name = recipe.data if place is None else place
     data = load_data(name, width=recipe.width, binarize=recipe.binarize, progress=progress)
     return data.whole if recipe.train_on == "whole" else data
@@ -64,7 +64,7 @@ def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False)
 def load(folder: str | Path, *, device: torch.device | str = "cpu") -> Model:
     """Load the model of a run, in evaluation mode.
 
-    It is that of the best validation, if there was one, else the last one.
+    Its parameters are those of the best validation or, without validations, of the last checkpoint.
     """
     _, model, damaged = restored(folder, device=device)
     for sentence in damaged:
@@ -73,7 +73,7 @@ def load(folder: str | Path, *, device: torch.device | str = "cpu") -> Model:
 
 
 def load_recipe(folder: str | Path) -> Recipe:
-    """The recipe of the run in a folder."""
+    """Return the recipe of the run in a folder."""
     folder = Path(folder)
     path = folder / FILE
     if not path.is_file():
@@ -85,14 +85,14 @@ def load_recipe(folder: str | Path) -> Recipe:
 
 
 def runs_in(folder: Path) -> list[str]:
-    """The names of the runs inside a folder."""
+    """Return the names of the runs inside a folder."""
     return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
 
 
 def restored(folder: str | Path, *, device: torch.device | str = "cpu") -> tuple[Run, Model, tuple[str, ...]]:
-    """A run, its model in evaluation mode, and a sentence about each damaged checkpoint.
+    """Return a run, its model in evaluation mode, and an error message for each damaged checkpoint.
 
-    The model is that of the best validation, if there was one, else the last one.
+    The parameters are those of the best validation or, without validations, of the last checkpoint.
     """
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
@@ -105,14 +105,14 @@ def restored(folder: str | Path, *, device: torch.device | str = "cpu") -> tuple
 
 
 def require_same(run: Run, data: Dataset) -> None:
-    """Refuse data other than those that a run was trained on."""
+    """Raise if the data are not those that a run was trained on."""
     if data.digest != run.digest:
         must = "data must be those that the run was trained on"
         raise ValueError(f"{must}, got others in {data.name!r}: bring them back, or begin a new run")
 
 
 def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
-    """The run of a checkpoint."""
+    """Return the run of a checkpoint; raise if its recipe differs from the given one in more than `steps`."""
     state = dict(last.state)
     was = resolve(**state.pop("recipe"))
     others = [field.name for field in fields(recipe) if field.name != "steps"]
@@ -130,7 +130,10 @@ def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
 
 
 def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]] | None:
-    """Load the last checkpoint of a folder, if it has one; the run, and a sentence about each damaged checkpoint."""
+    """Load the last checkpoint of a folder into `train_state`.
+
+    Return the run and an error message for each damaged checkpoint, or None if the folder has no checkpoint.
+    """
     last = checkpoint.latest(folder)
     if last is None:
         return None
@@ -147,7 +150,7 @@ def save_checkpoint(run: Run, train_state: TrainState, folder: Path) -> None:
 
 
 def export(run: Run, train_state: TrainState, folder: Path) -> None:
-    """Write the curve and, if the run is finished, the parameters."""
+    """Write the training curve as CSV and, if the run is finished, the parameters."""
     with atomic_write(folder / CURVE) as place, place.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
         table.writeheader()

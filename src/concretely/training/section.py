@@ -1,4 +1,4 @@
-"""Sections of a recipe file: settings for some models alone, such as `[when.linear]` or `[when.nvil.m5]`."""
+"""Sections of a recipe file: settings for some kinds of runs only, such as `[when.linear]` or `[when.nvil.m5]`."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -9,18 +9,18 @@ from ..spelling import did_you_mean
 WHEN = "when"
 """The table of a file that holds its sections."""
 DECIDING = ("notation", "arity", "estimator", "samples", WHEN)
-"""The keys that decide which sections apply, and so must not be set in one."""
+"""The keys that decide which sections apply. A section must not set them."""
 
 
 class Section(NamedTuple):
-    """Settings for every model that is of all the given kinds."""
+    """Settings for runs that have all the given kinds."""
 
     kinds: tuple[str, ...]
     settings: dict[str, Any]
 
 
 def sections(within: Mapping[str, Any], kinds: tuple[str, ...] = ()) -> Iterator[Section]:
-    """All sections, also those nested in others.
+    """Yield all sections, including those nested in others.
 
     >>> [section.kinds for section in sections({"nvil": {"lr": 2.0, "m5": {"lr": 3.0}}})]
     [('nvil',), ('nvil', 'm5')]
@@ -32,9 +32,9 @@ def sections(within: Mapping[str, Any], kinds: tuple[str, ...] = ()) -> Iterator
 
 
 def settings_for(within: Mapping[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
-    """The settings for a model that is of all these kinds.
+    """Return the settings for a run that has these kinds.
 
-    A section of more kinds overrides one of fewer. Of two with as many kinds, that of the later kind wins.
+    A section of more kinds overrides one of fewer. Of two sections with equally many, the one of the later kind wins.
 
     >>> settings_for({"linear": {"m5": {"lr": 2.0}}, "m5": {"lr": 1.0, "batch": 8}}, ("linear", "m5"))
     {'lr': 2.0, 'batch': 8}
@@ -45,7 +45,7 @@ def settings_for(within: Mapping[str, Any], kinds: Sequence[str]) -> dict[str, A
 
 
 def without(within: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The sections without the settings of some names."""
+    """Return the sections without the settings of the given names."""
     kept = {name: value for name, value in within.items() if name not in names}
     return {name: without(value, names) if isinstance(value, dict) else value for name, value in kept.items()}
 
@@ -58,7 +58,7 @@ def require(
     keys: Collection[str],
     outer: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return sections if all of them are valid, and refuse them otherwise; no model is of two kinds of one group."""
+    """Return sections if all are valid, else raise. A section must not combine two kinds of the same group."""
     place = ".".join((WHEN, *outer))
     if not isinstance(within, dict) or (not outer and not all(isinstance(each, dict) for each in within.values())):
         raise ValueError(f"{place} must be sections such as [{WHEN}.linear], got {within!r}")
@@ -82,7 +82,7 @@ def require(
 
 
 def _group(kind: str, groups: Sequence[Collection[str]]) -> int | None:
-    """The group of a kind; numbers of samples are the last group."""
+    """Return the index of the group of a kind, or None if it is unknown. Numbers of samples are the last group."""
     if re.fullmatch("m[1-9][0-9]*", kind):
         return len(groups)
     return next((index for index, kinds in enumerate(groups) if kind in kinds), None)

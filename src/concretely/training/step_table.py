@@ -1,4 +1,4 @@
-"""The table from which every step reads what differs from the step before.
+"""A table on the device from which every step reads what differs between steps.
 
 A replayed CUDA graph takes no arguments, so each step reads its indices, keys, learning rate and temperature from a
 device table that the host refills every 256 steps. A step on a CPU reads the same table.
@@ -28,7 +28,7 @@ NUMBERS = 6
 
 
 class StepTable:
-    """The lines of the next steps of some members, all at the same step."""
+    """A table with one line for each of the next steps of some members, all at the same step."""
 
     def __init__(self, runs: Sequence["TrainState"], *, draws: int) -> None:
         self.runs, self.draws, self.width = runs, draws, runs[0].recipe.width
@@ -50,16 +50,16 @@ class StepTable:
         """The keys of the draws of the current step, of shape (draws, members, 2)."""
         rate, decay, mean, spread = views["numbers"][:4]
         self.sizes = StepSizes(rate, decay, mean, spread, views["step"])
-        """How far every member moves at the current step."""
+        """The learning rate and the other numbers of the update at the current step, for every member."""
         self.temperatures: Float64[Tensor, "2 members"] = views["numbers"][4:]
         """The temperatures at which latents are drawn and scored at the current step."""
         self._end = runs[0].step  # the step after that of the last line
-        self._next: Tensor | None = None  # the lines from there on, where they are written already
+        self._next: Tensor | None = None  # the lines from that step on, if they are written already
         self._packed, self._starts = _joined(runs)
         self._orders = {_order_key(run): run.order for run in runs}
 
     def prepare(self, step: int) -> None:
-        """Make sure, on the host, that the next line is that of a step."""
+        """Refill the table from the host if needed, so that the next line is the line of `step`."""
         if step >= self._end:
             lines = self._written(step) if self._next is None else self._next
             self._table.copy_(lines, non_blocking=True)
@@ -69,12 +69,12 @@ class StepTable:
             self._next = self._written(self._end)
 
     def read(self) -> None:
-        """Go to the next line, on the device."""
+        """Read the next line, on the device."""
         torch.index_select(self._table, 0, self._cursor, out=self._line)
         self._cursor.add_(1)
 
     def batch(self) -> Float[Tensor, "members batch width"]:
-        """The bits of the data points of the current step."""
+        """Return the bits of the data points of the current step."""
         kernel = kernels("bits", self._packed)
         if kernel is not None:
             found: Tensor = kernel.unpack(self._packed, self._index, self.width)
@@ -82,14 +82,14 @@ class StepTable:
         return unpack(self._packed[self._index], self.width).float()
 
     def _split(self, lines: Int64[Tensor, "lines size"]) -> dict[str, Tensor]:
-        """The parts of lines, as views of them."""
+        """Return views of the named parts of lines."""
         sizes = [math.prod(shape) for shape in self._parts.values()]
         parts = zip(self._parts.items(), lines.split(sizes, -1), strict=True)
         views = {name: part.unflatten(-1, shape) for (name, shape), part in parts}
         return views | {"numbers": views["numbers"].view(torch.float64)}
 
     def _written(self, first: int) -> Int64[Tensor, "lines size"]:
-        """The lines from a step on."""
+        """Return the lines of the steps from `first` on."""
         lines = torch.zeros(self._table.shape, dtype=torch.int64, pin_memory=self._table.is_cuda)
         parts, steps = self._split(lines), range(first, first + LINES)
         recipes = [run.recipe for run in self.runs]
@@ -106,7 +106,7 @@ class StepTable:
         return lines
 
     def _numbers(self, steps: range) -> Iterator[Float64[Tensor, "lines members"]]:
-        """The numbers of every step and member, one column after the other."""
+        """Yield the columns `NUMBERS`, each for every step and member."""
         recipes = [run.recipe for run in self.runs]
         factors = torch.tensor([lr_factor(recipes[0], step) for step in steps], dtype=torch.float64)
         yield factors.unsqueeze(-1) * torch.tensor([recipe.lr for recipe in recipes], dtype=torch.float64)
@@ -121,7 +121,7 @@ class StepTable:
 
 
 def lr_factor(recipe: Recipe, step: int) -> float:
-    """The factor that the schedule multiplies the learning rate by at a step."""
+    """Return the factor by which the schedule multiplies the learning rate at a step."""
     done = min(step / recipe.steps, 1.0)
     match recipe.lr_schedule:
         case "linear":
@@ -133,12 +133,12 @@ def lr_factor(recipe: Recipe, step: int) -> float:
 
 
 def _order_key(run: "TrainState") -> tuple[int, int]:
-    """What the order of the data depends on and members may differ in."""
+    """Return what the order of the data depends on among the settings in which members may differ."""
     return run.recipe.seed, len(run.data.train)
 
 
 def _joined(runs: Sequence["TrainState"]) -> tuple[UInt8[Tensor, "points bytes"], list[int]]:
-    """The data of all members, each set once, and the place where the set of each member begins."""
+    """Concatenate the distinct data sets of all members; return them and the first index of each member's set."""
     sets = {id(run.data.train.packed): run.data.train.packed for run in runs}
     starts = dict(zip(sets, accumulate((len(each) for each in sets.values()), initial=0), strict=False))
     packed = torch.cat(list(sets.values())) if len(sets) > 1 else next(iter(sets.values()))

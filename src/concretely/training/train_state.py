@@ -1,4 +1,4 @@
-"""One run in memory: its model and estimator, and everything that training steps change."""
+"""One run in memory: its model, its estimator and all tensors that training steps change."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .step_table import lr_factor
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the curve: averages over the steps since the row before."""
+    """A row of the training curve. Its bounds are averages over the steps since the previous row."""
 
     step: int
     seconds: float
@@ -31,13 +31,13 @@ class Row:
     bound: float
     """The objective that was maximised, in nats."""
     discrete: float
-    """The bound of the discrete graph: the former minus the mean gap between the two on the same batches."""
+    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at every tenth step."""
     valid: float | None = None
-    """The negative log-likelihood of the validation set, if it was evaluated after this step."""
+    """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
 
 
 def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
-    """The model of a recipe before training; its biases start at the base rate of the data, if these are given."""
+    """Return the model of a recipe before training. Given data, its output biases start at their base rates."""
     architecture, generator = recipe.architecture, generator_of(recipe.seed, Purpose.INITIAL)
     rate = None if data is None else data.train.rate[recipe.width - architecture.observed.units :]
     make = density if architecture.context is None else prediction
@@ -45,7 +45,7 @@ def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
 
 
 class TrainState:
-    """A run between two steps."""
+    """The state of a run between two steps."""
 
     def __init__(self, recipe: Recipe, data: Dataset, *, device: torch.device | str = "cpu") -> None:
         self.recipe, self.device = recipe, torch.device(device)
@@ -71,13 +71,13 @@ class TrainState:
         return self.loss.estimator
 
     def bind(self, state: State) -> None:
-        """Move to a state of one member that lies elsewhere and holds the same values."""
+        """Use the tensors of another one-member state with the same values, such as a view of a stacked state."""
         for name, own in (*self.loss.named_parameters(), *self.loss.named_buffers()):
             own.data = state[path_of(name)][0]
         self.state = state
 
     def dry_run(self) -> float:
-        """The objective of the next step, without taking it; what a step would refuse is refused by this."""
+        """Return the objective of the next step without taking it. Raise the errors that the step would raise."""
         with eval_mode(self.loss), torch.no_grad():
             loss, keys = self._loss(self.step)
         self._draws = keys.used
@@ -85,19 +85,19 @@ class TrainState:
 
     @property
     def draws(self) -> int:
-        """The number of draws in a step."""
+        """The number of random draws in a step."""
         if self._draws is None:
             self.dry_run()
         assert self._draws is not None
         return self._draws
 
     def bound(self) -> float:
-        """The mean objective of the steps since the last row, zero if there are none."""
+        """Return the mean objective of the steps since the last row, or zero if there are none."""
         bound, steps, *_ = self.metrics
         return float(bound / max(steps, 1))
 
     def row(self) -> Row:
-        """The row of the steps since the last one; it starts the next."""
+        """Return the row of the steps since the last row, and reset the sums for the next row."""
         mean, (*_, gap, gaps, first_nonfinite) = self.bound(), self.metrics
         self.state["row/sums"].zero_()
         self.metrics = (0.0, 0.0, 0.0, 0.0, first_nonfinite)
@@ -112,22 +112,25 @@ class TrainState:
         )
 
     def validate(self) -> float:
-        """The negative log-likelihood of the validation set, estimated as the recipe says."""
+        """Return the negative log-likelihood of the validation set, estimated with `recipe.validation_samples`."""
         generator = generator_of(self.recipe.seed, Purpose.VALIDATION, device=self.device)
         inputs = inputs_of(self.recipe, self.data.valid[:])
         return evaluate(self.model, *inputs, samples=self.recipe.validation_samples, generator=generator).nll
 
     def keep_best(self) -> None:
-        """Copy the parameters as the best so far."""
+        """Keep a copy of the current parameters as the best so far."""
         self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def first_nonfinite(self) -> tuple[int, str] | None:
-        """The first step without a finite gradient and the layer that caused it; no step was taken from there on."""
+        """Return the first step whose gradient was not finite and the layer that caused it, or None.
+
+        The parameters have not changed since that step.
+        """
         step = int(self.metrics[-1])
         return None if step < 0 else (step, self.first_nonfinite_layer(step))
 
     def first_nonfinite_layer(self, step: int) -> str:
-        """The first layer in which a step is not finite or, if all are finite, the layer with the largest gradient."""
+        """Return the first layer that is not finite in a step or, if all are finite, that with the largest gradient."""
         self.loss.train()
         if parameter := self.first_nonfinite_parameter():
             return parameter
@@ -157,18 +160,18 @@ class TrainState:
         return max(norms, key=norms.__getitem__).rpartition(".")[0]
 
     def first_nonfinite_parameter(self) -> str | None:
-        """The first layer with a parameter that is not finite, if there is one; this waits for the device."""
+        """Return the first layer with a parameter that is not finite, or None. This waits for the device."""
         finite = torch.stack([torch.isfinite(parameter).all() for parameter in self.model.parameters()]).tolist()
         names = (name.rpartition(".")[0] for name, _ in self.model.named_parameters())
         return next((name for name, sound in zip(names, finite, strict=True) if not sound), None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint: all that later steps depend on, without the axis of members."""
+        """Return the tensors of a checkpoint: all that later steps depend on, without the member axis."""
         own = {name: tensor[0] for name, tensor in self.state.items()}
         return {**own, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
 
     def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
-        """Go back to a checkpoint."""
+        """Set the state to that of a checkpoint."""
         for name, tensor in self.state.items():
             tensor[0].copy_(tensors[name])
         best = (name for name in tensors if name.startswith("best/"))
@@ -178,7 +181,7 @@ class TrainState:
         self.since = step - int(self.metrics[1])
 
     def _loss(self, step: int) -> tuple[Tensor, Keys]:
-        """The loss of a step, the same whenever the parameters are, and the keys that it has used."""
+        """Return the loss of a step and the keys that it used. The loss depends only on the step and the parameters."""
         keys = Keys(keys_of(self.recipe.seed, Purpose.NOISE, step, device=self.device))
         temperature = at_step(self.recipe.temperature, step) or 0.0
         temperatures = temperature, at_step(self.recipe.prior_temperature, step) or temperature
@@ -187,7 +190,7 @@ class TrainState:
 
 
 def _initial(loss: MemberLoss, device: torch.device) -> State:
-    """The state before the first step, which shares the memory of the parameters and buffers of a loss."""
+    """Return the state before the first step. It shares memory with the parameters and buffers of a loss."""
     state = {
         path_of(name): own.detach().unsqueeze(0) for name, own in (*loss.named_parameters(), *loss.named_buffers())
     }
