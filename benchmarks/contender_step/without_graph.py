@@ -13,10 +13,10 @@ from .network import Network, bound, vimco
 
 def concrete(network: Network, x: Tensor, samples: int) -> Tensor:
     """The loss of one relaxed layer."""
-    q = unit(network.encoder[0](2 * x - 1)).relax(TEMPERATURE)
-    h, log_q = q.rsample_and_log_prob((samples,))
-    log_p = unit(network.top).relax(PRIOR_TEMPERATURE).node_log_prob(h)
-    log_x = c.Bernoulli(logits=network.decoder[0](h.squeeze(-1)), validate_args=False).log_prob(x)
+    q, p = unit(network.encoder[0](2 * x - 1)).relax(TEMPERATURE), unit(network.top).relax(PRIOR_TEMPERATURE)
+    node, log_q = q.node.rsample_and_log_prob((samples,))
+    log_p, h = p.node.log_prob(node), torch.tanh(node / 2)
+    log_x = c.Bernoulli(logits=network.decoder[0](h), validate_args=False).log_prob(x)
     return -bound((log_p - log_q).sum(-1) + log_x.sum(-1)).mean()
 
 
