@@ -157,7 +157,8 @@ def _batch_shape(inputs: Any, batch_dims: int) -> Size:
     """Return the first axes of the first tensor among the inputs."""
     if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
         raise ValueError(f"batch_dims must be a whole number of at least 0, got {batch_dims!r}")
-    first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
+    leaves = inputs if inputs and isinstance(inputs[0], Tensor) else tree_leaves(inputs)
+    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
     return Size() if first is None else first.shape[:batch_dims]
 
 
@@ -197,9 +198,10 @@ def _require_fit(name: str, distribution: Distribution, observed: Tensor, rows: 
     """Raise if broadcasting would score an observed value twice, or against the wrong data points."""
     units = observed.shape[len(rows.batch_shape) : observed.dim() - len(distribution.event_shape)]
     shape = distribution.batch_shape
-    lead, own = shape[: max(len(shape) - len(units), 0)], shape[max(len(shape) - len(units), 0) :]
-    leads = (Size(), rows.batch_shape, rows.folded)
-    if lead not in leads or any(one not in (1, other) for one, other in zip(own[::-1], units[::-1], strict=False)):
+    split = max(len(shape) - len(units), 0)
+    lead, own = shape[:split], shape[split:]
+    fits = own == units or all(one in (1, other) for one, other in zip(own[::-1], units[::-1], strict=False))
+    if not fits or lead not in (rows.folded, rows.batch_shape, Size()):
         found = f"{tuple(shape)} and {tuple(observed.shape)}"
         raise ValueError(f"the batch shape of node {name!r} must match the shape of its observed value, got {found}")
 

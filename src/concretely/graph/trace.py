@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Size, Tensor
@@ -35,35 +35,28 @@ def tile(x: Tensor, like: Tensor) -> Tensor:
     return x.expand(wanted // rows, *x.shape).flatten(0, 1)
 
 
-class Rows(NamedTuple):
-    """The layout of samples and data points: two axes in a trace, and one common axis of rows in a program."""
+class Rows:
+    """The layout of samples and data points: a trace has axes for both, which a program sees as one axis of rows."""
 
-    samples: int | None
-    """The length of the sample axis, or None if there is none."""
-    batch_shape: Size
-
-    @property
-    def shape(self) -> Size:
-        """Return the sample axis, if there is one, and the batch axes."""
-        return self.batch_shape if self.samples is None else Size((self.samples, *self.batch_shape))
-
-    @property
-    def folded(self) -> Size:
-        """Return the first axes of drawn values in a program: the sample axis is folded into the first batch axis."""
-        if self.samples is None or not self.batch_shape:
-            return self.shape
-        return Size((self.samples * self.batch_shape[0], *self.batch_shape[1:]))
+    def __init__(self, samples: int | None, batch_shape: Size) -> None:
+        self.samples = samples
+        """The length of the sample axis; None without one."""
+        self.batch_shape = batch_shape
+        self.shape = batch_shape if samples is None else Size((samples, *batch_shape))
+        """The sample axis, if there is one, and the batch axes."""
+        self.folded = self.shape
+        """The first axes of drawn values in a program: the sample axis is folded into the first batch axis."""
+        self._splits = samples is not None and bool(batch_shape)
+        if samples is not None and batch_shape:
+            self.folded = Size((samples * batch_shape[0], *batch_shape[1:]))
 
     def fold(self, tensor: Tensor) -> Tensor:
         """Fold the sample axis into the first batch axis."""
-        return tensor if self.samples is None or not self.batch_shape else tensor.flatten(0, 1)
+        return tensor.flatten(0, 1) if self._splits else tensor
 
     def unfold(self, tensor: Tensor) -> Tensor:
         """Split the rows of a program into samples and data points."""
-        if self.samples is None or not self.batch_shape:
-            return tensor
-        split: Tensor = tensor.unflatten(0, (self.samples, self.batch_shape[0]))
-        return split
+        return tensor.view(*self.shape[:2], *tensor.shape[1:]) if self._splits else tensor
 
     def unfolded(self, output: Any) -> Any:
         """Split the rows of a tensor that has one for each sample and data point; return anything else unchanged."""
