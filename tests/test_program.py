@@ -364,3 +364,24 @@ def test_an_input_that_meets_a_draw_without_tile_is_explained() -> None:
 
     with pytest.raises(ValueError, match=r"concretely\.tile"):
         c.estimate(classify, torch.randn(BATCH, 3), torch.zeros(BATCH).long(), estimator=c.RLOO(), samples=3)
+
+
+def test_a_cost_that_was_averaged_over_samples_is_refused() -> None:
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("z", c.Bernoulli(logits=x)).sum(-1).view(3, BATCH).mean(0)
+
+    with pytest.raises(ValueError, match=r"^a program must return a cost of shape \(18,\), .* got shape \(6,\)"):
+        c.estimate(program, torch.randn(BATCH, 3), estimator=c.RLOO(), samples=3)
+
+
+def test_a_model_that_needs_its_data_says_so_when_it_is_sampled() -> None:
+    def p(draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("x", c.Bernoulli(logits=draw("z", c.Bernoulli(logits=torch.zeros(2)))), observed=x)
+
+    with pytest.raises(TypeError, match=r"^p must have a default, such as None, for inputs that are not the context"):
+        c.Model(p).sample(3)
+
+
+def test_data_sets_of_the_library_are_evaluated() -> None:
+    data = c.load_data("digits")
+    assert math.isfinite(c.evaluate(c.density("4H-64V"), data.test, samples=2).nll)

@@ -145,8 +145,9 @@ def _cost(trace: Trace) -> Tensor:
     expected = f"a program must return a cost of shape {shape}, a number for each sample and data point"
     if not isinstance(cost, Tensor):
         raise TypeError(f"{expected}, or a tuple whose first entry is one, got {type(cost).__name__}")
-    if cost.shape not in (rows.folded, rows.batch_shape):
-        raise ValueError(f"{expected}, got shape {tuple(cost.shape)}")
+    if cost.shape != rows.folded:
+        hint = ": do not average over rows, as with reduction='none'" if len(cost.shape) < len(shape) else ""
+        raise ValueError(f"{expected}, got shape {tuple(cost.shape)}{hint}")
     return rows.spread(cost)
 
 

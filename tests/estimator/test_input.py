@@ -108,7 +108,8 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "cost with an axis too few": (
         estimate(averaged, c.Reinforce()),
         ValueError,
-        "a program must return a cost of shape (2,), a number for each sample and data point, got shape ()",
+        "a program must return a cost of shape (2,), a number for each sample and data point, got shape (): "
+        "do not average over rows, as with reduction='none'",
     ),
     "cost that is a number": (
         estimate(number, c.Reinforce()),
@@ -249,7 +250,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "latent that q lacks": (
         estimate(c.Model(generative, misnamed), c.Reinforce()),
         ValueError,
-        "q must draw every latent node that p draws, got no 'z'; did you mean 'zz'?",
+        "q must draw every node that p draws without observed=, got no 'z'; did you mean 'zz'?",
     ),
     "nothing observed": (
         estimate(c.Model(unobserved, inference), c.Reinforce()),

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float64, Int64, Shaped
@@ -95,9 +96,10 @@ def evaluate(
 
     $$\log \frac1m \sum_{i=1}^m \frac{p(x, z_i)}{q(z_i \mid x)}, \quad z_i \sim q$$
 
-    The data are the inputs of the model: x, or the context and x. Their first axis counts data points. `chunk` is the
-    number of pairs of a sample and a data point in memory at a time, by default one that suits the device; the random
-    draws depend on it. The model runs in evaluation mode. With `progress`, a progress bar is shown on stderr.
+    The data are the inputs of the model: x, or the context and x, as tensors or sets of bits. Their first axis counts
+    data points. `chunk` is the number of pairs of a sample and a data point in memory at a time, by default one that
+    suits the device; the random draws depend on it. The model runs in evaluation mode. With `progress`, a progress bar
+    is shown on stderr.
 
     With `full_points`, only that many data points, chosen at random, are scored with all samples, if that is less work.
     All points are scored with 1,000 samples. The mean difference between the two scores of the chosen points is added
@@ -110,6 +112,7 @@ def evaluate(
     (torch.Size([10]), 100)
     """
     started = time.perf_counter()
+    data = _tensors(data)
     _require_data(model, data)
     chunk = _suitable(model, data) if chunk is None else chunk
     points = len(data[0])
@@ -158,6 +161,7 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> F
     >>> exact_log_likelihood(c.density("2H-6V"), torch.zeros(10, 6)).shape
     torch.Size([10])
     """
+    data = _tensors(data)
     _require_data(model, data)
     with eval_mode(model), torch.no_grad():
         _require_scores(model, data, _suitable(model, data))
@@ -233,6 +237,11 @@ def require_positive(name: str, number: int) -> None:
     """Raise an error unless a number is a positive integer."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise ValueError(f"{name} must be a positive whole number, got {number!r}")
+
+
+def _tensors(data: Sequence[Any]) -> Data:
+    """Return data sets of bits, such as `load_data("digits").test`, as tensors."""
+    return tuple(part if isinstance(part, Tensor) or not hasattr(part, "packed") else part[:] for part in data)
 
 
 def _require_data(model: Model, data: Data) -> None:

@@ -98,7 +98,8 @@ class Model(nn.Module):
         try:
             p = run(self.p, *inputs, mode=Replay(drawn, mode), batch_dims=batch_dims)
         except MissingNodeError as error:
-            raise ValueError(f"q must draw every latent node that p draws, got no {error.missing}") from None
+            must = "q must draw every node that p draws without observed="
+            raise ValueError(f"{must}, got no {error.missing}") from None
         for name in drawn.latent:
             if name not in p:
                 raise ValueError(f"p must draw every node that q draws, got no {name!r}")
@@ -111,6 +112,12 @@ class Model(nn.Module):
         `inputs` are the variables that p is conditioned on, if any. Tensors with a row for each sample and data point
         of the inputs get separate axes for samples and data points.
         """
+        try:
+            inspect.signature(self.p if isinstance(self.p, _Function) else self.p.forward).bind(None, *inputs)
+        except TypeError as error:
+            raise TypeError(
+                f"p must have a default, such as None, for inputs that are not the context: {error}"
+            ) from None
         trace = run(self.p, *inputs, mode=Discrete(), samples=samples, generator=generator)
         return tree_map(trace.rows.unfolded, trace.output)
 
@@ -127,6 +134,10 @@ class _Function(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Call the function."""
         return self._function(*inputs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._function)
 
 
 def _as_module(name: str, program: Program) -> nn.Module:
