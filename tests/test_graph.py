@@ -416,12 +416,12 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             {},
             "the batch shape of node 'a' must match the shape of its observed value, got (4, 3) and (4, 1)",
         ),
-        (no_distribution, c.mode.Discrete(), {}, "node 'a' must be given a distribution, got Tensor"),
+        (no_distribution, c.mode.Discrete(), {}, "draw must be given a name and a distribution, got str and Tensor"),
         (
             diamond,
             c.mode.Discrete,
             {},
-            "mode must be a mode, such as concretely.mode.Discrete(), got the class Discrete",
+            "mode must be a mode, such as concretely.mode.Discrete(), got the class Discrete: call it",
         ),
         (
             diamond,

@@ -385,3 +385,53 @@ def test_a_model_that_needs_its_data_says_so_when_it_is_sampled() -> None:
 def test_data_sets_of_the_library_are_evaluated() -> None:
     data = c.load_data("digits")
     assert math.isfinite(c.evaluate(c.density("4H-64V"), data.test, samples=2).nll)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: c.Bernoulli(0.3), "Bernoulli must be given logits= or probs=, got arguments without a name"),
+        (lambda: c.Bernoulli(logits=0.0, probs=0.5), "Bernoulli must be given logits= or probs=, got both"),
+        (lambda: c.Bernoulli(), "Bernoulli must be given logits= or probs=, got neither"),
+        (
+            lambda: c.BinaryConcrete(0.5, torch.zeros(3)),
+            "BinaryConcrete must be given logits= or probs= and temperature=, got arguments without a name",
+        ),
+        (
+            lambda: c.Concrete(logits=torch.zeros(3)),
+            "temperature must be a number or a floating tensor, got none",
+        ),
+        (lambda: c.Bernoulli(probs=[0.1, 0.2]), "probs must be a floating tensor or a number, got list"),
+        (
+            lambda: c.tile(torch.zeros(6), torch.zeros(3)),
+            "the rows of x must divide those of like, got 6 and 3: are the ",
+        ),
+        (
+            lambda: c.Model(Decoder())(torch.zeros(2, 1, 4, 4), estimator=c.RLOO),
+            "estimator must be an estimator, such as Pathwise(temperature=2/3), got the class RLOO: write RLOO(...)",
+        ),
+        (
+            lambda: c.estimate(
+                lambda draw, x: draw("z", c.Bernoulli(logits=x)), torch.zeros(2), estimator=c.Reinforce(), batch_dims=2
+            ),
+            "batch_dims must be at most 1, the axes of the first input, got 2",
+        ),
+        (
+            lambda: c.Pathwise(c.Annealing(1.0, 0.5, steps=3)),
+            "temperature must be a number or a tensor, got Annealing: call it with a step",
+        ),
+    ],
+)
+def test_mistakes_are_answered_in_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        call()
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+
+
+def test_a_trace_names_what_it_has() -> None:
+    trace = c.run(lambda draw: draw("code", c.Bernoulli(logits=torch.zeros(2))), mode=c.mode.Discrete())
+    with pytest.raises(KeyError, match="got 'cod'; did you mean 'code'"):
+        trace["cod"]
+    assert "cod" not in trace

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
+from .distribution.check import broadcast_shapes
 from .distribution.variable import DiscreteVariable
 from .functional import bound as functional
 from .functional.bound import average, bound, total
@@ -135,7 +136,11 @@ def is_pathwise(distribution: Distribution) -> bool:
 def divergence(p: Trace, q: Trace, name: str) -> Tensor:
     """Return KL(q || p) at a node, summed over its units, for every sample and data point."""
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
-    return q[name].total(kl_divergence(*q.rows.aligned(*both, axes=axes)))
+    aligned = q.rows.aligned(*both, axes=axes)
+    shape = broadcast_shapes(*(each.batch_shape for each in aligned))
+    if any(each.batch_shape != shape for each in aligned):  # some formulas of torch do not broadcast
+        aligned = [each.expand(shape) for each in aligned]
+    return q[name].total(kl_divergence(*aligned))
 
 
 def _cost(trace: Trace) -> Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..data import Dataset
 
-EXAMPLE = "Example: concretely train 32H~64V --steps 500"
+EXAMPLE = "Example: concretely train 32H~64V --steps 500 --lr 3e-3"
 
 
 @with_recipe

@@ -167,7 +167,10 @@ def as_log_probs(probs: Tensor | float, *, validate: bool) -> Tensor:
 
 def as_probs(probs: Tensor | float, *, validate: bool) -> Tensor:
     """Convert probabilities to a floating tensor; raise an error outside [0, 1]."""
-    probs = probs if isinstance(probs, Tensor) else torch.tensor(float(probs))
+    if isinstance(probs, (int, float)) and not isinstance(probs, bool):
+        probs = torch.tensor(float(probs))
+    if not isinstance(probs, Tensor):
+        raise TypeError(f"probs must be a floating tensor or a number, got {type(probs).__name__}")
     if not probs.is_floating_point():
         raise TypeError(f"probs must be a floating tensor or a number, got {probs.dtype}")
     if validate:

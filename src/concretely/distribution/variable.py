@@ -101,7 +101,8 @@ class Variable(PyroMixin):
         if positional or (logits is None) == (probs is None):
             found = "both" if logits is not None and probs is not None else "neither"
             found = "arguments without a name" if positional else found
-            raise TypeError(f"{cls.__name__} must be given logits= or probs=, got {found}")
+            more = " and temperature=" if "temperature" in cls.arg_constraints else ""
+            raise TypeError(f"{cls.__name__} must be given logits= or probs={more}, got {found}")
         return cls._logits_of(probs, validate=validate) if logits is None else logits
 
     @abstractmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..functional.bound import average, bound, effective_sample_size
 from ..graph.program import Program
 from ..graph.trace import Trace
-from ..model.base import Model
+from ..model.base import Model, require_estimator
 from ..noise import Source
 from ..objective import LogWeights, Objective, divergence, loss
 
@@ -31,6 +31,8 @@ class Estimate:
     """The learning signal by node name, for every sample and data point. Empty for pathwise gradients."""
     weights: LogWeights | None = field(default=None, repr=False)
     """The terms of the log-weights, from which `trace`, `output`, `kl` and `log_likelihood` are computed."""
+    state_probs: Tensor | None = field(default=None, repr=False)
+    """The probability of every enumerated state and data point; None for samples."""
 
     @property
     def trace(self) -> Trace:
@@ -59,21 +61,27 @@ class Estimate:
         def at(name: str) -> Tensor:
             try:
                 return divergence(p, q, name)
-            except NotImplementedError:
+            except (NotImplementedError, TypeError, ValueError):  # a distribution whose rows cannot be split
                 return q[name].log_prob - p[name].log_prob
 
         with torch.no_grad():
-            return {name: at(name).mean(0) for name in q.latent if p is not q}
+            return {name: self._mean(at(name)) for name in q.latent if p is not q}
 
     @property
     def log_likelihood(self) -> dict[str, Tensor]:
         """Return the log probability of every observed node, for every data point, averaged over samples."""
-        return {name: self.trace[name].log_prob.detach().mean(0) for name in self.trace.observed}
+        return {name: self._mean(self.trace[name].log_prob.detach()) for name in self.trace.observed}
 
     @property
     def effective_sample_size(self) -> Tensor:
         """Return the effective sample size of the importance weights, for every data point."""
         return effective_sample_size(self.log_w)
+
+    def _mean(self, quantity: Tensor) -> Tensor:
+        """Return the mean over samples, or the expectation over enumerated states."""
+        if self.state_probs is None:
+            return quantity.mean(0)
+        return (self.state_probs * torch.where(self.state_probs == 0, 0, quantity)).sum(0)
 
     @property
     def _known(self) -> LogWeights:
@@ -138,11 +146,7 @@ def estimate(
     >>> logits.grad.shape
     torch.Size([3])
     """
-    if isinstance(estimator, type) or not callable(estimator):
-        found = type(estimator).__name__
-        if isinstance(estimator, type):
-            found = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
-        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
+    require_estimator(estimator)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a positive whole number, got {samples!r}")
     if objective is not None and not callable(objective):

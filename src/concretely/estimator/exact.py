@@ -42,7 +42,15 @@ class Exact:
             weights = log_weights(target, *inputs, mode=Enumerate(), batch_dims=batch_dims)
         log_w, log_q = weights.log_w, total(weights.log_q.values())
         value = expectation(log_w, log_q, samples=1 if objective is average else samples, objective=objective)
-        return Estimate(-value.mean(), value.detach(), log_w.detach(), bound_target(target, objective), weights=weights)
+        probs = log_q.detach().exp()
+        return Estimate(
+            -value.mean(),
+            value.detach(),
+            log_w.detach(),
+            bound_target(target, objective),
+            weights=weights,
+            state_probs=probs,
+        )
 
 
 def expectation(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..functional.bound import average, total
 from ..functional.signal import normalize
@@ -55,11 +56,12 @@ class NVIL(nn.Module):
         baseline: bool = True,
         centre: bool = True,
         scale: bool = True,
+        batch_dims: int = 1,
     ) -> None:
         super().__init__()
         self.rate, self.centre, self.scale = rate, centre, scale
         with eval_mode(target), torch.no_grad():
-            p, q = _runs(target, inputs)
+            p, q = _runs(target, inputs, batch_dims)
         self.nodes = [name for name in q.latent if not is_pathwise(q[name].distribution)]
         if not self.nodes:
             raise ValueError("the target of NVIL must draw a discrete node, got none")
@@ -67,7 +69,8 @@ class NVIL(nn.Module):
         self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
         like = q[self.nodes[0]].value
         like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
-        first = _flat(inputs[0].to(like), len(q.rows.batch_shape)) if inputs else like.new_zeros(1, 1)
+        given = _first(inputs)
+        first = like.new_zeros(1, 1) if given is None else _flat(given.to(like), len(q.rows.batch_shape))
         self.register_buffer("offset", first.flatten(0, -2).mean(0))
         self.register_buffer("mean", like.new_zeros(len(self.nodes)))
         self.register_buffer("variance", like.new_ones(len(self.nodes)))
@@ -113,7 +116,10 @@ class NVIL(nn.Module):
         before = [_flat(q[parent].value.to(self.offset), len(q.shape)) for parent in self.before[name]]
         if before:
             return torch.cat(before, -1)
-        return _flat(inputs[0].to(self.offset), len(q.rows.batch_shape)) - self.offset if inputs else self.offset
+        given = _first(inputs)
+        if given is None:
+            return self.offset
+        return _flat(given.to(self.offset), len(q.rows.batch_shape)) - self.offset
 
     def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
         """Subtract the running mean, and divide by the running deviation if it exceeds 1."""
@@ -127,11 +133,11 @@ class NVIL(nn.Module):
         return centred / variance.sqrt().clamp(min=1) if self.scale else centred
 
 
-def _runs(target: Model | Program, inputs: tuple[Any, ...]) -> tuple[Trace | None, Trace]:
+def _runs(target: Model | Program, inputs: tuple[Any, ...], batch_dims: int) -> tuple[Trace | None, Trace]:
     """Return the trace of p, or None for a program, and the trace that draws the latents."""
     if isinstance(target, Model):
-        return target.trace(*inputs, mode=Discrete())
-    return None, run(target, *inputs, mode=Discrete())
+        return target.trace(*inputs, mode=Discrete(), batch_dims=batch_dims)
+    return None, run(target, *inputs, mode=Discrete(), batch_dims=batch_dims)
 
 
 def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
@@ -146,6 +152,11 @@ def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
 def _from(name: str, q: Trace) -> list[str]:
     """Return the names of a latent node and of those drawn after it."""
     return q.latent[q.latent.index(name) :]
+
+
+def _first(inputs: tuple[Any, ...]) -> Tensor | None:
+    """Return the first tensor among the inputs."""
+    return next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
 
 
 def _flat(value: Tensor, axes: int) -> Float[Tensor, "*shape size"]:

@@ -17,6 +17,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution
 
+from ..distribution.check import broadcast_shapes
 from ..distribution.node import Node, Relaxation
 from ..distribution.variable import DiscreteVariable
 from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
@@ -298,7 +299,8 @@ class Replay(Mode):
             raise MissingNodeError(f"{name!r}{did_you_mean(name, self.trace)}")
         if isinstance(found, Outcome):
             return _given(self, request, found.seen, found.node)
-        return _given(self, request, request.rows.fold(found))
+        rows = request.rows
+        return _given(self, request, rows.fold(found) if found.shape[: len(rows.shape)] == rows.shape else found)
 
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
@@ -310,7 +312,15 @@ class Replay(Mode):
 
 def _given(mode: Mode, request: Request, value: Tensor, node: Tensor | None = None) -> Drawn:
     """Return a given value and its log probability."""
-    aligned, distribution = request.rows.align(value, request.distribution)
+    rows, shape = request.rows, request.distribution.batch_shape
+    if rows.batch_shape and rows.have_any(shape) and not rows.have_samples(value.shape):
+        found = f"{tuple(value.shape)} and {tuple(rows.folded)}"
+        raise ValueError(f"the given value of node {request.name!r} must have the rows of this run, got {found}")
+    aligned, distribution = rows.align(value, request.distribution)
+    batch = aligned.shape[: aligned.dim() - len(distribution.event_shape)]
+    if broadcast_shapes(batch, distribution.batch_shape) != batch:
+        found = f"{tuple(aligned.shape)} and {tuple(distribution.batch_shape)}"
+        raise ValueError(f"node {request.name!r} must have as many units as its given value, got {found}")
     at = node if node is None or aligned is value else request.rows.unfold(node)
     score = partial(mode.score, request.name, distribution, aligned, node=at)
     return Drawn(value, score, score, node)
@@ -369,7 +379,8 @@ def _require_positive(temperature: Temperatures) -> None:
         elif isinstance(entry, Real) and not isinstance(entry, bool):
             positive = 0 < entry < math.inf
         else:
-            raise TypeError(f"temperature must be a number or a tensor, got {type(entry).__name__}{place}")
+            hint = ": call it with a step" if callable(entry) else ""
+            raise TypeError(f"temperature must be a number or a tensor, got {type(entry).__name__}{place}{hint}")
         if positive is False:
             shown = entry.tolist() if isinstance(entry, Tensor) else f"{entry:.9g}"
             raise ValueError(f"temperature must be positive, got {shown}{place}")

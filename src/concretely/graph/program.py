@@ -4,13 +4,16 @@
 written for an ordinary batch. With several samples, drawn values have more rows (see `run` and `tile`).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Lock
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.distributions import Distribution
 
 
@@ -25,6 +28,9 @@ Program = Callable[..., Any]
 """A function of a `Draw` and inputs."""
 
 
+FOREIGN = {"torch", "numpy", __name__.partition(".")[0]}
+"""Packages whose functions and objects are not searched for modules."""
+
 _EVALUATED: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
 """For every module inside `eval_mode`: the number of open contexts, and its original `training` flag."""
 _EVALUATED_LOCK = Lock()
@@ -36,7 +42,8 @@ def eval_mode(program: Program) -> Iterator[None]:
 
     Threads may overlap: the last one to leave restores the original mode.
     """
-    modules = list(program.modules()) if isinstance(program, nn.Module) else []
+    found = (part for _, part in variables(program) if isinstance(part, nn.Module))
+    modules = list(dict.fromkeys(module for part in found for module in part.modules()))
     with _EVALUATED_LOCK:
         for module in modules:
             count, was_training = _EVALUATED.get(module, (0, module.training))
@@ -52,3 +59,63 @@ def eval_mode(program: Program) -> Iterator[None]:
                     _EVALUATED[module] = count - 1, was_training
                 else:
                     module.training = was_training
+
+
+def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
+    """Yield the modules and tensors that a function uses, with their names.
+
+    They are found among its variables, defaults and bound arguments, in functions inside it and that it refers to, and
+    in lists, dictionaries and objects of these.
+    """
+    waiting: list[tuple[str, Any]] = [("program", program)]
+    seen = set[int]()
+    while waiting:
+        name, part = waiting.pop()
+        if id(part) in seen or isinstance(part, type | ModuleType | str | bytes | Size):
+            continue
+        seen.add(id(part))
+        if isinstance(part, nn.Module | Tensor):
+            yield name, part
+        elif _is_foreign(part):
+            continue
+        elif isinstance(part, FunctionType):
+            waiting += _used(part)
+        elif isinstance(part, partial):
+            waiting += [(name, part.func), *enumerate_named(name, part.args), *part.keywords.items()]
+        elif isinstance(part, MethodType):
+            waiting += [("owner", part.__self__), (name, part.__func__)]
+        elif isinstance(part, Mapping):
+            waiting += [(f"{name}_{key}", inner) for key, inner in part.items()]
+        elif isinstance(part, list | tuple | set | frozenset):
+            waiting += enumerate_named(name, part)
+        elif hasattr(part, "__dict__"):
+            waiting += [*vars(part).items(), (name, vars(type(part)).get("__call__"))]
+
+
+def _is_foreign(part: Any) -> bool:
+    """Return whether a function or object is of a library that keeps no modules of a user."""
+    owner = part if isinstance(part, FunctionType) else type(part)
+    root = owner.__module__.partition(".")[0]
+    return root in FOREIGN or (
+        isinstance(part, FunctionType) and root in sys.stdlib_module_names and root != "__main__"
+    )
+
+
+def enumerate_named(name: str, parts: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return the parts of a sequence with a name for each."""
+    return [(f"{name}_{index}", part) for index, part in enumerate(parts)]
+
+
+def _used(function: FunctionType) -> list[tuple[str, Any]]:
+    """Return the variables that a function and the functions inside it refer to, and its defaults."""
+    codes, names = [function.__code__], set[str]()
+    for code in codes:
+        names |= set(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    found = [(name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__]
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    for name, cell in cells:
+        with suppress(ValueError):  # a variable that has no value yet
+            found.append((name, cell.cell_contents))
+    found += enumerate_named("default", function.__defaults__ or ())
+    return [*found, *(function.__kwdefaults__ or {}).items()]

@@ -46,7 +46,7 @@ def run(
     (torch.Size([5, 4, 3]), torch.Size([5, 4]), torch.Size([20]))
     """
     if not isinstance(mode, Mode):
-        found = f"the class {mode.__name__}" if isinstance(mode, type) else type(mode).__name__
+        found = f"the class {mode.__name__}: call it" if isinstance(mode, type) else type(mode).__name__
         raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {found}")
     if not isinstance(generator, Generator | Keys | None):
         found = type(generator).__name__
@@ -55,14 +55,15 @@ def run(
     mode = mode.prepare(lambda: _structure(program, inputs, batch_shape))
     rows = Rows(_sample_count(samples, mode.samples), batch_shape)
     outcomes: dict[str, Outcome] = {}
-    descent = Descent() if _needs_descent(rows, mode) else None
+    descent = Descent(rows=True) if _needs_descent(rows, mode) else None
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
         _require_new(name, outcomes)
-        if not isinstance(distribution, Distribution):
-            raise TypeError(f"node {name!r} must be given a distribution, got {type(distribution).__name__}")
+        if not isinstance(name, str) or not isinstance(distribution, Distribution):
+            found = f"{type(name).__name__} and {type(distribution).__name__}"
+            raise TypeError(f"draw must be given a name and a distribution, got {found}")
         if observed is not None:
-            outcomes[name] = _observed(name, distribution, observed, rows)
+            outcomes[name] = _observed(name, distribution, observed, rows, descent)
             return observed
         sample_shape: tuple[int, ...] = ()
         if mode.repeats:
@@ -104,7 +105,7 @@ def _drawn(drawn: Drawn, distribution: Distribution, rows: Rows) -> Outcome:
     return Outcome(drawn, distribution, rows, observed=False, is_sampled=is_sampled, axes=axes)
 
 
-def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Rows) -> Outcome:
+def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Rows, descent: Descent | None) -> Outcome:
     """Return the outcome of an observed node."""
     if not isinstance(observed, Tensor):
         raise TypeError(f"the observed value of node {name!r} must be a tensor, got {type(observed).__name__}")
@@ -119,6 +120,8 @@ def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Row
     summed = partial(aligned.summed_log_prob, value) if isinstance(aligned, DiscreteVariable) else None
     drawn = Drawn(observed, partial(aligned.log_prob, value), summed)
     axes = observed.dim() - len(distribution.event_shape) - len(rows.batch_shape)
+    if descent is not None and len(distribution.batch_shape) == axes and rows.have_samples(observed.shape):
+        axes -= bool(descent.of(distribution))  # without inputs, the first axis may be that of the samples
     return Outcome(drawn, distribution, rows, observed=True, is_sampled=is_sampled, axes=axes)
 
 
@@ -159,6 +162,8 @@ def _batch_shape(inputs: Any, batch_dims: int) -> Size:
         raise ValueError(f"batch_dims must be a whole number of at least 0, got {batch_dims!r}")
     leaves = inputs if inputs and isinstance(inputs[0], Tensor) else tree_leaves(inputs)
     first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    if first is not None and first.dim() < batch_dims:
+        raise ValueError(f"batch_dims must be at most {first.dim()}, the axes of the first input, got {batch_dims}")
     return Size() if first is None else first.shape[:batch_dims]
 
 
@@ -217,7 +222,8 @@ def _explain_rows(error: Exception, rows: Rows) -> None:
     if not rows.batch_shape or frames[-1].f_globals.get("__name__", "").startswith(__package__.partition(".")[0]):
         return
     before, after = rows.batch_shape[0], rows.folded[0]
-    if before != after and {str(before), str(after)} <= set(re.findall(r"\d+", str(error))):
+    is_of_shapes = re.search(r"size|shape|batch", str(error)) is not None
+    if is_of_shapes and before != after and {str(before), str(after)} <= set(re.findall(r"\d+", str(error))):
         raise ValueError(
             f"a tensor with {before} rows, one for each data point, met one with {after} rows, for {rows.samples} "
             "samples of each: repeat the rows of the former with concretely.tile(x, z), where z is a drawn value"

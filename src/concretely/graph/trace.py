@@ -10,6 +10,7 @@ from torch.distributions import Distribution, Independent
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
+from ..spelling import did_you_mean
 
 __all__ = ["Trace", "tile"]
 
@@ -31,7 +32,8 @@ def tile(x: Tensor, like: Tensor) -> Tensor:
     if rows == wanted:
         return x
     if not rows or wanted % rows:
-        raise ValueError(f"the rows of x must divide those of like, got {rows} and {wanted}")
+        swapped = ": are the arguments swapped?" if wanted and rows % wanted == 0 else ""
+        raise ValueError(f"the rows of x must divide those of like, got {rows} and {wanted}{swapped}")
     return x.expand(wanted // rows, *x.shape).flatten(0, 1)
 
 
@@ -123,6 +125,7 @@ def _unfolded(distribution: Distribution, samples: int) -> Distribution:
     if not distribution.arg_constraints:
         raise NotImplementedError(f"the rows of {type(distribution).__name__} cannot be split into samples: use `kl`")
     own = {name: getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)}
+    own = own if "logits" not in own else {name: value for name, value in own.items() if name != "probs"}
     return type(distribution)(**{name: value.unflatten(0, (samples, -1)) for name, value in own.items()})
 
 
@@ -212,6 +215,8 @@ class Trace(Mapping[str, Outcome]):
         self._parents: dict[str, tuple[str, ...]] | None = None
 
     def __getitem__(self, name: str) -> Outcome:
+        if name not in self._outcomes:
+            raise KeyError(f"a trace has only the nodes of its run, got {name!r}{did_you_mean(name, self._outcomes)}")
         return self._outcomes[name]
 
     def __iter__(self) -> Iterator[str]:

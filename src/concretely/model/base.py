@@ -1,9 +1,8 @@
 """Latent variable models: a generative program and an optional inference program."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Never
 
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -12,7 +11,7 @@ from torch.utils._pytree import tree_map
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import average, bound
 from ..graph.mode import Discrete, MissingNodeError, Mode, Replay
-from ..graph.program import Program
+from ..graph.program import Program, variables
 from ..graph.run import run
 from ..graph.trace import Trace
 from ..noise import Source
@@ -53,6 +52,7 @@ class Model(nn.Module):
         batch_dims: int = 1,
     ) -> Any:
         """Estimate the objective, as `estimate` does. Wrappers such as `DistributedDataParallel` call this method."""
+        require_estimator(estimator)
         if objective is None:
             objective = average if getattr(estimator, "averages", False) else bound
         return estimator(
@@ -122,6 +122,15 @@ class Model(nn.Module):
         return tree_map(trace.rows.unfolded, trace.output)
 
 
+def require_estimator(estimator: Any) -> None:
+    """Raise unless an estimator can be called; a class must be called first."""
+    if isinstance(estimator, type) or not callable(estimator):
+        found = type(estimator).__name__
+        if isinstance(estimator, type):
+            found = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
+        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
+
+
 class _Function(nn.Module):
     """A program that is a function, with the modules and parameters that it uses."""
 
@@ -139,6 +148,14 @@ class _Function(nn.Module):
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._function)
 
+    def __deepcopy__(self, memo: object) -> Never:
+        raise TypeError(
+            "a model must have modules as p and q to be copied or pickled, got a function: save state_dict()"
+        )
+
+    def __reduce__(self) -> Never:
+        self.__deepcopy__(None)
+
 
 def _as_module(name: str, program: Program) -> nn.Module:
     """Return a program as a module that has the parameters of the program."""
@@ -147,41 +164,17 @@ def _as_module(name: str, program: Program) -> nn.Module:
     if not callable(program):
         raise TypeError(f"{name} must be a module or a function of draw and inputs, got {type(program).__name__}")
     found: dict[str, nn.Module | nn.Parameter] = {}
-    for key, value in _variables(program):
+    for key, value in variables(program):
         if isinstance(value, nn.Module | nn.Parameter):
-            found[key if key not in dir(_Function) else f"{key}_"] = value
-        elif isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            if not any(value is other for other in found.values()):
+                taken = {*dir(_Function), *found}
+                found[key if key not in taken else f"{key}_{len(found)}"] = value
+        elif value.requires_grad and value.is_leaf:
             raise TypeError(
                 f"{name} must use parameters that a model can find, got the tensor {key!r}, which requires a gradient: "
                 "make it an nn.Parameter"
             )
     return _Function(program, found)
-
-
-def _variables(program: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function refers to, with bound arguments and owners, also of functions it calls."""
-    waiting, seen = [program], set[int]()
-    while waiting:
-        function = inspect.unwrap(waiting.pop())
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        if isinstance(function, partial):
-            waiting.append(function.func)
-            given = {**{f"argument{i}": value for i, value in enumerate(function.args)}, **function.keywords}
-        elif inspect.ismethod(function):
-            waiting.append(function.__func__)
-            owner = function.__self__
-            given = {"owner": owner} if isinstance(owner, nn.Module) else dict(getattr(owner, "__dict__", {}))
-        elif inspect.isfunction(function):
-            variables = inspect.getclosurevars(function)
-            given = {**variables.globals, **variables.nonlocals}
-        else:
-            given = dict(getattr(function, "__dict__", {}))
-        for name, value in given.items():
-            yield name, value
-            if inspect.isfunction(value) or inspect.ismethod(value) or isinstance(value, partial):
-                waiting.append(value)
 
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
