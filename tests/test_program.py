@@ -1,8 +1,11 @@
 """Programs that users write, each in a few lines of ordinary PyTorch."""
 
+import copy
 import math
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -435,3 +438,172 @@ def test_a_trace_names_what_it_has() -> None:
     with pytest.raises(KeyError, match="got 'cod'; did you mean 'code'"):
         trace["cod"]
     assert "cod" not in trace
+
+
+ENCODER, DECODER = nn.Linear(4, 2), nn.Linear(2, 4)
+
+
+def generative(draw: c.Draw, x: Tensor | None = None) -> Tensor:
+    """Two bits, then four."""
+    return draw("x", c.Bernoulli(logits=DECODER(draw("z", c.Bernoulli(logits=torch.tensor([0.3, -0.4]))))), observed=x)
+
+
+def inference(draw: c.Draw, x: Tensor) -> None:
+    """Two bits of four."""
+    draw("z", c.Bernoulli(logits=ENCODER(x)))
+
+
+def test_a_model_of_functions_is_not_copied() -> None:
+    with pytest.raises(TypeError, match=r"^a model must have modules as p and q to be copied or pickled"):
+        copy.deepcopy(c.Model(generative, inference))
+
+
+def _wrapped(network: nn.Module) -> Any:
+    return lambda value: network(value)
+
+
+@pytest.mark.parametrize("way", ["closures", "default", "list", "object", "nested", "callable", "partial", "method"])
+def test_the_parameters_of_a_function_are_found(way: str) -> None:
+    first, second = nn.Linear(2, 3), nn.Linear(3, 4)
+    one, two = _wrapped(first), _wrapped(second)
+    holder, layers = SimpleNamespace(first=first, second=second), [first, {"second": second}]
+
+    class Called:
+        def __call__(self, draw: c.Draw, x: Tensor) -> Tensor:
+            return second(first(x))
+
+    class Owner:
+        def __init__(self) -> None:
+            self.networks = layers
+
+        def program(self, draw: c.Draw, x: Tensor) -> None:
+            raise NotImplementedError
+
+    programs: dict[str, Any] = {
+        "closures": lambda draw, x: two(one(x)),
+        "default": lambda draw, x, f=first, *, g=second: g(f(x)),
+        "list": lambda draw, x: layers[1]["second"](layers[0](x)),  # type: ignore[index, operator]
+        "object": lambda draw, x: holder.second(holder.first(x)),
+        "nested": lambda draw, x: [(lambda: second(first(x)))() for _ in range(2)],
+        "callable": Called(),
+        "partial": partial(lambda f, g, draw, x: g(f(x)), first, g=second),
+        "method": Owner().program,
+    }
+    found = {id(parameter) for parameter in c.Model(programs[way]).parameters()}
+    assert found == {id(parameter) for parameter in (*first.parameters(), *second.parameters())}
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("way", ["vmap", "script", "view", "len"])
+def test_parents_are_found_where_functions_hide_them(way: str) -> None:
+    scripted = torch.jit.script(double) if way == "script" else None
+
+    def program(draw: c.Draw, x: Tensor) -> None:
+        z = draw("z", c.Bernoulli(logits=x))
+        if way == "vmap":
+            logits = torch.vmap(DECODER)(z)
+        elif way == "script":
+            logits = scripted(z)  # type: ignore[misc]
+        elif way == "view":
+            logits = torch.zeros(len(x), 4)
+            logits[:, 0].copy_(z[:, 0])
+        else:
+            logits = torch.zeros(len(z), 4)  # only the shape of z
+        draw("y", c.Bernoulli(logits=logits))
+
+    parents = c.run(program, torch.zeros(BATCH, 2), mode=c.mode.Discrete()).parents
+    assert parents["y"] == (() if way == "len" else ("z",))
+
+
+def double(z: Tensor) -> Tensor:
+    """A function to compile."""
+    return z * 2
+
+
+def test_rows_of_programs_without_inputs() -> None:
+    constant = torch.zeros(3)
+
+    def program(draw: c.Draw) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=torch.zeros(3)))
+        draw("like", Normal(torch.zeros_like(z), torch.ones_like(z)))
+        draw("len", Normal(torch.zeros(len(z), 3), 1.0))
+        draw("to", c.Bernoulli(logits=constant.to(z)))
+        draw("x", Normal(z, 1.0), observed=torch.ones(3).expand(len(z), 3))
+        draw("y", Normal(z, 1.0), observed=torch.ones(3))
+        return z.sum(-1)
+
+    for samples in (3, 5):
+        trace = c.run(program, mode=c.mode.Discrete(), samples=samples)
+        assert {name: trace[name].value.shape for name in ("z", "like", "len", "to")} == dict.fromkeys(
+            ("z", "like", "len", "to"), (samples, 3)
+        )
+        torch.testing.assert_close(trace["x"].log_prob, trace["y"].log_prob)
+
+
+def test_exact_logs_are_expectations() -> None:
+    x = torch.tensor([[0.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    estimate = c.estimate(c.Model(generative, inference), x, estimator=c.Exact(), objective=c.average)
+    torch.testing.assert_close(estimate.bound, estimate.log_likelihood["x"] - estimate.kl["z"])
+
+
+def test_a_prior_with_other_units_is_refused() -> None:
+    def p(draw: c.Draw, x: Tensor) -> None:
+        z = draw("z", c.Bernoulli(logits=torch.zeros(5)))
+        draw("x", c.Bernoulli(logits=DECODER(z[:, :1].expand(-1, 2))), observed=x)
+
+    def q(draw: c.Draw, x: Tensor) -> None:
+        draw("z", c.Bernoulli(logits=ENCODER(x)[:, :1]))
+
+    with pytest.raises(
+        ValueError, match=r"^node 'z' must have as many units as its given value, got \(6, 1\) and \(5,\)"
+    ):
+        c.estimate(c.Model(p, q), torch.zeros(BATCH, 4), estimator=c.Reinforce())
+
+
+def test_a_replay_of_other_rows_is_refused() -> None:
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("z", c.Bernoulli(logits=x)).sum(-1)
+
+    x = torch.randn(BATCH, 2)
+    trace = c.run(program, x, mode=c.mode.Discrete(), samples=3)
+    for mode, given in ((c.mode.Replay({"z": trace["z"].value}), x), (c.mode.Replay(trace), x[:1])):
+        with pytest.raises(ValueError, match=r"^the given value of node 'z' must have the rows of this run"):
+            c.run(program, given, mode=mode)
+
+
+def test_exact_leaves_the_modules_of_a_function_as_they_were() -> None:
+    norm = nn.BatchNorm1d(2)
+
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        return norm(draw("z", c.Bernoulli(logits=ENCODER(x)))).sum(-1)
+
+    c.estimate(program, torch.randn(BATCH, 4), estimator=c.Exact())
+    assert norm.num_batches_tracked == 0
+    assert norm.training
+
+
+@pytest.mark.parametrize("node", [torch.distributions.Bernoulli, torch.distributions.OneHotCategorical])
+def test_divergences_of_torch_distributions_are_logged(node: Any) -> None:
+    prior = nn.Linear(2, 2)
+
+    def p(draw: c.Draw, x: Tensor) -> None:
+        z = draw("z", node(logits=torch.zeros(2)))
+        draw("y", node(logits=prior(z)))
+        draw("x", Normal(z.sum(-1), 1.0), observed=x[:, 0])
+
+    def q(draw: c.Draw, x: Tensor) -> None:
+        draw("z", node(logits=ENCODER(x)))
+        draw("y", node(logits=ENCODER(x) / 2))
+
+    estimate = c.estimate(c.Model(p, q), torch.randn(BATCH, 4), estimator=c.RLOO(), samples=3)
+    assert {name: kl.shape for name, kl in estimate.kl.items()} == {"z": (BATCH,), "y": (BATCH,)}
+    assert all((kl >= 0).all() for kl in estimate.kl.values())
+
+
+def test_nvil_takes_dictionaries_and_two_batch_dimensions() -> None:
+    def program(draw: c.Draw, batch: dict[str, Tensor]) -> Tensor:
+        return draw("z", c.Bernoulli(logits=ENCODER(batch["x"]))).sum(-1)
+
+    batch = {"x": torch.randn(3, 2, 4)}
+    nvil = c.NVIL(program, batch, batch_dims=2)
+    assert c.estimate(program, batch, estimator=nvil, samples=2, batch_dims=2).log_w.shape == (2, 3, 2)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -83,12 +84,19 @@ class Descent(TorchFunctionMode):
                     self._names[leaf] = names
                     if title == "__setitem__" or (title.endswith("_") and leaf is args[0]):
                         self._written.append((leaf, names))
-            is_user = not sys._getframe(1).f_globals.get("__name__", "").startswith(CHECKING)
+            is_user = _is_user(sys._getframe(1))
             if (title in ESCAPES and is_user) or any(_unwrapped(leaf) is not leaf for leaf in given):
                 self._escaped |= names
             if title in MEASURES and is_user:
                 self._measured |= names
         return result
+
+
+def _is_user(frame: FrameType | None) -> bool:
+    """Return whether a method of a tensor was called neither by this package nor by torch."""
+    while frame is not None and frame.f_globals.get("__name__") in ("torch._tensor", "torch.overrides"):
+        frame = frame.f_back
+    return frame is None or not frame.f_globals.get("__name__", "").startswith(CHECKING)
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

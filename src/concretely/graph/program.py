@@ -95,7 +95,7 @@ def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
 def _is_foreign(part: Any) -> bool:
     """Return whether a function or object is of a library that keeps no modules of a user."""
     owner = part if isinstance(part, FunctionType) else type(part)
-    root = owner.__module__.partition(".")[0]
+    root = (owner.__module__ or "").partition(".")[0]
     return root in FOREIGN or (
         isinstance(part, FunctionType) and root in sys.stdlib_module_names and root != "__main__"
     )

@@ -124,8 +124,8 @@ def _unfolded(distribution: Distribution, samples: int) -> Distribution:
         return Independent(_unfolded(distribution.base_dist, samples), distribution.reinterpreted_batch_ndims)
     if not distribution.arg_constraints:
         raise NotImplementedError(f"the rows of {type(distribution).__name__} cannot be split into samples: use `kl`")
-    own = {name: getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)}
-    own = own if "logits" not in own else {name: value for name, value in own.items() if name != "probs"}
+    names = set(distribution.arg_constraints) - ({"probs"} if "logits" in distribution.arg_constraints else set())
+    own = {name: getattr(distribution, name) for name in names}
     return type(distribution)(**{name: value.unflatten(0, (samples, -1)) for name, value in own.items()})
 
 
