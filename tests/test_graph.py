@@ -281,7 +281,6 @@ def test_parents_are_the_nodes_that_a_distribution_depends_on() -> None:
     assert q.parents == {"h1": (), "h2": ("h1",)}
 
 
-@pytest.mark.unchecked
 def test_parents_are_found_through_steps_without_a_derivative() -> None:
     def program(draw: c.Draw) -> None:
         a = draw("a", c.Bernoulli(logits=torch.zeros(())))

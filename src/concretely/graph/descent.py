@@ -24,7 +24,7 @@ SHAPES |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"}
 
 MEASURES = {"__len__", "size", "__get__", "numel"}
 """Methods of tensors that return a shape or a length; `__get__` is that of `shape`, among others."""
-CHECKING = (__name__.partition(".")[0], "torch")
+CHECKING = (__name__.partition(".")[0], "torch", "jaxtyping", "beartype", "typeguard")
 """Packages that read values only to check them."""
 
 
