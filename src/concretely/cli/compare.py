@@ -22,7 +22,9 @@ def compare(
 
     require_known("split", split, SPLITS)
     records = [_record(run, split) for run in runs]
-    show(likelihood_table(records, split))
+    titles = [[record["recipe"][key] for key in ("notation", "data", "estimator", "samples")] for record in records]
+    alike = any(titles.count(title) > 1 for title in titles)
+    show(likelihood_table(records, split, [run.name for run in runs] if alike else ()))
     if len(runs) > 1:
         typer.echo(likelihood_summary(records, split))
 
