@@ -15,7 +15,7 @@ from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
 from ..functional.draw import Sigmoid
 from . import check
 from .logistic import Logistic
-from .node import Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
+from .node import Made, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 from .variable import DiscreteVariable, Variable
 
 
@@ -44,23 +44,16 @@ class Bernoulli(DiscreteVariable):
     """
 
     arg_constraints = {"logits": constraints.real}  # noqa: RUF012
+    _infinite = "either"
     support = constraints.boolean
     _logits_of = staticmethod(check.as_log_odds)
     logits: Tensor = _AffineLogits()  # type: ignore[assignment]
     _affine: tuple[Tensor, Tensor, Tensor]
     _differentiates: bool
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | float | None = None,
-        probs: Tensor | float | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        validate = check.validates(validate_args)
-        given = self._given(positional, logits, probs, validate=validate)
-        logits = check.as_logits(given, infinite="either", validate=validate)
-        super().__init__(logits, logits.shape, Size(), validate=validate)
+    @staticmethod
+    def _split(logits: Tensor) -> tuple[Tensor, Size, Size]:
+        return logits, logits.shape, Size()
 
     @classmethod
     def from_affine(
@@ -154,17 +147,9 @@ class BinaryConcrete(Relaxation):
     support = constraints.unit_interval
     _logits_of = staticmethod(check.as_log_odds)
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | float | None = None,
-        probs: Tensor | float | None = None,
-        temperature: Temperature | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
-        node = Logistic(logits=given, temperature=temperature, validate_args=validate_args)
-        super().__init__(node, Sigmoid(), logits=node.logits, event_shape=Size())
+    def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
+        node = Logistic(logits=logits, temperature=temperature, validate_args=validate_args)
+        return node, Sigmoid(), node.logits, Size()
 
     def discretize(self) -> Bernoulli:
         """Return the Bernoulli variable with the same logits."""

@@ -11,7 +11,7 @@ from ..functional.circuit import Circuit, Family, as_family
 from ..functional.draw import Sigmoid
 from . import check
 from .binary import Bernoulli
-from .node import Node, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
+from .node import Made, Node, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
 
 
 class CircuitNode(Node):
@@ -106,9 +106,12 @@ class BinaryCircuit(Relaxation):
         noise: str | Distribution | Family = "normal",
         validate_args: bool | None = None,
     ) -> None:
-        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
-        node = CircuitNode(logits=given, temperature=temperature, noise=noise, validate_args=validate_args)
-        super().__init__(node, Sigmoid(), logits=node.logits, event_shape=Size())
+        self._noise = noise
+        super().__init__(*positional, logits=logits, probs=probs, temperature=temperature, validate_args=validate_args)
+
+    def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
+        node = CircuitNode(logits=logits, temperature=temperature, noise=self._noise, validate_args=validate_args)
+        return node, Sigmoid(), node.logits, Size()
 
     def discretize(self) -> Bernoulli:
         """Return the Bernoulli variable with the same logits."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..functional import categorical
@@ -14,7 +14,7 @@ from ..functional.log_simplex import one_hot_argmax
 from . import check
 from .constraint import one_hot, simplex
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
-from .node import Relaxation
+from .node import Made, Relaxation
 from .variable import DiscreteVariable
 
 
@@ -33,18 +33,9 @@ class OneHotCategorical(DiscreteVariable):
     support = one_hot
     _logits_of = staticmethod(check.as_log_probs)
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | None = None,
-        probs: Tensor | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        validate = check.validates(validate_args)
-        given = self._given(positional, logits, probs, validate=validate)
-        logits = check.as_logits(given, infinite="minus", validate=validate)
-        batch_shape, event_shape = check.split(logits, 1)
-        super().__init__(logits, batch_shape, event_shape, validate=validate)
+    @staticmethod
+    def _split(logits: Tensor) -> tuple[Tensor, Size, Size]:
+        return logits, *check.split(logits, 1)
 
     def relax(self, temperature: Temperature) -> "Concrete":
         """Return the Concrete variable with the same logits."""
@@ -116,17 +107,9 @@ class Concrete(Relaxation):
     _logits_of = staticmethod(check.as_log_probs)
     is_ranked = True
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | None = None,
-        probs: Tensor | None = None,
-        temperature: Temperature | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
-        node = ExpConcrete(logits=given, temperature=temperature, validate_args=validate_args)
-        super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
+    def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
+        node = ExpConcrete(logits=logits, temperature=temperature, validate_args=validate_args)
+        return node, Exponential(), node.logits, node.event_shape
 
     def discretize(self) -> OneHotCategorical:
         """Return the categorical variable with the same logits."""
@@ -149,17 +132,9 @@ class LogisticNormal(Relaxation):
     _logits_of = staticmethod(check.as_log_probs)
     is_ranked = True
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | None = None,
-        probs: Tensor | None = None,
-        temperature: Temperature | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
-        node = ExpLogisticNormal(logits=given, temperature=temperature, validate_args=validate_args)
-        super().__init__(node, Exponential(), logits=node.logits, event_shape=node.event_shape)
+    def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
+        node = ExpLogisticNormal(logits=logits, temperature=temperature, validate_args=validate_args)
+        return node, Exponential(), node.logits, node.event_shape
 
     def discretize(self) -> OneHotCategorical:
         """Return the categorical variable with the same logits."""

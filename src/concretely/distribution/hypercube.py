@@ -17,7 +17,7 @@ from .concrete import OneHotCategorical
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .logistic import Logistic
-from .node import Relaxation
+from .node import Made, Relaxation
 from .variable import DiscreteVariable, expanded
 
 
@@ -67,17 +67,10 @@ class Hypercube(DiscreteVariable):
     support = corner
     _logits_of = staticmethod(logits_of)
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | None = None,
-        probs: Tensor | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        validate = check.validates(validate_args)
-        given = self._given(positional, logits, probs, validate=validate)
-        logits = as_states(check.as_logits(given, infinite="minus", validate=validate))
-        super().__init__(logits, logits.shape[:-1], bits(logits), validate=validate)
+    @staticmethod
+    def _split(logits: Tensor) -> tuple[Tensor, Size, Size]:
+        logits = as_states(logits)
+        return logits, logits.shape[:-1], bits(logits)
 
     def relax(self, temperature: Temperature) -> "HypercubeConcrete":
         """Return the Concrete relaxation with the same logits."""
@@ -157,23 +150,14 @@ class HypercubeConcrete(Relaxation):
     _logits_of = staticmethod(logits_of)
     _is_invertible = False
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | None = None,
-        probs: Tensor | None = None,
-        temperature: Temperature | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        validate = check.validates(validate_args)
-        given = self._given(positional, logits, probs, validate=validate)
-        logits = as_states(check.as_logits(given, infinite="never", validate=validate))
+    def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
+        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
         is_binary = logits.shape[-1] == 1
         law, own = (Logistic, logits.squeeze(-1)) if is_binary else (ExpConcrete, logits)
         node = law(logits=own, temperature=temperature, validate_args=validate_args)
         squashing = Sigmoid(centred=True) if is_binary else Corners(logits.shape[-1])
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])
-        super().__init__(node, squashing, logits=logits, event_shape=bits(logits))
+        return node, squashing, logits, bits(logits)
 
     def discretize(self) -> Hypercube:
         """Return the discrete variable with the same logits."""
@@ -196,21 +180,12 @@ class HypercubeLogisticNormal(Relaxation):
     _logits_of = staticmethod(logits_of)
     _is_invertible = False
 
-    def __init__(
-        self,
-        *positional: Any,
-        logits: Tensor | None = None,
-        probs: Tensor | None = None,
-        temperature: Temperature | None = None,
-        validate_args: bool | None = None,
-    ) -> None:
-        validate = check.validates(validate_args)
-        given = self._given(positional, logits, probs, validate=validate)
-        logits = as_states(check.as_logits(given, infinite="never", validate=validate))
+    def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
+        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
         both = torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
         node = ExpLogisticNormal(logits=both, temperature=temperature, validate_args=validate_args)
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])
-        super().__init__(node, Corners(both.shape[-1]), logits=logits, event_shape=bits(logits))
+        return node, Corners(both.shape[-1]), logits, bits(logits)
 
     def discretize(self) -> Hypercube:
         """Return the discrete variable with the same logits."""

@@ -139,6 +139,10 @@ class Node(Variable, Distribution):
         return cast(filled.expand(self.batch_shape), self.logits.dtype)
 
 
+Made = tuple[Node, Squashing, Tensor, Size]
+"""A node, its squashing, the logits of the variable and its event shape."""
+
+
 class Relaxation(Variable, Distribution):
     """A bounded variable: a squashed `Node`.
 
@@ -152,10 +156,23 @@ class Relaxation(Variable, Distribution):
     _is_invertible = True
     """Whether `log_prob` is the log density of the value. Otherwise it is that of the unsquashed variable."""
 
-    def __init__(self, node: Node, squashing: Squashing, *, logits: Tensor, event_shape: Size) -> None:
-        self._node, self._squashing = node, squashing
-        self._temperature = node._temperature
-        super().__init__(logits, node.batch_shape, event_shape, validate=bool(node._validate_args))
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | float | None = None,
+        probs: Tensor | float | None = None,
+        temperature: Temperature | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
+        self._node, self._squashing, own, event_shape = self._made(given, temperature, validate_args)
+        self._temperature = self._node._temperature
+        validate = bool(self._node._validate_args)
+        super().__init__(own, self._node.batch_shape, event_shape, validate=validate)
+
+    @abstractmethod
+    def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
+        """Return the parts that the variable is made of."""
 
     @property
     def node(self) -> Node:

@@ -8,7 +8,7 @@ import copy
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Size, Tensor
@@ -161,6 +161,25 @@ class DiscreteVariable(Variable, Distribution):
     """A discrete random variable."""
 
     has_enumerate_support = True
+    _infinite: Literal["minus", "either"] = "minus"
+    """Which infinite logits are allowed."""
+
+    def __init__(
+        self,
+        *positional: Any,
+        logits: Tensor | float | None = None,
+        probs: Tensor | float | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        validate = check.validates(validate_args)
+        given = self._given(positional, logits, probs, validate=validate)
+        own, *shapes = self._split(check.as_logits(given, infinite=self._infinite, validate=validate))
+        super().__init__(own, *shapes, validate=validate)
+
+    @staticmethod
+    @abstractmethod
+    def _split(logits: Tensor) -> tuple[Tensor, Size, Size]:
+        """Return the logits, the batch shape and the event shape."""
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Raise an error: a discrete draw has no pathwise gradient."""
