@@ -1,9 +1,43 @@
-"""Schedules of the temperature during training."""
+"""Schedules: numbers that change during training, such as temperatures."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import overload
 
 __all__ = ["Annealing"]
+
+Schedule = float | Callable[[int], float]
+"""A number, or a function of the step that returns one."""
+
+
+@overload
+def at_step(schedule: Schedule, step: int) -> float: ...
+@overload
+def at_step(schedule: Schedule | None, step: int) -> float | None: ...
+def at_step(schedule: Schedule | None, step: int) -> float | None:
+    """Return the value of a schedule at a step, or None if there is no schedule.
+
+    >>> at_step(0.5, 3), at_step(lambda step: 2.0 * step, 3)
+    (0.5, 6.0)
+    """
+    return schedule(step) if callable(schedule) else schedule
+
+
+def lr_factor(name: str, step: int, steps: int) -> float:
+    """Return the factor by which a named schedule multiplies the learning rate at a step out of `steps`.
+
+    >>> lr_factor("constant", 50, 100), lr_factor("linear", 25, 100), lr_factor("cosine", 50, 100)
+    (1.0, 0.75, 0.5)
+    """
+    done = min(step / steps, 1.0)
+    match name:
+        case "linear":
+            return 1 - done
+        case "cosine":
+            return (1 + math.cos(math.pi * done)) / 2
+        case _:
+            return 1.0
 
 
 @dataclass(frozen=True)

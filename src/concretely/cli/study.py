@@ -50,7 +50,7 @@ def study(
     from ..experiment.estimator_study import estimator_recipes, study_estimators
     from ..file import writable_dir
     from ..report.dotplot import draw_study
-    from ..training.train_state import build_model
+    from ..training.paper import build_model
 
     given: dict[str, Any] = {"samples": samples, "temperature": temperature, "seed": seed}
     folder, step = Path(notation_or_run), 0

@@ -86,7 +86,9 @@ def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -
     from ..training.train_state import TrainState
 
     with terminal.report_errors():
-        TrainState(recipe, how["data"], device=how["device"]).dry_run()  # bad input raises before anything is written
+        TrainState.of(
+            recipe, how["data"], device=how["device"]
+        ).dry_run()  # bad input raises before anything is written
         writable_dir(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"

@@ -7,8 +7,9 @@ from .. import evaluation
 from ..data import Dataset
 from ..evaluation import GradientStudy
 from ..model import Model
-from ..training.engine import inputs_of
-from ..training.method import at_step, estimator_of
+from ..schedule import at_step
+from ..training.method import estimator_of
+from ..training.paper import inputs_of
 from ..training.recipe import Recipe, resolve
 from ..training.rng import Order, Purpose, generator_of
 from ..training.run import Run

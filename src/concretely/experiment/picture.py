@@ -8,7 +8,7 @@ from torch import Tensor
 from ..data import Dataset
 from ..evaluation.pixel import reconstruct_pixels, sample_pixels
 from ..model import Model
-from ..training.engine import inputs_of
+from ..training.paper import inputs_of
 from ..training.recipe import Recipe
 from ..training.rng import Purpose, generator_of
 

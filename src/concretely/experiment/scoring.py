@@ -18,8 +18,8 @@ from ..file import file_lock
 from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
-from ..training.engine import inputs_of
 from ..training.method import estimator_at_step
+from ..training.paper import inputs_of
 from ..training.recipe import Recipe
 from ..training.rng import Purpose, generator_of
 from ..training.run import Run

@@ -128,7 +128,7 @@ def _train(
     require_trainable(members)
     data = load_data(members, monitor)
     # a dry run of one member, so that bad input raises before anything is written
-    TrainState(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
+    TrainState.of(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
     writable_dir(out)
     sources = dict.fromkeys(data(recipe).source for recipe in recipes)
     monitor.note("\n".join([f"{len(members)} members in {out}", *sources]))

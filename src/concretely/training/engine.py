@@ -8,24 +8,23 @@ runs its own program, so that its result has the same bits as if it were trained
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map_only
 
-from ..estimator import Estimator, Reinforce
-from ..estimator.base import default_objective
-from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
+from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
-from ..model import Model
 from ..noise import Keys
 from .capture import Captured
-from .method import Temperatures, at_temperature
-from .optimizer import ParameterState, StepLog, StepSizes, adam_, guard_, muon_
-from .recipe import Recipe, program_key
+from .feed import Inputs
+from .optimizer import ParameterState, StepLog, guard_
 from .rng import Purpose
 from .step_table import StepTable
+from .task import MemberLoss
+from .update import OwnUpdate
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -46,38 +45,6 @@ def path_of(name: str) -> str:
     return name.replace(".", "/", 1)
 
 
-def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs of a model from the bits of data points: x, or the context (the first bits) and x."""
-    context = recipe.architecture.context
-    return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
-
-
-class MemberLoss(nn.Module):
-    """The loss of one member on a batch: minus the mean of its objective."""
-
-    def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
-        super().__init__()
-        self.model, self.estimator, self.recipe = model, estimator, recipe
-        self._objective = default_objective(model, estimator)
-        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
-        self._temperatures: Temperatures | None = None  # those of the estimator
-
-    def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
-        """Return the loss at the given temperatures, with noise from the given keys."""
-        inputs, estimator = inputs_of(self.recipe, bits), self._estimator_at(temperatures)
-        samples, objective = self.recipe.samples, self._objective
-        return estimator(self.model, *inputs, samples=samples, objective=objective, generator=keys).loss
-
-    def _estimator_at(self, temperatures: Temperatures) -> Estimator:
-        if not self._has_temperature:
-            return self.estimator
-        if not all(isinstance(each, float) for each in temperatures):  # tensors are those of one call
-            return at_temperature(self.recipe.estimator, *temperatures)
-        if temperatures != self._temperatures:
-            self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures
-        return self.estimator
-
-
 class Engine:
     """Takes the steps of runs that have all reached the same step.
 
@@ -87,13 +54,13 @@ class Engine:
 
     def __init__(self, runs: Sequence["TrainState"], *, stacked: bool | None = None) -> None:
         first = runs[0]
-        if len({(program_key(run.recipe), run.step, run.since) for run in runs}) > 1:
+        if len({(run.task.key, run.step, run.since) for run in runs}) > 1:
             raise ValueError("members of an engine must have one architecture, estimator and step, got others")
         self.runs, self.device = tuple(runs), first.device
         self.stacked = self.device.type != "cpu" if stacked is None else stacked
         groups = [self.runs] if self.stacked else [(run,) for run in self.runs]
         self._programs = [_Program(group, vmapped=self.stacked) for group in groups]
-        self._measures_gap = first.recipe.method.relaxes
+        self._measures_gap = first.task.monitor is not None
 
     @property
     def step(self) -> int:
@@ -138,20 +105,19 @@ class _Program:
     """The step of members that run as one program."""
 
     def __init__(self, runs: Sequence["TrainState"], *, vmapped: bool) -> None:
-        first = runs[0]
-        self._runs, self._recipe, self._vmapped = runs, first.recipe, vmapped
-        self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Reinforce(), first.recipe)
+        first, task = runs[0], runs[0].task
+        self._runs, self._task, self._vmapped = runs, task, vmapped
+        self._loss, self._monitor = task.loss, task.monitor
         state = first.state if len(runs) == 1 else _joined(runs)
-        own: State = dict(first.loss.named_parameters())
-        self._parameters = {
+        own: State = dict(task.loss.named_parameters())
+        states = {
             name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in own
         }
-        self._buffers = {name: state[path_of(name)] for name, _ in first.loss.named_buffers()}
+        self._update = OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
+        self._buffers = {name: state[path_of(name)] for name, _ in task.loss.named_buffers()}
         self._log = StepLog(state["row/sums"], state["row/first_nonfinite"])
-        stacked = {name: each.parameter.detach().requires_grad_() for name, each in self._parameters.items()}
+        stacked = {name: each.parameter.detach().requires_grad_() for name, each in states.items()}
         self._leaves = stacked if vmapped else own
-        # the weights of the model have an L2 penalty; the parameters of the estimator have none
-        self._decays = {name: name.startswith("model.") and name.endswith("weight") for name in own}
         self._table = StepTable(runs, draws=first.draws)
         self._ones = torch.ones(len(runs), device=first.device)
         self._take: Callable[[], None] = self._step
@@ -174,9 +140,9 @@ class _Program:
     def _step(self, *, gap: bool = False) -> None:
         """Take one step without synchronizing with the host."""
         self._table.read()
-        bits = self._table.batch()
+        inputs = self._table.batch(0)
         with deferred_gradients() if self._vmapped else nullcontext():
-            loss = self._losses(self._loss, bits, Purpose.NOISE)
+            loss = self._losses(self._loss, inputs, Purpose.NOISE)
             slopes = torch.autograd.grad([loss], list(self._leaves.values()), [self._ones], allow_unused=True)
         gradients = {
             name: slope if self._vmapped else slope.unsqueeze(0)
@@ -185,45 +151,30 @@ class _Program:
         }
         with torch.no_grad():
             if gap:
-                excess = self._losses(self._discrete_loss, bits, Purpose.GAP) - loss
+                assert self._monitor is not None
+                excess = self._losses(self._monitor, inputs, Purpose.GAP) - loss
                 self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
-            # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
             watched = [
                 gradient
                 for name, gradient in gradients.items()
-                if not self._decays[name] and not isinstance(gradient, DeferredGradient)
+                if name in self._task.watched and not isinstance(gradient, DeferredGradient)
             ]
-            sizes = guard_(self._log, watched, loss.detach(), self._table.sizes)
-            self._update(gradients, sizes)
+            self._update(gradients, guard_(self._log, watched, loss.detach(), self._table.sizes))
 
-    def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+    def _losses(self, function: MemberLoss, inputs: Inputs, purpose: Purpose) -> Tensor:
         """Return the loss of every member, with the keys of a purpose."""
-        keys, temperatures = self._table.keys[purpose], self._table.temperatures
+        keys, controls = self._table.keys[purpose], self._table.controls
         if not self._vmapped:
-            found: Tensor = function(bits[0], Keys(keys[:, 0]), tuple(temperatures[:, 0].tolist()))
+            own = tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
+            found: Tensor = function(own, Keys(keys[:, 0]), tuple(controls[:, 0].tolist()))
             return found.unsqueeze(0)
 
-        def of_member(parameters: State, buffers: State, bits: Tensor, keys: Tensor, pair: Tensor) -> Tensor:
-            loss: Tensor = functional_call(function, (parameters, buffers), (bits, Keys(keys), tuple(pair)))
+        def of_member(parameters: State, buffers: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
+            loss: Tensor = functional_call(function, (parameters, buffers), (inputs, Keys(keys), tuple(controls)))
             return loss
 
-        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1))(
-            self._leaves, self._buffers, bits, keys, temperatures
-        )
+        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1))(self._leaves, self._buffers, inputs, keys, controls)
         return stacked
-
-    def _update(self, gradients: dict[str, Tensor], sizes: StepSizes) -> None:
-        """Update all parameters by the optimizer. Some gradients are still pairs of factors, and multiplied here."""
-        states = self._parameters
-        if self._recipe.optimizer == "muon":
-            matrices = [name for name, decays in self._decays.items() if decays]
-            products = [materialized(gradients.pop(name)) for name in matrices]
-            muon_([states[name] for name in matrices], products, sizes)
-        deferred = [name for name, gradient in gradients.items() if isinstance(gradient, DeferredGradient)]
-        for name in deferred:  # one after the other, so that the product is read before it leaves the cache
-            adam_([states[name]], [materialized(gradients.pop(name))], sizes, decays=[self._decays[name]])
-        decays = [self._decays[name] for name in gradients]
-        adam_([states[name] for name in gradients], list(gradients.values()), sizes, decays=decays)
 
 
 def _joined(runs: Sequence["TrainState"]) -> State:

@@ -90,7 +90,7 @@ def train_together(
     own = [data(member.recipe) for member in members]
     moved = {id(each): each.to(device) for each in own}  # once, however many share them
     states = [
-        TrainState(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
+        TrainState.of(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
     ]
     starts = [state.dry_run() for state in states]
     environment = describe_environment(str(states[0].device))

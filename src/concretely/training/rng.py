@@ -68,6 +68,11 @@ class Order:
         self.points, self.batch, self.seed = points, batch, seed
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.int64)
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """All that the order depends on."""
+        return self.points, self.batch, self.seed
+
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
         """Return the indices of the data points of a step."""
         return self.span(step, 1)[0]

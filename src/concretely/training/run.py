@@ -18,8 +18,9 @@ from ..data import Dataset, load_data
 from ..file import atomic_write
 from ..model import Model
 from . import checkpoint
+from .paper import build_model
 from .recipe import FILE, Recipe, read, resolve
-from .train_state import Row, TrainState, build_model
+from .train_state import Row, TrainState
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
 SOME = 8

@@ -3,21 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Dataset
 from ..estimator import Estimator
-from ..evaluation.likelihood import evaluate
 from ..graph.program import eval_mode
-from ..model import Model, density, prediction
 from ..noise import Keys
-from .engine import MemberLoss, State, inputs_of, path_of
-from .method import at_step, estimator_of
+from ..schedule import at_step
+from .engine import State, path_of
+from .paper import paper_task
 from .recipe import Recipe
-from .rng import Order, Purpose, generator_of, keys_of
-from .step_table import lr_factor
+from .rng import Purpose, keys_of
+from .task import MemberLoss, Task
 
 
 @dataclass(frozen=True)
@@ -36,24 +36,11 @@ class Row:
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
 
 
-def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
-    """Return the model of a recipe before training. Given data, its output biases start at their base rates."""
-    architecture, generator = recipe.architecture, generator_of(recipe.seed, Purpose.INITIAL)
-    rate = None if data is None else data.train.rate[recipe.width - architecture.observed.units :]
-    make = density if architecture.context is None else prediction
-    return make(architecture, base_rate=rate, generator=generator)
-
-
 class TrainState:
     """The state of a run between two steps."""
 
-    def __init__(self, recipe: Recipe, data: Dataset, *, device: torch.device | str = "cpu") -> None:
-        self.recipe, self.device = recipe, torch.device(device)
-        self.data = data.to(self.device)
-        self.model = build_model(recipe, data).to(self.device)
-        estimator = estimator_of(recipe, self.model, inputs_of(recipe, self.data.train[:1000]))
-        self.loss = MemberLoss(self.model, estimator, recipe)
-        self.order = Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed)
+    def __init__(self, task: Task) -> None:
+        self.task, self.device, self.loss, self.model = task, task.device, task.loss, task.model
         self.state = _initial(self.loss, self.device)
         self.step = 0
         self.since = 0
@@ -64,6 +51,16 @@ class TrainState:
         self.metrics: Sequence[float] = (0.0, 0.0, 0.0, 0.0, -1.0)
         """The log of the steps since the last row, copied from the device: its sums and the first nonfinite step."""
         self._draws: int | None = None
+
+    @classmethod
+    def of(cls, recipe: Recipe, data: Dataset, *, device: torch.device | str = "cpu") -> Self:
+        """Return the state of a recipe before its first step."""
+        return cls(paper_task(recipe, data, device=device))
+
+    @property
+    def recipe(self) -> Recipe:
+        """The settings of the run."""
+        return self.task.recipe
 
     @property
     def estimator(self) -> Estimator:
@@ -105,17 +102,15 @@ class TrainState:
         return Row(
             step=self.step,
             seconds=self.seconds,
-            lr=self.recipe.lr * lr_factor(self.recipe, self.step),
-            temperature=at_step(self.recipe.temperature, self.step),
+            lr=self.task.lr_at(self.step),
+            temperature=at_step(self.task.temperature, self.step),
             bound=mean,
             discrete=mean - gap / max(gaps, 1),
         )
 
     def validate(self) -> float:
-        """Return the negative log-likelihood of the validation set, estimated with `recipe.validation_samples`."""
-        generator = generator_of(self.recipe.seed, Purpose.VALIDATION, device=self.device)
-        inputs = inputs_of(self.recipe, self.data.valid[:])
-        return evaluate(self.model, *inputs, samples=self.recipe.validation_samples, generator=generator).nll
+        """Return the score of the validation set, of which lower is better."""
+        return self.task.validate()
 
     def keep_best(self) -> None:
         """Keep a copy of the current parameters as the best so far."""
@@ -183,9 +178,8 @@ class TrainState:
     def _loss(self, step: int) -> tuple[Tensor, Keys]:
         """Return the loss of a step and the keys that it used. The loss depends only on the step and the parameters."""
         keys = Keys(keys_of(self.recipe.seed, Purpose.NOISE, step, device=self.device))
-        temperature = at_step(self.recipe.temperature, step) or 0.0
-        temperatures = temperature, at_step(self.recipe.prior_temperature, step) or temperature
-        loss: Tensor = self.loss(self.data.train[self.order.indices(step).to(self.device)].float(), keys, temperatures)
+        (inputs,) = self.task.feed.inputs(step, self.device)
+        loss: Tensor = self.loss(inputs, keys, tuple(self.task.controls_at(step)))
         return loss, keys
 
 
