@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .notation import *
     from .objective import *
     from .schedule import *
+    from .training.callback import CSVLog, ProgressBar, TensorBoard
+    from .training.fit import FittedRun, fit
     from .training.recipe import Recipe
     from .training.run import load
 
@@ -27,6 +29,7 @@ __all__ = [
     "Bernoulli",
     "BinaryCircuit",
     "BinaryConcrete",
+    "CSVLog",
     "CircuitNode",
     "Concrete",
     "Draw",
@@ -36,6 +39,7 @@ __all__ = [
     "Exact",
     "ExpConcrete",
     "ExpLogisticNormal",
+    "FittedRun",
     "GradientStudy",
     "Gumbel",
     "GumbelSoftmax",
@@ -48,17 +52,21 @@ __all__ = [
     "Model",
     "OneHotCategorical",
     "Pathwise",
+    "ProgressBar",
     "Recipe",
     "Reinforce",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
+    "TensorBoard",
     "Trace",
+    "Warmup",
     "average",
     "bound",
     "density",
     "estimate",
     "evaluate",
     "exact_log_likelihood",
+    "fit",
     "gradient_study",
     "load",
     "load_data",
@@ -82,7 +90,16 @@ _ROOMS = (
 )
 
 
-_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.run", "load_data": ".data"}
+_ELSEWHERE = {
+    "CSVLog": ".training.callback",
+    "FittedRun": ".training.fit",
+    "ProgressBar": ".training.callback",
+    "Recipe": ".training.recipe",
+    "TensorBoard": ".training.callback",
+    "fit": ".training.fit",
+    "load": ".training.run",
+    "load_data": ".data",
+}
 """The modules of the public names that are in none of `_ROOMS`."""
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import overload
 
-__all__ = ["Annealing"]
+__all__ = ["Annealing", "Warmup"]
 
 Schedule = float | Callable[[int], float]
 """A number, or a function of the step that returns one."""
@@ -62,3 +62,31 @@ class Annealing:
         """Return the temperature of an optimizer update, counted from 0."""
         gone = min(max(step / self.steps, 0.0), 1.0)
         return float(self.start ** (1 - gone) * self.end**gone)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """A number that rises linearly from `start` to `end` within some steps, and then stays constant.
+
+    It serves as the weight of a KL, or as the factor of a learning rate.
+
+    >>> beta = Warmup(1000)
+    >>> beta(0), beta(500), beta(5000)
+    (0.0, 0.5, 1.0)
+    """
+
+    steps: int
+    start: float = 0.0
+    end: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.steps < math.inf:
+            raise ValueError(f"steps must be positive, got {self.steps:.9g}")
+        for name, value in (("start", self.start), ("end", self.end)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must not be negative, got {value:.9g}")
+
+    def __call__(self, step: int) -> float:
+        """Return the number at an optimizer update, counted from 0."""
+        gone = min(max(step / self.steps, 0.0), 1.0)
+        return float(self.start + (self.end - self.start) * gone)

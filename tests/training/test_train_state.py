@@ -122,7 +122,9 @@ def test_the_discrete_bound_of_a_row_is_less_by_the_mean_gap_where_it_was_looked
     measured: list[int] = []
     losses = stepping._Program._losses
 
-    def with_gap(program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+    def with_gap(
+        program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose, part: int = 0
+    ) -> Tensor:
         if purpose is Purpose.NOISE:
             return losses(program, function, bits, purpose)
         step = int(program._table.sizes.step.item())
@@ -260,7 +262,9 @@ def test_a_gradient_that_is_not_finite_is_traced_to_its_layer_though_all_outputs
 def test_a_loss_that_is_not_finite_stops_training_though_its_gradient_is(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = stepping._Program._losses
 
-    def endless(program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+    def endless(
+        program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose, part: int = 0
+    ) -> Tensor:
         found = losses(program, function, bits, purpose)
         return found + math.inf if program._table.sizes.step.item() == 2 else found
 

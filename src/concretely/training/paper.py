@@ -12,9 +12,17 @@ from ..noise import Keys
 from ..schedule import lr_factor
 from .feed import Indexed, PackedPoints
 from .method import at_temperature, estimator_of
+from .own_recipe import RunRecipe
 from .recipe import Recipe, program_key
 from .rng import Order, Purpose, generator_of
 from .task import Controls, MemberLoss, Task
+
+
+def paper_recipe(recipe: RunRecipe) -> Recipe:
+    """Return a recipe if it is of the paper's models; otherwise raise."""
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"this needs a model in the paper's notation, got a model of one's own, {recipe.title}")
+    return recipe
 
 
 def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:

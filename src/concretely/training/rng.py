@@ -1,5 +1,7 @@
 """The random numbers of a run. All are functions of the seed and the step, so that any step can be repeated."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum, auto
 
 import numpy as np
@@ -25,6 +27,8 @@ class Purpose(IntEnum):
     """The draws that a report shows."""
     EVALUATION = auto()
     """The draws that score a trained model."""
+    TORCH = auto()
+    """What a program draws from torch's global generators at a step, such as dropout."""
 
 
 def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
@@ -41,6 +45,22 @@ def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
 def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator for a purpose."""
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
+
+
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's global generators of the CPU and of a device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def torch_generators(device: torch.device) -> Iterator[None]:
+    """Restore torch's global generators of the CPU and of a device at the end of this context."""
+    devices = [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
 
 
 DRAWS = 1_024

@@ -5,7 +5,7 @@ device table that the host refills every 256 steps. A step on a CPU reads the sa
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +36,7 @@ class StepTable:
         task, device, members = runs[0].task, runs[0].device, len(runs)
         if draws > DRAWS:
             raise ValueError(f"a step must have at most {DRAWS:,} random draws, got {draws:,}")
-        self._points = task.feed.shared([run.task.feed for run in runs])
+        self._points = task.feed.shared([run.task.feed for run in runs], device)
         self._parts = {
             "index": (members, task.feed.rows),
             "noise": (draws, members, 2),
@@ -60,8 +60,11 @@ class StepTable:
         self._end = runs[0].step  # the step after that of the last line
         self._next: Tensor | None = None  # the lines from that step on, if they are written already
 
-    def prepare(self, step: int) -> None:
-        """Refill the table from the host if needed, so that the next line is the line of `step`."""
+    def prepare(self, step: int) -> Hashable:
+        """Refill the table from the host if needed, so that the next line is the line of `step`.
+
+        Steps with equal results do the same work on the same memory.
+        """
         if step >= self._end:
             lines = self._written(step) if self._next is None else self._next
             self._table.copy_(lines, non_blocking=True)
@@ -69,7 +72,7 @@ class StepTable:
             self._end, self._next = step + LINES, None
         if self._next is None and self._end - step == LINES // 2:  # while the device is busy with the first half
             self._next = self._written(self._end)
-        self._points.prepare(step)
+        return self._points.prepare(step)
 
     def read(self) -> None:
         """Read the next line, on the device."""

@@ -4,9 +4,9 @@ They depend on tasks alone. `paper.paper_task` describes a recipe of the paper's
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,10 @@ from ..estimator import Estimator
 from ..noise import Keys
 from ..schedule import Schedule, at_step
 from .feed import Feed
-from .recipe import Recipe
+from .own_recipe import RunRecipe
 
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+"""A class of `torch.optim`, or a function of parameters that returns an optimizer."""
 Controls = tuple[float | Tensor, ...]
 """The values of all schedules at a step, such as temperatures."""
 
@@ -37,14 +39,19 @@ class MemberLoss(nn.Module, ABC):
 class Task:
     """What a run trains, and how."""
 
-    recipe: Recipe
+    recipe: RunRecipe
     """The settings, which a checkpoint stores."""
     device: torch.device
     key: Hashable
     """A key that is equal for tasks whose steps can be taken together, as one program."""
     loss: MemberLoss
     monitor: MemberLoss | None
-    """The loss of the discrete graph, which is measured at every tenth step, or None if it is not measured."""
+    """The loss of the discrete graph, which is measured at every tenth step, or None if it is not measured.
+
+    If there are `metrics`, it returns a vector: the loss, followed by the metrics.
+    """
+    metrics: tuple[str, ...] = ()
+    """The names of what the monitor measures."""
     feed: Feed
     """Where the batches come from."""
     digest: str
@@ -66,8 +73,30 @@ class Task:
     """The parameters of the loss whose gradients are finite if and only if all are."""
     validate: Callable[[], float]
     """Returns the score of the validation set, of which lower is better."""
-    stacks: bool = True
-    """Whether members run as one program on a GPU, even if there is only one."""
+    stacks: Literal["always", "several", "never"] = "always"
+    """Whether members run as one vmapped program on a GPU: always, only if there are several, or never."""
+    control_names: tuple[str, ...] = ()
+    """The names of the schedules in rows of the curve; empty if rows do not show them."""
+    optimizer: OptimizerFactory | None = None
+    """Makes the optimizer, or None for that of the recipe: Adam or Muon."""
+    optimizer_lr: float | None = None
+    """The learning rate to make the optimizer with, or None for its own. Then `lr` is 1."""
+    parts: int = 1
+    """The number of batches whose gradients are averaged in a step."""
+    clip: float | None = None
+    """The largest norm of a gradient, or None if it is not limited."""
+    ema: float | None = None
+    """The decay of the running average of the parameters of the model, or None if there is none."""
+    reseeds: bool = False
+    """Whether torch's global generators are seeded before each step, for programs that draw from them."""
+    units: Mapping[str, int] = field(default_factory=dict)
+    """The number of units of every latent node that is watched for signs of collapse."""
+    examines: bool = False
+    """Whether the first step is tried before anything is written, to say what is wrong with it."""
+    compiles: bool = False
+    """Whether the loss is compiled."""
+    is_bound: bool = True
+    """Whether an objective far below that before training means that training has diverged."""
 
     @property
     def model(self) -> nn.Module:
