@@ -22,6 +22,7 @@ ORDER = [
     "noise",
     "functional",
     "distribution",
+    "layer",
     "graph",
     "model",
     "objective",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .estimator import *
     from .evaluation import *
     from .graph import *
+    from .layer import *
     from .model import *
     from .notation import *
     from .objective import *
@@ -68,6 +69,8 @@ __all__ = [
     "exact_log_likelihood",
     "fit",
     "gradient_study",
+    "gumbel_sigmoid",
+    "gumbel_softmax",
     "load",
     "load_data",
     "mode",
@@ -75,11 +78,13 @@ __all__ = [
     "parse",
     "prediction",
     "run",
+    "straight_through",
     "tile",
 ]
 
 _ROOMS = (
     "distribution",
+    "layer",
     "notation",
     "schedule",
     "graph",
