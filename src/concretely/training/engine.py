@@ -279,13 +279,18 @@ class _Program:
             found: Tensor = function(own, Keys(keys[:, 0], seeds_torch=seeds), tuple(numbers))
             return found.unsqueeze(0)
 
+        known = {name for name, _ in (*function.named_parameters(), *function.named_buffers())}
+        parameters, others = (
+            {name: each for name, each in part.items() if name in known} for part in (self._leaves, self._constants)
+        )
+
         def of_member(parameters: State, others: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
             given = inputs, Keys(keys, seeds_torch=seeds), tuple(controls)
             loss: Tensor = functional_call(function, (parameters, others), given)
             return loss
 
         stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1), randomness="error" if seeds else "different")(
-            self._leaves, self._constants, inputs, keys, controls
+            parameters, others, inputs, keys, controls
         )
         return stacked
 
