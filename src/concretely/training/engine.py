@@ -24,7 +24,7 @@ from ..noise import Keys
 from .capture import Captured
 from .feed import Inputs
 from .optimizer import ParameterState, StepLog, guard_
-from .rng import Purpose, seed_of, seed_torch, torch_generators
+from .rng import Purpose, seed_torch, torch_generators
 from .step_table import StepTable
 from .stream import EndOfDataError
 from .task import MemberLoss
@@ -180,7 +180,7 @@ class _Program:
     def take_step(self, step: int, *, gap: bool) -> None:
         """Take a step. With `gap`, also measure the trained bound minus the bound of the discrete graph."""
         if self._task.reseeds:
-            seed_torch(seed_of(self._task.recipe.seed, Purpose.TORCH, step), self._runs[0].device)
+            seed_torch(self._task.recipe.seed, step, self._runs[0].device)
         work = gap, self._table.prepare(step)
         if work not in self._works:
             self._works[work] = Captured(partial(self._step, gap=gap), self._stream, note=self._note)

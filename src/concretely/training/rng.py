@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum, auto
+from functools import cache
 
 import numpy as np
 import torch
@@ -47,12 +48,19 @@ def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.d
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
 
 
-def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's global generators of the CPU and of a device."""
-    torch.default_generator.manual_seed(seed)
+def seed_torch(seed: int, step: int, device: torch.device) -> None:
+    """Seed torch's global generators of the CPU and of a device for a step."""
+    own = (_first_seed(seed) + step) % 2**63
+    torch.default_generator.manual_seed(own)
     if device.type == "cuda":
         with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
+            torch.cuda.manual_seed(own)
+
+
+@cache
+def _first_seed(seed: int) -> int:
+    """Return the seed of the first step. Those of later steps are counted from there, which is faster to compute."""
+    return seed_of(seed, Purpose.TORCH)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from .engine import State, path_of
 from .own_method import own_task_of
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
-from .rng import Purpose, keys_of, seed_of, seed_torch, torch_generators
+from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .task import Task
 from .torch_optimizer import TorchOptimizer
 
@@ -281,7 +281,7 @@ class TrainState:
         """Inside this context, torch's global generators are those of a step, if the task asks for it."""
         with torch_generators(self.device) if self.task.reseeds else nullcontext():
             if self.task.reseeds:
-                seed_torch(seed_of(self.recipe.seed, Purpose.TORCH, step), self.device)
+                seed_torch(self.recipe.seed, step, self.device)
             yield
 
 
