@@ -160,7 +160,7 @@ def joined_callbacks(
     """
     parts = []
     for each in given if isinstance(given, Sequence) else [given]:
-        if isinstance(each, Logger):
+        if isinstance(each, Logger) and not isinstance(each, type):
             parts.append(stack.enter_context(each.open(steps)))
         elif isinstance(each, Callbacks):
             parts.append(each)

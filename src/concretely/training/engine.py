@@ -184,7 +184,12 @@ class _Program:
         work = gap, self._table.prepare(step)
         if work not in self._works:
             self._works[work] = Captured(partial(self._step, gap=gap), self._stream, note=self._note)
-        self._works[work]()
+        try:
+            self._works[work]()
+        except ValueError:  # distributions refuse what is not finite
+            if all(run.first_nonfinite_parameter() is None for run in self._runs):
+                raise
+            self._log.first_nonfinite.masked_fill_(self._log.first_nonfinite < 0, step)
 
     def try_step(self, step: int) -> None:
         """Compute the gradients of a step without an update. Buffers of the model may change."""

@@ -197,8 +197,8 @@ def fit(
         what = f"arguments={dict(arguments)!r}" if arguments else f"{settings.count} of them"
         raise ValueError(f"several seeds or settings need a function that builds the model, got {what} for a model")
     if builds:
-        for each in settings.arguments:
-            require_arguments(model, each)
+        for given in settings.arguments:
+            require_arguments(model, given)
     module = None if builds else as_module("program", model)
     estimator = Pathwise(2 / 3) if estimator is None else estimator
     if not isinstance(estimator, type):
@@ -232,7 +232,9 @@ def fit(
             validation_samples=validation_samples,
             patience=patience,
         )
-        require_possible(recipe)
+        spread = list(settings.spread(recipe, folder))
+        for each, _ in spread:
+            require_possible(each)
         options = Options(
             estimator=estimator,
             objective=objective,
@@ -248,7 +250,7 @@ def fit(
             remove_runs(folder)
         members = [
             _Member(each, built(model, each.arguments, seed=each.seed) if module is None else module, where)
-            for each, where in settings.spread(recipe, folder)
+            for each, where in spread
         ]
         stack.enter_context(_products(precision))
         stop = stack.enter_context(stop_requested())

@@ -127,14 +127,18 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
     def arrange(batch: Inputs) -> tuple[Any, ...]:
         batch = batch if given is None else given(batch)
         if isinstance(batch, Mapping):
-            return tuple(batch[name] for name in names if name in batch) if by_name else (batch,)
+            return tuple(batch.get(name, defaults[name]) for name in last) if by_name else (batch,)
         return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
     first = example if given is None else given(example)
     by_name = isinstance(first, Mapping) and set(first) <= set(names)
+    defaults = {name: each.default for name, each in signature.parameters.items()}
+    last = [name for place, name in enumerate(names) if by_name and set(names[place:]) & set(first)]
     inputs = arrange(example)
     try:
         signature.bind(None, *inputs)
+        if any(value is inspect.Parameter.empty for value in inputs):
+            raise TypeError
     except TypeError:
         found = f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
         if isinstance(first, Mapping):
