@@ -75,8 +75,9 @@ def load_arrays(path: Path) -> Arrays:
     if "train" not in splits:
         raise ValueError(f"{str(path)!r} must have an array 'train' or arrays 'train_NAME', got none")
     held_out = ""
+    _require_alike(path, "train", splits["train"], splits["train"])
     if "valid" not in splits:
-        points = min(len(array) for array in splits["train"].values())
+        points = len(next(iter(splits["train"].values())))
         order, held = np.random.RandomState(SEED).permutation(points), max(1, int(HELD_OUT * points))
         shuffled = {name: array[order] for name, array in splits["train"].items()}
         splits["valid"] = {name: array[-held:] for name, array in shuffled.items()}

@@ -84,6 +84,22 @@ def name_of(target: Any) -> str:
     return "" if not module or "<" in name else f"{module}:{name}"
 
 
+def name_of_class(model: Any) -> str:
+    """Return the name of the class of a model if it can be built without arguments, else an empty text.
+
+    >>> name_of_class(nn.ReLU()), name_of_class(nn.Linear(1, 1)), name_of_class(lambda draw: 0)
+    ('torch.nn.modules.activation:ReLU', '', '')
+    """
+    own = type(model)
+    if not isinstance(model, nn.Module):
+        return ""
+    try:
+        require_arguments(own, {})
+    except ValueError:
+        return ""
+    return name_of(own)
+
+
 def imported(name: str) -> Build:
     """Import a builder by its name, `package.module:build` or `path/to/file.py:build`.
 

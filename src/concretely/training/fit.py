@@ -19,7 +19,7 @@ from ..model.base import as_module, require_estimator
 from ..objective import Objective
 from ..schedule import Schedule
 from ..spelling import did_you_mean
-from .builder import built, is_builder, name_of, require_arguments
+from .builder import built, is_builder, name_of, name_of_class, require_arguments
 from .callback import Callback, joined_callbacks
 from .interrupt import stop_requested
 from .loop import DivergedError, train_states
@@ -212,7 +212,7 @@ def fit(
         if settings.count > 1 and isinstance(source.batches, Iterator):
             raise ValueError("data must be readable once for each seed, got an iterator: pass a DataLoader or a list")
         recipe = OwnRecipe(
-            model=name_of(model if builds else type(model)) if builds or isinstance(model, nn.Module) else "",
+            model=name_of(model) if builds else name_of_class(model),
             data=source.name,
             estimator=describe(estimator),
             samples=_samples(estimator) if samples is None else samples,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..estimator import Estimator
 from ..evaluation.cost import expected_cost
@@ -78,7 +78,7 @@ def own_task(
     keys = Keys(keys_of(recipe.seed, Purpose.GAP, 0, device=device), seeds_torch=False)
     with torch_generators(device):
         torch.manual_seed(seed_of(recipe.seed, Purpose.TORCH))
-        units = monitor.examine(example, keys, values)
+        units = _examined(monitor, example, keys, values)
     names = {name for name, each in loss.named_parameters() if each.requires_grad}
     by_torch = not isinstance(options.optimizer, str)
     own = dict(loss.named_parameters())
@@ -116,6 +116,17 @@ def own_task(
         compiles=options.compiles,
         is_bound=isinstance(model, Model),
     )
+
+
+def _examined(monitor: OwnMonitor, example: Inputs, keys: Keys, values: tuple[float, ...]) -> dict[str, int]:
+    """Run the model on a batch for the first time, and return the number of units of every latent node."""
+    try:
+        return monitor.examine(example, keys, values)
+    except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+        shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
+        why = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"the model must run on a batch of the data, of {shapes or 'no tensor'}, got {why}") from error
 
 
 def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | None) -> Arrange:
