@@ -440,7 +440,7 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             diamond,
             c.mode.Discrete(),
             {"generator": 0},
-            "generator must be a torch.Generator, as of torch.Generator().manual_seed(0), got int",
+            "generator must be a torch.Generator, such as torch.Generator().manual_seed(0), got int",
         ),
         (diamond, c.mode.Discrete(), {"batch_dims": "1"}, "batch_dims must be a whole number of at least 0, got '1'"),
         (

@@ -7,13 +7,13 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution
 from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
-from ..noise import Keys, Source
+from ..noise import Source, require_source
 from ..spelling import did_you_mean
 from .descent import Descent, parents
 from .mode import Mode, Request, Shape, Structure
@@ -48,9 +48,7 @@ def run(
     if not isinstance(mode, Mode):
         found = f"the class {mode.__name__}: call it" if isinstance(mode, type) else type(mode).__name__
         raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {found}")
-    if not isinstance(generator, Generator | Keys | None):
-        found = type(generator).__name__
-        raise TypeError(f"generator must be a torch.Generator, as of torch.Generator().manual_seed(0), got {found}")
+    require_source(generator)
     batch_shape = _batch_shape(inputs, batch_dims)
     mode = mode.prepare(lambda: _structure(program, inputs, batch_shape))
     rows = Rows(_sample_count(samples, mode.samples), batch_shape)
