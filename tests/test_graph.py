@@ -447,7 +447,8 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             normal_latent,
             c.mode.Enumerate(),
             {},
-            "a graph must have only discrete nodes of concretely to be enumerated, got another at 'a'",
+            "node 'a' must be a discrete variable of concretely to be enumerated, got Normal of "
+            "torch.distributions.normal: use an estimator that draws samples, such as RLOO()",
         ),
         (
             many,

@@ -4,6 +4,7 @@
 written for an ordinary batch. With several samples, drawn values have more rows (see `run` and `tile`).
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -59,6 +60,12 @@ def eval_mode(program: Program) -> Iterator[None]:
                     _EVALUATED[module] = count - 1, was_training
                 else:
                     module.training = was_training
+
+
+def signature(program: Program) -> inspect.Signature:
+    """Return the signature of a function, or of the forward pass of a module."""
+    is_plain = isinstance(program, nn.Module) and not hasattr(program, "__signature__")
+    return inspect.signature(program.forward if is_plain else program)
 
 
 def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:

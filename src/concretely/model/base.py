@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import average, bound
 from ..graph.mode import Discrete, MissingNodeError, Mode, Replay
-from ..graph.program import Program, variables
+from ..graph.program import Program, signature, variables
 from ..graph.run import run
 from ..graph.trace import Trace
 from ..noise import Source
@@ -111,7 +111,7 @@ class Model(nn.Module):
         of the inputs get separate axes for samples and data points.
         """
         try:
-            inspect.signature(self.p if isinstance(self.p, _Function) else self.p.forward).bind(None, *inputs)
+            signature(self.p).bind(None, *inputs)
         except TypeError as error:
             raise TypeError(
                 f"p must have a default, such as None, for inputs that are not the context: {error}"
