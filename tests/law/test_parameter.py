@@ -102,5 +102,5 @@ def test_a_gumbel_names_its_location() -> None:
     for bad, found in (("0", "str"), ([0.0], "list"), (torch.zeros(3, dtype=torch.long), "torch.int64")):
         with pytest.raises(TypeError, match=rf"^loc must be a floating tensor.*, got {found}"):
             c.Gumbel(loc=bad)
-    with pytest.raises(ValueError, match="^loc must be finite, got inf at index 1$"):
+    with pytest.raises(ValueError, match=r"^loc must be finite, got inf at index 1$"):
         c.Gumbel(loc=torch.tensor([0.0, torch.inf]))

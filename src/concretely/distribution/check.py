@@ -39,7 +39,7 @@ def require(name: str, must: str, value: Tensor, holds: Tensor) -> None:
 
 
 def as_floating(name: str, value: Tensor | float) -> Tensor:
-    """Convert a parameter to a floating tensor; raise an error for integers and for anything but tensors and numbers."""
+    """Convert a parameter to a floating tensor; raise an error unless it is a number or a floating tensor."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return torch.tensor(float(value))
     if not isinstance(value, Tensor):

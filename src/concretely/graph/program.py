@@ -64,8 +64,9 @@ def eval_mode(program: Program) -> Iterator[None]:
 
 def signature(program: Program) -> inspect.Signature:
     """Return the signature of a function, or of the forward pass of a module."""
-    is_plain = isinstance(program, nn.Module) and not hasattr(program, "__signature__")
-    return inspect.signature(program.forward if is_plain else program)
+    if isinstance(program, nn.Module) and not hasattr(program, "__signature__"):
+        return inspect.signature(program.forward)
+    return inspect.signature(program)
 
 
 def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
