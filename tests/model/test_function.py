@@ -2,7 +2,7 @@
 
 import copy
 from functools import partial
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,11 +34,18 @@ def _wrapped(network: nn.Module) -> Any:
     return lambda value: network(value)
 
 
-@pytest.mark.parametrize("way", ["closures", "default", "list", "object", "nested", "callable", "partial", "method"])
+WAYS = ["closures", "default", "list", "object", "nested", "callable", "partial", "method"]
+WAYS += ["module", "class", "helper", "slots", "inherited"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_parameters_of_a_function_are_found(way: str) -> None:
     first, second = nn.Linear(2, 3), nn.Linear(3, 4)
     one, two = _wrapped(first), _wrapped(second)
     holder, layers = SimpleNamespace(first=first, second=second), [first, {"second": second}]
+    package = ModuleType("package")
+    package.networks = ModuleType("package.networks")  # type: ignore[attr-defined]
+    vars(package.networks).update(first=first, second=second, other=nn.Linear(1, 1))
 
     class Called:
         def __call__(self, draw: c.Draw, x: Tensor) -> Tensor:
@@ -48,9 +55,35 @@ def test_the_parameters_of_a_function_are_found(way: str) -> None:
         def __init__(self) -> None:
             self.networks = layers
 
-        def program(self, draw: c.Draw, x: Tensor) -> None:
-            raise NotImplementedError
+        def program(self, draw: c.Draw, x: Tensor) -> Tensor:
+            return x
 
+    class Helped:
+        def program(self, draw: c.Draw, x: Tensor) -> Tensor:
+            return self._helper(x)
+
+        def _helper(self, x: Tensor) -> Tensor:
+            return second(self._static_helper(x))
+
+        @staticmethod
+        def _static_helper(x: Tensor) -> Tensor:
+            return first(x)
+
+    class Slotted:
+        __slots__ = ("networks",)
+
+        def __call__(self, draw: c.Draw, x: Tensor) -> Tensor:
+            return x
+
+    class Heir(Called):
+        pass
+
+    class Namespace:
+        pass
+
+    Namespace.first, Namespace.second = first, second  # type: ignore[attr-defined]
+    slotted = Slotted()
+    slotted.networks = layers
     programs: dict[str, Any] = {
         "closures": lambda draw, x: two(one(x)),
         "default": lambda draw, x, f=first, *, g=second: g(f(x)),
@@ -60,6 +93,11 @@ def test_the_parameters_of_a_function_are_found(way: str) -> None:
         "callable": Called(),
         "partial": partial(lambda f, g, draw, x: g(f(x)), first, g=second),
         "method": Owner().program,
+        "module": lambda draw, x: package.networks.second(package.networks.first(x)),
+        "class": lambda draw, x: Namespace.second(Namespace.first(x)),  # type: ignore[attr-defined]
+        "helper": Helped().program,
+        "slots": slotted,
+        "inherited": Heir(),
     }
     found = {id(parameter) for parameter in c.Model(programs[way]).parameters()}
     assert found == {id(parameter) for parameter in (*first.parameters(), *second.parameters())}

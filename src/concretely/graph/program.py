@@ -72,8 +72,8 @@ def signature(program: Program) -> inspect.Signature:
 def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
     """Yield the modules and tensors that a function uses, with their names.
 
-    They are found among its variables, defaults and bound arguments, in functions inside it and that it refers to, and
-    in lists, dictionaries and objects of these.
+    They are found among its variables, defaults and bound arguments, in functions inside it and that it refers to, in
+    lists, dictionaries and objects of these, and by their names in modules and classes of the user.
     """
     waiting: list[tuple[str, Any]] = [("program", program)]
     seen = set[int]()
@@ -91,22 +91,31 @@ def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
         elif isinstance(part, partial):
             waiting += [(name, part.func), *enumerate_named(name, part.args), *part.keywords.items()]
         elif isinstance(part, MethodType):
-            waiting += [("owner", part.__self__), (name, part.__func__)]
+            waiting.append(("owner", part.__self__))
+            if isinstance(part.__func__, FunctionType):
+                waiting += _used(part.__func__, type(part.__self__))
+        elif isinstance(part, staticmethod | classmethod | property):
+            waiting.append((name, part.fget if isinstance(part, property) else part.__func__))
         elif isinstance(part, Mapping):
             waiting += [(f"{name}_{key}", inner) for key, inner in part.items()]
         elif isinstance(part, list | tuple | set | frozenset):
             waiting += enumerate_named(name, part)
-        elif hasattr(part, "__dict__"):
-            waiting += [*vars(part).items(), (name, vars(type(part)).get("__call__"))]
+        else:
+            slots = (slot for kind in type(part).__mro__ for slot in vars(kind).get("__slots__", ()))
+            waiting += [(slot, getattr(part, slot)) for slot in slots if hasattr(part, slot)]
+            waiting += getattr(part, "__dict__", {}).items()
+            called = next((vars(kind)["__call__"] for kind in type(part).__mro__ if "__call__" in vars(kind)), None)
+            if isinstance(called, FunctionType):
+                waiting += _used(called, type(part))
 
 
 def _is_foreign(part: Any) -> bool:
-    """Return whether a function or object is of a library that keeps no modules of a user."""
-    owner = part if isinstance(part, FunctionType) else type(part)
-    root = (owner.__module__ or "").partition(".")[0]
-    return root in FOREIGN or (
-        isinstance(part, FunctionType) and root in sys.stdlib_module_names and root != "__main__"
-    )
+    """Return whether a function, object or module is of a library that keeps no modules of a user."""
+    is_module = isinstance(part, ModuleType)
+    owner = part if isinstance(part, FunctionType | type) else type(part)
+    root = ((part.__name__ if is_module else owner.__module__) or "").partition(".")[0]
+    searches = isinstance(part, FunctionType | type | ModuleType)
+    return root in FOREIGN or (searches and root in sys.stdlib_module_names and root != "__main__")
 
 
 def enumerate_named(name: str, parts: Iterable[Any]) -> list[tuple[str, Any]]:
@@ -114,8 +123,11 @@ def enumerate_named(name: str, parts: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(f"{name}_{index}", part) for index, part in enumerate(parts)]
 
 
-def _used(function: FunctionType) -> list[tuple[str, Any]]:
-    """Return the variables that a function and the functions inside it refer to, and its defaults."""
+def _used(function: FunctionType, owner: type | None = None) -> list[tuple[str, Any]]:
+    """Return the variables that a function and the functions inside it refer to, and its defaults.
+
+    They include the attributes that it names of modules and classes, and of the class `owner` of a method.
+    """
     codes, names = [function.__code__], set[str]()
     for code in codes:
         names |= set(code.co_names)
@@ -125,5 +137,10 @@ def _used(function: FunctionType) -> list[tuple[str, Any]]:
     for name, cell in cells:
         with suppress(ValueError):  # a variable that has no value yet
             found.append((name, cell.cell_contents))
+    found += [("owner", kind) for kind in (owner.__mro__ if owner else ())]
+    for _, holder in found:  # it grows by modules in packages and by classes in modules
+        if isinstance(holder, ModuleType | type) and not _is_foreign(holder):
+            inner = [(name, vars(holder)[name]) for name in sorted(names) if name in vars(holder)]
+            found += [entry for entry in inner if not any(entry[1] is other for _, other in found)]
     found += enumerate_named("default", function.__defaults__ or ())
     return [*found, *(function.__kwdefaults__ or {}).items()]
