@@ -124,23 +124,44 @@ def enumerate_named(name: str, parts: Iterable[Any]) -> list[tuple[str, Any]]:
 
 
 def _used(function: FunctionType, owner: type | None = None) -> list[tuple[str, Any]]:
-    """Return the variables that a function and the functions inside it refer to, and its defaults.
+    """Return the variables of a function and, if it is a method of `owner`, of the other methods that it names."""
+    functions, found = [function], list[tuple[str, Any]]()
+    kinds = [kind for kind in owner.__mro__ if not _is_foreign(kind)] if owner else []
+    for each in functions:
+        found += _variables(each)
+        for name, member in _members(kinds, _names(each)):
+            method = getattr(member, "__func__", member)
+            if not isinstance(method, FunctionType):
+                found.append((name, member))
+            elif method not in functions:
+                functions.append(method)
+    return found
 
-    They include the attributes that it names of modules and classes, and of the class `owner` of a method.
-    """
-    codes, names = [function.__code__], set[str]()
-    for code in codes:
-        names |= set(code.co_names)
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    found = [(name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__]
+
+def _variables(function: FunctionType) -> list[tuple[str, Any]]:
+    """Return what a function and the functions inside it refer to, also in modules and classes, and its defaults."""
+    names = _names(function)
+    found = [(name, function.__globals__[name]) for name in names if name in function.__globals__]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
         with suppress(ValueError):  # a variable that has no value yet
             found.append((name, cell.cell_contents))
-    found += [("owner", kind) for kind in (owner.__mro__ if owner else ())]
     for _, holder in found:  # it grows by modules in packages and by classes in modules
         if isinstance(holder, ModuleType | type) and not _is_foreign(holder):
-            inner = [(name, vars(holder)[name]) for name in sorted(names) if name in vars(holder)]
-            found += [entry for entry in inner if not any(entry[1] is other for _, other in found)]
+            found += [entry for entry in _members([holder], names) if all(entry[1] is not other for _, other in found)]
     found += enumerate_named("default", function.__defaults__ or ())
     return [*found, *(function.__kwdefaults__ or {}).items()]
+
+
+def _names(function: FunctionType) -> list[str]:
+    """Return the names that a function and the functions inside it use, of variables and of attributes."""
+    codes, names = [function.__code__], set[str]()
+    for code in codes:
+        names |= set(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return sorted(names)
+
+
+def _members(holders: Iterable[ModuleType | type], names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return the attributes of modules or classes that have one of the names."""
+    return [(name, vars(holder)[name]) for holder in holders for name in names if name in vars(holder)]
