@@ -77,6 +77,12 @@ def test_links_to_files_and_sections_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), link
 
 
+def test_the_readme_is_one_screen() -> None:
+    assert len(README.splitlines()) <= 60
+    code = [line for line in programs(README)[0].splitlines() if line and not line.startswith("import")]
+    assert len(code) == 8
+
+
 def test_the_readme_leads_to_every_page() -> None:
     assert all(f"](docs/{name})" in README for name in PAGES if name != "README.md")
 
