@@ -180,6 +180,7 @@ def test_distributions_of_torch_are_nodes_of_score_function_estimators(
     assert torch.equal(*seeds)
 
 
+@pytest.mark.unchecked  # a checker stands between the program and `len`
 def test_rows_of_programs_without_inputs() -> None:
     constant = torch.zeros(3)
 
