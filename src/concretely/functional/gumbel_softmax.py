@@ -35,7 +35,7 @@ def draw(
     """
     is_float = isinstance(temperature, float) and temperature > 0
     if is_float and logits.numel() <= FEW and _is_on_cpu(logits) and not isinstance(generator, Keys):
-        noise, cold = few_exponential(logits, generator).log_(), 1 / temperature
+        noise, cold = few_exponential(logits, generator).log_(), float(1 / temperature)
         # torch.add scales the logits and adds the noise in one operation
         total = logits - noise if cold == 1 else torch.add(noise.mul_(-cold), logits, alpha=cold)
         soft = total.softmax(-1)
