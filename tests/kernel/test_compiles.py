@@ -56,7 +56,7 @@ def logistic(kernels: Any) -> None:
     for members, samples, units in SIZES:
         logits, temperature = empty(members, units), empty(members, dtype=DOUBLE)
         node = empty(members, samples, units)
-        for squash in ("none", "unit", "corner"):
+        for squash in ("none", "unit", "bit", "corner"):
             for length in lengths(units):
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
             for needs in NEEDS if squash != "none" else [(True, False)]:
@@ -102,7 +102,12 @@ def exp_concrete(kernels: Any) -> None:
     for (members, samples, units), n in zip(SIZES, (8, 1, 5), strict=True):
         logits, temperature = empty(members, units, n), empty(members, dtype=DOUBLE)
         node, corner = empty(members, samples, units, n), empty(members, samples, units, 3)
-        for squash, value in (("none", None), ("simplex", node), *([("cube", corner)] if n == 8 else [])):
+        for squash, value in (
+            ("none", None),
+            ("simplex", node),
+            ("one-hot", node),
+            *([("cube", corner)] if n == 8 else []),
+        ):
             for length in lengths(units):
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
             for by in ((node, value), (node, None), (None, value)):
