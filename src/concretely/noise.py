@@ -145,6 +145,19 @@ def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
     return torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device, generator=source)
 
 
+def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
+    """Return a key for one draw on a GPU as two numbers of 64 bits, without work on the GPU.
+
+    They are the seed and the offset of a generator, which moves on. A CUDA graph that is being captured would replay
+    the same key: use `key_of` there.
+    """
+    generator = torch.cuda.default_generators[device.index] if source is None else source
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + 4)  # torch counts in fours
+    # the highest bits keep the key apart from those of torch's own draws
+    return (seed ^ seed >> 62) & (2**62 - 1) | 2**62, offset | 2**62
+
+
 def _fractions(
     shape: Sequence[int], dtype: torch.dtype, device: Device, source: Source | None, *, signed: bool
 ) -> Tensor:

@@ -52,6 +52,15 @@ def philox(kernels: Any) -> None:
             kernels.fractions(key(2), count, torch.float32, signed)
 
 
+def gumbel_softmax(kernels: Any) -> None:
+    for shape in ((1, 1, 2), (3, 7), (64, 20, 8), (2, 5_000)):
+        for dtype in (torch.float32, HALF):
+            logits = empty(shape, dtype=dtype)
+            for hard in (True, False):
+                kernels.draw(logits, 0.5, (2**62, 2**62), hard=hard)
+            kernels.pull(logits, logits, 0.5)
+
+
 def logistic(kernels: Any) -> None:
     for members, samples, units in SIZES:
         logits, temperature = empty(members, units), empty(members, dtype=DOUBLE)
