@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import overload
 
 __all__ = ["Annealing", "Warmup"]
@@ -55,6 +56,8 @@ class Annealing:
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("end", self.end), ("steps", self.steps)):
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name} must be a number, got {type(value).__name__}")
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value:.9g}")
 

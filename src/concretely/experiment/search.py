@@ -46,7 +46,7 @@ class Sweep:
 
 def train_list(
     recipes: Sequence[RunRecipe],
-    folder: Path,
+    folder: str | Path,
     *,
     samples: int = 100,
     device: torch.device | str = "cpu",
@@ -62,6 +62,7 @@ def train_list(
     >>> [member.folder.name for member, _ in train_list(recipes, Path(mkdtemp()), samples=1)]
     ['seed=0', 'seed=1']
     """
+    folder = Path(folder)
     if (folder / FILE).exists():
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or keys_of(recipes[0])
@@ -87,7 +88,7 @@ def sweep_recipes(**given: Any) -> list[RunRecipe]:
 
 def sweep(
     recipes: Sequence[RunRecipe],
-    folder: Path,
+    folder: str | Path,
     *,
     samples: int = 100,
     device: torch.device | str = "cpu",
@@ -110,6 +111,7 @@ def sweep(
             raise ValueError(f"{name} must have one value, as one member is selected, got {','.join(values)!r}")
     if getattr(recipes[0], "train_on", "train") != "train":
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
+    folder = Path(folder)
     how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
     keys = [name for name in keys_of(recipes[0]) if name not in OF_DATA]
     found = _train(recipes, folder, keys=keys, split="valid", **how)

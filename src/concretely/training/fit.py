@@ -15,8 +15,8 @@ from torch.utils.data import Dataset as TorchDataset
 from ..estimator import RLOO, VIMCO, Pathwise
 from ..graph.program import Program
 from ..model import Model
-from ..model.base import as_module, require_estimator
-from ..objective import Objective
+from ..model.base import as_module, checked_objective
+from ..objective import Objective, average
 from ..schedule import Schedule
 from ..spelling import did_you_mean
 from .builder import built, is_builder, name_of, name_of_class, require_arguments
@@ -202,7 +202,7 @@ def fit(
     module = None if builds else as_module("program", model)
     estimator = Pathwise(2 / 3) if estimator is None else estimator
     if not isinstance(estimator, type):
-        require_estimator(estimator)
+        checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
     folder, place = None if out is None else Path(out), _device(device, module)
     if patience and valid is None:
         raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
