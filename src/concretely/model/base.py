@@ -145,6 +145,15 @@ class Model(nn.Module):
         return tree_map(trace.rows.unfolded, trace.output)
 
 
+def require_estimator(estimator: Any) -> None:
+    """Raise unless an estimator can be called; a class must be called first."""
+    if isinstance(estimator, type) or not callable(estimator):
+        found = type(estimator).__name__
+        if isinstance(estimator, type):
+            found = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
+        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
+
+
 def checked_objective(
     estimator: Any,
     objective: Callable[[Tensor], Tensor] | None,
@@ -153,11 +162,7 @@ def checked_objective(
     default: Callable[[Tensor], Tensor],
 ) -> Callable[[Tensor], Tensor]:
     """Check the arguments of an estimate, and return its objective: by default `average` if the estimator needs it."""
-    if isinstance(estimator, type) or not callable(estimator):
-        found = type(estimator).__name__
-        if isinstance(estimator, type):
-            found = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
-        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
+    require_estimator(estimator)
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise ValueError(f"samples must be a positive whole number, got {samples!r}")
     if objective is not None and not callable(objective):
