@@ -326,7 +326,7 @@ def test_the_ablation_has_a_record_without_kernels_too(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("case", own.QUICK, ids=lambda case: case.kind)
 def test_own_models_by_fit_and_by_hand_find_the_same_bound(case: Any) -> None:
     said = list[str]()
-    entrants = own._entrants(case, own.images(case, 100, 0), CPU, "high", 32)
+    entrants = own._entrants(case, own.images(case, 100, 0), CPU, "high", 16)
     chosen = {name: entrants[name] for name in (own.OURS, own.EAGER, own.SEVERAL)}
     ready = turn.made(chosen, said.append, suits=step.same_bound())
     assert [timing.contender.name for timing in ready] == list(chosen), said
