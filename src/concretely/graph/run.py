@@ -136,10 +136,9 @@ def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> 
         shape = distribution.batch_shape
         if shape[: len(batch_shape)] != batch_shape:
             raise ValueError(_no_rows(name, shape, batch_shape))
-        is_discrete = isinstance(distribution, DiscreteVariable)
-        categories = len(distribution.enumerate_support(expand=False)) if is_discrete else None
-        shapes[name] = Shape(shape[len(batch_shape) :], categories)
-        return distribution.mode if is_discrete else distribution.mean
+        states = distribution.states if isinstance(distribution, DiscreteVariable) else None
+        shapes[name] = Shape(shape[len(batch_shape) :], states)
+        return distribution.mean if states is None else distribution.mode
 
     # torch.compile cannot trace eval_mode
     with nullcontext() if torch.compiler.is_compiling() else eval_mode(program), torch.no_grad():
