@@ -40,6 +40,7 @@ def evaluate(
     from ..data.dataset import SPLITS
     from ..experiment import scoring
     from ..experiment.record import finite_or_none, format_metric
+    from ..spelling import explain_loose
 
     terminal.require_known("split", split, SPLITS)
     past, model, data = restore_run(run, device=device, data=data_path)
@@ -60,6 +61,8 @@ def evaluate(
         metric = scoring.likelihood_metric(found)
         content = {**about, "split": split, "nll": metric.pop("value"), **metric, **others}
         typer.echo(json.dumps(finite_or_none(content), ensure_ascii=False))
+        if sentence := explain_loose(content["effective_sample_size"]):
+            terminal.remark(sentence)
     else:
         typer.echo(f"{split} {found}")
         for other in others.values():

@@ -10,7 +10,7 @@ from rich.table import Table
 from ..experiment.grid import differing_keys, format_setting
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, validation_nll
-from ..spelling import format_difference, format_number
+from ..spelling import LOOSE, format_difference, format_number, is_loose
 from ..training.recipe import Member
 
 MISSING = "–"
@@ -161,6 +161,19 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     pixels = best["metrics"].get(f"{split}_factorised_nll")
     baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
+
+
+def loose_summary(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str]) -> str:
+    """Return a sentence that names the runs whose NLL would fall with more samples, or nothing if there are none.
+
+    >>> record = {"metrics": {"test_nll": {"value": 22.5, "effective_sample_size": 3.2}}}
+    >>> loose_summary([record], "test", ["mine"])
+    'the NLL of mine would fall with more samples: the mean effective sample size is below 10'
+    """
+    found = [record["metrics"][f"{split}_nll"].get("effective_sample_size") for record in records]
+    loose = [name for name, effective in zip(names, found, strict=True) if is_loose(effective)]
+    why = f"would fall with more samples: the mean effective sample size is below {LOOSE}"
+    return f"the NLL of {' and '.join(loose)} {why}" if loose else ""
 
 
 def plain_table(title: str = "", caption: str = "") -> Table:
