@@ -18,6 +18,7 @@ from torch.distributions import Distribution
 import concretely as c
 from concretely.data import Dataset
 from concretely.objective import log_weights
+from concretely.temperature import PAPER, PAPER_PRIOR
 
 from . import record
 
@@ -25,8 +26,6 @@ RECORD = Path(__file__).parent / "records" / "temperature.json"
 UNITS = {2: 30, 4: 15, 8: 10, 16: 8, 64: 5}
 """The number of latent variables by their number of states."""
 TEMPERATURES = (1.0, 2 / 3, 1 / 2, 1 / 3)
-PAPER = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3)}
-"""The paper's temperature and prior temperature by number of states; above 4, those for 8."""
 STEPS, BATCH, RATE, HIDDEN, SCORED = 3_000, 64, 3e-3, 128, 200
 SEEDS = 3
 
@@ -124,8 +123,8 @@ def measure(states: int, *, steps: int = STEPS) -> dict[str, Any]:
     data, started = c.load_data("digits"), time.perf_counter()
     treatments = {
         "analytic": [(temperature, temperature) for temperature in TEMPERATURES],
-        "density": [PAPER.get(states, (2 / 3, 2 / 5))],
-        "warm-up": [PAPER.get(states, (2 / 3, 2 / 5))],
+        "density": [(PAPER(states), PAPER_PRIOR(states))],
+        "warm-up": [(PAPER(states), PAPER_PRIOR(states))],
     }
     found = [
         {"kl": kl, **row} for kl, pairs in treatments.items() for row in train(data, states, kl, pairs, steps=steps)
