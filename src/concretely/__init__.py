@@ -4,11 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import report
     from .data import load_data
     from .distribution import *
     from .estimator import *
     from .evaluation import *
     from .graph import *
+    from .layer import *
     from .model import *
     from .notation import *
     from .objective import *
@@ -60,18 +62,23 @@ __all__ = [
     "evaluate",
     "exact_log_likelihood",
     "gradient_study",
+    "gumbel_sigmoid",
+    "gumbel_softmax",
     "load",
     "load_data",
     "mode",
     "monte_carlo_kl",
     "parse",
     "prediction",
+    "report",
     "run",
+    "straight_through",
     "tile",
 ]
 
 _ROOMS = (
     "distribution",
+    "layer",
     "notation",
     "schedule",
     "graph",
@@ -82,7 +89,7 @@ _ROOMS = (
 )
 
 
-_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.run", "load_data": ".data"}
+_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.run", "load_data": ".data", "report": ".report"}
 """The modules of the public names that are in none of `_ROOMS`."""
 
 
@@ -91,7 +98,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name in _ELSEWHERE:
-        found = getattr(import_module(_ELSEWHERE[name], __name__), name)
+        module = import_module(_ELSEWHERE[name], __name__)
+        found = module if name == "report" else getattr(module, name)
     else:
         rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
         found = next(getattr(room, name) for room in rooms if name in room.__all__)

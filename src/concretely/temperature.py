@@ -9,7 +9,7 @@ TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
 See [maddison2017concrete], appendix D.5.
 """
 ANALYTIC = {2: 2 / 3, 4: 1 / 2, 8: 2 / 3, 16: 1 / 2, 64: 1 / 2}
-"""The temperature by number of states for the KL of the discrete distributions, as measured by `benchmarks.temperature`.
+"""The temperature by number of states for the KL of the discrete distributions, measured by `benchmarks.temperature`.
 
 It is the paper's where that is within a tenth of a nat of the best that was tried, and else 1/2, which is.
 """

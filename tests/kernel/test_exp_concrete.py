@@ -18,7 +18,7 @@ from concretely.distribution import (
     LogisticNormal,
 )
 from concretely.functional import exp_concrete, exp_logistic_normal
-from concretely.functional.draw import squashed
+from concretely.functional.squashing import squashed
 from concretely.kernel import tile
 from concretely.noise import fractions
 from tests.kernel import DEVICE, PATHS, gradients, kernel, launched, on, opcheck

@@ -8,6 +8,7 @@ from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
 from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
+from ..spelling import require_one_of
 from ..temperature import MEASURED, PAPER, PAPER_PRIOR, ByStates
 from .base import Estimate
 
@@ -50,7 +51,7 @@ class Pathwise:
         if self.kl is None:
             is_given = self.temperature is not None or self.prior_temperature is not None
             object.__setattr__(self, "kl", "density" if is_given else "analytic")
-        _require_known(self.kl, "density", "mass", "analytic")
+        require_one_of("kl", self.kl, "density", "mass", "analytic")
         object.__setattr__(self, "_modes", self._chosen_modes())
 
     def __call__(
@@ -105,7 +106,7 @@ class GumbelSoftmax:
     kl: NoBound = "mass"
 
     def __post_init__(self) -> None:
-        _require_known(self.kl, "mass", "analytic")
+        require_one_of("kl", self.kl, "mass", "analytic")
         Pathwise(self.temperature, kl=self.kl)
 
     def __call__(
@@ -136,7 +137,7 @@ class StraightThrough:
     kl: NoBound = "mass"
 
     def __post_init__(self) -> None:
-        _require_known(self.kl, "mass", "analytic")
+        require_one_of("kl", self.kl, "mass", "analytic")
 
     def __call__(
         self,
@@ -168,7 +169,7 @@ class StraightThroughGumbelSoftmax:
     _mode: Mode = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require_known(self.kl, "mass", "analytic")
+        require_one_of("kl", self.kl, "mass", "analytic")
         temperature = _by_states(self.kl) if self.temperature is None else self.temperature
         object.__setattr__(self, "_mode", Surrogate(temperature))
 
@@ -208,11 +209,6 @@ def _straight_through(
 def _by_states(kl: Treatment | None) -> ByStates:
     """Return the temperatures of nodes for which none is given."""
     return MEASURED if kl == "analytic" else PAPER
-
-
-def _require_known(kl: str | None, *treatments: str) -> None:
-    if kl not in treatments:
-        raise ValueError(f"kl must be one of {', '.join(map(repr, treatments))}, got {kl!r}")
 
 
 def _require_gradient(weights: LogWeights) -> None:
