@@ -49,36 +49,62 @@ class Task:
     steps: int
 
 
+class Code(nn.Module):
+    """Latent variables with a number of states: a distribution from logits, and values as features."""
+
+    def __init__(self, units: int, states: int) -> None:
+        super().__init__()
+        self.units, self.states = units, states
+        self.width = units if states == 2 else units * states
+
+    def forward(self, logits: Float[Tensor, "*batch width"]) -> Distribution:
+        """Return the distribution of the latents."""
+        if self.states == 2:
+            return Bernoulli(logits=logits)
+        return OneHotCategorical(logits=logits.unflatten(-1, (self.units, self.states)))
+
+
+class Generative(nn.Module):
+    """The program p of a variational autoencoder of digits, with a prior that is learned."""
+
+    def __init__(self, code: Code, decoder: nn.Module) -> None:
+        super().__init__()
+        self.code, self.decoder = code, decoder
+        self.prior = nn.Parameter(torch.zeros(code.width))
+
+    def forward(self, draw: Draw, x: Float[Tensor, "batch pixels"] | None = None) -> Tensor:
+        """Draw the latents, then the pixels."""
+        z = draw("z", self.code(self.prior))
+        return draw("x", Bernoulli(logits=self.decoder(z.flatten(1))), observed=x)
+
+
+class Inference(nn.Module):
+    """The program q of a variational autoencoder of digits."""
+
+    def __init__(self, code: Code, encoder: nn.Module) -> None:
+        super().__init__()
+        self.code, self.encoder = code, encoder
+
+    def forward(self, draw: Draw, x: Float[Tensor, "batch pixels"]) -> None:
+        """Draw the latents from the pixels."""
+        draw("z", self.code(self.encoder(2 * x - 1)))
+
+
 def vae(units: int, states: int, *, convolutional: bool = False) -> Model:
-    """Return a variational autoencoder of digits, with a uniform prior that is learned.
+    """Return a variational autoencoder of digits.
 
     >>> vae(10, 8).sample(3).shape
     torch.Size([3, 64])
     """
-    pixels, hidden, width = SIDE * SIDE, 128, units if states == 2 else units * states
+    code, pixels, hidden = Code(units, states), SIDE * SIDE, 128
+    encoder = nn.Sequential(nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, code.width))
+    decoder = nn.Sequential(nn.Linear(code.width, hidden), nn.ReLU(), nn.Linear(hidden, pixels))
     if convolutional:
-        layers = nn.Conv2d(1, 32, 4, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 4, 2, 1), nn.ReLU(), nn.Flatten()
-        encoder = nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *layers, nn.Linear(hidden, width))
-        upward = nn.ConvTranspose2d(32, 32, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(32, 1, 4, 2, 1), nn.Flatten()
-        decoder = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Unflatten(1, (32, 2, 2)), *upward)
-    else:
-        encoder = nn.Sequential(nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, width))
-        decoder = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, pixels))
-    prior = nn.Parameter(torch.zeros(width))
-
-    def code(logits: Tensor) -> Distribution:
-        if states == 2:
-            return Bernoulli(logits=logits)
-        return OneHotCategorical(logits=logits.unflatten(-1, (units, states)))
-
-    def p(draw: Draw, x: Tensor | None = None) -> Tensor:
-        z = draw("z", code(prior))
-        return draw("x", Bernoulli(logits=decoder(z if states == 2 else z.flatten(1))), observed=x)
-
-    def q(draw: Draw, x: Tensor) -> None:
-        draw("z", code(encoder(2 * x - 1)))
-
-    return Model(p, q)
+        down = nn.Conv2d(1, 32, 4, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 4, 2, 1), nn.ReLU(), nn.Flatten()
+        encoder = nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *down, nn.Linear(hidden, code.width))
+        up = nn.ConvTranspose2d(32, 32, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(32, 1, 4, 2, 1), nn.Flatten()
+        decoder = nn.Sequential(nn.Linear(code.width, hidden), nn.ReLU(), nn.Unflatten(1, (32, 2, 2)), *up)
+    return Model(Generative(code, decoder), Inference(code, encoder))
 
 
 class Gates(nn.Module):
