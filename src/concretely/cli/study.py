@@ -23,9 +23,7 @@ from .terminal import (
     stop_requested,
 )
 
-EXAMPLE = (
-    "Examples: concretely study 6H-64V --repeats 50 · concretely study --tasks · concretely study --tasks gate,rnn"
-)
+EXAMPLE = "Example: concretely study 6H-64V --repeats 50"
 
 COMPARED = "concrete,vimco,rloo,nvil,reinforce"
 """The estimators of a study of gradients, unless others are named."""
@@ -37,7 +35,7 @@ def study(
         str | None,
         typer.Argument(
             metavar="[NOTATION|RUN|TASKS]",
-            help="A model before training, such as 6H-64V, or a run's folder; with --tasks, the names of tasks.",
+            help="A model before training, such as 6H-64V, or a run's folder; with --tasks, tasks such as gate,rnn.",
             show_default="all tasks",
         ),
     ] = None,
@@ -133,14 +131,17 @@ def _study_tasks(
     require_positive(seeds=seeds, steps=steps)
     device = select_device(device_name)
 
-    from ..experiment.task_study import study_tasks
+    from ..experiment.task_study import require_suited, study_tasks
     from ..file import writable_dir
     from ..report.table import task_table
 
-    with report_errors(), stop_requested() as stop, interruptible(f"stopped; finished runs are in {out / RECORD}"):
+    stopped = f"stopped; finished runs are in {out / RECORD}: run the same command to go on"
+    wished = None if tasks is None else [name.strip() for name in tasks.split(",")]
+    with report_errors(), stop_requested() as stop, interruptible(stopped):
+        require_suited(wished, names)
         writable_dir(out)
         result = study_tasks(
-            None if tasks is None else [name.strip() for name in tasks.split(",")],
+            wished,
             estimators=names,
             seeds=range(3 if seeds is None else seeds),
             steps=steps,

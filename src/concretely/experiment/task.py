@@ -100,9 +100,9 @@ def vae(units: int, states: int, *, convolutional: bool = False) -> Model:
     encoder = nn.Sequential(nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, code.width))
     decoder = nn.Sequential(nn.Linear(code.width, hidden), nn.ReLU(), nn.Linear(hidden, pixels))
     if convolutional:
-        down = nn.Conv2d(1, 32, 4, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 4, 2, 1), nn.ReLU(), nn.Flatten()
+        down = nn.Conv2d(1, 16, 4, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 4, 2, 1), nn.ReLU(), nn.Flatten()
         encoder = nn.Sequential(nn.Unflatten(1, (1, SIDE, SIDE)), *down, nn.Linear(hidden, code.width))
-        up = nn.ConvTranspose2d(32, 32, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(32, 1, 4, 2, 1), nn.Flatten()
+        up = nn.ConvTranspose2d(32, 16, 4, 2, 1), nn.ReLU(), nn.ConvTranspose2d(16, 1, 4, 2, 1), nn.Flatten()
         decoder = nn.Sequential(nn.Linear(code.width, hidden), nn.ReLU(), nn.Unflatten(1, (32, 2, 2)), *up)
     return Model(Generative(code, decoder), Inference(code, encoder))
 
@@ -197,21 +197,21 @@ def labelled(split: str) -> Inputs:
 
 
 TASKS = {
-    "binary-vae": Task("VAE, 30 binary latents", lambda: vae(30, 2), pictures, likelihood(1000), KL, 2000),
+    "binary-vae": Task("VAE, 30 binary latents", lambda: vae(30, 2), pictures, likelihood(500), KL, 2000),
     "8-way-vae": Task(
         "convolutional VAE, 10 latents of 8 states",
         lambda: vae(10, 8, convolutional=True),
         pictures,
-        likelihood(1000),
+        likelihood(500),
         KL,
         1500,
     ),
-    "64-way-vae": Task("VAE, 5 latents of 64 states", lambda: vae(5, 64), pictures, likelihood(1000), KL, 1500),
+    "64-way-vae": Task("VAE, 5 latents of 64 states", lambda: vae(5, 64), pictures, likelihood(500), KL, 1500),
     "prediction": Task(
         "lower halves from upper halves, 32 binary latents",
         lambda: prediction("32V~32H~32V"),
         halves,
-        likelihood(1000),
+        likelihood(500),
         LIKELIHOOD,
         2000,
     ),

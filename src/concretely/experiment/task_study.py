@@ -149,7 +149,10 @@ def study_tasks(
     >>> study.score("gate", "rloo").seeds
     1
     """
-    wished = list(_wished(tasks, estimators, seeds, steps))
+    require_suited(tasks, estimators)
+    if steps is not None:
+        require_positive("steps", steps)
+    wished = [(name, estimator, seed) for name, estimator in _pairs(tasks, estimators) for seed in seeds]
     about = {"samples": SAMPLES, "batch": BATCH, "lr": LR, "validations": VALIDATIONS, "steps": steps}
     runs = [] if record is None else _finished(record, about, str(device))
     known = {(run.task, run.estimator, run.seed) for run in runs}
@@ -174,25 +177,23 @@ def study_tasks(
     return TaskStudy(sorted(chosen, key=lambda run: order[run.task, run.estimator, run.seed]))
 
 
-def _wished(
-    tasks: Sequence[str] | None, estimators: Sequence[str] | None, seeds: Sequence[int], steps: int | None
-) -> Iterator[tuple[str, str, int]]:
-    """Yield the runs to make; raise if a name is unknown or nothing is to be done."""
-    if steps is not None:
-        require_positive("steps", steps)
-    for kind, names, all_names in (("task", tasks, TASKS), ("estimator", estimators, CONTENDERS)):
+def require_suited(tasks: Sequence[str] | None, estimators: Sequence[str] | None) -> None:
+    """Raise if the name of a task or an estimator is unknown, or if no estimator suits a task."""
+    for kind, names, known in (("task", tasks, TASKS), ("estimator", estimators, CONTENDERS)):
         for name in names or ():
-            if name not in all_names:
-                raise ValueError(f"unknown {kind} {name!r}{did_you_mean(name, all_names)}")
-    found = False
+            if name not in known:
+                raise ValueError(f"unknown {kind} {name!r}{did_you_mean(name, known)}")
+    if not any(True for _ in _pairs(tasks, estimators)):
+        found = f"{', '.join(estimators or ())} for {', '.join(tasks or ())}"
+        raise ValueError(f"estimators must suit one of the tasks, got {found}")
+
+
+def _pairs(tasks: Sequence[str] | None, estimators: Sequence[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield the tasks and the estimators that suit them."""
     for name in TASKS if tasks is None else dict.fromkeys(tasks):
         for estimator in CONTENDERS:
             if estimator in TASKS[name].estimators and (estimators is None or estimator in estimators):
-                for seed in seeds:
-                    found = True
-                    yield name, estimator, seed
-    if not found:
-        raise ValueError("tasks, estimators and seeds must leave something to train, got nothing")
+                yield name, estimator
 
 
 def _run(
