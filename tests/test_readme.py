@@ -11,6 +11,7 @@ import pytest
 
 from concretely.experiment.history import CellHistory, read_history
 from concretely.experiment.paper import Cell, experiment_names, load_experiment
+from concretely.temperature import ANALYTIC, TEMPERATURES
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -296,6 +297,39 @@ def test_recipes_are_those_of_the_record(name: str) -> None:
         f"{case['seconds']:.1f}",
         f"{test['nll']:.2f} ± {test['standard_error']:.2f}",
     ]
+
+
+MEASURED = record("temperature")["results"]
+
+
+def mean_nlls(row: dict[str, Any]) -> list[float]:
+    """The NLL after a third of the steps and at the end, averaged over seeds."""
+    return [sum(seeds) / len(seeds) for seeds in row["nll"]]
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["states"])
+def test_temperatures_are_those_of_the_record(case: dict[str, Any]) -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    found = [", ".join(f"{nll:.2f}" for nll in mean_nlls(row)) for row in case["rows"]]
+    assert cells(f"{case['states']}, {case['units']}", text) == found
+    assert [row["kl"] for row in case["rows"]] == ["analytic"] * 4 + ["density", "warm-up"]
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["states"])
+def test_a_default_temperature_is_the_papers_or_one_half_and_as_good_as_the_best(case: dict[str, Any]) -> None:
+    nll = {row["temperature"]: sum(mean_nlls(row)) / 2 for row in case["rows"] if row["kl"] == "analytic"}
+    good = {temperature for temperature, value in nll.items() if value <= min(nll.values()) + 0.1}
+    paper = TEMPERATURES.get(case["states"], (None,))[0]
+    assert ANALYTIC[case["states"]] == (paper if paper in good else 1 / 2)
+    assert 1 / 2 in good
+
+
+def test_the_kl_between_densities_collapses_where_the_pages_say_so() -> None:
+    last = {(case["states"], row["kl"]): mean_nlls(row)[-1] for case in MEASURED for row in case["rows"][-3:]}
+    assert {key for key, nll in last.items() if nll > 27} == {
+        (4, "density"), (8, "density"), (16, "density"), (64, "density"), (64, "warm-up")
+    }  # fmt: skip
+    assert sorted(ANALYTIC) == [case["states"] for case in MEASURED]
 
 
 def test_likelihoods_on_a_chip_are_those_of_the_record() -> None:
