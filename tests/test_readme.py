@@ -11,6 +11,9 @@ import pytest
 
 from concretely.experiment.history import CellHistory, read_history
 from concretely.experiment.paper import Cell, experiment_names, load_experiment
+from concretely.experiment.task import TASKS
+from concretely.experiment.task_study import CONTENDERS, read_study
+from concretely.report.table import format_task_score
 from concretely.temperature import ANALYTIC, TEMPERATURES
 
 ROOT = Path(__file__).parent.parent
@@ -297,6 +300,27 @@ def test_recipes_are_those_of_the_record(name: str) -> None:
         f"{case['seconds']:.1f}",
         f"{test['nll']:.2f} ± {test['standard_error']:.2f}",
     ]
+
+
+STUDY = read_study(RECORDS / "tasks.json")
+START = PAGES["use.md"].partition("### What to start with")[2].partition("\n## ")[0]
+
+
+def test_the_tasks_to_start_with_are_those_of_the_record() -> None:
+    assert STUDY.tasks == list(TASKS)
+    assert {run.steps == TASKS[run.task].steps for run in STUDY.runs} == {True}
+    assert cells("estimator", START) == [f"`{name}`" for name in TASKS]
+    assert all(f"`{name}`: {task.description}" in " ".join(START.split()) for name, task in TASKS.items())
+    seeds = {score.seeds for task in TASKS for name in STUDY.estimators if (score := STUDY.score(task, name))}
+    assert f"± the standard error over {seeds.pop()} seeds" in " ".join(START.split())
+    assert not seeds
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_what_to_start_with_is_that_of_the_record(name: str) -> None:
+    found = {task: format_task_score(STUDY.score(task, name)) for task in TASKS}
+    expected = [f"**{text}**" if STUDY.best(task) == name else text for task, text in found.items()]
+    assert cells(f"`{CONTENDERS[name].code}`", START) == expected
 
 
 MEASURED = record("temperature")["results"]
