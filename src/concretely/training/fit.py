@@ -156,7 +156,7 @@ def fit(
     Args:
         model: What to train.
         data: What to train it on.
-        estimator: The gradient estimator, or its class: `NVIL` is built for each model.
+        estimator: The gradient estimator, by default `Pathwise()`, or its class: `NVIL` is built for each model.
         samples: The number of samples, by default 1, or 5 for estimators that need several.
         objective: The objective, as in `estimate`.
         steps: The number of updates.
@@ -203,7 +203,7 @@ def fit(
         for given in settings.arguments:
             require_arguments(model, given)
     module = None if builds else as_module("program", model)
-    estimator = Pathwise(2 / 3) if estimator is None else estimator
+    estimator = Pathwise() if estimator is None else estimator
     if not isinstance(estimator, type):
         checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
     folder, place = None if out is None else Path(out), _device(device, module)

@@ -16,7 +16,6 @@ from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
 from .own_recipe import OwnRecipe
 from .own_resolve import own_program_key, read_schedule
-from .recipe import ESTIMATORS
 from .source import as_source, load_splits
 from .task import Task
 
@@ -82,8 +81,6 @@ def estimator_from_text(text: str, temperature: str | None = None, prior: str | 
             schedule = None if value is None else read_schedule(name, value)
             if schedule is not None:
                 given[name] = schedule(0) if callable(schedule) else schedule
-        if ESTIMATORS[text].has_temperature:
-            given.setdefault("temperature", 2 / 3)
         return CLASSES[text](**given)
     return _written(text)
 
