@@ -47,6 +47,10 @@ class Feed(ABC):
         """Read the data of a step if they are not in memory. Raise if there are none."""
 
     @abstractmethod
+    def close(self) -> None:
+        """End what reads the data, such as worker processes. Reading may begin again afterwards."""
+
+    @abstractmethod
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
         """Return the inputs of all parts of a step, without a member axis."""
 
@@ -151,6 +155,9 @@ class Indexed(Feed):
         return self.order.batch
 
     def fetch(self, step: int) -> None:
+        """Do nothing: the points are on the device."""
+
+    def close(self) -> None:
         """Do nothing: the points are on the device."""
 
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
