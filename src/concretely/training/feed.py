@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -78,7 +78,7 @@ class Points(ABC):
 
     @classmethod
     @abstractmethod
-    def joined(cls, sets: Sequence[Self]) -> Self:
+    def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate sets of points."""
 
 
@@ -106,7 +106,7 @@ class PackedPoints(Points):
         return self._identity
 
     @classmethod
-    def joined(cls, sets: Sequence[Self]) -> Self:
+    def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate sets of bits of one width."""
         return cls(Bits(torch.cat([each._packed for each in sets]), sets[0]._width))
 
@@ -135,7 +135,7 @@ class TensorPoints(Points):
         return tuple(id(leaf) for leaf in self._leaves)
 
     @classmethod
-    def joined(cls, sets: Sequence[Self]) -> Self:
+    def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate points of one structure."""
         parts = zip(*(each._leaves for each in sets), strict=True)
         return cls(tree_unflatten([torch.cat(part) for part in parts], sets[0]._tree))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +71,7 @@ class TrainState:
         self._draws: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu") -> Self:
+    def of(cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu") -> "TrainState":
         """Return the state of a recipe before its first step."""
         if isinstance(recipe, OwnRecipe):
             return cls(own_task_of(recipe, data, device=device))
