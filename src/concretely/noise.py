@@ -29,9 +29,12 @@ class Keys:
     True
     """
 
-    def __init__(self, keys: Int64[Tensor, "draws 2"]) -> None:
+    def __init__(self, keys: Int64[Tensor, "draws 2"], *, seeds_torch: bool = True) -> None:
         self._keys = keys
         self.used = 0
+        self.seeds_torch = seeds_torch
+        """Whether distributions of torch use a key each. If False, they draw from torch's global generators, which the
+        caller has seeded; then nothing waits for the device."""
 
     def next(self) -> Int64[Tensor, "1 2"]:
         """Return the key of the next draw."""
@@ -54,7 +57,7 @@ def require_source(source: object) -> None:
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
     """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
-    if source is None:
+    if source is None or (isinstance(source, Keys) and not source.seeds_torch):
         yield
         return
     if torch.compiler.is_compiling():
@@ -143,6 +146,19 @@ def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
         return source.next()
     require_source(source)
     return torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device, generator=source)
+
+
+def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
+    """Return a key for one draw on a GPU as two numbers of 64 bits, without work on the GPU.
+
+    They are the seed and the offset of a generator, which moves on. A CUDA graph that is being captured would replay
+    the same key: use `key_of` there.
+    """
+    generator = torch.cuda.default_generators[device.index] if source is None else source
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + 4)  # torch counts in fours
+    # the highest bits keep the key apart from those of torch's own draws
+    return (seed ^ seed >> 62) & (2**62 - 1) | 2**62, offset | 2**62
 
 
 def _fractions(

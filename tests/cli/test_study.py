@@ -19,9 +19,9 @@ from concretely.experiment.task_study import read_study
 from concretely.report.table import format_task_score
 from concretely.training import checkpoint
 from concretely.training import run as training
+from concretely.training.paper import build_model
 from concretely.training.recipe import read, resolve
 from concretely.training.rng import Order
-from concretely.training.train_state import build_model
 
 from .command import call
 from .conftest import STEPS

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..notation import Architecture, parse
 from ..schedule import Annealing
@@ -81,6 +81,9 @@ class Recipe:
     >>> recipe.samples, recipe.lr, recipe.temperature
     (5, 0.0001, None)
     """
+
+    flexible: ClassVar[frozenset[str]] = frozenset({"steps"})
+    """The keys that may change when a run is resumed."""
 
     notation: str
     """The model in the paper's notation."""
@@ -179,7 +182,8 @@ class Recipe:
 class Member(NamedTuple):
     """One of the runs that are trained together."""
 
-    recipe: Recipe
+    recipe: Any
+    """A `Recipe`, or an `OwnRecipe`."""
     folder: Path
 
 
@@ -207,6 +211,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"recipe must be {known}, or a file that can be read, got {str(path)!r}: {why}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
+    if "model" in given:  # of a model of one's own, which is checked where it is resolved
+        return given
     try:
         _require_known(given)
         _sections(given)
