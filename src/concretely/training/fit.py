@@ -189,7 +189,7 @@ def fit(
 
     >>> import torch, concretely as c
     >>> x = (torch.rand(100, 6) < 0.3).float()
-    >>> run = c.fit(c.density("2H-6V"), x, estimator=c.Pathwise(2 / 3), steps=20, batch=10)
+    >>> run = c.fit(c.density("2H-6V"), x, estimator=c.Pathwise(), steps=20, batch=10)
     >>> run.step, run.finished, len(run.rows)
     (20, True, 2)
     """
