@@ -214,8 +214,10 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:
     """Split 64-bit integers into 32-bit words."""
-    try:
-        return pairs.view(torch.int32 if signed else torch.uint32)
-    except RuntimeError:  # vmap does not support this view before torch 2.12
-        low, high = (pairs << 32 >> 32, pairs >> 32) if signed else (pairs & 2**32 - 1, pairs >> 32 & 2**32 - 1)
-        return torch.cat([low, high], -1)
+    if not torch.jit.is_tracing():  # which does not support this view
+        try:
+            return pairs.view(torch.int32 if signed else torch.uint32)
+        except RuntimeError:  # nor does vmap before torch 2.12
+            pass
+    low, high = (pairs << 32 >> 32, pairs >> 32) if signed else (pairs & 2**32 - 1, pairs >> 32 & 2**32 - 1)
+    return torch.cat([low, high], -1)
