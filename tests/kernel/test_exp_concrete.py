@@ -19,8 +19,8 @@ from concretely.distribution import (
 )
 from concretely.functional import exp_concrete, exp_logistic_normal
 from concretely.functional.draw import squashed
+from concretely.functional.standard_noise import fractions
 from concretely.kernel import tile
-from concretely.noise import fractions
 from tests.kernel import DEVICE, PATHS, gradients, kernel, launched, on, opcheck
 
 # members, samples, units, n: one of all, odd ones, more than a tile, sums in parts, and several thousand categories

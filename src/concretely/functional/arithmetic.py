@@ -18,7 +18,7 @@ def is_recorded(value: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or (value.is_cuda and torch.cuda.is_current_stream_capturing())
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
     )
 
 

@@ -1,6 +1,6 @@
 """GPU kernels in Triton, one file per operator.
 
-`operator` registers a kernel with its definition, which is in `functional` or `noise`, and is the only place that
+`operator` registers a kernel with its definition, which is in `functional`, and is the only place that
 decides whether a kernel runs. `native`, `row`, `category` and `tile` are shared by several kernels. `deferred` keeps
 gradients of weights as pairs of factors. The kernels of a training step, `adam`, `muon` and `bits`, are called by
 `training`; `adam` and `muon` modify their arguments in place. The first axis of all tensors counts members: independent

@@ -1,0 +1,149 @@
+"""Standard noise, which a deterministic `push` maps to values, by a kernel or by torch operations.
+
+Noise is computed from random integers, each mapped to the midpoint of its interval. Float32 noise uses 32 bits and
+float64 noise 52, so noise is always finite and its tails reach probabilities of 2⁻³³ and 2⁻⁵³. `torch.rand`
+has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in float64.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.types import Device
+
+from ..kernel.library import batched
+from ..kernel.operator import is_plain, operator
+from ..noise import Keys, Source, key_of, random_words, words
+
+
+def logistic(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw standard logistic noise, the difference of two Gumbels.
+
+    >>> logistic((2, 3), generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 3])
+    """
+    return logistic_of(_fractions(shape, dtype, device, generator, signed=True))
+
+
+def gumbel(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw standard Gumbel noise."""
+    return gumbel_of(uniform(shape, dtype, device=device, generator=generator))
+
+
+def normal(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw standard normal noise."""
+    return normal_of(_fractions(shape, dtype, device, generator, signed=True))
+
+
+def uniform(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw uniform noise strictly between 0 and 1, with the highest precision near 0."""
+    return uniform_of(_fractions(shape, dtype, device, generator, signed=False))
+
+
+def logistic_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Map fractions in (-1/2, 1/2) to logistic noise. |fraction| is the smaller tail probability."""
+    return signed.abs().logit_().copysign_(signed)
+
+
+def gumbel_of(tail: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Map upper tail probabilities to Gumbel noise, in place. Large noise, from small probabilities, is precise."""
+    return tail.neg_().log1p_().neg_().log_().neg_()
+
+
+def normal_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Map fractions in (-1/2, 1/2) to normal noise. |fraction| is the smaller tail probability."""
+    quantile: Tensor = torch.special.ndtri(signed.abs())
+    return quantile.copysign_(signed)
+
+
+def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Scale float32 fractions in place so that none is 1. (Without this, the largest are rounded to 1.)"""
+    return fractions if fractions.dtype == torch.float64 else fractions.mul_(1 - 2.0**-24)
+
+
+def _fractions(
+    shape: Sequence[int], dtype: torch.dtype, device: Device, source: Source | None, *, signed: bool
+) -> Tensor:
+    """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
+    count = math.prod(shape)
+    if isinstance(source, Keys):
+        key = source.next()
+        if key.device.type != "cpu":
+            found = fractions(key, count, dtype, signed)
+        else:
+            found = (_numpy_fractions if is_plain([key]) else _cpu_fractions)(key, count, dtype, signed)
+    elif torch.compiler.is_compiling():
+        if source is not None:
+            raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
+        # inductor's own generator is several times slower and has at most 32 bits
+        found = fractions.definition(key_of(None, device), count, dtype, signed)
+    else:
+        drawn = random_words(_count_words(count, dtype), device=device, generator=source)
+        found = _from_words(drawn, count, dtype, signed)
+    return found.view(tuple(shape))
+
+
+@operator("fractions", kernel="philox", eligible=lambda key, count, dtype, signed: dtype == torch.float32)
+def fractions(
+    key: Int64[Tensor, "members 2"], count: int, dtype: torch.dtype, signed: bool
+) -> Float[Tensor, "members {count}"]:
+    """Return random fractions for every key, in (0, 1) or, if signed, in (-1/2, 1/2).
+
+    A key is a seed and a draw number. Fractions are midpoints of 2³² intervals, in float64 of 2⁵². They are never 0,
+    but rounding can give 1 or, if signed, ±1/2.
+    """
+    if dtype == torch.float64:
+        high, low = words(key, 2 * count).chunk(2, -1)
+        bits, word = 52, high << 20 | low >> 12
+    else:
+        bits, word = 32, words(key, count)
+    half = 2 ** (bits - 1)
+    word = (word ^ half) - half if signed else word  # the highest bit is the sign
+    return word.to(dtype).add(0.5).mul(2.0**-bits)
+
+
+def _numpy_fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
+    """Return random fractions on the CPU by numpy's Philox. It is faster than `fractions` and gives other numbers."""
+    # torch's generator would use only 32 bits of the seed, so that keys would collide
+    size = _count_words(count, dtype)
+    drawn = [np.random.Philox(key=each).random_raw(size) for each in key.numpy().view(np.uint64)]
+    return _from_words(torch.from_numpy(np.stack(drawn).view(np.int64)), count, dtype, signed)
+
+
+_cpu_fractions = torch.library.custom_op("concretely::cpu_fractions", _numpy_fractions, mutates_args=())
+_cpu_fractions.register_fake(lambda key, count, dtype, signed: key.new_empty((key.shape[0], count), dtype=dtype))
+_cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
+
+
+def _count_words(count: int, dtype: torch.dtype) -> int:
+    """Return the number of 64-bit words that `count` fractions need."""
+    return -(-count // (1 if dtype == torch.float64 else 2))
+
+
+def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, signed: bool) -> Float[Tensor, "..."]:
+    """Convert each 64-bit word to one float64 fraction of 52 bits, or to two float32 fractions of 32 bits."""
+    if dtype == torch.float64:
+        word = word >> 12
+        return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
+    return _halves(word, signed)[..., :count].to(dtype).add_(0.5).mul_(2.0**-32)
+
+
+def _halves(pairs: Tensor, signed: bool) -> Tensor:
+    """Split 64-bit integers into 32-bit words."""
+    if torch._C._get_tracing_state() is None:  # `torch.jit.trace` does not support this view
+        with suppress(RuntimeError):  # nor does vmap before torch 2.12
+            return pairs.view(torch.int32 if signed else torch.uint32)
+    low, high = (pairs << 32 >> 32, pairs >> 32) if signed else (pairs & 2**32 - 1, pairs >> 32 & 2**32 - 1)
+    return torch.cat([low, high], -1)
