@@ -83,7 +83,7 @@ def _asked(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     for record in records:
         for row in (row for result in record["results"] for row in result.get("asked", [])):
             yield {
-                "what": row["what"] + _products(record),
+                "what": row["what"] + _precision(record),
                 "limit": f"{'≤' if row['sense'] == 'at most' else '≥'} {row['limit']:g} {row['unit']}",
                 "measured": _measured(row),
                 "verdict": "yes" if row["holds"] else "no",
@@ -98,23 +98,23 @@ def _section(record: Mapping[str, Any]) -> Section:
             return Section("Nodes", text, [_node(result) for result in record["results"]])
         case "steps":
             text = "Forwards, backwards and update, in microseconds for each of the models that train as one program."
-            return Section(f"Training steps{_products(record)}", text, [_step(result) for result in record["results"]])
+            return Section(f"Training steps{_precision(record)}", text, [_step(result) for result in record["results"]])
         case "likelihood":
             text = "The multi-sample bound of a test set, in seconds."
             pictures = [_likelihood(result) for result in record["results"]]
-            return Section(f"Likelihood{_products(record)}", text, pictures)
+            return Section(f"Likelihood{_precision(record)}", text, pictures)
         case "recipes":
             text = "How good a model of MNIST becomes on the validation set in how many seconds of training, without "
-            text += "the looks at it and without the first steps, in which programs are compiled and recorded. Test "
+            text += "the validations and without the first steps, in which programs are compiled and recorded. Test "
             text += "NLLs, of one run each, come with the standard error that chance in the choice of the data gives."
-            return Section(f"Time to a likelihood{_products(record)}", text, _recipes(record["results"]))
+            return Section(f"Time to a likelihood{_precision(record)}", text, _recipes(record["results"]))
         case "programs":
             text = "A step of each of several programs that share the device, a thread and a stream each."
-            return Section(f"Several programs at once{_products(record)}", text, _costs(record["results"]))
+            return Section(f"Several programs at once{_precision(record)}", text, _costs(record["results"]))
         case _:
             text = "A training step of this library as one size grows. Where a line is as steep as the dotted one, "
             text += "cost is in proportion to the size; where it is flat, a larger size is free."
-            return Section(f"Cost against size{_products(record)}", text, _costs(record["results"]))
+            return Section(f"Cost against size{_precision(record)}", text, _costs(record["results"]))
 
 
 def _node(result: Mapping[str, Any]) -> Picture:
@@ -208,11 +208,11 @@ def _environment(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _products(record: Mapping[str, Any]) -> str:
+def _precision(record: Mapping[str, Any]) -> str:
     """How precise products were, where there are any."""
     recipe = record["recipe"]
     words = {"highest": "float32", "high": "TF32", "medium": "bfloat16"}
-    return "" if recipe["benchmark"] == "chip nodes" else f", {words[recipe['products']]} products"
+    return "" if recipe["benchmark"] == "chip nodes" else f", {words[recipe['matmul_precision']]} products"
 
 
 def _measured(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from .law import Law
 from .work import SEED
 
 PARTS = ("laws", "nodes", "steps", "likelihood", "costs", "programs", "recipes", "ablation")
-PRODUCTS = ("highest", "high", "medium")
+PRECISIONS = ("highest", "high", "medium")
 
 
 def main() -> int:
@@ -25,9 +25,9 @@ def main() -> int:
     # or it would take three quarters of the memory of a device as soon as it is imported
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     device = torch.device(wished.device)
-    torch.set_float32_matmul_precision(wished.products)
-    _say(f"products of precision {wished.products!r} on {device}")
-    checked = {"device": device, "products": wished.products, "quick": wished.quick, "say": _say}
+    torch.set_float32_matmul_precision(wished.precision)
+    _say(f"matrix products of precision {wished.precision!r} on {device}")
+    checked = {"device": device, "precision": wished.precision, "quick": wished.quick, "say": _say}
     laws = [] if wished.skip_laws else law.kept(**checked)
     if laws is None:
         return 1
@@ -44,19 +44,19 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
     rounds = 3 if wished.quick else wished.rounds
     settings = {
         "benchmark": f"chip {part}",
-        "products": wished.products,
+        "matmul_precision": wished.precision,
         "dtype": "float32",
         "rounds": {"likelihood": wished.likelihood_rounds, "recipes": 1, "ablation": ablation.ROUNDS}.get(part, rounds),
         "quick": wished.quick,
         "laws": [{**each._asdict(), "holds": each.holds} for each in laws],
     }
     # nodes multiply nothing
-    path = wished.out / (f"chip-{part}.json" if part == "nodes" else f"chip-{part}-{wished.products}.json")
+    path = wished.out / (f"chip-{part}.json" if part == "nodes" else f"chip-{part}-{wished.precision}.json")
     once = {"device": device, "quick": wished.quick, "say": _say}
     given = {**once, "rounds": rounds}
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "nodes": lambda: node.results(**given),
-        "steps": lambda: step.results(**given, products=wished.products, cases=wished.cases),
+        "steps": lambda: step.results(**given, precision=wished.precision, cases=wished.cases),
         "likelihood": lambda: likelihood.results(**{**given, "rounds": wished.likelihood_rounds}, points=wished.points),
         "costs": lambda: cost.results(cost.COSTS, **given),
         "programs": lambda: cost.results(cost.PROGRAMS, **given),
@@ -76,7 +76,7 @@ def _flags() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the folder of the records, by default the committed ones of a GPU")
     parser.add_argument("--only", type=_chosen, default=PARTS, help=f"parts with commas between: {','.join(PARTS)}")
     parser.add_argument("--device", default=here, help="where to run, by default on a GPU where there is one")
-    parser.add_argument("--products", choices=PRODUCTS, default="high", help="how precise products of float32 are")
+    parser.add_argument("--precision", choices=PRECISIONS, default="high", help="precision of float32 matrix products")
     parser.add_argument("--rounds", type=int, default=10, help="how often every contender is timed")
     parser.add_argument("--likelihood-rounds", type=int, default=3, help="the same for a likelihood, which takes long")
     parser.add_argument("--points", type=int, help="how many points a likelihood is of, by default 10,000")

@@ -72,8 +72,8 @@ def _points(
     """The cost at one value of a size, or nothing but a line if that cannot be."""
 
     def make() -> Contender:
-        warmth = {"temperature": 2 / 3, "prior_temperature": 1 / 2}  # the paper has none of its own for every n
-        recipe = work.recipe(notation(sizes, pixels), batch=sizes["batch"], samples=sizes["m"], **warmth)
+        temperatures = {"temperature": 2 / 3, "prior_temperature": 1 / 2}  # the paper has none of its own for every n
+        recipe = work.recipe(notation(sizes, pixels), batch=sizes["batch"], samples=sizes["m"], **temperatures)
         data = work.bits(pixels)
         programs = [
             Engine(work.states(recipe, data, members=sizes["members"], device=device)) for _ in range(sizes["programs"])

@@ -31,7 +31,7 @@ ROWS = (64, 300)
 """The rows of a map; with more of them, other kernels are used."""
 
 
-def distances(device: torch.device, products: str) -> Iterator[tuple[str, float, float]]:
+def distances(device: torch.device, precision: str) -> Iterator[tuple[str, float, float]]:
     """The name of each operation, how far it lies from its definition, and how far it may."""
     with precise("highest"):  # or definitions that multiply would be the ones that are off
         yield from _nodes(device)
@@ -42,8 +42,8 @@ def distances(device: torch.device, products: str) -> Iterator[tuple[str, float,
         yield "signal of NVIL", _normalized(device), LIMIT
         yield "orthogonal momentum", _orthogonal(device), LIMIT
     for rows in ROWS:
-        yield f"affine, {rows} rows, {products}", _affine(device, rows), PRODUCTS[products]
-    yield f"observed, {products}", _observed(device), PRODUCTS[products]
+        yield f"affine, {rows} rows, {precision}", _affine(device, rows), PRODUCTS[precision]
+    yield f"observed, {precision}", _observed(device), PRODUCTS[precision]
 
 
 @contextmanager

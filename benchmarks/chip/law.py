@@ -44,10 +44,10 @@ class Law(NamedTuple):
         return f"{self.name}: must be within {self.limit:.3g}, got {self.found:.3g}"
 
 
-def kept(*, device: torch.device, products: str, quick: bool, say: Say) -> list[Law] | None:
+def kept(*, device: torch.device, precision: str, quick: bool, say: Say) -> list[Law] | None:
     """All laws, or none at the first that is broken, with a sentence that says which."""
     found = []
-    for law in laws(device=device, products=products, quick=quick):
+    for law in laws(device=device, precision=precision, quick=quick):
         say(f"{'holds' if law.holds else 'BROKEN'}  {law.sentence}")
         if not law.holds:
             say(f"nothing is timed, as a law is broken: {law.sentence}")
@@ -56,10 +56,10 @@ def kept(*, device: torch.device, products: str, quick: bool, say: Say) -> list[
     return found
 
 
-def laws(*, device: torch.device, products: str, quick: bool) -> Iterator[Law]:
+def laws(*, device: torch.device, precision: str, quick: bool) -> Iterator[Law]:
     """The laws, each looked at as it is asked for."""
     torch.manual_seed(work.SEED)
-    for name, distance, limit in kernel.distances(device, products):
+    for name, distance, limit in kernel.distances(device, precision):
         yield Law(f"kernel against definition, {name}", distance, limit)
     for estimator in ("concrete", "vimco", "nvil"):
         with kernel.precise("highest"):  # or states that are drawn would differ in the end

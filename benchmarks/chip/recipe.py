@@ -1,6 +1,6 @@
 """How good a model of MNIST becomes in how many seconds of training, by one recipe and by others.
 
-Seconds are those of steps alone, all done on the device: looks at the validation set are left out, and so are the first
+Seconds are those of steps alone, all done on the device: validations are left out, and so are the first
 steps, in which programs are compiled and recorded. Every model is scored with the same products, whichever it was
 trained with, and by the same draws.
 """
@@ -46,7 +46,7 @@ class Size(NamedTuple):
     """What is trained and how closely it is looked at."""
 
     notation: str
-    looks: int
+    validations: int
     """How many there are at the validation set, evenly spaced."""
     valid_points: int
     valid_samples: int
@@ -68,7 +68,7 @@ class Case(NamedTuple):
     settings: dict[str, Any]
     seconds: float = math.inf
     """After which training ends, wherever it is."""
-    products: str | None = None
+    matmul_precision: str | None = None
     """How precise they are in training, if not as elsewhere."""
     averages: bool = False
     """Whether the average of the weights is scored beside the last ones."""
@@ -87,8 +87,8 @@ def cases(seconds: float) -> tuple[Case, ...]:
         Case("fast, by Adam", {**fast, "optimizer": "adam", "lr": 3e-3, "steps": 50_000}),
         Case("fast, Adam and batch 512", {**fast, "optimizer": "adam", "batch": 512, "lr": 1.5e-3, "steps": 100_000}),
         Case("fast, at a rate that stays", {**fast, "lr_schedule": "constant"}, averages=True),
-        Case("fast, products of bfloat16", fast, products="medium"),
-        Case("fast, products of float32", fast, products="highest"),
+        Case("fast, products of bfloat16", fast, matmul_precision="medium"),
+        Case("fast, products of float32", fast, matmul_precision="highest"),
     )
 
 
@@ -138,7 +138,7 @@ class Run:
     def __init__(self, case: Case, recipe: Recipe, data: Dataset) -> None:
         self.case, self.recipe, self.seconds = case, recipe, 0.0
         self.first = min(FIRST, recipe.steps)
-        self.products = case.products or torch.get_float32_matmul_precision()
+        self.matmul_precision = case.matmul_precision or torch.get_float32_matmul_precision()
         self.state = TrainState(recipe, data, device=data.train.packed.device)
         self.engine = Engine([self.state])
         horizon = HORIZON * recipe.steps
@@ -162,12 +162,12 @@ class Run:
         """Take the first steps, without the clock."""
         self._advance(self.first, math.inf)
 
-    def advance(self, looks: int) -> None:
-        """Train until the next of so many looks is due, by steps or by seconds."""
+    def advance(self, validations: int) -> None:
+        """Train until the next of so many validations is due, by steps or by seconds."""
         taken, all_of_them = self.engine.step - self.first, self.recipe.steps - self.first
-        until = self.first + math.ceil(mark(taken, all_of_them, looks))
+        until = self.first + math.ceil(mark(taken, all_of_them, validations))
         started = time.perf_counter()
-        self._advance(until, started + mark(self.seconds, self.case.seconds, looks) - self.seconds)
+        self._advance(until, started + mark(self.seconds, self.case.seconds, validations) - self.seconds)
         self.seconds += time.perf_counter() - started
 
     def _advance(self, until: int, end: float) -> None:
@@ -176,7 +176,7 @@ class Run:
         def late() -> bool:
             return time.perf_counter() >= end
 
-        with kernel.precise(self.products):
+        with kernel.precise(self.matmul_precision):
             while self.engine.step < until and not late():
                 self.engine.advance(min(until, self.engine.step + self._stretch), pause=late)
                 if self._average is not None:
@@ -184,13 +184,13 @@ class Run:
         turn.wait(self.engine.device)
 
 
-def mark(now: float, last: float, looks: int) -> float:
+def mark(now: float, last: float, validations: int) -> float:
     """The next of evenly spaced marks, so many up to the last.
 
     >>> mark(0, 100, 4), mark(25, 100, 4), mark(26, 100, 4), mark(3, math.inf, 4)
     (25.0, 50.0, 50.0, inf)
     """
-    return last * ((now * looks // last + 1) / looks)
+    return last * ((now * validations // last + 1) / validations)
 
 
 def chosen(points: int, of: int) -> Tensor:
@@ -211,7 +211,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
     valid = data.valid[: size.valid_points]
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in run.models}
     while run.goes_on:
-        run.advance(size.looks)
+        run.advance(size.validations)
         place = {"step": run.engine.step, "seconds": _rounded(run.seconds)}
         for name, model in run.models.items():
             found = _scored(recipe, model, valid, size.valid_samples, Purpose.VALIDATION)
@@ -231,7 +231,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
         yield {
             "name": name,
             "settings": recipe.settings,
-            "products": run.products,
+            "matmul_precision": run.matmul_precision,
             "seconds_at_most": case.seconds,
             "steps_before_the_clock": run.first,
             "step": run.engine.step,

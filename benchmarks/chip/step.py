@@ -43,13 +43,13 @@ OURS = "concretely, ensemble"
 
 
 def results(
-    *, device: torch.device, products: str, rounds: int, quick: bool, say: Say, cases: tuple[int, ...] | None = None
+    *, device: torch.device, precision: str, rounds: int, quick: bool, say: Say, cases: tuple[int, ...] | None = None
 ) -> Iterator[dict[str, Any]]:
     """The timings of each case, or of some by their places."""
     known = QUICK if quick else CASES
     relaxed: dict[tuple[int, int], Timing[Contender]] = {}
     for case in known if cases is None else [known[place] for place in cases]:
-        ready = turn.made(_entrants(case, device, products, TIMES // 4 if quick else TIMES), say, suits=same_bound())
+        ready = turn.made(_entrants(case, device, precision, TIMES // 4 if quick else TIMES), say, suits=same_bound())
         timings = turn.timed(ready, rounds=rounds, seed=work.SEED)
         ours = next((timing for timing in timings if timing.contender.ours), None)
         if ours is not None and case.estimator == "concrete":
@@ -101,13 +101,13 @@ def result(
     return {**case.described, "contenders": turn.described(timings, models=case.members), "asked": beside}
 
 
-def _entrants(case: Case, device: torch.device, products: str, times: int) -> Entrants:
+def _entrants(case: Case, device: torch.device, precision: str, times: int) -> Entrants:
     """This library and its peers, from the same weights."""
     recipe = work.recipe(case.notation, batch=case.batch, samples=case.samples, estimator=case.estimator)
     data = work.bits(recipe.width)
     members = work.states(recipe, data, members=case.members, device=device)
     packed = data.train.packed.numpy()
-    given = Given(work.start(members), packed, recipe.width, device=device, products=products, times=times)
+    given = Given(work.start(members), packed, recipe.width, device=device, precision=precision, times=times)
 
     def ours() -> Contender:
         return engine(OURS, Engine(members), times)

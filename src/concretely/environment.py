@@ -54,7 +54,7 @@ def device(on: str = "cpu") -> dict[str, Any]:
         import torch  # not at the top, so that records can be read without torch
 
         found["gpu"] = torch.cuda.get_device_name(on)
-        found["float32_products"] = torch.get_float32_matmul_precision()
+        found["matmul_precision"] = torch.get_float32_matmul_precision()
     return found
 
 

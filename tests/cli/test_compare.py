@@ -41,7 +41,7 @@ def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
 
 def test_a_survey_is_told(scored: Path) -> None:
     record = json.loads((scored / "record.json").read_text())
-    record["metrics"]["test_nll"]["thorough"] = 40
+    record["metrics"]["test_nll"]["full_points"] = 40
     (scored / "record.json").write_text(json.dumps(record))
     assert " 20 for 40 points " in call("compare", str(scored))[1]
 

@@ -92,7 +92,7 @@ def test_only_some_training_points_may_get_all_samples(trained: list[Path], monk
         call(*one, *flags)
         (record,) = Path().rglob("record.json")
         test, train = (read_record(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
-        assert (test["thorough"], train["thorough"], train["points"]) == (250, full_points, 1297)
+        assert (test["full_points"], train["full_points"], train["points"]) == (250, full_points, 1297)
     assert len(trained) == 1
 
 

@@ -86,7 +86,7 @@ def test_the_best_is_by_validation_or_the_last_and_all_are_kept(
 def test_a_run_that_is_scored_again_is_one_run_with_the_better_of_its_scores(table: Experiment, tmp_path: Path) -> None:
     first, second = made(table.cells[0], 100.0), made(table.cells[0], 99.0, valid=95.0)
     second["metrics"]["test_nll"] |= {"samples": 60_000}
-    second["metrics"]["train_nll"] |= {"thorough": 5_000}
+    second["metrics"]["train_nll"] |= {"full_points": 5_000}
     second["metrics"]["valid_nll"] |= {"seconds": 1.0}
     third = made(table.cells[0], 99.0, valid=95.0)  # a copy that was scored as well, in another time
     first["valid"] = LOOK

@@ -77,7 +77,7 @@ def test_steps_are_those_of_torch() -> None:
 
 
 @PATHS
-def test_members_do_not_hear_of_each_other_and_one_at_rest_stays_as_it_is(path: str) -> None:
+def test_members_do_not_affect_each_other_and_one_with_a_learning_rate_of_zero_stays_as_it_is(path: str) -> None:
     starts = [torch.randn(3, 4, 6, device=DEVICE), torch.randn(3, 6, 4, device=DEVICE)]
     slopes = [torch.randn_like(start) for start in starts]
     states = [state_of(start) for start in starts]

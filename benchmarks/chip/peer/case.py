@@ -54,7 +54,7 @@ class Given:
     packed: NDArray[np.uint8]
     width: int
     device: torch.device
-    products: str
+    precision: str
     """How precise products are, in the words of torch."""
     times: int
     """How many steps a turn has."""

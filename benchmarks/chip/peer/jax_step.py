@@ -44,7 +44,7 @@ def contender(case: Case, given: Given) -> Contender:
 
     def turn(seed: int) -> None:
         nonlocal state
-        with jax.default_matmul_precision(PRECISIONS[given.products]):
+        with jax.default_matmul_precision(PRECISIONS[given.precision]):
             state, loss = jax.block_until_ready(stretch(state, offset, packed, np.uint32(seed)))
         if not first:
             first.append(-float(loss))

@@ -95,7 +95,7 @@ def likelihood_metric(found: Likelihood) -> dict[str, Any]:
         "standard_error": found.standard_error,
         "samples": found.samples,
         "points": len(found.log_likelihood),
-        "thorough": found.full_points,
+        "full_points": found.full_points,
         "effective_sample_size": found.effective_sample_size.mean().item(),
         "seconds": found.seconds,
     }
@@ -117,7 +117,7 @@ def add_scores(
     environment = describe_environment(str(next(model.parameters()).device))
     new = {f"{split}_nll": likelihood_metric(likelihood) for split, likelihood in found.items()} | dict(others)
     if environment != run.environment:  # scored in another environment than trained
-        new = {name: {**metric, "made": environment} for name, metric in new.items()}
+        new = {name: {**metric, "environment": environment} for name, metric in new.items()}
     new |= {f"{split}_factorised_nll": independent_pixels(run.recipe, data, split=split) for split in found}
     path, before = folder / FILE, dict[str, Any]()
     with file_lock(folder / f".{FILE}.lock"):  # or two processes could overwrite each other's metrics

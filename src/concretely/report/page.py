@@ -114,7 +114,7 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     words = name.split("_")
     meaning = [metric.get("meaning", MEANINGS.get(words[-1], ""))]
     if "samples" in metric:
-        some = f" for {metric['thorough']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
+        some = f" for {metric['full_points']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
         meaning.append(f"Estimated from {samples}.")
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))

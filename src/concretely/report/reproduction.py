@@ -101,7 +101,7 @@ def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
     for row, record in known.items():
         if device := record["device"]:
             devices.add(device.get("gpu") or device.get("cpu") or "an unnamed device")
-        recipe, precision = resolve(**record["recipe"]), PRECISIONS.get(device.get("float32_products", ""))
+        recipe, precision = resolve(**record["recipe"]), PRECISIONS.get(device.get("matmul_precision", ""))
         options = {"score_samples": each.score_samples, "precision": precision}
         commands.append((row, train_command(recipe, RUNS / each.name / cell_title(recipe), **options)))
     return {
@@ -119,7 +119,7 @@ def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
     scores = [score for record in records if is_corrected(score := record["metrics"].get("train_nll", {}))]
     if not scores:
         return ""
-    numbers = " or ".join(f"{number:,}" for number in sorted({score["thorough"] for score in scores}))
+    numbers = " or ".join(f"{number:,}" for number in sorted({score["full_points"] for score in scores}))
     return (
         f"In {len(scores)} of them {numbers} of the training points had all samples and the others 1,000, corrected by "
         f"the mean difference (`evaluate --full-points`)."
