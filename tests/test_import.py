@@ -18,7 +18,6 @@ ORDER = [
     "environment",
     "notation",
     "schedule",
-    "noise",
     "kernel",
     "functional",
     "distribution",

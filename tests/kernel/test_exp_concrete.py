@@ -19,7 +19,7 @@ from concretely.distribution import (
 )
 from concretely.functional import exp_concrete, exp_logistic_normal
 from concretely.functional.draw import squashed
-from concretely.functional.standard_noise import fractions
+from concretely.functional.noise import fractions
 from concretely.kernel import tile
 from tests.kernel import DEVICE, PATHS, gradients, kernel, launched, on, opcheck
 

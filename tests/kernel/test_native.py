@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.functional import standard_noise as noise
+from concretely.functional import noise
 from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import DEVICE, fast, kernel, key
 

@@ -9,9 +9,8 @@ from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
-from concretely.functional import standard_noise as noise
-from concretely.functional.standard_noise import fractions
-from concretely.noise import Keys, words
+from concretely.functional import noise
+from concretely.functional.noise import Keys, fractions, words
 from tests.budget import assert_likely
 from tests.kernel import DEVICE, MARKS, fast, kernel, on, opcheck
 

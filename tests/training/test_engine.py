@@ -1,5 +1,6 @@
 """A member is the same run alone, whatever becomes of the others: in the same bits on a CPU, else up to rounding."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -320,3 +321,18 @@ def test_baselines_follow_from_the_seed_in_any_thread() -> None:
     with ThreadPoolExecutor(4) as pool:
         for state in pool.map(lambda _: TrainState(wished, data()), range(8)):
             assert_same(state.tensors(), expected)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("estimator", ["concrete", "vimco"])
+def test_a_step_on_a_cpu_runs_the_code_of_at_most_24_files(estimator: str) -> None:
+    (state,) = runs([recipe(notation="4H~12V", estimator=estimator, samples=2)])
+    own, package, files = Engine([state]), str(Path(engine.__file__).parents[1]), set[str]()
+    own.advance(3)  # the first steps prepare what others share
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, argument: files.add(frame.f_code.co_filename))
+    try:
+        own.advance(14)  # with a gap
+    finally:
+        sys.setprofile(before)
+    assert 10 < len([file for file in files if file.startswith(package)]) <= 24

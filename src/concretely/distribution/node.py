@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints
 
 from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, to_float64
 from ..functional.draw import Drawn, Score, Squashing, draw_node, score_node, sum_axes
-from ..noise import Source
+from ..functional.noise import Source
 from . import check
 from .variable import DiscreteVariable, Variable, expanded
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..functional.noise import Source
 from ..graph.mode import Mode, Noise, Relaxed, Surrogate, Temperatures
 from ..graph.program import Program
 from ..model.base import Model
-from ..noise import Source
 from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
 from .base import Estimate
 

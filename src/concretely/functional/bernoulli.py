@@ -7,8 +7,8 @@ from torch.nn.functional import logsigmoid
 
 from ..kernel.operator import Arranged, operator, row_sums
 from .arithmetic import cast, compute_dtype
-from .standard_noise import fractions, logistic_of
-from .standard_noise import logistic as noise
+from .noise import fractions, logistic_of
+from .noise import logistic as noise
 
 __all__ = ["draw", "interpolated_log_mass", "log_likelihood", "log_mass", "noise", "push", "score"]
 

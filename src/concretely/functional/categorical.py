@@ -9,7 +9,7 @@ from ..kernel.tile import fits
 from .arithmetic import to_float64
 from .hypercube import category_of, corners
 from .log_simplex import noise_of_key, one_hot_argmax, perturb
-from .standard_noise import gumbel as noise
+from .noise import gumbel as noise
 
 __all__ = ["draw", "expectation", "log_mass", "log_probs", "noise", "push", "score", "weighted"]
 

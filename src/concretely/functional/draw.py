@@ -20,10 +20,10 @@ from jaxtyping import Bool, Float, Float64
 from torch import Size, Tensor
 from torch.nn.functional import logsigmoid
 
-from ..noise import Source, key_of
 from .arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
 from .edge import coarser, inside, near_one, near_zero
 from .hypercube import mean_corner
+from .noise import Source, key_of
 
 MANY = 0.01
 """The fraction of values on the edge above which `log_prob` warns."""

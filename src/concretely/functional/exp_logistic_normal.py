@@ -18,8 +18,8 @@ from . import normal
 from .arithmetic import Temperature, invert_noise, log_temperature, over_categories
 from .log_simplex import noise_behind, noise_of_key, push
 from .node import node_operators
+from .noise import normal as noise
 from .normal import LOG_TWO_PI
-from .standard_noise import normal as noise
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
 

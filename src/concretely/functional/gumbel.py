@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .arithmetic import to_float64
-from .standard_noise import gumbel as noise
+from .noise import gumbel as noise
 
 __all__ = ["EULER", "log_density", "log_density_of_noise", "noise", "push"]
 

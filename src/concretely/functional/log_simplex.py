@@ -5,7 +5,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, to_float64
-from .standard_noise import fractions, gumbel_of, normal_of, uniform_of
+from .noise import fractions, gumbel_of, normal_of, uniform_of
 
 
 def push(

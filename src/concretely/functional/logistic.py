@@ -14,8 +14,8 @@ from torch.nn.functional import logsigmoid, softplus
 from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
 from .node import node_operators
-from .standard_noise import fractions, logistic_of
-from .standard_noise import logistic as noise
+from .noise import fractions, logistic_of
+from .noise import logistic as noise
 
 __all__ = ["draw", "log_density", "log_density_of_noise", "log_tail", "noise", "push", "score", "standard_log_density"]
 

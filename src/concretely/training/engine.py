@@ -14,12 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..estimator import Estimator, Reinforce
+from ..estimator import Estimator
 from ..estimator.base import default_objective
+from ..functional.bound import bound
+from ..functional.noise import Keys
+from ..graph.mode import Discrete
 from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from ..kernel.operator import launching
 from ..model import Model
-from ..noise import Keys
+from ..objective import log_weights
+from ..objective import loss as loss_of
 from .capture import Captured
 from .method import Temperatures, at_temperature
 from .optimizer import ParameterState, StepLog, StepSizes, adam_, guard_, muon_
@@ -59,7 +63,7 @@ class MemberLoss(nn.Module):
         super().__init__()
         self.model, self.estimator, self.recipe = model, estimator, recipe
         self._objective = default_objective(model, estimator)
-        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
+        self._has_temperature = recipe.method.has_temperature
         self._temperatures: Temperatures | None = None  # those of the estimator
 
     def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
@@ -76,6 +80,19 @@ class MemberLoss(nn.Module):
         if temperatures != self._temperatures:
             self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures
         return self.estimator
+
+
+class DiscreteLoss(nn.Module):
+    """Minus the mean bound of the discrete graph of one member on a batch."""
+
+    def __init__(self, model: Model, recipe: Recipe) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe
+
+    def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
+        """Return the loss with noise from the given keys."""
+        inputs, samples = inputs_of(self.recipe, bits), self.recipe.samples
+        return loss_of(log_weights(self.model, *inputs, mode=Discrete(), samples=samples, generator=keys), bound)[0]
 
 
 class Engine:
@@ -140,7 +157,7 @@ class _Program:
     def __init__(self, runs: Sequence["TrainState"], *, vmapped: bool) -> None:
         first = runs[0]
         self._runs, self._recipe, self._vmapped = runs, first.recipe, vmapped
-        self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Reinforce(), first.recipe)
+        self._loss, self._discrete_loss = first.loss, DiscreteLoss(first.model, first.recipe)
         state = first.state if len(runs) == 1 else _joined(runs)
         own: State = dict(first.loss.named_parameters())
         self._parameters = {
@@ -196,7 +213,7 @@ class _Program:
             sizes = guard_(self._log, watched, loss.detach(), self._table.sizes)
             self._update(gradients, sizes)
 
-    def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+    def _losses(self, function: MemberLoss | DiscreteLoss, bits: Tensor, purpose: Purpose) -> Tensor:
         """Return the loss of every member, with the keys of a purpose."""
         keys, temperatures = self._table.keys[purpose], self._table.temperatures
         if not self._vmapped:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from ..data.dataset import Dataset
 from ..estimator import Estimator
 from ..evaluation.likelihood import evaluate
+from ..functional.noise import Keys
 from ..graph.program import eval_mode
 from ..model import Model, density, prediction
-from ..noise import Keys
 from .engine import MemberLoss, State, inputs_of, path_of
 from .method import at_step, estimator_of
 from .recipe import Recipe
