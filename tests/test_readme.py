@@ -1,5 +1,6 @@
 """The code of the README and the documentation runs, links lead somewhere, and quoted numbers stand in records."""
 
+import importlib
 import json
 import math
 import re
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import concretely
 from concretely.experiment.history import CellHistory, read_history
 from concretely.experiment.paper import Cell, experiment_names, load_experiment
 
@@ -75,6 +77,24 @@ def test_links_to_files_and_sections_lead_somewhere(page: Path) -> None:
         target = page.parent / place if place else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"`((?:\w+[./])+\w*)[`(]", CONTRIBUTING))))
+def test_files_and_functions_for_contributors_exist_and_are_public(name: str) -> None:
+    if "/" in name or name.endswith((".py", ".md")):
+        places = (ROOT, ROOT / "src", ROOT / "src" / "concretely", ROOT / "src" / "concretely" / "distribution")
+        assert any((place / name).exists() for place in places)
+        return
+    *module, last = name.split(".")
+    assert not last.startswith("_")
+    if module == ["Estimate"]:
+        assert hasattr(concretely.Estimate, last)
+    else:
+        path = module if module[0] == "tests" else ["concretely", *module]
+        assert hasattr(importlib.import_module(".".join(path)), last)
 
 
 def test_the_readme_leads_to_every_page() -> None:
