@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from concretely.cli.terminal import training_progress
+from concretely.training.folder import data_of, restored
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
-from concretely.training.run import data_of, restored
 
 from . import record
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .notation import *
     from .objective import *
     from .schedule import *
+    from .training.folder import load
     from .training.recipe import Recipe
-    from .training.run import load
 
 __version__ = "0.1.0"
 
@@ -82,7 +82,7 @@ _ROOMS = (
 )
 
 
-_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.run", "load_data": ".data"}
+_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.folder", "load_data": ".data"}
 """The modules of the public names that are in none of `_ROOMS`."""
 
 

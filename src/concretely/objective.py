@@ -21,7 +21,7 @@ from .graph.mode import Mode
 from .graph.program import Program
 from .graph.run import run
 from .graph.trace import Trace
-from .model.base import Model
+from .model.model import Model
 
 __all__ = ["average", "bound"]
 

@@ -14,10 +14,10 @@ from concretely.experiment import scoring
 from concretely.experiment.scoring import relaxed_objective, score_split
 from concretely.report import page
 from concretely.training import checkpoint
+from concretely.training.folder import restored
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.run import restored
 
 from .command import call
 from .conftest import STEPS

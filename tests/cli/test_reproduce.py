@@ -13,7 +13,7 @@ import pytest
 from concretely.evaluation import likelihood
 from concretely.experiment import paper, scoring
 from concretely.experiment.record import read_record
-from concretely.training import run
+from concretely.training.folder import restored
 
 from .command import call, change, lines
 from .conftest import Interrupt
@@ -63,7 +63,7 @@ def test_more_steps_go_on_and_fewer_are_taken_as_done(trained: list[Path]) -> No
     call(*one)
     code, stdout, _ = call(*one, "--steps", "20")
     assert (code, lines(stdout)[0][-2]) == (0, "20")
-    assert run.restored(trained[0])[0].step == 20
+    assert restored(trained[0])[0].step == 20
     assert len(trained) == 2
     assert call(*one)[1] == call(*one, "--steps", "20")[1]
     assert len(trained) == 2
@@ -266,7 +266,7 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(trained: list[Path
     interrupt(lambda: not trained)
     call("reproduce", "tiny", "--rows", "nonlinear")
     folder, data = trained[0], load_data("digits")
-    begun, model, _ = run.restored(folder)
+    begun, model, _ = restored(folder)
     parts = {part: scoring.score_split(begun.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
     scoring.add_scores(folder, begun, model, data=data, found=parts)
     early = read_record(folder / "record.json")

@@ -11,7 +11,7 @@ from concretely import VIMCO, Pathwise, evaluation
 from concretely.data import load_data
 from concretely.evaluation import GradientStudy, gradient_study
 from concretely.training import checkpoint
-from concretely.training import run as training
+from concretely.training import folder as training
 from concretely.training.recipe import read, resolve
 from concretely.training.rng import Order
 from concretely.training.train_state import build_model

@@ -266,8 +266,8 @@ def test_candidates_that_have_lost_are_passed_over(table: Experiment, tmp_path: 
 def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from concretely.data import load_data
     from concretely.experiment.scoring import add_scores, score_split
+    from concretely.training.folder import restored
     from concretely.training.loop import train
-    from concretely.training.run import restored
 
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe/tiny.toml").write_text(

@@ -13,8 +13,8 @@ import pytest
 from concretely.cli.terminal import stop_requested
 from concretely.data import Dataset, load_data
 from concretely.experiment.scheduler import Monitor, train_members
+from concretely.training.folder import restored
 from concretely.training.recipe import Member, Recipe, resolve
-from concretely.training.run import restored
 
 
 def digits(recipe: Recipe) -> Dataset:

@@ -13,9 +13,9 @@ from concretely.experiment.picture import report_pictures
 from concretely.experiment.record import KEYS
 from concretely.experiment.scoring import add_scores, independent_pixels, likelihood_metric, score_split
 from concretely.report.page import page, write_report
+from concretely.training.folder import restored
 from concretely.training.loop import train
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.run import restored
 
 from ..training.example import data, recipe
 

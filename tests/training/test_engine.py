@@ -15,9 +15,9 @@ from concretely.functional.affine import affine
 from concretely.kernel.deferred import gradient_of_weight
 from concretely.training import engine
 from concretely.training.engine import Engine
+from concretely.training.folder import Run, restored
 from concretely.training.loop import Callbacks, DivergedError, train, train_together
 from concretely.training.recipe import DIFFERENT, ESTIMATORS, OF_DATA, OPTIMIZERS, Member, Recipe, data_key, program_key
-from concretely.training.run import Run, restored
 from concretely.training.train_state import Row, TrainState
 
 from ..cases import DEVICES, grid

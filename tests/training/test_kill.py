@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from concretely.training import checkpoint
-from concretely.training.run import restored
+from concretely.training.folder import restored
 
 from .child import work
 from .example import assert_alike, assert_same, tensors, trained
@@ -25,7 +25,7 @@ WISHES: dict[str, Any] = {"notation": "4H-4H-12V", "estimator": "nvil", "steps":
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL elsewhere")
 def test_a_run_that_is_killed_at_random_moments_ends_in_the_same_bits(tmp_path: Path) -> None:
     context, rng, complete = get_context("forkserver"), random.Random(0), 0
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "concretely.data", "concretely.training.run"])
+    context.set_forkserver_preload(["pytest", "torch._dynamo", "concretely.data", "concretely.training.folder"])
     started = []
     for kill in range(KILLS + 1):
         ours, theirs = context.Pipe(duplex=False)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concretely.schedule import Annealing
+from concretely.training.folder import data_of
 from concretely.training.recipe import (
     BINARIZATIONS,
     ESTIMATORS,
@@ -21,7 +22,6 @@ from concretely.training.recipe import (
     read,
     resolve,
 )
-from concretely.training.run import data_of
 
 ODD = [
     'say "x".npz',

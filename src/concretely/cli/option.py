@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..data import Dataset
     from ..model import Model
-    from ..training.run import Run
+    from ..training.folder import Run
 
 EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
 """The folder of the run in the example of `concretely train`, which the examples of other subcommands use."""
@@ -118,7 +118,7 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
 
 def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False) -> "Dataset":
     """Load the data of a recipe. The data of a resumed run may have moved."""
-    from ..training.run import data_of
+    from ..training.folder import data_of
 
     with report_errors(), interruptible_loading():
         try:
@@ -129,7 +129,7 @@ def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False)
 
 def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tuple["Run", "Model", "Dataset"]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
-    from ..training.run import require_same, restored
+    from ..training.folder import require_same, restored
 
     with report_errors():
         run, model, damaged = restored(folder, device=device)

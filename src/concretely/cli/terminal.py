@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ..data import Dataset
     from ..experiment.scheduler import Monitor
     from ..model import Model
+    from ..training.folder import Run
     from ..training.loop import Callbacks
-    from ..training.run import Run
     from ..training.train_state import Row
 
 TOO_LARGE = "allocate|out of memory|overflow"

@@ -111,7 +111,7 @@ def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -
 def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: int) -> None:
     """Score the trained model in a folder, and write its report."""
     from ..experiment.scoring import add_scores, score_split
-    from ..training.run import restored
+    from ..training.folder import restored
 
     with terminal.report_errors():
         run, model, damaged = restored(folder, device=device)
@@ -129,7 +129,7 @@ def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: in
 
 def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> Recipe:
     """Return the recipe of a run to resume."""
-    from ..training.run import load_recipe, runs_in
+    from ..training.folder import load_recipe, runs_in
 
     others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data")]
     if others:

@@ -11,7 +11,7 @@ from ..functional.bound import average, bound, effective_sample_size
 from ..functional.noise import Source
 from ..graph.program import Program
 from ..graph.trace import Trace
-from ..model.base import Model, require_estimator
+from ..model.model import Model, require_estimator
 from ..objective import LogWeights, Objective, divergence, loss
 
 

@@ -12,7 +12,7 @@ from ..functional.bound import average, total
 from ..functional.noise import Source
 from ..graph.mode import STATES, Enumerate
 from ..graph.program import Program, eval_mode
-from ..model.base import Model
+from ..model.model import Model
 from ..objective import Objective, bound_target, log_weights
 from .base import Estimate
 

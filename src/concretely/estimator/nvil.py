@@ -14,7 +14,7 @@ from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..graph.run import run
 from ..graph.trace import Trace
-from ..model.base import Model
+from ..model.model import Model
 from ..model.paper import MLP
 from ..objective import LogWeights, Objective, bound_target, is_pathwise, log_weights
 from .base import Estimate

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from ..functional.noise import Source
 from ..graph.mode import Mode, Noise, Relaxed, Surrogate, Temperatures
 from ..graph.program import Program
-from ..model.base import Model
+from ..model.model import Model
 from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
 from .base import Estimate
 

@@ -7,7 +7,7 @@ from ..functional import signal
 from ..functional.noise import Source
 from ..graph.mode import Discrete
 from ..graph.program import Program
-from ..model.base import Model
+from ..model.model import Model
 from ..objective import Objective, bound, bound_target, log_weights
 from .base import Estimate
 from .surrogate import surrogate

@@ -8,10 +8,10 @@ from ..data import Dataset
 from ..evaluation import GradientStudy
 from ..model import Model
 from ..training.engine import inputs_of
+from ..training.folder import Run
 from ..training.method import at_step, estimator_of
 from ..training.recipe import Recipe, resolve
 from ..training.rng import Order, Purpose, generator_of
-from ..training.run import Run
 
 TEMPERATURES = ("temperature", "prior_temperature")
 

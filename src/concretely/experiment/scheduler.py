@@ -18,8 +18,8 @@ from ..data import Bits, Dataset
 from ..file import write_text
 from ..model import Model
 from ..training import loop
+from ..training.folder import Run, data_of, load_recipe, restored
 from ..training.recipe import FILE, Member, Recipe, data_key, program_key
-from ..training.run import Run, data_of, load_recipe, restored
 from . import scoring
 from .record import FILE as RECORD
 from .record import is_sufficient, read_record, recipe_settings

@@ -19,10 +19,10 @@ from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
 from ..training.engine import inputs_of
+from ..training.folder import Run
 from ..training.method import estimator_at_step
 from ..training.recipe import Recipe
 from ..training.rng import Purpose, generator_of
-from ..training.run import Run
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 
 Metrics = Mapping[str, dict[str, Any]]

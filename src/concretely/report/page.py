@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ..experiment.picture import Picture
 from ..experiment.record import format_metric, format_value, is_corrected
 from ..file import atomic_write, write_text
-from ..training.run import Run
+from ..training.folder import Run
 from .curve import Row, draw_curve
 from .image import CAPTIONS, draw_picture
 from .style import render_figure

@@ -19,8 +19,8 @@ from ..environment import describe_environment
 from ..file import exclusive_dir, write_text
 from . import checkpoint
 from .engine import GAP_INTERVAL, Engine
+from .folder import Run, export, require_same, resume, save_checkpoint
 from .recipe import FILE, Member, Recipe
-from .run import Run, export, require_same, resume, save_checkpoint
 from .train_state import Row, TrainState
 
 ROWS = 500

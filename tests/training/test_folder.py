@@ -18,10 +18,10 @@ from concretely.evaluation.likelihood import evaluate
 from concretely.training import checkpoint
 from concretely.training import loop as running
 from concretely.training.engine import _Program
+from concretely.training.folder import Run, load_recipe, restored
 from concretely.training.loop import Callbacks, DivergedError, train
 from concretely.training.recipe import ESTIMATORS
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.run import Run, load_recipe, restored
 from concretely.training.train_state import Row, TrainState
 
 from .example import assert_alike, assert_same, data, recipe, tensors, timeless, trained
