@@ -15,6 +15,7 @@ from concretely.experiment import paper, scoring
 from concretely.experiment.record import read_record
 from concretely.training.folder import restored
 
+from ..cases import exhaustive
 from .command import call, change, lines
 from .conftest import Interrupt
 
@@ -306,7 +307,7 @@ def test_a_temperature_figure_is_drawn_from_the_records(trained: list[Path]) -> 
     assert (len(trained), files[1].read_bytes()) == (2, before)
 
 
-@pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
+@pytest.mark.parametrize("name", [*exhaustive("simplex"), "binary", "graph"])
 def test_figures_without_training_are_those_of_the_figure_verb(name: str) -> None:
     code, stdout, _ = call("reproduce", name)
     files = [Path(f"out/reproduce/{name}/{name}.{kind}") for kind in ("png", "svg")]

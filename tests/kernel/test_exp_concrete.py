@@ -257,8 +257,11 @@ def test_programs_compile(normal: bool, path: str) -> None:
 @kernel
 @pytest.mark.parametrize(
     ("squash", "normal"),
-    [("cube", False), ("none", True)]
-    + [pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("none", False), ("simplex", False))],
+    [("cube", False)]
+    + [
+        pytest.param(*each, marks=pytest.mark.exhaustive)
+        for each in (("none", True), ("none", False), ("simplex", False))
+    ],
 )
 def test_operators_keep_the_rules_of_operators(squash: str, normal: bool) -> None:
     logits, temperature, key = given(2, 3, 4)
