@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .deferred import gradient_of_weight, multiplied
+from .launch import Launched
 from .native import tanh_half
 from .operator import partial_sums, rows, sum_parts
 
@@ -43,7 +44,7 @@ def tile(high: int, wide: int, deep: int, members: int) -> Tile:
     return Tile(*shape, 64 if size <= 4096 and deep > 256 else 32, 8 if size >= 16384 else 4, 4 if size <= 4096 else 3)
 
 
-@triton.jit
+@Launched
 def _affine(
     x, weight, bias, out, high, wide: tl.constexpr, deep: tl.constexpr, x_stride, weight_stride, bias_stride,
     TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRODUCT: tl.constexpr,
@@ -133,7 +134,7 @@ def _by_factor(
             tl.store(by_bias + i, sums, mask=mine)
 
 
-@triton.jit
+@Launched
 def _affine_backward(
     by_out, x, weight, out, by_x, by_weight, by_bias,
     high, wide: tl.constexpr, deep: tl.constexpr, by_stride, x_stride, weight_stride, out_stride, first,
@@ -189,7 +190,7 @@ def gradients(
     return by_x, by_weight, by_bias
 
 
-@triton.jit
+@Launched
 def _before_tanh(
     by_out, out, by_total, sums, high, wide, by_stride, out_stride, parts, steps,
     TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,

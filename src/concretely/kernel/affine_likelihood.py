@@ -13,6 +13,7 @@ from torch import Tensor
 from .affine import Tile
 from .affine import product as multiply
 from .deferred import gradient_of_weight, multiplied
+from .launch import Launched
 from .native import both, log1p
 from .operator import partial_sums, rows, sum_parts
 
@@ -26,7 +27,7 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 """The largest float32, which replaces a product that overflows (of 128 numbers up to 2)."""
 
 
-@triton.jit
+@Launched
 def _log_likelihood(
     state, weight, bias, bits, parts, slope, high, batch, wide: tl.constexpr, deep: tl.constexpr,
     state_stride, weight_stride, bias_stride, bits_stride, SLOPES: tl.constexpr, PRODUCT: tl.constexpr,
@@ -117,7 +118,7 @@ def _tile(product: str, slope: Tensor) -> Tile:
     return Tile(HIGH, WIDE_WITH_SLOPES if slope.numel() else WIDE, deep, WARPS, STAGES)
 
 
-@triton.jit
+@Launched
 def _scale_rows(
     pull, by_state, state, by_out, out, high, deep, pull_stride, by_stride, state_stride,
     HIGH: tl.constexpr, DEEP: tl.constexpr,

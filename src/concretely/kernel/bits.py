@@ -5,10 +5,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
+
 BLOCK = 1024
 
 
-@triton.jit
+@Launched
 def _unpack(packed, index, out, batch, width, columns, BLOCK: tl.constexpr):
     member, point = tl.program_id(1).to(tl.int64), tl.program_id(0)
     row = tl.load(index + member * batch + point)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .operator import rows, sum_parts
 
 BLOCK = 64
@@ -34,7 +35,7 @@ def _mean(largest, total, samples):
     return tl.where(total > 0, largest + tl.log(total / samples), largest)
 
 
-@triton.jit
+@Launched
 def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
     point = tl.program_id(0) * POINTS + tl.arange(0, POINTS)
@@ -68,7 +69,7 @@ def _placed(batch, BLOCK: tl.constexpr):
     return tl.program_id(1).to(tl.int64), place // blocks, place % blocks * BLOCK + tl.arange(0, BLOCK)
 
 
-@triton.jit
+@Launched
 def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride, BLOCK: tl.constexpr):
     member, sample, point = _placed(batch, BLOCK)
     mask = point < batch
@@ -101,7 +102,7 @@ def _sum_of(terms, strides, member, at, mask):
     return found
 
 
-@triton.jit
+@Launched
 def _loss(
     log_p, log_q, p_strides, q_strides, out, bounds, log_w, samples, batch, parts,
     AVERAGES: tl.constexpr, SAMPLES: tl.constexpr, POINTS: tl.constexpr,
@@ -150,7 +151,7 @@ def loss(
     return sum_parts(out, torch.float32), bounds, log_w
 
 
-@triton.jit
+@Launched
 def _loss_backward(
     by, log_w, bound, signal, strides, added, subtracted, samples, batch, by_stride,
     AVERAGES: tl.constexpr, HAS_SIGNAL: tl.constexpr, BLOCK: tl.constexpr,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .native import log1p, sigmoid
 from .operator import rows
 
@@ -24,7 +25,7 @@ def place(batch, ROWS: tl.constexpr):
     return tl.program_id(1).to(tl.int64), sample[:, None], (number % batch).to(tl.int64)
 
 
-@triton.jit
+@Launched
 def _log_likelihood(
     logits, bits, found, samples, batch, units, logits_stride, bits_stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
@@ -60,7 +61,7 @@ def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1
     return found
 
 
-@triton.jit
+@Launched
 def _backward(
     by, logits, bits, by_logits, samples, batch, units, by_member, by_sample, by_point, logits_stride, bits_stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,

@@ -5,12 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .operator import rows
 
 BLOCK = 4096
 
 
-@triton.jit
+@Launched
 def _normalize(
     signal, mean, variance, out, means, variances, size, rate, signal_stride, mean_stride, variance_stride,
     CENTRE: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .native import log, log2, product, reciprocal, signed_as
 
 BLOCK = 256
@@ -74,7 +75,7 @@ def normal(word):
     return signed_as(tl.where(far < 5, near * (1 - 2 * tail), size), word)
 
 
-@triton.jit
+@Launched
 def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

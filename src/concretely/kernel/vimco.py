@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .native import log1p
 from .operator import rows
 
@@ -21,7 +22,7 @@ def _add(left, right):
     return tl.where((larger == smaller) & (tl.abs(larger) == float("inf")), larger, larger + rest)
 
 
-@triton.jit
+@Launched
 def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BLOCK: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
