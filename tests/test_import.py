@@ -64,6 +64,11 @@ def test_kernels_are_known_to_the_mathematics_and_to_the_step_engine_alone() -> 
     assert {file.parts[0] for file in files} >= {"functional"}, "the test would find them"
 
 
+def test_reports_draw_what_others_have_computed() -> None:
+    for file in (PACKAGE / "report").glob("*.py"):
+        assert not {"functional", "model", "objective", "estimator"} & imported(file), file.name
+
+
 def test_only_the_command_and_reports_print() -> None:
     for file in (PACKAGE / "experiment").glob("*.py"):
         found = {
