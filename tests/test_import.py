@@ -77,6 +77,13 @@ def test_only_the_command_and_reports_print() -> None:
         assert not {"rich", "typer", "matplotlib"} & {name.partition(".")[0] for name in found}, file.name
 
 
+@pytest.mark.parametrize("folder", ["src", "benchmarks", "examples"])
+def test_files_are_short(folder: str) -> None:
+    files = [*(PACKAGE.parents[1] / folder).rglob("*.py")]
+    assert files
+    assert not [file.name for file in files if len(file.read_text(encoding="utf-8").splitlines()) > 400]
+
+
 def test_every_room_has_its_place_in_the_order() -> None:
     files = [file.relative_to(PACKAGE) for file in PACKAGE.rglob("*.py")]
     assert {Path(file.parts[0]).stem for file in files} - {"__init__", "__main__"} == set(ORDER)
