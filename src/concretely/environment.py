@@ -9,6 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
+"""The precisions of matrix products, and torch's names for them."""
+
 PACKAGES = ("concretely", "torch", "numpy")
 """Packages whose versions can change the numbers of a run."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..environment import PRECISIONS
 from ..training.recipe import ESTIMATORS, Recipe, overridden, read
 from .terminal import fail, interruptible_loading, remark, report_errors, require_known
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
 """The folder of the run in the example of `concretely train`, which the examples of other subcommands use."""
-PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
-"""The precisions of matrix products, and torch's names for them."""
 
 
 def option(text: str, default: str, *names: str) -> Any:
