@@ -1,8 +1,7 @@
-"""How good a model of MNIST becomes in how many seconds of training, by one recipe and by others.
+"""The likelihood of models of MNIST against seconds of training, for several recipes.
 
-Seconds are those of steps alone, all done on the device: validations are left out, and so are the first
-steps, in which programs are compiled and recorded. Every model is scored with the same products, whichever it was
-trained with, and by the same draws.
+Seconds are those of steps alone, measured when the device is done. Validations and the first steps, in which programs
+are compiled and captured, do not count. All models are scored with the same precision of products and the same draws.
 """
 
 import math
@@ -30,31 +29,31 @@ from .asked import Asked
 from .turn import Say
 
 FIRST = GAP_INTERVAL * WARM_UPS + 1
-"""The steps before the clock starts: the last of them records the rarer of the two programs."""
+"""The steps before the clock starts. The last of them captures the rarer of the two programs."""
 
 HORIZON = 0.05
-"""That of averaged weights, as a share of all steps."""
+"""The horizon of averaged weights, as a share of all steps."""
 
 OFTEN = 50
-"""How many times weights are averaged within it."""
+"""The number of times that weights are added to the average within the horizon."""
 
 LIMIT = 92.1
-"""What the paper reports, in nats."""
+"""The test NLL in the paper, in nats."""
 
 
 class Size(NamedTuple):
-    """What is trained and how closely it is looked at."""
+    """The model to train, and how it is validated and scored."""
 
     notation: str
     validations: int
-    """How many there are at the validation set, evenly spaced."""
+    """The number of validations, evenly spaced."""
     valid_points: int
     valid_samples: int
     test_points: int | None
-    """All by default."""
+    """The number of data points to score, by default all."""
     test_samples: int
     changes: dict[str, Any]
-    """What is trained otherwise than the recipes say."""
+    """Keys that replace those of the recipes."""
 
 
 WHOLE = Size("200H~784V", 20, 2_000, 1_000, None, 50_000, {})
@@ -62,20 +61,20 @@ QUICK = Size("12H~784V", 2, 50, 20, 50, 20, {"steps": 40, "batch": 64})
 
 
 class Case(NamedTuple):
-    """A recipe and what is done beside it."""
+    """A recipe, its time limit and its options."""
 
     name: str
     settings: dict[str, Any]
     seconds: float = math.inf
-    """After which training ends, wherever it is."""
+    """The number of seconds after which training ends."""
     matmul_precision: str | None = None
-    """How precise they are in training, if not as elsewhere."""
+    """The precision of matrix products in training, by default that of the benchmark."""
     averages: bool = False
-    """Whether the average of the weights is scored beside the last ones."""
+    """Whether the average of the weights is scored too."""
 
 
 def cases(seconds: float) -> tuple[Case, ...]:
-    """The paper's recipe for so many seconds, the fast one, and what the latter might have been.
+    """Return the paper's recipe with a time limit, the fast recipe, and variants of it.
 
     >>> [case.name for case in cases(60.0) if case.seconds == 60.0]
     ['paper']
@@ -95,7 +94,7 @@ def cases(seconds: float) -> tuple[Case, ...]:
 def results(
     *, device: torch.device, seconds: float, points: int | None, quick: bool, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """What each recipe comes to, or nothing but a line where there is no MNIST."""
+    """Yield the result of every recipe, or print a line if MNIST is not available."""
     try:
         data = load_data("mnist").to(device)
     except (ImportError, OSError, ValueError) as reason:
@@ -112,7 +111,7 @@ def results(
 
 
 class Average:
-    """A model whose parameters are averages of those that another has had, the older the less.
+    """A model whose parameters are exponential moving averages of those of another model.
 
     >>> import concretely as c
     >>> model = c.density("2H-6V")
@@ -126,14 +125,14 @@ class Average:
         self.model, self._share, self._taken = deepcopy(model), share, 0
 
     def take(self, model: Model) -> None:
-        """Move towards the parameters that a model has now; at first all that were taken weigh the same."""
+        """Add the current parameters of a model. The first ones all have the same weight."""
         self._taken += 1
         for mean, now in zip(self.model.parameters(), model.parameters(), strict=True):
             mean.data.lerp_(now.data, max(self._share, 1 / self._taken))
 
 
 class Run:
-    """A recipe that is being trained, with its clock."""
+    """A run of a recipe, with a clock for its steps."""
 
     def __init__(self, case: Case, recipe: Recipe, data: Dataset) -> None:
         self.case, self.recipe, self.seconds = case, recipe, 0.0
@@ -148,13 +147,13 @@ class Run:
 
     @property
     def models(self) -> dict[str, Model]:
-        """What is to be scored, by its name."""
+        """Return the models to score, by name."""
         average = {} if self._average is None else {f"{self.case.name}, averaged": self._average.model}
         return {self.case.name: self.state.model, **average}
 
     @property
     def goes_on(self) -> bool:
-        """Whether there are steps and seconds left, and none of the former has failed."""
+        """Return whether steps and seconds are left, and no step has failed."""
         left = self.engine.step < self.recipe.steps and self.seconds < self.case.seconds
         return left and self.state.first_nonfinite() is None
 
@@ -163,7 +162,7 @@ class Run:
         self._advance(self.first, math.inf)
 
     def advance(self, validations: int) -> None:
-        """Train until the next of so many validations is due, by steps or by seconds."""
+        """Train until the next of this number of validations is due, by steps or by seconds."""
         taken, all_of_them = self.engine.step - self.first, self.recipe.steps - self.first
         until = self.first + math.ceil(mark(taken, all_of_them, validations))
         started = time.perf_counter()
@@ -171,7 +170,7 @@ class Run:
         self.seconds += time.perf_counter() - started
 
     def _advance(self, until: int, end: float) -> None:
-        """Take steps until one is reached, or a time; they are done when this returns."""
+        """Take steps until a step or a time is reached, and wait for the device."""
 
         def late() -> bool:
             return time.perf_counter() >= end
@@ -185,7 +184,7 @@ class Run:
 
 
 def mark(now: float, last: float, validations: int) -> float:
-    """The next of evenly spaced marks, so many up to the last.
+    """Return the next of evenly spaced marks; the last argument is their number.
 
     >>> mark(0, 100, 4), mark(25, 100, 4), mark(26, 100, 4), mark(3, math.inf, 4)
     (25.0, 50.0, 50.0, inf)
@@ -194,7 +193,7 @@ def mark(now: float, last: float, validations: int) -> float:
 
 
 def chosen(points: int, of: int) -> Tensor:
-    """The places of some points among all, evenly spaced, as a test set may be sorted.
+    """Return evenly spaced indices of some points among all, since a test set may be sorted.
 
     >>> chosen(3, 10)
     tensor([0, 3, 6])
@@ -203,7 +202,7 @@ def chosen(points: int, of: int) -> Tensor:
 
 
 def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[str, Any]]:
-    """What the last weights come to, and what their average does where there is one."""
+    """Return the scores of the last weights and, if there is one, of their average."""
     recipe = resolve(**{**case.settings, "notation": size.notation, "data": "mnist", "seed": work.SEED, **size.changes})
     say(f"{case.name}: {recipe.steps:,} steps" + f", {case.seconds:g} s at most" * math.isfinite(case.seconds))
     run = Run(case, recipe, data)
@@ -244,7 +243,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
 
 
 def _scored(recipe: Recipe, model: Model, bits: Tensor, samples: int, purpose: Purpose) -> Likelihood:
-    """The likelihood of a model, by draws that are the same every time."""
+    """Return the likelihood of a model, from the same draws in every call."""
     return evaluate(model, bits, samples=samples, generator=generator_of(recipe.seed, purpose, device=bits.device))
 
 
@@ -259,7 +258,7 @@ def _described(found: Likelihood) -> dict[str, Any]:
 
 
 def _asked(found: Likelihood) -> dict[str, Any]:
-    """The limit beside what was found, in one run: its chance is told by a standard error instead of quartiles."""
+    """Return a limit and the result of one run, with a standard error instead of quartiles."""
     limit = Asked(f"test NLL of {WHOLE.notation}, fast recipe", "at most", LIMIT, "nats")
     return {**limit.beside(Spread(found.nll, found.nll, found.nll)), "standard_error": found.standard_error}
 
