@@ -21,6 +21,7 @@ ORDER = [
     "kernel",
     "functional",
     "distribution",
+    "layer",
     "graph",
     "model",
     "objective",

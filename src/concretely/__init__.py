@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .estimator import *
     from .evaluation import *
     from .graph import *
+    from .layer import *
     from .model import *
     from .notation import *
     from .objective import *
@@ -60,6 +61,8 @@ __all__ = [
     "evaluate",
     "exact_log_likelihood",
     "gradient_study",
+    "gumbel_sigmoid",
+    "gumbel_softmax",
     "load",
     "load_data",
     "mode",
@@ -67,11 +70,13 @@ __all__ = [
     "parse",
     "prediction",
     "run",
+    "straight_through",
     "tile",
 ]
 
 _ROOMS = (
     "distribution",
+    "layer",
     "notation",
     "schedule",
     "graph",

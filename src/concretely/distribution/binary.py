@@ -12,7 +12,7 @@ from concretely.functional.bernoulli import log_likelihood
 from ..functional import bernoulli
 from ..functional.affine import affine, affine_log_likelihood
 from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
-from ..functional.draw import Sigmoid
+from ..functional.squashing import Sigmoid
 from . import check
 from .logistic import Logistic
 from .node import Made, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval

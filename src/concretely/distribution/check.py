@@ -2,21 +2,18 @@
 
 import math
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..functional.arithmetic import Temperature, bool_or_none, cast, to_float64
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
 
 
 def is_finite(value: Tensor) -> Tensor:
-    """Return whether all entries are finite, in one pass."""
-    if value.numel() == 0:
-        return torch.ones((), dtype=torch.bool)
-    low, high = torch.aminmax(value.detach())  # NaN if any entry is
-    return torch.isfinite(low) & torch.isfinite(high)
+    """Return whether all entries are finite, in one pass. Rarely it is false although all are, as their sum is not."""
+    return torch.isfinite(value.detach().sum(dtype=compute_dtype(value.dtype)))
 
 
 def place(index: tuple[int, ...]) -> str:
@@ -109,12 +106,15 @@ def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
     return to_float64(value)
 
 
-def validates(validate_args: bool | None) -> bool:
-    """Return whether to validate arguments: yes by default.
+def validates(validate_args: bool | None, *parameters: Any) -> bool:
+    """Return whether to check the values of arguments: by default, unless a parameter is on a GPU.
 
-    Torch's own default is ignored, since `torch.compile` turns it off globally.
+    A check reads the result on the host, which would wait for the GPU. Torch's own default is ignored, since
+    `torch.compile` turns it off globally.
     """
-    return validate_args is not False
+    if validate_args is not None:
+        return validate_args
+    return not any(isinstance(each, Tensor) and each.is_cuda for each in parameters)
 
 
 def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:

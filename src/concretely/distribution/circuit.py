@@ -8,7 +8,7 @@ from torch.distributions import Distribution, constraints
 
 from ..functional.arithmetic import Temperature, cast, log_temperature
 from ..functional.circuit import Circuit, Family, as_family
-from ..functional.draw import Sigmoid
+from ..functional.squashing import Sigmoid
 from . import check
 from .binary import Bernoulli
 from .node import Made, Node, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval

@@ -9,8 +9,8 @@ from torch.distributions import constraints
 
 from ..functional import categorical
 from ..functional.arithmetic import Temperature, cast, to_float64
-from ..functional.draw import Exponential
 from ..functional.log_simplex import one_hot_argmax
+from ..functional.squashing import Exponential
 from . import check
 from .constraint import one_hot, simplex
 from .exp_concrete import ExpConcrete, ExpLogisticNormal

@@ -30,7 +30,7 @@ class Gumbel(Node):
     law = gumbel
 
     def __init__(self, loc: Tensor | float = 0.0, *, validate_args: bool | None = None) -> None:
-        self._set(loc, None, validate=check.validates(validate_args))
+        self._set(loc, None, validate=check.validates(validate_args, loc))
 
     @property
     def loc(self) -> Float[Tensor, "..."]:

@@ -9,8 +9,8 @@ from torch.distributions import constraints
 
 from ..functional import bernoulli, categorical
 from ..functional.arithmetic import Temperature
-from ..functional.draw import Corners, Sigmoid
 from ..functional.hypercube import corner_weights, mean_corner
+from ..functional.squashing import Corners, Sigmoid
 from . import check
 from .binary import Bernoulli
 from .concrete import OneHotCategorical
@@ -151,7 +151,7 @@ class HypercubeConcrete(Relaxation):
     _is_invertible = False
 
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
-        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
+        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args, logits)))
         is_binary = logits.shape[-1] == 1
         law, own = (Logistic, logits.squeeze(-1)) if is_binary else (ExpConcrete, logits)
         node = law(logits=own, temperature=temperature, validate_args=validate_args)
@@ -181,7 +181,7 @@ class HypercubeLogisticNormal(Relaxation):
     _is_invertible = False
 
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
-        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
+        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args, logits)))
         both = torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
         node = ExpLogisticNormal(logits=both, temperature=temperature, validate_args=validate_args)
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])

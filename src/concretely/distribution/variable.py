@@ -171,7 +171,7 @@ class DiscreteVariable(Variable, Distribution):
         probs: Tensor | float | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        validate = check.validates(validate_args)
+        validate = check.validates(validate_args, logits, probs)
         given = self._given(positional, logits, probs, validate=validate)
         own, *shapes = self._split(check.as_logits(given, infinite=self._infinite, validate=validate))
         super().__init__(own, *shapes, validate=validate)

@@ -7,7 +7,7 @@ from ..functional.noise import Source
 from ..graph.mode import Mode, Noise, Relaxed, Surrogate, Temperatures
 from ..graph.program import Program
 from ..model.model import Model
-from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
+from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights, loss
 from .base import Estimate
 
 NoBound = Literal["mass", "analytic"]
@@ -67,7 +67,7 @@ class Pathwise:
         _require_gradient(weights)
         is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
         bounds = bound_target(target, objective, relaxed=True) if is_bound else None
-        return Estimate.of(weights, objective, bound_target=bounds)
+        return Estimate(*loss(weights, objective), bounds, weights=weights)
 
     def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
@@ -186,7 +186,7 @@ def _straight_through(
     _require_gradient(weights)
     # with an analytic KL, the mean of several weights may exceed the likelihood
     bounds = None if analytic and samples > 1 else bound_target(target, objective)
-    return Estimate.of(weights, objective, bound_target=bounds)
+    return Estimate(*loss(weights, objective), bounds, weights=weights)
 
 
 def _require_known(kl: str, *treatments: str) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 
-def is_recorded(value: Tensor) -> bool:
+def is_traced(value: Tensor) -> bool:
     """Return whether operations on a tensor are recorded, to run later on other data: by a compiler or a trace."""
     return (
         torch.compiler.is_compiling()
@@ -24,7 +24,7 @@ def is_recorded(value: Tensor) -> bool:
 
 def is_hidden(value: Tensor) -> bool:
     """Return whether the data of a tensor cannot be read, or would not be those of later calls (see `bool_or_none`)."""
-    if is_recorded(value):
+    if is_traced(value):
         return True
     try:
         value.data_ptr()
@@ -35,7 +35,7 @@ def is_hidden(value: Tensor) -> bool:
 
 def bool_or_none(condition: Tensor) -> bool | None:
     """Return the value of a condition, or None inside compilation, graph capture, `torch.jit.trace` or `vmap`."""
-    if is_recorded(condition):
+    if is_traced(condition):
         return None
     try:
         return bool(condition)

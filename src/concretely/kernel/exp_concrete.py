@@ -96,6 +96,9 @@ def _draw(
             if SQUASH == "simplex":
                 point = tl.minimum(tl.maximum(exp(found), SMALLEST), 1.0)
                 tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
+            if SQUASH == "one-hot":
+                largest = category == tl.argmax(cooled, 1)[:, None]
+                tl.store(value + at, largest.to(tl.float32), mask=mask)
             if SQUASH == "cube":
                 share *= reciprocal(total_share)[:, None]
                 for bit in tl.static_range(BITS):

@@ -22,6 +22,8 @@ def squashed(node, SQUASH: tl.constexpr):
     """Return the squashed value of a node. On the unit interval it is clamped away from 0 and 1."""
     if SQUASH == "corner":
         value = tanh_half(node)
+    elif SQUASH == "bit":
+        value = (node >= 0).to(tl.float32)
     else:
         value = tl.clamp(sigmoid(node), SMALLEST, LARGEST_BELOW_ONE, tl.PropagateNan.ALL)
     return value

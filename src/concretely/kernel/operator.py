@@ -153,14 +153,17 @@ class Operator(Generic[P, R]):
         if not self._is_eligible(arguments) or _is_transformed():
             return self.definition(*given, **named)
         if self._arrange is None:
-            return cast("R", self._called(arguments))
+            return cast("R", self.launched(*arguments))
         arranged, restore = self._arrange(*arguments)
-        return cast("R", restore(self._called(list(arranged))))
+        return cast("R", restore(self.launched(*arranged)))
 
-    def _called(self, arguments: list[Any]) -> Any:
-        """Call the kernel: as an operator of torch if torch must see it, else as an autograd function or directly."""
+    def launched(self, *arguments: Any) -> Any:
+        """Call the kernel, which must be eligible, with all its arguments, in which sequences of tensors are lists.
+
+        It is called as an operator of torch if torch must see it, else as an autograd function or directly.
+        """
         leaves, structure = _flattened(arguments)
-        if not is_plain(leaves) or _is_watched():
+        if not is_plain(leaves) or is_watched():
             return self.registered(*arguments)
         if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in leaves):
             return self._apply(*leaves, structure)
@@ -357,7 +360,7 @@ def _has_derivative_on_stack() -> bool:
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether a mode of torch, other than a default device, has to see every call."""
     watching = (_get_function_stack_at(index) for index in range(_len_torch_function_stack()))
     return not all(isinstance(mode, DeviceContext) for mode in watching)
@@ -367,7 +370,7 @@ def is_plain(leaves: Sequence[Any]) -> bool:
     """Return whether no compiler, transform or dispatch mode of torch must see a call as an operator."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    if torch._C._len_torch_dispatch_stack():
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         return False
     # tensor subclasses may represent something else
     return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in leaves)
@@ -375,7 +378,8 @@ def is_plain(leaves: Sequence[Any]) -> bool:
 
 def rows(tensor: Tensor) -> Tensor:
     """Return a tensor in which each member is contiguous, copied only if needed. Members may share memory."""
-    return tensor if len(tensor) and tensor[0].is_contiguous() else tensor.contiguous()
+    whole = tensor.is_contiguous() or (len(tensor) and tensor[0].is_contiguous())
+    return tensor if whole else tensor.contiguous()
 
 
 def partial_sums(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
