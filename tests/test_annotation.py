@@ -17,7 +17,7 @@ SHAPES = (
     "tests/model",
     "tests/kernel",
     "--ignore=tests/kernel/test_operator.py",  # whose operators are made up
-    *(f"tests/test_{name}.py" for name in ("graph", "noise", "objective", "trace")),
+    *(f"tests/test_{name}.py" for name in ("graph", "noise", "objective", "program", "rows", "trace")),
     "tests/report/test_image.py",
 )
 """Tests that call all that has a shape, in little time."""

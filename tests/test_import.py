@@ -78,7 +78,7 @@ def test_only_the_command_and_reports_print() -> None:
         assert not {"rich", "typer", "matplotlib"} & {name.partition(".")[0] for name in found}, file.name
 
 
-@pytest.mark.parametrize("folder", ["src", "benchmarks", "examples"])
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples"])
 def test_files_are_short(folder: str) -> None:
     files = [*(PACKAGE.parents[1] / folder).rglob("*.py")]
     assert files
@@ -107,6 +107,15 @@ def test_public_names_are_those_of_the_rooms() -> None:
     assert set(concretely.__all__) <= set(dir(concretely))
     with pytest.raises(AttributeError, match="module 'concretely' has no attribute 'Bernouli'"):
         concretely.Bernouli  # noqa: B018
+
+
+def test_no_public_name_means_two_things() -> None:
+    assert not set(dir(concretely)) & {*concretely.mode.__all__, *concretely.report.__all__}
+
+
+def test_packages_are_attributes_without_an_import_of_their_own() -> None:
+    program = "import concretely, sys; concretely.report.simplex; assert 'matplotlib' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_every_reference_is_in_the_bibliography() -> None:

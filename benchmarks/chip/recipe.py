@@ -1,7 +1,8 @@
-"""The likelihood of models of MNIST against seconds of training, for several recipes.
+"""Train a model of MNIST with several recipes, and record its NLL against seconds of training.
 
-Seconds are those of steps alone, measured when the device is done. Validations and the first steps, in which programs
-are compiled and captured, do not count. All models are scored with the same precision of products and the same draws.
+Seconds are the time of training steps on the device. They do not include validation, nor the first steps, in which
+programs are compiled and recorded. All models are scored with the same precision of matrix products, whatever they
+were trained with, and with the same draws.
 """
 
 import math

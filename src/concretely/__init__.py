@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import report
     from .data import load_data
     from .distribution import *
     from .estimator import *
@@ -69,6 +70,7 @@ __all__ = [
     "monte_carlo_kl",
     "parse",
     "prediction",
+    "report",
     "run",
     "straight_through",
     "tile",
@@ -87,7 +89,7 @@ _ROOMS = (
 )
 
 
-_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.folder", "load_data": ".data"}
+_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.folder", "load_data": ".data", "report": ".report"}
 """The modules of the public names that are in none of `_ROOMS`."""
 
 
@@ -96,7 +98,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name in _ELSEWHERE:
-        found = getattr(import_module(_ELSEWHERE[name], __name__), name)
+        module = import_module(_ELSEWHERE[name], __name__)
+        found = module if name == "report" else getattr(module, name)
     else:
         rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
         found = next(getattr(room, name) for room in rooms if name in room.__all__)

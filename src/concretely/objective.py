@@ -150,6 +150,8 @@ def _cost(trace: Trace) -> Tensor:
     expected = f"a program must return a cost of shape {shape}, a number for each sample and data point"
     if not isinstance(cost, Tensor):
         raise TypeError(f"{expected}, or a tuple whose first entry is one, got {type(cost).__name__}")
+    if not cost.is_floating_point():
+        raise TypeError(f"a program must return a floating cost, got {cost.dtype}: convert it with cost.float()")
     if cost.shape != rows.folded:
         hint = ": do not average over rows, as with reduction='none'" if len(cost.shape) < len(shape) else ""
         raise ValueError(f"{expected}, got shape {tuple(cost.shape)}{hint}")

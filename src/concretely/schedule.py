@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 __all__ = ["Annealing"]
 
@@ -21,6 +22,8 @@ class Annealing:
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("end", self.end), ("steps", self.steps)):
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name} must be a number, got {type(value).__name__}")
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value:.9g}")
 

@@ -104,6 +104,23 @@ def test_values_are_those_of_the_distributions(normal: bool) -> None:
         )
 
 
+@PATHS
+@pytest.mark.parametrize(("members", "samples", "units", "n"), SIZES[:5])
+def test_hard_values_are_those_of_their_nodes_with_the_gradient_of_soft_ones(
+    members: int, samples: int, units: int, n: int, path: str
+) -> None:
+    logits, temperature, key = given(members, units, n)
+    slopes = []
+    with on(path, "exp_concrete"):
+        for squash in ("simplex", "one-hot"):
+            leaf = logits.clone().requires_grad_()
+            node, value, _ = exp_concrete.draw(leaf, temperature, key, samples, squash)
+            by = torch.linspace(-1, 1, value.numel(), device=DEVICE).view(value.shape)
+            slopes.append(torch.autograd.grad(value, leaf, by)[0])
+    assert torch.equal(value, torch.nn.functional.one_hot(node.argmax(-1), n).float())
+    torch.testing.assert_close(*slopes)
+
+
 @kernel
 @by_both
 @pytest.mark.parametrize(("members", "samples", "units", "n", "squash", "dtype"), typed(CASES))

@@ -6,12 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.kernel.operator import (
-    has_triton,
-    is_launchable,
-    launching,
-    rows,
-)
+from concretely.kernel.layout import rows
+from concretely.kernel.operator import is_launchable, launching
 
 
 def test_rows_are_copied_only_where_a_member_is_in_pieces() -> None:
@@ -39,8 +35,7 @@ def test_kernels_are_for_tensors_on_the_gpu_that_they_are_launched_on(
     ):
         assert is_launchable(tensor) == expected
     with (
-        mock.patch("concretely.kernel.operator.find_spec", return_value=None),
-        mock.patch("concretely.kernel.operator.has_triton", has_triton.__wrapped__),
+        mock.patch("concretely.kernel.operator._finds_triton", return_value=False),
     ):
         assert not is_launchable(tensor)
 

@@ -27,7 +27,7 @@ class CircuitNode(Node):
     """
 
     support = constraints.real
-    _logits_of = staticmethod(check.as_log_odds)
+    _conversion = check.LOG_ODDS
     law: Circuit
 
     def __init__(
@@ -95,7 +95,7 @@ class BinaryCircuit(Relaxation):
     """
 
     support = constraints.unit_interval
-    _logits_of = staticmethod(check.as_log_odds)
+    _conversion = check.LOG_ODDS
 
     def __init__(
         self,

@@ -212,6 +212,7 @@ class Relaxation(Variable, Distribution):
     ) -> tuple[Tensor, Tensor]:
         """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
         drawn = self.node.drawn(sample_shape, generator=generator, squashing=self._squashing)
+        assert drawn.node is not None
         slope = self._squashing.log_abs_det_jacobian(drawn.node) if self._is_invertible else 0
         return self._rounded(drawn.value), cast(drawn.score() - slope, self.logits.dtype)
 

@@ -47,7 +47,7 @@ class Sweep:
 
 def train_list(
     recipes: Sequence[Recipe],
-    folder: Path,
+    folder: str | Path,
     *,
     samples: int = 100,
     device: torch.device | str = "cpu",
@@ -63,6 +63,7 @@ def train_list(
     >>> [member.folder.name for member, _ in train_list(recipes, Path(mkdtemp()), samples=1)]
     ['seed=0', 'seed=1']
     """
+    folder = Path(folder)
     if (folder / FILE).exists():
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or DIFFERENT
@@ -83,7 +84,7 @@ def sweep_recipes(**given: Any) -> list[Recipe]:
 
 def sweep(
     recipes: Sequence[Recipe],
-    folder: Path,
+    folder: str | Path,
     *,
     samples: int = 100,
     device: torch.device | str = "cpu",
@@ -106,6 +107,7 @@ def sweep(
             raise ValueError(f"{name} must have one value, as one member is selected, got {','.join(values)!r}")
     if recipes[0].train_on != "train":
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
+    folder = Path(folder)
     how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
     found = _train(recipes, folder, keys=NAME_KEYS, split="valid", **how)
     result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)

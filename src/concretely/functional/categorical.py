@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Size, Tensor
 
-from ..kernel.operator import operator, row_sums
+from ..kernel.layout import row_sums
+from ..kernel.operator import operator
 from ..kernel.tile import fits
 from .arithmetic import to_float64
 from .hypercube import category_of, corners

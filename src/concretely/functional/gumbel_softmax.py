@@ -5,17 +5,22 @@ temperature is its Concrete relaxation. See [maddison2017concrete] and [jang2017
 """
 
 import math
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
+from ..kernel.operator import is_enabled
+from ..kernel.tile import fits
 from . import exp_concrete
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .draw import draw_node, is_recorded
 from .log_simplex import one_hot_argmax, perturb
-from .noise import Keys, Source, few_exponential, gumbel
+from .noise import Keys, Source, few_exponential, gumbel, numbers_of
 from .squashing import Argmax, Exponential
 
 FEW = 1024
@@ -35,15 +40,18 @@ def draw(
     """
     is_float = isinstance(temperature, float) and temperature > 0
     if is_float and logits.numel() <= FEW and _is_on_cpu(logits) and not isinstance(generator, Keys):
-        noise, cold = few_exponential(logits, generator).log_(), 1 / temperature
+        noise, cold = few_exponential(logits, generator).log_(), float(1 / temperature)
         # torch.add scales the logits and adds the noise in one operation
         total = logits - noise if cold == 1 else torch.add(noise.mul_(-cold), logits, alpha=cold)
         soft = total.softmax(-1)
         return straight_through(soft) if hard else soft
+    if is_float and not isinstance(generator, Keys) and _runs_kernel(logits):
+        drawn: tuple[Tensor, Tensor] = _Kernel.apply(logits, temperature, hard, generator)  # type: ignore[no-untyped-call]
+        return drawn[0]
     if logits.is_cuda and is_float:
         squashing = Argmax() if hard else Exponential()
-        drawn = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
-        return cast(drawn.value, logits.dtype)
+        own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
+        return cast(own.value, logits.dtype)
     if not is_float or not is_recorded(logits):
         noise = gumbel(logits.shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
         return cast(push(logits, temperature, noise, hard=hard), logits.dtype)
@@ -54,6 +62,13 @@ def draw(
 def _is_on_cpu(logits: Tensor) -> bool:
     """Return whether operations on logits run now, on the CPU and in their own dtype."""
     return logits.is_cpu and logits.dtype.itemsize > 2 and not torch.compiler.is_compiling()
+
+
+def _runs_kernel(logits: Tensor) -> bool:
+    """Return whether the kernel `gumbel_softmax` can draw now. It cannot be captured."""
+    if not is_enabled("gumbel_softmax", logits) or not is_recorded(logits) or logits.dtype == torch.float64:
+        return False
+    return fits(logits.numel(), logits.shape[-1]) and not torch.cuda.is_current_stream_capturing()
 
 
 def straight_through(soft: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
@@ -102,3 +117,33 @@ class _Soft(torch.autograd.Function):
         weighted = by[0] * soft
         by_logits = (weighted - soft * weighted.sum(-1, keepdim=True)) / ctx.temperature
         return cast(by_logits, ctx.dtype), None, None
+
+
+class _Kernel(torch.autograd.Function):
+    """The draw and its relaxed value by a kernel, as one autograd node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, temperature: float, hard: bool, generator: Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        state, soft = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=hard)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(soft)
+        return state, soft
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [each for each in by if each is not None]
+        if not given:
+            return None, None, None, None
+        (soft,), total = ctx.saved_tensors, sum(given[1:], given[0])
+        if torch.is_grad_enabled():
+            weighted = total * soft
+            return (weighted - soft * weighted.sum(-1, keepdim=True)) / ctx.temperature, None, None, None
+        return _kernel().pull(total, soft, ctx.temperature), None, None, None
+
+
+@cache
+def _kernel() -> ModuleType:
+    return import_module("concretely.kernel.gumbel_softmax")

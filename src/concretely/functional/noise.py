@@ -44,6 +44,13 @@ class Keys:
 Source = Generator | Keys
 
 
+def require_source(source: object) -> None:
+    """Raise unless a generator is one, or None."""
+    if source is not None and not isinstance(source, Source):
+        found = type(source).__name__
+        raise TypeError(f"generator must be a torch.Generator, such as torch.Generator().manual_seed(0), got {found}")
+
+
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
     """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
@@ -137,7 +144,21 @@ def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
 
 def random_words(count: int, *, device: Device, generator: Generator | None) -> Int64[Tensor, " count"]:
     """Draw 64-bit integers, each with the same probability."""
+    require_source(generator)
     return torch.randint(-(2**63), 2**63 - 1, (count,), device=device, generator=generator)
+
+
+def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
+    """Return a key for one draw on a GPU as two numbers of 64 bits, without work on the GPU.
+
+    They are the seed and the offset of a generator, which moves on. A CUDA graph that is being captured would replay
+    the same key: use `key_of` there.
+    """
+    generator = torch.cuda.default_generators[device.index] if source is None else source
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + 4)  # torch counts in fours
+    # the highest bits keep the key apart from those of torch's own draws
+    return (seed ^ seed >> 62) & (2**62 - 1) | 2**62, offset | 2**62
 
 
 def _fractions(

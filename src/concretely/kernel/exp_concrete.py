@@ -15,8 +15,8 @@ from torch import Tensor
 
 from . import category as nary
 from .launch import Launched
+from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import LARGEST_BELOW_ONE, NATIVE, SMALLEST, exp, log, precise_log, reciprocal, whole_difference
-from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, normal, quarter, words_beside
 from .row import point_of
 from .tile import draw_tile, score_tile, unit_tile

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from . import row as binary
 from .launch import Launched
+from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import LARGEST_BELOW_ONE, SMALLEST, difference, exp, log, reciprocal, sigmoid, tanh_half, times
-from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, logistic, words_beside
 
 

@@ -120,12 +120,13 @@ def _positive(tau: Any) -> Temperature:
         if not tau.is_cuda and bool_or_none(((tau >= 0) & (tau < math.inf)).all()) is False:
             raise ValueError(f"tau must be positive, or 0 for one-hot draws, got {tau.min().item():.9g}")
         return tau
-    if isinstance(tau, bool) or not isinstance(tau, (Real, torch.SymFloat)):
+    if isinstance(tau, bool | Tensor) or not isinstance(tau, (Real, torch.SymFloat)):
         found = tau.dtype if isinstance(tau, Tensor) else type(tau).__name__
         raise TypeError(f"tau must be a number or a floating tensor, got {found}")
-    if not 0 <= tau < math.inf:
-        raise ValueError(f"tau must be positive, or 0 for one-hot draws, got {tau:.9g}")
-    return tau if isinstance(tau, torch.SymFloat) else float(tau)
+    number: Any = tau if isinstance(tau, torch.SymFloat) else float(tau)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"tau must be positive, or 0 for one-hot draws, got {number:.9g}")
+    return number  # type: ignore[no-any-return]
 
 
 def _explain(logits: Tensor) -> None:

@@ -12,7 +12,7 @@ from ..distribution.variable import DiscreteVariable
 from ..functional.bound import average, bound
 from ..functional.noise import Source
 from ..graph.mode import Discrete, MissingNodeError, Mode, Replay
-from ..graph.program import Program, variables
+from ..graph.program import Program, signature, variables
 from ..graph.run import run
 from ..graph.trace import Trace
 
@@ -52,9 +52,7 @@ class Model(nn.Module):
         batch_dims: int = 1,
     ) -> Any:
         """Estimate the objective, as `estimate` does. Wrappers such as `DistributedDataParallel` call this method."""
-        require_estimator(estimator)
-        if objective is None:
-            objective = average if getattr(estimator, "averages", False) else bound
+        objective = checked_objective(estimator, objective, samples=samples, default=bound)
         return estimator(
             self, *inputs, samples=samples, objective=objective, generator=generator, batch_dims=batch_dims
         )
@@ -113,7 +111,7 @@ class Model(nn.Module):
         of the inputs get separate axes for samples and data points.
         """
         try:
-            inspect.signature(self.p if isinstance(self.p, _Function) else self.p.forward).bind(None, *inputs)
+            signature(self.p).bind(None, *inputs)
         except TypeError as error:
             raise TypeError(
                 f"p must have a default, such as None, for inputs that are not the context: {error}"
@@ -122,13 +120,30 @@ class Model(nn.Module):
         return tree_map(trace.rows.unfolded, trace.output)
 
 
-def require_estimator(estimator: Any) -> None:
-    """Raise unless an estimator can be called; a class must be called first."""
+def checked_objective(
+    estimator: Any,
+    objective: Callable[[Tensor], Tensor] | None,
+    *,
+    samples: int,
+    default: Callable[[Tensor], Tensor],
+) -> Callable[[Tensor], Tensor]:
+    """Check the arguments of an estimate, and return its objective: by default `average` if the estimator needs it."""
     if isinstance(estimator, type) or not callable(estimator):
         found = type(estimator).__name__
         if isinstance(estimator, type):
             found = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
         raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a positive whole number, got {samples!r}")
+    if objective is not None and not callable(objective):
+        raise TypeError(f"objective must be a function, such as concretely.bound, got {type(objective).__name__}")
+    if not getattr(estimator, "averages", False):
+        return default if objective is None else objective
+    if objective not in (None, average):
+        raise ValueError(
+            f"objective must be `average` for {type(estimator).__name__}, or be omitted, got another function"
+        )
+    return average
 
 
 class _Function(nn.Module):

@@ -332,6 +332,8 @@ _TEMPERATURES = {"temperature", "prior_temperature"}
 def _read(name: str, value: Any) -> Any:
     """Convert a value, from text, TOML or Python, to the type of its key."""
     if name in _TEXTS:
+        if name == "data" and isinstance(value, Path):
+            return str(value)
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")
         if any("\ud800" <= character <= "\udfff" for character in value):
