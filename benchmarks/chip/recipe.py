@@ -139,7 +139,7 @@ class Run:
         self.case, self.recipe, self.seconds = case, recipe, 0.0
         self.first = min(FIRST, recipe.steps)
         self.matmul_precision = case.matmul_precision or torch.get_float32_matmul_precision()
-        self.state = TrainState(recipe, data, device=data.train.packed.device)
+        self.state = TrainState.of(recipe, data, device=data.train.packed.device)
         self.engine = Engine([self.state])
         horizon = HORIZON * recipe.steps
         self._stretch = max(1, round(horizon / OFTEN)) if case.averages else recipe.steps

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from .notation import *
     from .objective import *
     from .schedule import *
+    from .training.callback import CSVLog, ProgressBar, TensorBoard
+    from .training.fit import FittedRun, fit
     from .training.folder import load
     from .training.recipe import Recipe
 
@@ -29,6 +31,7 @@ __all__ = [
     "Bernoulli",
     "BinaryCircuit",
     "BinaryConcrete",
+    "CSVLog",
     "CircuitNode",
     "Concrete",
     "Draw",
@@ -38,6 +41,7 @@ __all__ = [
     "Exact",
     "ExpConcrete",
     "ExpLogisticNormal",
+    "FittedRun",
     "GradientStudy",
     "Gumbel",
     "GumbelSoftmax",
@@ -50,17 +54,21 @@ __all__ = [
     "Model",
     "OneHotCategorical",
     "Pathwise",
+    "ProgressBar",
     "Recipe",
     "Reinforce",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
+    "TensorBoard",
     "Trace",
+    "Warmup",
     "average",
     "bound",
     "density",
     "estimate",
     "evaluate",
     "exact_log_likelihood",
+    "fit",
     "gradient_study",
     "gumbel_sigmoid",
     "gumbel_softmax",
@@ -89,7 +97,17 @@ _ROOMS = (
 )
 
 
-_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.folder", "load_data": ".data", "report": ".report"}
+_ELSEWHERE = {
+    "CSVLog": ".training.callback",
+    "FittedRun": ".training.fit",
+    "ProgressBar": ".training.callback",
+    "Recipe": ".training.recipe",
+    "TensorBoard": ".training.callback",
+    "fit": ".training.fit",
+    "load": ".training.folder",
+    "load_data": ".data",
+    "report": ".report",
+}
 """The modules of the public names that are in none of `_ROOMS`."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from .option import EXAMPLE_RUN, DataPath, Device, RunFolder, option, restore_run, select_device
-from .terminal import require, save
+from .terminal import report_errors, require, save
 
 EXAMPLE = f"Example: concretely sample {EXAMPLE_RUN}"
 
@@ -34,11 +34,14 @@ def sample(
 
     from ..experiment.picture import sample_picture
     from ..report.image import draw_picture
+    from ..training.own_recipe import OwnRecipe
+    from ..training.paper import paper_recipe
     from ..training.rng import Purpose, generator_of
 
     past, model, data = restore_run(run, device=device, data=data_path)
-    if past.recipe.architecture.context is not None:
+    if not isinstance(past.recipe, OwnRecipe) and paper_recipe(past.recipe).architecture.context is not None:
         require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)
-    picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
+    with report_errors():
+        picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
     save(draw_picture(picture), out / run.resolve().name)

@@ -53,8 +53,13 @@ def load(path: Path, *, width: int | None, rule: Rule) -> Dataset:
     return Dataset(str(path), **splits, source=f"{str(path)!r}, {meaning}{held_out}.")
 
 
-def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] = ()) -> Arrays:
-    """Read arrays from a file, without unpickling."""
+def read_all(path: Path) -> Arrays:
+    """Read all arrays of a file, without unpickling."""
+    return read(path, (), optional=None)
+
+
+def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] | None = ()) -> Arrays:
+    """Read arrays from a file, without unpickling. If `optional` is None, read all."""
     try:
         stream = path.open("rb")
     except FileNotFoundError as error:
@@ -72,7 +77,8 @@ def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] = ()) 
             if name not in file:
                 found = ", ".join(map(repr, file)) or "nothing"
                 raise ValueError(f"{str(path)!r} must have an array {name!r}, got {found}")
-        return {name: _read(path, name, file) for name in (*names, *optional) if name in file}
+        wanted = file.files if optional is None else (*names, *optional)
+        return {name: _read(path, name, file) for name in wanted if name in file}
 
 
 def stored(path: Path, names: tuple[str, ...], *, columns: int) -> Arrays:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..file import write_text
-from ..training.recipe import Recipe
+from ..training.own_recipe import RunRecipe
 
 FILE = "record.json"
 """The file name of a record in the folder of its run."""
@@ -52,9 +52,23 @@ def require_record(found: Any, path: Path) -> None:
             raise ValueError(f"{name} of a record must be a metric, got {metric!r} in {path}")
 
 
-def recipe_settings(recipe: Recipe) -> dict[str, Any]:
+def recipe_settings(recipe: RunRecipe) -> dict[str, Any]:
     """Return a recipe as a record stores it: the data by name, without their path."""
     return {**recipe.settings, "data": Path(recipe.data).name}
+
+
+def model_title(settings: Mapping[str, Any]) -> str:
+    """Return the name of a model from the settings of a record.
+
+    >>> model_title({"notation": "2H-6V"}), model_title({"model": "package.module:build", "arguments": {"width": 9}})
+    ('2H-6V', 'module.build(width=9)')
+    """
+    if "notation" in settings:
+        return str(settings["notation"])
+    module, _, function = str(settings.get("model", "")).rpartition(":")
+    given = ", ".join(f"{name}={value}" for name, value in settings.get("arguments", {}).items())
+    place = module.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
+    return f"{place}.{function}({given})" if function else "a model"
 
 
 def merge_metrics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,9 +103,19 @@ def is_corrected(metric: Mapping[str, Any]) -> bool:
 
 
 def validation_nll(record: Mapping[str, Any] | None) -> float:
-    """Return the NLL of the validation set, by which runs are selected, or infinity if it is unknown."""
-    value = None if record is None else record["metrics"].get("valid_nll", {}).get("value")
+    """Return the score of the validation set, by which runs are selected, or infinity if it is unknown."""
+    metrics = {} if record is None else record["metrics"]
+    value = metrics.get(score_key(metrics, "valid"), {}).get("value")
     return math.inf if value is None else value
+
+
+def score_key(metrics: Mapping[str, Any], split: str) -> str:
+    """Return the name of the score of a split: that of the NLL or, for a program, of the cost.
+
+    >>> score_key({"test_cost": {}}, "test"), score_key({}, "valid")
+    ('test_cost', 'valid_nll')
+    """
+    return f"{split}_cost" if f"{split}_cost" in metrics else f"{split}_nll"
 
 
 def format_value(value: float | None, error: float | None) -> str:

@@ -152,8 +152,8 @@ def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     """Return the temperature as a kernel expects it: one number per member."""
     if isinstance(temperature, Tensor):
         return temperature.to(like.device, torch.float64).reshape(1)
-    capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-    if is_plain((like,)) and not torch.is_inference_mode_enabled() and not capturing:
+    is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # asked first, as a compiler cannot go on
+    if is_kept and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _constant(temperature, like.device)
     return torch.full((1,), temperature, dtype=torch.float64, device=like.device)
 

@@ -29,9 +29,12 @@ class Keys:
     True
     """
 
-    def __init__(self, keys: Int64[Tensor, "draws 2"]) -> None:
+    def __init__(self, keys: Int64[Tensor, "draws 2"], *, seeds_torch: bool = True) -> None:
         self._keys = keys
         self.used = 0
+        self.seeds_torch = seeds_torch
+        """Whether distributions of torch use a key each. If False, they draw from torch's global generators, which the
+        caller has seeded; then nothing waits for the device."""
 
     def next(self) -> Int64[Tensor, "1 2"]:
         """Return the key of the next draw."""
@@ -54,7 +57,7 @@ def require_source(source: object) -> None:
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
     """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
-    if source is None:
+    if source is None or (isinstance(source, Keys) and not source.seeds_torch):
         yield
         return
     if torch.compiler.is_compiling():

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple
 from rich import box
 from rich.table import Table
 
-from ..experiment.grid import differing_keys, format_setting
+from ..experiment.grid import differing_keys, flat, format_setting
 from ..experiment.paper import SPLITS, CellResult
-from ..experiment.record import format_metric, is_corrected, validation_nll
+from ..experiment.record import format_metric, is_corrected, model_title, score_key, validation_nll
 from ..spelling import format_difference, format_number
 from ..training.recipe import Member
 
@@ -109,11 +109,11 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
     for header in (*keys, "NLL", "steps", "seconds", ""):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
     for index, (member, record) in enumerate(ranked):
-        values = [format_setting(member.recipe.settings.get(name)) for name in keys]
+        values = [format_setting(flat(member.recipe).get(name)) for name in keys]
         best = "best" if index == 0 and math.isfinite(validation_nll(record)) else ""
         cells = ("diverged", MISSING, MISSING)
         if record is not None:
-            nll = format_metric(record["metrics"]["valid_nll"])
+            nll = format_metric(record["metrics"][score_key(record["metrics"], "valid")])
             cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
         table.add_row(*values, *cells, best, style="bold" if best else "")
     return table
@@ -121,7 +121,8 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
 
 def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> Table:
     """Return a table of NLLs of records on a split, below those of the baselines, optionally with names of the runs."""
-    heads = ("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", *(["member"] if names else []))
+    score = "cost" if any(f"{split}_cost" in record["metrics"] for record in records) else "NLL"
+    heads = ("model", "data", "trained by", "m", f"{split} {score}", "samples", "time", *(["member"] if names else []))
     table = Table(*heads, box=None, header_style="bold")
     baselines = dict[tuple[str, float], str]()
     for record in records:
@@ -130,9 +131,10 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     for (data, _), nll in baselines.items():
         table.add_row("independent pixels", data, "", "", nll)
     for index, record in enumerate(records):
-        recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
+        recipe, scored = record["recipe"], record["metrics"][score_key(record["metrics"], split)]
         table.add_row(
-            *(str(recipe[key]) for key in ("notation", "data", "estimator", "samples")),
+            model_title(recipe),
+            *(str(recipe[key]) for key in ("data", "estimator", "samples")),
             format_metric(scored),
             f"{scored['samples']:,}" + (f" for {scored['full_points']:,} points" if is_corrected(scored) else ""),
             f"{record['seconds']:.0f} s",
@@ -152,12 +154,13 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     """
 
     def nll(record: Mapping[str, Any]) -> float:
-        return float(record["metrics"][f"{split}_nll"]["value"])
+        return float(record["metrics"][score_key(record["metrics"], split)]["value"])
 
     best, second, *_ = sorted(records, key=nll)
-    recipe, scored = best["recipe"], best["metrics"][f"{split}_nll"]
-    named = f"best: {recipe['notation']}, {recipe['estimator']}, m = {recipe['samples']}"
-    sentence = f"{named}, {split} NLL {format_metric(scored)}"
+    key = score_key(best["metrics"], split)
+    recipe, scored, score = best["recipe"], best["metrics"][key], "cost" if key.endswith("cost") else "NLL"
+    named = f"best: {model_title(recipe)}, {recipe['estimator']}, m = {recipe['samples']}"
+    sentence = f"{named}, {split} {score} {format_metric(scored)}"
     pixels = best["metrics"].get(f"{split}_factorised_nll")
     baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"

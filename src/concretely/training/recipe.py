@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..notation import Architecture, parse
 from ..schedule import Annealing
@@ -83,6 +83,9 @@ class Recipe:
     >>> recipe.samples, recipe.lr, recipe.temperature
     (5, 0.0001, None)
     """
+
+    flexible: ClassVar[frozenset[str]] = frozenset({"steps"})
+    """The keys that may change when a run is resumed."""
 
     notation: str
     """The model in the paper's notation."""
@@ -181,7 +184,8 @@ class Recipe:
 class Member(NamedTuple):
     """One of the runs that are trained together."""
 
-    recipe: Recipe
+    recipe: Any
+    """A `Recipe`, or an `OwnRecipe`."""
     folder: Path
 
 
@@ -209,6 +213,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"recipe must be {known}, or a file that can be read, got {str(path)!r}: {why}") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
+    if "model" in given:  # of a model of one's own, which is checked where it is resolved
+        return given
     try:
         _require_known(given)
         _sections(given)
@@ -369,9 +375,8 @@ def _plain(value: Any) -> Any:
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in _KEYS:
-            raise ValueError(f"unknown key {name!r}{did_you_mean(name, _KEYS)}")
+    for name in (name for name in given if name not in _KEYS):
+        raise ValueError(f"unknown key {name!r}{did_you_mean(name, _KEYS)}")
 
 
 def _require_possible(name: str, value: Any) -> None:
