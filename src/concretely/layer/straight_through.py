@@ -38,6 +38,7 @@ def straight_through(
 
     As in `gumbel_softmax`, noise is always added: use `logits.argmax(-1)` for a deterministic choice.
 
+    >>> import torch
     >>> gate = straight_through(torch.zeros(2, 3, requires_grad=True), "reinmax")
     >>> gate.sum(-1).tolist(), gate.requires_grad
     ([1.0, 1.0], True)
