@@ -154,7 +154,7 @@ def test_modules_and_weights_that_are_used_twice_are_stacked_and_restored() -> N
 
 
 def test_a_parameter_outside_of_modules_cannot_be_stacked() -> None:
-    found = states(lambda: c.model.base.as_module("program", build_loose()), seeds=2)  # type: ignore[attr-defined]
+    found = states(lambda: c.model.model.as_module("program", build_loose()), seeds=2)  # type: ignore[attr-defined]
     assert found[0].task.stacks == "never"
     assert states(seeds=1)[0].task.stacks == "several"
 
@@ -226,6 +226,8 @@ def test_batches_of_one_shape_are_one_captured_program(monkeypatch: pytest.Monke
     monkeypatch.setattr(stepping, "Captured", Fake)
     Fake.made.clear()
     (state,) = states(data=[bits()[:13], bits()[13:26], bits()[26:30]], seeds=1)
-    Engine([state]).advance(30)
+    engine = Engine([state])
+    engine._programs[0]._stream = object()  # as on a GPU
+    engine.advance(30)
     # with and without the monitor, for batches of 13 and of 4 points
     assert sorted(work.calls for work in Fake.made) == [1, 2, 9, 18]

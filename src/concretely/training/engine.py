@@ -18,18 +18,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
+from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
-from ..noise import Keys
 from .capture import Captured
 from .feed import Inputs
-from .optimizer import ParameterState, StepLog, guard_
+from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
 from .rng import Purpose, seed_torch, torch_generators
 from .step_table import StepTable
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import TorchUpdate
-from .update import OwnUpdate, Update
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -184,7 +183,8 @@ class _Program:
             seed_torch(self._task.recipe.seed, step, self._runs[0].device)
         work = gap, self._table.prepare(step)
         if work not in self._works:
-            self._works[work] = Captured(partial(self._step, gap=gap), self._stream, note=self._note)
+            take = partial(self._step, gap=gap)
+            self._works[work] = take if self._stream is None else Captured(take, self._stream, note=self._note)
         try:
             self._works[work]()
         except ValueError:  # distributions refuse what is not finite
