@@ -152,11 +152,14 @@ def load_data(recipe: "RunRecipe", path: str | None = None, *, resumed: bool = F
 def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tuple["Run", Any, Any]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
     from ..training.folder import require_same, restored
+    from ..training.own_method import is_named
+    from ..training.own_recipe import OwnRecipe
 
     with report_errors():
         run, model, damaged = restored(folder, device=device)
         found = load_data(run.recipe, data, resumed=True)
-        require_same(run, found.digest, found.name)
+        if not isinstance(run.recipe, OwnRecipe) or is_named(run.recipe):
+            require_same(run, found.digest, found.name)
     for sentence in damaged:
         remark(f"{sentence}; using the one of step {run.step:,}")
     if not run.finished:
