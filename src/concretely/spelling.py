@@ -1,9 +1,12 @@
-"""Suggestions for misspelt names, and parsing and formatting of numbers."""
+"""Suggestions for misspelt names, parsing and formatting of numbers, and what numbers mean in words."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from fractions import Fraction
+
+LOOSE = 10
+"""The mean effective sample size below which an estimated likelihood counts as loose."""
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -62,3 +65,18 @@ def format_difference(value: float) -> str:
     '−1.23'
     """
     return f"{value:+z.2f}".replace("-", "−")
+
+
+def is_loose(effective_sample_size: float | None) -> bool:
+    """Return whether a likelihood is loose, given its mean effective sample size; False if that is unknown."""
+    return effective_sample_size is not None and effective_sample_size < LOOSE
+
+
+def explain_loose(effective_sample_size: float | None) -> str:
+    """Return a sentence about a likelihood if it is loose, else nothing.
+
+    >>> explain_loose(3.2), explain_loose(10)
+    ('The NLL would fall with more samples: the mean effective sample size is below 10.', '')
+    """
+    sentence = f"The NLL would fall with more samples: the mean effective sample size is below {LOOSE}."
+    return sentence if is_loose(effective_sample_size) else ""

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from ..experiment.picture import Picture
 from ..experiment.record import format_metric, format_value, is_corrected, model_title
 from ..file import atomic_write, write_text
+from ..spelling import explain_loose
 from ..training.own_recipe import OwnRecipe
 from ..training.run import Run
 from .curve import Row, draw_curve
@@ -123,7 +124,7 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     if "samples" in metric:
         some = f" for {metric['thorough']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
-        meaning.append(f"Estimated from {samples}.")
+        meaning += [f"Estimated from {samples}.", explain_loose(metric.get("effective_sample_size"))]
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     about = {"text": format_metric(metric), "meaning": " ".join(filter(None, meaning))}
     return {"name": title, "value": metric.get("value"), **about}

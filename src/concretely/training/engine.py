@@ -261,7 +261,7 @@ class _Program:
 
     def _norm(self, gradients: dict[str, Tensor]) -> Float[Tensor, " members"]:
         """Return the norm of the gradient of every member."""
-        each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
+        each = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients.values()]
         norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(self._ones.dtype) for one in each]), dim=0)
         return norm
 

@@ -159,7 +159,8 @@ def _use(trace: Trace, name: str) -> dict[str, Tensor]:
         event = len(outcome.distribution.event_shape)
         spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
         found["active"] = (spread > ACTIVE).sum()
-    if isinstance(outcome.distribution, DiscreteVariable) and rows.folded.numel() > 1:
+    depends = mean is None or not rows.have_any(mean.shape) or bool_or_none((mean == mean[:1]).all()) is not True
+    if isinstance(outcome.distribution, DiscreteVariable) and rows.folded.numel() > 1 and depends:
         value = outcome.seen.flatten(0, len(rows.folded) - 1)
         same = (value == value[:1]).all(0)
         event = len(outcome.distribution.event_shape)
