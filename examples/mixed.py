@@ -51,6 +51,7 @@ def build() -> c.Model:
 
 
 def main(steps: int = 3000) -> dict[str, float]:
+    torch.manual_seed(0)
     data = c.load_data("digits")
     train, valid, test = (part[:].float() for part in (data.train, data.valid, data.test))
     rate = train.mean(0).clamp(1e-3, 1 - 1e-3)

@@ -71,6 +71,7 @@ def true_model() -> Generative:
 
 
 def main(steps: int = 600) -> dict[str, float]:
+    torch.manual_seed(0)
     truth = true_model()
     noise = torch.Generator().manual_seed(0)
     train, test = (c.run(truth, mode=c.mode.Discrete(), samples=m, generator=noise).output for m in (5000, 1000))
