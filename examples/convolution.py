@@ -1,7 +1,7 @@
 """A VAE with convolutions and ten 8-way codes, trained on digits by `fit` with two estimators.
 
-The programs p and q are ordinary modules for batches of pictures. They do not depend on whether the codes are relaxed or
-discrete, or on the number of samples: a draw of m samples turns a batch of B rows into one of m·B rows. Run it with
+The programs p and q are ordinary modules for batches of pictures. They do not depend on whether the codes are relaxed
+or discrete, or on the number of samples: a draw of m samples turns a batch of B rows into one of m·B rows. Run it with
 `python examples/convolution.py`.
 """
 
@@ -62,7 +62,7 @@ def main(steps: int = 1200) -> dict[str, float]:
     train, valid, test = (part[:].float().view(-1, 1, 8, 8) for part in (data.train, data.valid, data.test))
     rate = train.mean(0).clamp(1e-3, 1 - 1e-3)
     found = {"independent pixels": -c.Bernoulli(probs=rate).log_prob(test).flatten(1).sum(-1).mean().item()}
-    warm_up = c.Warmup(steps // 3)
+    warm_up = c.Warmup(max(1, steps // 3))
     for name, estimator, samples in (("RLOO", c.RLOO(), 4), ("Pathwise", c.Pathwise(), 1)):
         how = {"estimator": estimator, "samples": samples, "beta": warm_up, "valid": valid, "every": 250}
         run = c.fit(build, train, steps=steps, lr=3e-3, **how)

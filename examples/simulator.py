@@ -1,7 +1,7 @@
 """A black-box cost: a simulator in NumPy prices the reorder levels of a shop, and `c.RLOO` learns which to choose.
 
-The simulator returns numbers without gradients. Every row of the batch draws its own levels. There are 1,296 choices, so
-the best is known by trying all. Run it with `python examples/simulator.py`.
+The simulator returns numbers without gradients. Every row of the batch draws its own levels. There are 1,296 choices,
+so the best is known by trying all. Run it with `python examples/simulator.py`.
 """
 
 import itertools
