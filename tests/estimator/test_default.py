@@ -10,6 +10,7 @@ from torch.distributions import Normal, StudentT
 
 import concretely as c
 from concretely.temperature import ANALYTIC, MEASURED, PAPER, PAPER_PRIOR, TEMPERATURES, ByStates
+from concretely.training.own_method import estimator_from_text
 from concretely.training.recipe import resolve
 from tests.cases import MASSES, Case
 
@@ -89,6 +90,12 @@ def test_a_recipe_has_the_temperatures_of_the_estimator(states: int) -> None:
     recipe = resolve(notation=f"12H:{states}~6V" if states > 2 else "12H~6V")
     assert recipe.temperature == PAPER(states)
     assert recipe.prior_temperature == PAPER_PRIOR(states)
+
+
+def test_a_model_of_ones_own_is_trained_by_the_default() -> None:
+    run = c.fit(c.density("2H-3V"), X, steps=1, batch=2)
+    assert estimator_from_text(run.recipe.estimator) == c.Pathwise() == estimator_from_text("concrete")
+    assert estimator_from_text("concrete", temperature="1/2") == c.Pathwise(0.5)
 
 
 @pytest.mark.parametrize("table", [PAPER, PAPER_PRIOR, MEASURED])

@@ -176,8 +176,8 @@ def loose_summary(records: Sequence[Mapping[str, Any]], split: str, names: Seque
     >>> loose_summary([record], "test", ["mine"])
     'the NLL of mine would fall with more samples: the mean effective sample size is below 10'
     """
-    found = [record["metrics"][f"{split}_nll"].get("effective_sample_size") for record in records]
-    loose = [name for name, effective in zip(names, found, strict=True) if is_loose(effective)]
+    scores = [record["metrics"][score_key(record["metrics"], split)] for record in records]
+    loose = [name for name, score in zip(names, scores, strict=True) if is_loose(score.get("effective_sample_size"))]
     why = f"would fall with more samples: the mean effective sample size is below {LOOSE}"
     return f"the NLL of {' and '.join(loose)} {why}" if loose else ""
 
