@@ -65,7 +65,7 @@ LINKED = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
-    *sorted(ROOT.glob("docs/*.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
 
