@@ -295,7 +295,7 @@ def test_recipes_are_those_of_the_record(name: str) -> None:
     falls = " to 0" if settings["lr_schedule"] == "linear" else ""
     assert cells(TITLES.get(name, name), text) == [
         f"{settings['optimizer'].capitalize()}, {settings['batch']:,}, {settings['lr']:.2g}{falls}",
-        PRODUCTS[case["products"]],
+        PRODUCTS[case["matmul_precision"]],
         f"{case['step']:,}" + " of 10⁷" * (name == "paper"),
         f"{case['seconds']:.1f}",
         f"{test['nll']:.2f} ± {test['standard_error']:.2f}",

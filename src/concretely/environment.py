@@ -9,6 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
+"""The precisions of matrix products, and torch's names for them."""
+
 PACKAGES = ("concretely", "torch", "numpy")
 """Packages whose versions can change the numbers of a run."""
 
@@ -54,7 +57,7 @@ def device(on: str = "cpu") -> dict[str, Any]:
         import torch  # not at the top, so that records can be read without torch
 
         found["gpu"] = torch.cuda.get_device_name(on)
-        found["float32_products"] = torch.get_float32_matmul_precision()
+        found["matmul_precision"] = torch.get_float32_matmul_precision()
     return found
 
 

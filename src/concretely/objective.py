@@ -17,12 +17,12 @@ from .distribution.check import broadcast_shapes
 from .distribution.variable import DiscreteVariable
 from .functional import bound as functional
 from .functional.bound import average, bound, total
+from .functional.noise import Source
 from .graph.mode import Mode
 from .graph.program import Program
 from .graph.run import run
 from .graph.trace import Trace
-from .model.base import Model
-from .noise import Source
+from .model.model import Model
 
 __all__ = ["average", "bound"]
 

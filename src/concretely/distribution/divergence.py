@@ -11,7 +11,7 @@ from ..functional.arithmetic import bool_or_none, cast, to_float64
 from ..functional.categorical import expectation
 from ..functional.circuit import NormalNoise
 from ..functional.integral import mean_log_sum, mean_soft_size
-from ..noise import Source
+from ..functional.noise import Source
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
 from .concrete import Concrete, LogisticNormal, OneHotCategorical

@@ -1,8 +1,4 @@
-"""The record of a run, `record.json`: its recipe, metrics and environment. Nothing in it identifies a user or a host.
-
-Some keys of the file differ from the names in the code: `thorough` is `full_points`, and `made` is the environment in
-which a score was computed.
-"""
+"""The record of a run, `record.json`: its recipe, metrics and environment, and nothing that identifies a user."""
 
 import json
 import math
@@ -20,7 +16,7 @@ KEYS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """The keys that every record has."""
 TABLES = ("recipe", "versions", "device", "metrics")
 """The keys whose values are JSON objects."""
-COUNTS = ("samples", "points", "thorough")
+COUNTS = ("samples", "points", "full_points")
 """The integers of a metric."""
 
 
@@ -86,13 +82,13 @@ def merge_metrics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
 
 def precision(metric: Mapping[str, Any]) -> tuple[int, int]:
     """Return a sort key for precision: the number of samples, then that of the data points scored with all of them."""
-    return metric.get("samples", 0), metric.get("thorough", metric.get("points", 0))
+    return metric.get("samples", 0), metric.get("full_points", metric.get("points", 0))
 
 
 def is_sufficient(metric: Mapping[str, Any], *, samples: int, full_points: int | None = None) -> bool:
     """Return whether a likelihood is at least as precise as requested. By default all data points need all samples.
 
-    >>> some = {"samples": 1_000, "points": 250, "thorough": 50}
+    >>> some = {"samples": 1_000, "points": 250, "full_points": 50}
     >>> [is_sufficient(some, samples=1_000, full_points=number) for number in (50, 51, None)]
     [True, False, False]
     """
@@ -103,7 +99,7 @@ def is_sufficient(metric: Mapping[str, Any], *, samples: int, full_points: int |
 def is_corrected(metric: Mapping[str, Any]) -> bool:
     """Return whether only some data points were scored with all samples, and the others were corrected."""
     points = metric.get("points", 0)
-    return bool(metric.get("thorough", points) < points)
+    return bool(metric.get("full_points", points) < points)
 
 
 def validation_nll(record: Mapping[str, Any] | None) -> float:

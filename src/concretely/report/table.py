@@ -139,7 +139,7 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
             model_title(recipe),
             *(str(recipe[key]) for key in ("data", "estimator", "samples")),
             format_metric(scored),
-            f"{scored['samples']:,}" + (f" for {scored['thorough']:,} points" if is_corrected(scored) else ""),
+            f"{scored['samples']:,}" + (f" for {scored['full_points']:,} points" if is_corrected(scored) else ""),
             f"{record['seconds']:.0f} s",
             *names[index : index + 1],
         )

@@ -20,9 +20,9 @@ from . import checkpoint
 from .callback import Callbacks
 from .collapse import CollapseWatch
 from .engine import GAP_INTERVAL, Engine
+from .folder import Run, export, require_same, resume, save_checkpoint
 from .own_recipe import RunRecipe
 from .recipe import FILE, Member
-from .run import Run, export, require_same, resume, save_checkpoint
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
 from .trial import examine

@@ -13,10 +13,10 @@ from ..distribution.variable import DiscreteVariable
 from ..estimator import Estimate, Estimator, Reinforce
 from ..estimator.base import default_objective
 from ..functional.arithmetic import compute_dtype
+from ..functional.noise import Keys
 from ..graph.program import eval_mode
 from ..graph.trace import Trace
 from ..model import Model
-from ..noise import Keys
 from ..objective import Objective
 from .feed import Inputs
 from .task import Controls, MemberLoss

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..estimator import Estimator
-from ..noise import Keys
+from ..functional.noise import Keys
 from ..schedule import Schedule, at_step
 from .feed import Feed
 from .own_recipe import RunRecipe

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..estimator import Estimator
+from ..functional.noise import Keys
 from ..graph.program import eval_mode
-from ..noise import Keys
 from ..schedule import at_step
 from .engine import State, path_of
 from .own_method import own_task_of

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..data import load_data
 from ..file import atomic_write
-from ..model.base import Function
+from ..model.model import Function
 from . import checkpoint
 from .own_method import own_data, own_model
 from .own_recipe import OwnRecipe, RunRecipe
