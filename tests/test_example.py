@@ -69,6 +69,11 @@ def test_all_examples_that_need_no_other_library_are_recorded() -> None:
     assert {*RESULTS} - {*examples.NEEDS} == {*examples.names()} - {*examples.NEEDS}
 
 
+def test_the_time_of_an_example_is_below_that_of_the_list() -> None:
+    assert "takes less than half a minute of one core" in (PAGES.parent / "examples.md").read_text(encoding="utf-8")
+    assert all(result["cpu_seconds"] < 30 for result in RESULTS.values())
+
+
 def test_a_module_for_hugging_face_returns_a_loss_with_gradients_and_is_deterministic_in_evaluation() -> None:
     parts = runpy.run_path(str(examples.FOLDER / "hugging_face.py"))
     model, rows = parts["RoutedClassifier"](), parts["Rows"](32, seed=0)

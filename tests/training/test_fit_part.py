@@ -45,6 +45,19 @@ def test_a_parameter_of_an_estimator_without_axes_is_trained(clip: float | None)
     assert all(row.metrics["gradient_norm"] > 0 for row in run.rows)
 
 
+def test_several_seeds_do_not_share_the_parameters_of_an_estimator() -> None:
+    class OfModel(LearnedTemperature):
+        def __init__(self, target: Any, *inputs: Any) -> None:
+            super().__init__()
+
+    how: dict[str, Any] = {"estimator": OfModel, "lr": 0.1}
+    together = fitted(Gate, (bits(), LABELS), seed=range(2, 4), **how)
+    alone = fitted(Gate, (bits(), LABELS), seed=3, **how)
+    assert [row.bound for row in together[1].rows] == [row.bound for row in alone.rows]
+    with pytest.raises(ValueError, match="estimator must be a class of modules for several seeds"):
+        fitted(Gate, (bits(), LABELS), seed=range(2, 4), estimator=LearnedTemperature())
+
+
 def test_a_choice_that_does_not_depend_on_data_may_become_certain() -> None:
     run = fitted(Policy(), bits(), estimator=c.RLOO(), samples=4, steps=300, lr=0.3)
     assert run.model.logits.argmax(-1).tolist() == [0, 2]
