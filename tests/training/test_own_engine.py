@@ -40,6 +40,18 @@ def states(
     return found
 
 
+class LearnedTemperature(nn.Module):
+    """A program with a parameter without axes, and a node without metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.log = nn.Linear(6, 4), nn.Parameter(torch.zeros(()))
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.OneHotCategorical(logits=self.layer(x)).relax(self.log.exp()))
+        return z.square().sum(-1)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "pathwise": {},
     "rloo": {"options": {"estimator": c.RLOO()}, "samples": 3},
@@ -47,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "vimco": {"options": {"estimator": c.VIMCO()}, "samples": 3},
     "program": {"make": own.Gate, "data": (bits(), LABELS)},
     # not by Adam, which would divide the rounding of gradients that batch norm makes zero by its size
+    "scalar": {"make": lambda: LearnedTemperature(), "clip": 0.5},
     "norm": {"make": lambda: build(norm=True), "options": {"optimizer": torch.optim.SGD}},
     "schedules": {"options": {"temperature": {"code": c.Annealing(2.0, 0.5, 20)}, "beta": c.Warmup(20)}},
     "everything": {

@@ -107,6 +107,8 @@ def train_states(
     starts = [state.dry_run() for state in states]
     environment = describe_environment(str(states[0].device))
     with ExitStack() as stack:
+        for state in states:
+            stack.callback(state.task.feed.close)
         jobs = []
         for state, folder, start in zip(states, folders, starts, strict=True):
             if folder is not None:
