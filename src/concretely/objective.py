@@ -120,9 +120,9 @@ def log_weights(
     """Run a target and return the terms of its log-weights.
 
     The log-weight of a program is minus its cost. The log-weight of a model is log p(x, z) - log q(z | x) or, without
-    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms; see
-    `divergence`. The terms of the latents are multiplied by the model's weight of the KL. `mode` draws the latents, and
-    `prior_mode`, by default the same, scores them under p.
+    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms (see
+    `divergence`). The terms of the latents are multiplied by the model's weight of the KL. `mode` draws the latents,
+    and `prior_mode`, by default the same, scores them under p.
     """
     if not isinstance(target, Model):
         trace = run(target, *inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
