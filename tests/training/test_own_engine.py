@@ -118,6 +118,41 @@ def test_what_vmap_does_not_support_runs_one_by_one() -> None:
         assert one.equal(other)
 
 
+def build_shared() -> c.Model:
+    """A model whose two programs use the same module, and one weight by two modules."""
+    layer, tied = nn.Linear(6, 6), nn.Linear(6, 6)
+    tied.weight = layer.weight
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.tied = layer, tied
+
+    class P(Part):
+        def forward(self, draw: Any, x: Tensor | None = None) -> Tensor:
+            z = draw("z", c.Bernoulli(logits=self.layer.bias))
+            return draw("x", c.Bernoulli(logits=self.tied(z)), observed=x)
+
+    class Q(Part):
+        def forward(self, draw: Any, x: Tensor) -> None:
+            draw("z", c.Bernoulli(logits=self.layer(x)))
+
+    return c.Model(P(), Q())
+
+
+def test_modules_and_weights_that_are_used_twice_are_stacked_and_restored() -> None:
+    data = bits()[:, :6]
+    together, alone = (states(build_shared, data) for _ in range(2))
+    assert why_not_stacked(together) is None
+    Engine(together, stacked=True).advance(5)
+    for one, other in zip(together, alone, strict=True):
+        Engine([other]).advance(5)
+        for name, parameter in other.loss.named_parameters():
+            found = dict(one.loss.named_parameters())[name]
+            assert not torch._C._functorch.is_batchedtensor(found)
+            torch.testing.assert_close(found, parameter, rtol=1e-4, atol=1e-5)
+
+
 def test_a_parameter_outside_of_modules_cannot_be_stacked() -> None:
     found = states(lambda: c.model.base.as_module("program", build_loose()), seeds=2)  # type: ignore[attr-defined]
     assert found[0].task.stacks == "never"

@@ -295,20 +295,34 @@ class _Program:
             found: Tensor = function(own, Keys(keys[:, 0], seeds_torch=seeds), tuple(numbers))
             return found.unsqueeze(0)
 
-        known = {name for name, _ in (*function.named_parameters(), *function.named_buffers())}
-        parameters, others = (
-            {name: each for name, each in part.items() if name in known} for part in (self._leaves, self._constants)
-        )
+        places = _places(function)
+        own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
-        def of_member(parameters: State, others: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
+        def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
             given = inputs, Keys(keys, seeds_torch=seeds), tuple(controls)
-            loss: Tensor = functional_call(function, (parameters, others), given)
+            tensors = {place: own[name] for place, name in places.items()}
+            loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
 
-        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1), randomness="error" if seeds else "different")(
-            parameters, others, inputs, keys, controls
+        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 1, 1), randomness="error" if seeds else "different")(
+            own, inputs, keys, controls
         )
         return stacked
+
+
+def _places(function: nn.Module) -> dict[str, str]:
+    """Return the name of every parameter and buffer for each place where it is used.
+
+    `functional_call` finds such places by itself, but does not restore those of a module that is a part of two others.
+    """
+    names = dict[int, str]()
+    tensors = (
+        (f"{path}.{name}" if path else name, tensor)
+        for path, module in function.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    )
+    return {place: names.setdefault(id(tensor), place) for place, tensor in tensors}
 
 
 def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
