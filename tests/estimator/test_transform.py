@@ -14,7 +14,7 @@ from tests.budget import assert_likely
 from tests.estimator.expectation import Loss, forced_noise
 
 X = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-ESTIMATORS = {"pathwise": c.Pathwise(2 / 3, prior_temperature=1 / 2), "vimco": c.VIMCO()}
+ESTIMATORS = {"pathwise": c.Pathwise(), "density": c.Pathwise(2 / 3, prior_temperature=1 / 2), "vimco": c.VIMCO()}
 each_estimator = pytest.mark.parametrize("estimator", list(ESTIMATORS.values()), ids=list(ESTIMATORS))
 
 

@@ -206,6 +206,11 @@ def fit(
     estimator = Pathwise() if estimator is None else estimator
     if not isinstance(estimator, type):
         checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
+    if settings.count > 1 and isinstance(estimator, nn.Module):
+        must = "estimator must be a class of modules for several seeds or settings, as each has its own parameters"
+        raise ValueError(
+            f"{must}, got one {type(estimator).__name__}: pass the class, called with the model and inputs"
+        )
     folder, place = None if out is None else Path(out), _device(device, module)
     if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
         valid = data  # whose validation points are kept apart
