@@ -1,12 +1,20 @@
-"""Atomic writes, and locks on files and directories."""
+"""Atomic writes, reads of regular files, digests, and locks on files and directories.
+
+Files may come from others. Locks follow no link and change no content, and nothing waits for a pipe.
+"""
 
 import errno
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 try:
     import fcntl
@@ -17,6 +25,13 @@ DRAFT = ".draft"
 """Suffix of the temporary directories that `atomic_write` creates."""
 LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
 """Pattern of their names; `tempfile` draws the eight characters."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, a full quota and the largest file that a process may write."""
+
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
@@ -32,21 +47,67 @@ def atomic_write(path: Path) -> Iterator[Path]:
     >>> path.read_text()
     'whole'
     """
-    # in the same folder, so that the rename stays within one file system
-    with TemporaryDirectory(
-        dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
-    ) as folder:
-        temporary = Path(folder, path.name)
-        yield temporary
-        _flush(temporary)
-        temporary.replace(path)
-    _flush(path.parent)
+    try:
+        # in the same folder, so that the rename stays within one file system
+        with TemporaryDirectory(
+            dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
+        ) as folder:
+            temporary = Path(folder, path.name)
+            yield temporary
+            _flush(temporary)
+            temporary.replace(path)
+        _flush(path.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the name of the temporary file
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file for reading. Raise an `OSError` for a pipe, a socket, a device or a directory.
+
+    Links are followed, and nothing waits for a writer, as opening a pipe would.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
+    _require_regular(descriptor, path)
+    with open(descriptor, "rb") as file:
+        yield file
+
+
+@contextmanager
+def open_append(path: Path) -> Iterator[BufferedWriter]:
+    """Open a regular file, which is created if needed, to append to it. Links are not followed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT | _BINARY, 0o666)
+    _require_regular(descriptor, path)
+    with open(descriptor, "ab") as file:
+        yield file
+
+
+def read_bytes(path: Path, *, most: int) -> bytes:
+    """Read a regular file of at most `most` bytes.
+
+    >>> from tempfile import mkdtemp
+    >>> write_text(path := Path(mkdtemp(), "note.txt"), "whole")
+    >>> read_bytes(path, most=5)
+    b'whole'
+    """
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{str(path)!r} must have at most {most:,} bytes, got more")
+    return content
+
+
+def json_digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object. The order of its keys does not change it."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def writable_dir(folder: Path) -> None:
@@ -94,32 +155,65 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Create and lock a file; yield False if the file system has no locks.
+    """Create and lock a regular file; yield False if the file system has no locks.
 
-    If another process holds the lock, wait for it or raise `BlockingIOError`.
+    If another process holds the lock, wait for it or raise `BlockingIOError`. A link is not followed and an existing
+    file keeps its content, as the folder may come from someone else.
     """
     if fcntl is None:
         yield False
         return
     while True:
-        with path.open("w") as file:
+        descriptor = _open_lock(path)
+        try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
                 locked = True
             except BlockingIOError:
                 raise
             except OSError:  # the file system has no locks
                 locked = False
-            if _is_open_file(path, file.fileno()):
+            if _is_open_file(path, descriptor):
                 yield locked
                 return
+        finally:
+            os.close(descriptor)
         # the previous holder has removed the file: try again
+
+
+def _open_lock(path: Path) -> int:
+    """Return the descriptor of a lock file, which is created if needed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
+    except OSError:
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise _not_a_lock(path) from None
+        raise
+    if not _is_regular(descriptor):
+        os.close(descriptor)
+        raise _not_a_lock(path)
+    return descriptor
+
+
+def _not_a_lock(path: Path) -> ValueError:
+    return ValueError(f"a lock must be a regular file, got a link or something else at {str(path)!r}: remove it")
+
+
+def _require_regular(descriptor: int, path: Path) -> None:
+    """Close a descriptor and raise an error if it is not that of a regular file."""
+    if not _is_regular(descriptor):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def _is_regular(descriptor: int) -> bool:
+    return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 def _is_open_file(path: Path, descriptor: int) -> bool:
     """Return whether a path still names an open file."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 

@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names, and parsing and formatting of numbers."""
+"""Suggestions for misspelt names, parsing and formatting of numbers, and text that is safe to print."""
 
 import math
 from collections.abc import Iterable
@@ -51,3 +51,19 @@ def format_difference(value: float) -> str:
     '−1.23'
     """
     return f"{value:+z.2f}".replace("-", "−")
+
+
+def printable(text: str) -> str:
+    r"""Escape all characters that a terminal might not show as they are, except line breaks.
+
+    These are control characters, such as the start of an escape sequence, and halves of surrogate pairs, which cannot
+    be encoded.
+
+    >>> print(printable("red: \x1b[31m, half: \ud800, λ ± 1"))
+    red: \x1b[31m, half: \ud800, λ ± 1
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode("ascii") for each in text
+    )
