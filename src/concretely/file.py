@@ -189,7 +189,7 @@ def _open_lock(path: Path) -> int:
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
             raise _not_a_lock(path) from None
         raise
-    if not _is_regular(descriptor):
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise _not_a_lock(path)
     return descriptor
@@ -201,13 +201,12 @@ def _not_a_lock(path: Path) -> ValueError:
 
 def _require_regular(descriptor: int, path: Path) -> None:
     """Close a descriptor and raise an error if it is not that of a regular file."""
-    if not _is_regular(descriptor):
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
         os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-
-
-def _is_regular(descriptor: int) -> bool:
-    return stat.S_ISREG(os.fstat(descriptor).st_mode)
 
 
 def _is_open_file(path: Path, descriptor: int) -> bool:
