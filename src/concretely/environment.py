@@ -4,9 +4,10 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 PACKAGES = ("concretely", "torch", "numpy")
@@ -19,6 +20,18 @@ COMMIT = "CONCRETELY_COMMIT"
 def describe_environment(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """Return the commit, the package versions and the device, for a record."""
     return {"commit": commit(), "versions": versions(packages), "device": device(on)}
+
+
+def require_environment(found: Mapping[str, Any], place: str) -> None:
+    """Raise an error unless commit, versions and device have their form, as they may have been read from a file."""
+    commit = found["commit"]
+    if commit is not None and not (
+        isinstance(commit, dict) and isinstance(commit.get("hash"), str) and isinstance(commit.get("dirty"), bool)
+    ):
+        raise ValueError(f"commit of {place} must be a hash and whether there were changes, got {shortened(commit)}")
+    for key, must, kinds in (("versions", "text", str), ("device", "text and integers", str | int | None)):
+        if not isinstance(found[key], dict) or not all(isinstance(entry, kinds) for entry in found[key].values()):
+            raise ValueError(f"{key} of {place} must hold {must}, got {shortened(found[key])}")
 
 
 def commit() -> dict[str, Any] | None:

@@ -65,6 +65,7 @@ def evaluate(
         for other in others.values():
             typer.echo(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
     with terminal.report_errors(), terminal.stop_requested():  # a signal now must not leave half a report
-        record = scoring.add_scores(run, past, model, data=data, found={split: found}, others=others)
+        scores: dict[str, Any] = {"found": {split: found}, "others": others, "note": terminal.remark}
+        record = scoring.add_scores(run, past, model, data=data, **scores)
         page = terminal.write_run_report(run, past, model, data, record)
     terminal.remark(f"added to {page}")

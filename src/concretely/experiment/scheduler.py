@@ -76,11 +76,14 @@ def is_settled(member: Member) -> bool:
 
 
 def current_record(member: Member) -> dict[str, Any] | None:
-    """Return the record of a member, or None if it is missing or not that of the model at the last checkpoint."""
+    """Return the record of a member, or None if it is missing, damaged, or not that of the last checkpoint's model."""
     run, path = last_run(member.folder), member.folder / RECORD
     if run is None or not path.exists():
         return None
-    found = read_record(path)
+    try:
+        found = read_record(path)
+    except ValueError:  # scoring makes it again
+        return None
     return found if is_current(found, run) else None
 
 
@@ -215,7 +218,7 @@ def score_member(
                 found[split] = scoring.score_split(run.recipe, model, data, split=split, **options)
     finally:
         if found:
-            record = add_scores(member.folder, run, model, data=data, found=found)
+            record = add_scores(member.folder, run, model, data=data, found=found, note=monitor.note)
             if found.keys() - {"valid"}:
                 monitor.scored(member.folder, run, model, data, record)
     return current_record(member)
