@@ -90,8 +90,8 @@ def open_append(path: Path) -> Iterator[BufferedWriter]:
         yield file
 
 
-def read_bytes(path: Path, *, most: int) -> bytes:
-    """Read a regular file of at most `most` bytes.
+def read_bytes(path: Path, *, most: int | None = None) -> bytes:
+    """Read a regular file, of at most `most` bytes if that is given.
 
     >>> from tempfile import mkdtemp
     >>> write_text(path := Path(mkdtemp(), "note.txt"), "whole")
@@ -99,8 +99,8 @@ def read_bytes(path: Path, *, most: int) -> bytes:
     b'whole'
     """
     with open_regular(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        content = file.read(-1 if most is None else most + 1)
+    if most is not None and len(content) > most:
         raise ValueError(f"{str(path)!r} must have at most {most:,} bytes, got more")
     return content
 

@@ -1,9 +1,10 @@
-"""Suggestions for misspelt names, parsing and formatting of numbers, and text that is safe to print."""
+"""Suggestions for misspelt names, checks, parsing and formatting of numbers, and text that is safe to print."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from fractions import Fraction
+from typing import Any
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -51,6 +52,16 @@ def format_difference(value: float) -> str:
     '−1.23'
     """
     return f"{value:+z.2f}".replace("-", "−")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value that was read from a file is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value that was read from a file is a whole number that is not negative."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def printable(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..environment import require_environment
 from ..file import json_digest, parse_json, read_bytes, write_text
+from ..spelling import is_count, is_number
 from ..training.recipe import Recipe
 
 FILE = "record.json"
@@ -83,10 +84,10 @@ def _require_record(found: Any) -> None:
     recipe, metrics = found["recipe"], found["metrics"]
     texts = isinstance(recipe, dict) and all(isinstance(recipe.get(key), str) for key in SHOWN)
     must = f"have the texts {', '.join(SHOWN)} and the number samples"
-    _require(texts and _is_count(recipe.get("samples")), "recipe", must, recipe)
+    _require(texts and is_count(recipe.get("samples")), "recipe", must, recipe)
     for key in ("seed", "step", "members"):
-        _require(_is_count(found.get(key, 0)), key, "be a whole number", found.get(key))
-    _require(_is_number(found["seconds"]), "seconds", "be a number", found["seconds"])
+        _require(is_count(found.get(key, 0)), key, "be a whole number", found.get(key))
+    _require(is_number(found["seconds"]), "seconds", "be a number", found["seconds"])
     _require(isinstance(metrics, dict), "metrics", "be a JSON object", metrics)
     for name, metric in (*metrics.items(), ("valid", found.get("valid", {}))):
         _require(_is_metric(metric), name, "be a metric", metric)
@@ -171,15 +172,7 @@ def _is_metric(metric: Any) -> bool:
     """Return whether a value has the keys of a metric. Numbers may be null, if they were not finite."""
     return (
         isinstance(metric, dict)
-        and all(metric.get(name) is None or _is_number(metric[name]) for name in ("value", "standard_error"))
-        and all(_is_count(metric.get(name, 0)) for name in COUNTS)
+        and all(metric.get(name) is None or is_number(metric[name]) for name in ("value", "standard_error"))
+        and all(is_count(metric.get(name, 0)) for name in COUNTS)
         and all(isinstance(metric.get(name, ""), str) for name in ("title", "meaning"))
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

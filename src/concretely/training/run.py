@@ -4,10 +4,12 @@ Its folder holds the recipe, the last two checkpoints, the curve and, once the r
 """
 
 import csv
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -15,11 +17,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..data import Dataset, load_data
+from ..environment import require_environment
 from ..file import atomic_write
 from ..model import Model
+from ..spelling import is_count, is_number
 from . import checkpoint
+from .checkpoint import require_tensors
 from .recipe import FILE, Recipe, read, resolve
-from .train_state import Row, TrainState, build_model
+from .train_state import Row, TrainState, empty_model
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
 SOME = 8
@@ -97,10 +102,11 @@ def restored(folder: str | Path, *, device: torch.device | str = "cpu") -> tuple
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
-    run, model = _run(recipe, last), build_model(recipe)
+    run, model = _run(recipe, last), empty_model(recipe)  # a recipe may ask for more memory than its checkpoint
     kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
-    names = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
-    model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in names.items()})
+    tensors = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
+    require_tensors(tensors, {f"{kept}{name}": tensor for name, tensor in model.state_dict().items()}, last.place)
+    model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in tensors.items()}, assign=True)
     return run, model.to(device).eval(), last.damaged
 
 
@@ -113,6 +119,7 @@ def require_same(run: Run, data: Dataset) -> None:
 
 def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
     """Return the run of a checkpoint; raise if its recipe differs from the given one in more than `steps`."""
+    _require_state(last)
     state = dict(last.state)
     was = resolve(**state.pop("recipe"))
     others = [field.name for field in fields(recipe) if field.name != "steps"]
@@ -129,6 +136,45 @@ def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
     return Run(recipe, step=last.step, rows=rows, finished=finished, **{**state, "best": best})
 
 
+def _require_state(last: checkpoint.Checkpoint) -> None:
+    """Raise an error that names what is wrong with the state of a checkpoint, which may come from someone else."""
+    checks: dict[str, Callable[[Any], bool]] = {
+        "recipe": lambda value: isinstance(value, dict),
+        "environment": lambda value: isinstance(value, dict) and {"commit", "versions", "device"} <= value.keys(),
+        "digest": lambda value: isinstance(value, str),
+        "start": is_number,
+        "seconds": lambda value: is_number(value) and 0 <= value < math.inf,
+        "rows": lambda value: isinstance(value, list) and all(map(_is_row, value)),
+        "best": lambda value: value is None or (isinstance(value, list) and len(value) == 2 and _is_best(*value)),
+        "stale": is_count,
+        "finished": lambda value: isinstance(value, bool),
+        "members": is_count,
+    }
+    for name, is_valid in checks.items():
+        if name not in last.state:
+            raise ValueError(f"{last.place} must have {name}, got none")
+        if not is_valid(last.state[name]):
+            raise ValueError(f"{name} of {last.place} must be as training writes it, got {shortened(last.state[name])}")
+    if unknown := last.state.keys() - checks:
+        raise ValueError(f"{last.place} must have {', '.join(checks)}, got also {min(unknown)!r}")
+    require_environment(last.state["environment"], last.place)
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether a value is a row of a training curve. Two of its numbers may be missing."""
+    names = {field.name for field in fields(Row)}
+    return (
+        isinstance(value, dict)
+        and value.keys() == names
+        and is_count(value["step"])
+        and all(is_number(value[name]) or (value[name] is None and name in ("temperature", "valid")) for name in names)
+    )
+
+
+def _is_best(step: Any, nll: Any) -> bool:
+    return is_count(step) and is_number(nll)
+
+
 def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]] | None:
     """Load the last checkpoint of a folder into `train_state`.
 
@@ -138,7 +184,7 @@ def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]]
     if last is None:
         return None
     run = _run(train_state.recipe, last)
-    train_state.load(run.step, run.seconds, last.tensors)
+    train_state.load(run.step, run.seconds, last.tensors, place=last.place)
     return run, last.damaged
 
 

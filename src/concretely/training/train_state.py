@@ -13,6 +13,7 @@ from ..evaluation.likelihood import evaluate
 from ..graph.program import eval_mode
 from ..model import Model, density, prediction
 from ..noise import Keys
+from .checkpoint import require_tensors
 from .engine import MemberLoss, State, inputs_of, path_of
 from .method import at_step, estimator_of
 from .recipe import Recipe
@@ -42,6 +43,13 @@ def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
     rate = None if data is None else data.train.rate[recipe.width - architecture.observed.units :]
     make = density if architecture.context is None else prediction
     return make(architecture, base_rate=rate, generator=generator)
+
+
+def empty_model(recipe: Recipe) -> Model:
+    """Return the model of a recipe without memory for its parameters, on torch's meta device."""
+    architecture = recipe.architecture
+    with torch.device("meta"):
+        return (density if architecture.context is None else prediction)(architecture)
 
 
 class TrainState:
@@ -170,12 +178,19 @@ class TrainState:
         own = {name: tensor[0] for name, tensor in self.state.items()}
         return {**own, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
 
-    def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
-        """Set the state to that of a checkpoint."""
+    def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor], *, place: str = "the state") -> None:
+        """Set the state to that of a checkpoint. `place` is a name of the checkpoint, for errors."""
+        best = {name: tensor for name, tensor in tensors.items() if name.startswith("best/")}
+        expected = {name: tensor[0] for name, tensor in self.state.items()}
+        if best:
+            expected |= {f"best/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        require_tensors(tensors, expected, place)
+        if not 0 <= tensors["row/sums"][1].item() <= step:
+            found = tensors["row/sums"][1].item()
+            raise ValueError(f"tensor 'row/sums' of {place} must count at most {step} steps, got {found:g}")
         for name, tensor in self.state.items():
             tensor[0].copy_(tensors[name])
-        best = (name for name in tensors if name.startswith("best/"))
-        self.best = {name.removeprefix("best/"): tensors[name].to(self.device) for name in best}
+        self.best = {name.removeprefix("best/"): tensor.to(self.device) for name, tensor in best.items()}
         self.step, self.seconds = step, seconds
         self.metrics = [*self.state["row/sums"][0].tolist(), self.state["row/first_nonfinite"].item()]
         self.since = step - int(self.metrics[1])
