@@ -3,9 +3,13 @@
 import os
 import platform
 import re
+import shlex
 import subprocess
+import sys
+import tomllib
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -69,6 +73,21 @@ def device(on: str = "cpu") -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(on)
         found["float32_products"] = torch.get_float32_matmul_precision()
     return found
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an optional group into the environment of this process.
+
+    It names the packages and not this one, whose source may be a release, a repository or a folder.
+    """
+    try:
+        wanted = [each for each in requires("concretely") or () if re.search(rf"""extra == ['"]{extra}['"]""", each)]
+        packages = [each.partition(";")[0].strip() for each in wanted]
+    except PackageNotFoundError:  # imported from a source tree
+        project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
+        packages = project["project"]["optional-dependencies"][extra]
+    pip = [sys.executable, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python"]
+    return shlex.join([*pip, *([] if "-m" in pip else [sys.executable]), *packages])
 
 
 def _git(*arguments: str) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import stat
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from io import BufferedReader, BufferedWriter
@@ -121,6 +122,24 @@ def parse_json(content: bytes) -> Any:
     except UnicodeError:
         raise ValueError("it holds text that is not valid Unicode") from None
     return found
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """Parse TOML that may come from someone else.
+
+    >>> parse_toml(b"seed = 3")
+    {'seed': 3}
+    """
+    try:
+        return tomllib.loads(content.decode())
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeError:
+        raise ValueError("it holds text that is not valid Unicode") from None
+    except ValueError:  # the only other reason is an integer of thousands of digits, which Python refuses
+        raise ValueError("it holds an integer of too many digits") from None
 
 
 def _integer(digits: str) -> int:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from concretely.experiment.record import read_record, write_record
+
 from .command import call, modules_after
 
 pytestmark = pytest.mark.usefixtures("unpictured")
@@ -40,9 +42,9 @@ def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
 
 
 def test_a_survey_is_told(scored: Path) -> None:
-    record = json.loads((scored / "record.json").read_text())
+    record = read_record(scored / "record.json")
     record["metrics"]["test_nll"]["thorough"] = 40
-    (scored / "record.json").write_text(json.dumps(record))
+    write_record(scored / "record.json", record)
     assert " 20 for 40 points " in call("compare", str(scored))[1]
 
 

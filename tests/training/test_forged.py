@@ -102,7 +102,7 @@ def test_what_is_wrong_is_named(folder: Path, change: Callable[..., object], sen
     place = f"the checkpoint of step 8 in {str(folder)!r}"
     acts: list[Callable[[], object]] = [lambda: train(load_recipe(folder), folder, data=data())]
     for act in [*acts, lambda: restored(folder)] if read else acts:
-        with pytest.raises(ValueError, match=".") as caught:
+        with pytest.raises(ValueError, match=r".") as caught:
             act()
         assert str(caught.value).startswith(sentence.replace("PLACE", place))
         assert "\n" not in str(caught.value)

@@ -29,7 +29,21 @@ def option(text: str, default: str, *names: str) -> Any:
     return typer.Option(*names, help=text, show_default=default)
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+def folder_of(name: str) -> Any:
+    """Return a function that reads the path of a folder. An empty path, which Python takes for `.`, is refused."""
+
+    def folder(text: str) -> Path:
+        if not str(text):
+            fail(f"{name} must be the path of a folder, got ''")
+        return Path(text)
+
+    return {"parser": folder, "metavar": "PATH"}
+
+
+RunFolder = Annotated[Path, typer.Argument(**folder_of("run") | {"metavar": "RUN"}, help="Folder of a run.")]
+MaxBytes = Annotated[
+    int | None, option("Largest memory of the arrays of a .npz file, in bytes.", "1 GiB", "--max-bytes")
+]
 DataPath = Annotated[str | None, option("Path of the data, if they have moved.", "where they were", "--data")]
 Device = Annotated[str | None, option("Device, such as cpu or cuda:1.", "cuda if available", "--device")]
 Precision = Annotated[
@@ -116,24 +130,28 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
     return chosen
 
 
-def load_data(recipe: Recipe, path: str | None = None, *, resumed: bool = False) -> "Dataset":
+def load_data(
+    recipe: Recipe, path: str | None = None, *, resumed: bool = False, max_bytes: int | None = None
+) -> "Dataset":
     """Load the data of a recipe. The data of a resumed run may have moved."""
     from ..training.run import data_of
 
     with report_errors(), interruptible_loading():
         try:
-            return data_of(recipe, place=path, progress=True)
+            return data_of(recipe, place=path, max_bytes=max_bytes, progress=True)
         except FileNotFoundError as error:
             fail(f"{error}{': pass the new path as --data' if resumed else ''}")
 
 
-def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tuple["Run", "Model", "Dataset"]:
+def restore_run(
+    folder: Path, *, device: "torch.device", data: str | None, max_bytes: int | None = None
+) -> tuple["Run", "Model", "Dataset"]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
     from ..training.run import require_same, restored
 
     with report_errors():
         run, model, damaged = restored(folder, device=device)
-        found = load_data(run.recipe, data, resumed=True)
+        found = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
         require_same(run, found)
     for sentence in damaged:
         remark(f"{sentence}; using the one of step {run.step:,}")

@@ -9,8 +9,8 @@ import typer
 
 from ..spelling import number
 from ..training.recipe import ESTIMATORS
-from .option import Device, load_data, option, restore_run, select_device
-from .terminal import report_errors, require, require_positive, save
+from .option import Device, MaxBytes, folder_of, load_data, option, restore_run, select_device
+from .terminal import report_errors, require, require_positive, save, show_text
 
 EXAMPLE = "Example: concretely study 6H-64V --repeats 50"
 
@@ -33,7 +33,8 @@ def study(
         str | None, option("Temperature of relaxed estimators, such as 2/3.", "the paper's, or the run's")
     ] = None,
     seed: Annotated[int | None, option("Random seed.", "0, or the run's")] = None,
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/study"),
+    out: Annotated[Path, typer.Option(**folder_of("out"), help="Output folder.")] = Path("out/study"),
+    max_bytes: MaxBytes = None,
     device_name: Device = None,
 ) -> None:
     """Compare the bias, the noise and the time of gradient estimators on a batch of training data.
@@ -42,7 +43,7 @@ def study(
     """
     names = [name.strip() for name in estimators.split(",")]
     require(repeats >= 2, "repeats", "be at least 2", repeats)
-    require_positive(points=points)
+    require_positive(points=points, max_bytes=max_bytes)
     if temperature is not None:
         require(0 < number(temperature) < math.inf, "temperature", "be a positive number", temperature)
     device = select_device(device_name)
@@ -56,15 +57,15 @@ def study(
     folder, step = Path(notation_or_run), 0
     with report_errors():
         if os.sep in notation_or_run or folder.exists():
-            run, model, found = restore_run(folder, device=device, data=data)
+            run, model, found = restore_run(folder, device=device, data=data, max_bytes=max_bytes)
             recipes, step, title = estimator_recipes(names, run, **given), run.step, folder.resolve().name
         else:
             recipes = estimator_recipes(names, notation=notation_or_run, data=data, **given)
             recipe = recipes[names[0]]
-            found = load_data(recipe)
+            found = load_data(recipe, max_bytes=max_bytes)
             model = build_model(recipe, found).to(device)
             title = f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x")
         result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
         writable_dir(out)
-    typer.echo(f"{result}\n")
+    show_text(f"{result}\n")
     save(draw_study(result), out / title)

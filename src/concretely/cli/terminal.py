@@ -1,9 +1,13 @@
 """Input errors, signals, and everything that is printed: tables, files, and the progress of training."""
 
+import errno
+import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,8 +17,9 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from ..file import writable_dir
-from ..spelling import did_you_mean
+from ..environment import install_command
+from ..file import FULL, writable_dir
+from ..spelling import did_you_mean, printable
 from ..training.recipe import Member, Recipe
 
 if TYPE_CHECKING:
@@ -41,8 +46,44 @@ BRIEF = 1_000
 
 def fail(sentence: str, code: int = 2) -> NoReturn:
     """Print an error and exit."""
-    typer.echo(sentence, err=True)
+    print(printable(sentence), file=sys.stderr)
     raise typer.Exit(code)
+
+
+def guarded(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb that prints errors of the operating system, and missing packages, in one sentence.
+
+    Other errors that are not about the input are bugs, whose traceback is shown.
+    """
+
+    @wraps(verb)
+    def call(*arguments: Any, **flags: Any) -> None:
+        try:
+            verb(*arguments, **flags)
+        except OSError as error:
+            if error.errno in (None, errno.EPIPE, errno.EIO):  # the reader of the output is gone
+                raise
+            fail(describe_error(error))
+        except ModuleNotFoundError as error:
+            fail(describe_error(error))
+
+    return call
+
+
+def describe_error(error: Exception) -> str:
+    """Return a sentence about an error, with the path and what to do if it comes from the operating system."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{error.name} is not installed: {install_command('command')}"
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    remedies = {
+        **dict.fromkeys(FULL, "free some space, then run the command again"),
+        errno.ENAMETOOLONG: "choose a shorter name",
+        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose another folder"),
+    }
+    remedy = f"; {remedies[error.errno]}" if error.errno in remedies else ""
+    place = "a file" if error.filename is None else repr(os.fsdecode(error.filename))
+    return f"{place} cannot be read or written: {error.strerror}{remedy}"
 
 
 def require(holds: bool, name: str, must: str, found: Any) -> None:
@@ -70,7 +111,7 @@ def report_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        fail(str(error))
+        fail(describe_error(error))
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search(TOO_LARGE, str(error), re.IGNORECASE):
             raise
@@ -79,7 +120,10 @@ def report_errors() -> Iterator[None]:
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM was received. A second signal has its usual effect."""
+    """Yield a function that returns whether SIGINT, SIGTERM or SIGHUP was received.
+
+    A second signal has its usual effect. SIGHUP, which a closing terminal sends, stays ignored if it is, as by nohup.
+    """
     requested = False
 
     def restore() -> None:
@@ -91,7 +135,10 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
         requested = True
         restore()
 
-    before = {each: signal.signal(each, request) for each in (signal.SIGINT, signal.SIGTERM)}
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    before = {each: signal.signal(each, request) for each in signals}
     try:
         yield lambda: requested
     finally:
@@ -120,17 +167,23 @@ def interruptible_loading() -> Iterator[None]:
 
 def console(*, err: bool = False) -> Console:
     """Return the console: results on stdout, progress and remarks on stderr."""
-    return Console(stderr=err, highlight=False, emoji=False, soft_wrap=True)
+    return Console(stderr=err, highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 
 def remark(sentence: str, *, style: str = "") -> None:
-    """Print a remark on stderr."""
-    console(err=True).print(sentence, markup=False, style=style)
+    """Print a remark on stderr. If nobody can read it any more, do nothing."""
+    with suppress(OSError):
+        console(err=True).print(printable(sentence), style=style)
+
+
+def show_text(text: object) -> None:
+    """Print a result. What it quotes from files is neither markup nor an escape sequence."""
+    print(printable(str(text)))
 
 
 def show_path(path: Path) -> None:
     """Print the path of a result."""
-    console().print(str(path), style="bold", markup=False)
+    console().print(printable(str(path)), style="bold")
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -201,6 +254,10 @@ def training_progress(
     progress = Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console)
     task = progress.add_task("", total=recipe.steps, rate="")
 
+    def note(sentence: str) -> None:
+        with suppress(OSError):  # a closed terminal must not end a run
+            console.print(printable(sentence))
+
     def step(taken: int) -> None:
         if bar and (taken % REFRESH == 0 or taken == recipe.steps):
             progress.update(task, completed=taken, rate=f"{progress.tasks[0].speed or 0:,.0f}/s")
@@ -213,12 +270,11 @@ def training_progress(
         elif new.step * LINES // recipe.steps > printed:
             printed = new.step * LINES // recipe.steps
             rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
-            line = f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}"
-            console.print(line, markup=False)
+            note(f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}")
         write(new)
 
     with progress if bar else nullcontext(), _tensorboard(events) as write:
-        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
+        yield Callbacks(step, row, note)
 
 
 def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
@@ -241,7 +297,9 @@ def _tensorboard(folder: Path | None) -> Iterator[Callable[["Row"], None]]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ImportError("tensorboard is not installed: pip install 'concretely[tensorboard]'") from None
+        raise ImportError(f"tensorboard is not installed: {install_command('tensorboard')}") from None
+    if folder.is_symlink():
+        raise ValueError(f"events must be written into the folder of the run, got a link {str(folder)!r}: remove it")
     with ExitStack() as stack:
         opened: list[SummaryWriter] = []
 

@@ -10,7 +10,7 @@ import typer
 from ..experiment.grid import expand_grid, grid_title
 from ..training.recipe import FILE, Recipe, resolve
 from . import terminal
-from .option import Device, Notation, Precision, load_data, option, select_device, with_recipe
+from .option import Device, MaxBytes, Notation, Precision, folder_of, load_data, select_device, with_recipe
 from .terminal import fail
 
 if TYPE_CHECKING:
@@ -26,8 +26,13 @@ def train(
     notation: Notation = None,
     *,
     given: dict[str, Any],
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume; --steps may be larger.")] = None,
-    out: Annotated[Path | None, option("Output folder.", "out/train/ and a name")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(**folder_of("resume"), help="Folder of a run to resume; --steps may be larger.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(**folder_of("out"), help="Output folder.", show_default="out/train/ and a name")
+    ] = None,
+    max_bytes: MaxBytes = None,
     device_name: Device = None,
     precision: Precision = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
@@ -41,7 +46,7 @@ def train(
     to go on with an interrupted list.
     """
     terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
-    terminal.require_positive(score_samples=score_samples)
+    terminal.require_positive(score_samples=score_samples, max_bytes=max_bytes)
     if resume is not None:
         recipes, folder = [_resumed(resume, given, out)], resume
     else:
@@ -54,9 +59,10 @@ def train(
         fail("tensorboard must be left out for a list: each member has a curve.csv")
     how: dict[str, Any] = {"device": select_device(device_name, precision), "checkpoint_seconds": checkpoint_seconds}
     if len(recipes) > 1:
-        _train_list(recipes, folder, samples=score_samples, **how)
+        _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, **how)
         return
-    data = load_data(recipes[0], given.get("data") if resume else None, resumed=resume is not None)
+    moved = given.get("data") if resume else None
+    data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
     _train_one(recipes[0], folder, data=data, tensorboard=tensorboard, **how)
     _score(folder, data, device=how["device"], samples=score_samples)
 
@@ -74,14 +80,14 @@ def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
         terminal.show_path(folder)
     for member, record in found:
         if record is None:
-            typer.echo(f"{member.folder.name} has diverged: try a smaller lr", err=True)
+            terminal.remark(f"{member.folder.name} has diverged: {_smaller_lr(member.recipe, member.folder)}")
     if len(records) < len(found):
         raise typer.Exit(1)
 
 
 def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -> None:
     """Train a model until it is finished; exit if it diverges or is interrupted."""
-    from ..file import writable_dir
+    from ..file import FULL, writable_dir
     from ..training.loop import DivergedError, train
     from ..training.train_state import TrainState
 
@@ -99,13 +105,21 @@ def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -
         try:
             run = train(recipe, folder, **how, callbacks=callbacks, stop=stop)
         except DivergedError as error:
-            terminal.remark(str(error))
+            terminal.remark(f"{error}, such as by: {_smaller_lr(recipe, folder)}")
             raise typer.Exit(1) from None
         except OSError as error:
             why = error.strerror or str(error)
-            fail(f"{str(folder)!r} cannot be written to: {why}; free some space, then resume with: {resume}")
+            todo = "free some space, then resume" if error.errno in FULL else "resume"
+            fail(f"{str(folder)!r} cannot be written to: {why}; {todo} with: {resume}")
     if not run.finished:
         fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
+
+
+def _smaller_lr(recipe: Recipe, folder: Path) -> str:
+    """Return the command that trains a recipe again with a smaller learning rate, in another folder."""
+    lr, recipe_file = f"{recipe.lr / 10:.1g}", shlex.quote(str(folder / FILE))
+    out = shlex.quote(f"{folder}-lr{lr}")
+    return f"concretely train --recipe {recipe_file} --lr {lr} --out {out}"
 
 
 def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: int) -> None:
@@ -120,10 +134,13 @@ def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: in
         score = f"concretely evaluate {shlex.quote(str(folder))}"
         with terminal.interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
             found = score_split(run.recipe, model, data, split="test", samples=samples, progress=True)
-        terminal.console().print(f"test {found}", markup=False)
-        with terminal.stop_requested():  # a signal now must not leave half a report
-            record = add_scores(folder, run, model, data=data, found={"test": found})
-            page = terminal.write_run_report(folder, run, model, data, record)
+        terminal.show_text(f"test {found}")
+        try:
+            with terminal.stop_requested():  # a signal now must not leave half a report
+                record = add_scores(folder, run, model, data=data, found={"test": found}, note=terminal.remark)
+                page = terminal.write_run_report(folder, run, model, data, record)
+        except OSError as error:
+            fail(f"{terminal.describe_error(error)}; the model is trained and saved; write its report with: {score}")
     terminal.show_path(page)
 
 

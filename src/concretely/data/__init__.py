@@ -19,7 +19,7 @@ def load_data(
     *,
     width: int | None = None,
     binarize: str = "bernoulli",
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int | None = None,
     progress: bool = False,
 ) -> Dataset:
     """Load `digits`, `mnist`, `omniglot`, or an `.npz` file with arrays `train`, `test` and optionally `valid`.
@@ -27,8 +27,8 @@ def load_data(
     `width` is the required number of bits per point; for a file it also distinguishes packed bits from grey values.
     `binarize` converts grey values to bits: `bernoulli` draws each bit once from a fixed seed, and `threshold` sets
     the bits of values above one half. Missing data are downloaded into the folder `CONCRETELY_DATA`, by default the
-    user's cache; `progress` shows a progress bar on stderr. `max_bytes` limits the memory of the arrays of a file, as a
-    small file may hold large ones.
+    user's cache; `progress` shows a progress bar on stderr. `max_bytes` limits the memory of the arrays of a file, by
+    default to 1 GiB, as a small file may hold large ones.
 
     >>> data = load_data("digits")
     >>> len(data.train), len(data.valid), len(data.test), data.width
@@ -55,7 +55,7 @@ def load_data(
         case "omniglot":
             data = omniglot.load(rule, progress=progress)
         case _:
-            data = archive.load(Path(name), width=width, rule=rule, max_bytes=max_bytes)
+            data = archive.load(Path(name), width=width, rule=rule, max_bytes=max_bytes or MAX_BYTES)
     _require_width(name, data.width, width)
     return data
 

@@ -92,7 +92,9 @@ def is_current(record: Mapping[str, Any], run: Run) -> bool:
     return record["recipe"] == recipe_settings(run.recipe) and record.get("step") == run.chosen
 
 
-def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None = None) -> DataOf:
+def load_data(
+    members: Sequence[Member], monitor: Monitor, *, points: int | None = None, max_bytes: int | None = None
+) -> DataOf:
     """Load each data set of the members once, and return a function that returns the data of a recipe.
 
     With `points`, splits have at most that many data points, evenly spaced, since data may be sorted.
@@ -104,7 +106,7 @@ def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None
     found = {}
     with monitor.loading():
         for key, recipe in {data_key(member.recipe): member.recipe for member in members}.items():
-            data = data_of(recipe, progress=monitor.progress)
+            data = data_of(recipe, max_bytes=max_bytes, progress=monitor.progress)
             found[key] = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
     return lambda recipe: found[data_key(recipe)]
 

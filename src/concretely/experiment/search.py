@@ -52,6 +52,7 @@ def train_list(
     samples: int = 100,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
+    max_bytes: int | None = None,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> list[ScoredMember]:
     """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
@@ -67,6 +68,7 @@ def train_list(
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or DIFFERENT
     how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    how |= {"max_bytes": max_bytes}
     return _train(recipes, folder, keys=keys, split="test", **how)
 
 
@@ -88,6 +90,7 @@ def sweep(
     samples: int = 100,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
+    max_bytes: int | None = None,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> Sweep:
     """Train recipes, rank them by the likelihood of the validation set, and write `sweep.json` and `best.toml`.
@@ -107,6 +110,7 @@ def sweep(
     if recipes[0].train_on != "train":
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
     how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    how |= {"max_bytes": max_bytes}
     found = _train(recipes, folder, keys=NAME_KEYS, split="valid", **how)
     result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
     best, members = result.best, [_summary(*each) for each in result.ranked]
@@ -120,13 +124,21 @@ def sweep(
 
 
 def _train(
-    recipes: Sequence[Recipe], out: Path, *, keys: Sequence[str], split: str, samples: int, seconds: float, **how: Any
+    recipes: Sequence[Recipe],
+    out: Path,
+    *,
+    keys: Sequence[str],
+    split: str,
+    samples: int,
+    seconds: float,
+    max_bytes: int | None,
+    **how: Any,
 ) -> list[ScoredMember]:
     """Train members in subfolders that are named by keys of their recipes, and score them on a split."""
     names, monitor = recipe_names(recipes, keys), how["monitor"]
     members = [Member(recipe, out / name) for recipe, name in zip(recipes, names, strict=True)]
     require_trainable(members)
-    data = load_data(members, monitor)
+    data = load_data(members, monitor, max_bytes=max_bytes)
     # a dry run of one member, so that bad input raises before anything is written
     TrainState(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
     writable_dir(out)

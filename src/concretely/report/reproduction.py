@@ -14,7 +14,7 @@ from ..experiment.plan import train_command
 from ..experiment.record import is_corrected
 from ..experiment.review import NEAR, Review, Standing
 from ..graph.trace import Trace
-from ..spelling import format_difference, format_number
+from ..spelling import format_difference, format_number, printable
 from ..training.recipe import resolve
 from .curve import temperature_curve
 from .diagram import side_by_side
@@ -103,7 +103,8 @@ def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
             devices.add(device.get("gpu") or device.get("cpu") or "an unnamed device")
         recipe, precision = resolve(**record["recipe"]), PRECISIONS.get(device.get("float32_products", ""))
         options = {"score_samples": each.score_samples, "precision": precision}
-        commands.append((row, train_command(recipe, RUNS / each.name / cell_title(recipe), **options)))
+        command = train_command(recipe, RUNS / each.name / cell_title(recipe), **options)
+        commands.append((row, printable(command).replace("\n", r"\n")))
     return {
         "experiment": each,
         "cells": f"{len(known)} of {len(results)} cells",
@@ -128,9 +129,9 @@ def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _deviation(result: CellResult, reason: str) -> dict[str, str]:
     recipe = result.recipe
-    cell = f"`{recipe.notation}`, {recipe.data}, {recipe.estimator}, m = {recipe.samples}"
+    about = {"notation": recipe.notation, "cell": f"{recipe.data}, {recipe.estimator}, m = {recipe.samples}"}
     ours, paper, difference = format_comparison(result, "test")
-    return {"cell": cell, "ours": ours, "paper": paper, "difference": difference, "reason": reason}
+    return {**about, "ours": ours, "paper": paper, "difference": difference, "reason": reason}
 
 
 def _figures(

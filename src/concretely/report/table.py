@@ -6,11 +6,12 @@ from typing import Any, Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from ..experiment.grid import differing_keys, format_setting
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, validation_nll
-from ..spelling import format_difference, format_number
+from ..spelling import format_difference, format_number, printable
 from ..training.recipe import Member
 
 MISSING = "–"
@@ -98,7 +99,7 @@ def cell_table(results: Sequence[CellResult], *, title: str, caption: str) -> Ta
         shown.add_column(name, justify=justify, no_wrap=name == "model", overflow="fold" if numeric else "ellipsis")
     models = [row[0] for row in found.rows]
     for row, following in zip(found.rows, [*models[1:], None], strict=True):
-        shown.add_row(*row, end_section=row[0] != following)
+        add_row(shown, *row, end_section=row[0] != following)
     return shown
 
 
@@ -115,7 +116,7 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
         if record is not None:
             nll = format_metric(record["metrics"]["valid_nll"])
             cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
-        table.add_row(*values, *cells, best, style="bold" if best else "")
+        add_row(table, *values, *cells, best, style="bold" if best else "")
     return table
 
 
@@ -123,18 +124,20 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     """Return a table of NLLs of records on a split, below those of the baselines, optionally with names of the runs."""
     heads = ("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", *(["member"] if names else []))
     table = Table(*heads, box=None, header_style="bold")
-    baselines = dict[tuple[str, float], str]()
+    baselines = dict[tuple[str, float | None], str]()
     for record in records:
         if baseline := record["metrics"].get(f"{split}_factorised_nll"):
-            baselines[record["recipe"]["data"], baseline["value"]] = format_metric(baseline)
+            baselines[record["recipe"]["data"], baseline.get("value")] = format_metric(baseline)
     for (data, _), nll in baselines.items():
-        table.add_row("independent pixels", data, "", "", nll)
+        add_row(table, "independent pixels", data, "", "", nll)
     for index, record in enumerate(records):
         recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
-        table.add_row(
+        some = f" for {scored['thorough']:,} points" if is_corrected(scored) else ""
+        add_row(
+            table,
             *(str(recipe[key]) for key in ("notation", "data", "estimator", "samples")),
             format_metric(scored),
-            f"{scored['samples']:,}" + (f" for {scored['thorough']:,} points" if is_corrected(scored) else ""),
+            f"{scored['samples']:,}{some}" if "samples" in scored else MISSING,
             f"{record['seconds']:.0f} s",
             *names[index : index + 1],
         )
@@ -152,21 +155,29 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     """
 
     def nll(record: Mapping[str, Any]) -> float:
-        return float(record["metrics"][f"{split}_nll"]["value"])
+        value = record["metrics"][f"{split}_nll"].get("value")
+        return math.inf if value is None else float(value)
 
     best, second, *_ = sorted(records, key=nll)
+    if not math.isfinite(nll(second)):
+        return f"fewer than two runs have a finite NLL on {split}"
     recipe, scored = best["recipe"], best["metrics"][f"{split}_nll"]
     named = f"best: {recipe['notation']}, {recipe['estimator']}, m = {recipe['samples']}"
     sentence = f"{named}, {split} NLL {format_metric(scored)}"
-    pixels = best["metrics"].get(f"{split}_factorised_nll")
-    baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
+    pixels = best["metrics"].get(f"{split}_factorised_nll", {}).get("value")
+    baseline = "" if pixels is None else f", independent pixels {pixels - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
 
 
 def plain_table(title: str = "", caption: str = "") -> Table:
     """Return an empty table for the terminal."""
-    texts: dict[str, Any] = {"title": title or None, "caption": caption or None}
+    texts: dict[str, Any] = {"title": Text(printable(title)) if title else None, "caption": caption or None}
     return Table(**texts, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
+
+
+def add_row(table: Table, *cells: str, **options: Any) -> None:
+    """Add a row of plain text, in which brackets are no markup and control characters are escaped."""
+    table.add_row(*(Text(printable(cell)) for cell in cells), **options)
 
 
 def _differs(key: str, results: Sequence[CellResult]) -> bool:

@@ -243,7 +243,7 @@ def _way_back(folder: Path) -> str:
     except ValueError as error:
         return str(error)
     found = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
-    return f"{found}: try a smaller lr"
+    return f"{found}: begin a new run with a smaller lr in another folder"
 
 
 def _ends(recipe: Recipe, step: int) -> list[int]:

@@ -59,10 +59,12 @@ class Run:
         return self.step if self.best is None else self.best[0]
 
 
-def data_of(recipe: Recipe, *, place: str | None = None, progress: bool = False) -> Dataset:
+def data_of(
+    recipe: Recipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
+) -> Dataset:
     """Load the data of a recipe. `place` is their current name or path, if they were moved."""
     name = recipe.data if place is None else place
-    data = load_data(name, width=recipe.width, binarize=recipe.binarize, progress=progress)
+    data = load_data(name, width=recipe.width, binarize=recipe.binarize, max_bytes=max_bytes, progress=progress)
     return data.whole if recipe.train_on == "whole" else data
 
 
