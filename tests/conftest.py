@@ -1,4 +1,7 @@
-"""A seed for every test, slow tests first, and checks of shapes where `tests/test_annotation.py` asks for them."""
+"""A seed for every test, slow tests first, checks of shapes where `tests/test_annotation.py` asks for them, and counts.
+
+The attacks in `tests/attack` say how much they have tried.
+"""
 
 import os
 
@@ -24,6 +27,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         unchecked = [item for item in items if item.get_closest_marker("unchecked")]
         items[:] = [item for item in items if not item.get_closest_marker("unchecked")]
         config.hook.pytest_deselected(items=unchecked)
+
+
+ATTACK = "attack"
+"""The property of a test that says what an attack has tried."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the attacks have tried."""
+    reports = terminalreporter.stats.get("", ())  # those of what comes after a test
+    counts = [text for report in reports for name, text in getattr(report, "user_properties", ()) if name == ATTACK]
+    if counts:
+        terminalreporter.section("attacks")
+    for text in sorted(set(counts)):
+        terminalreporter.line(text)
 
 
 @pytest.fixture(autouse=True)

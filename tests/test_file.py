@@ -80,6 +80,29 @@ def test_locking_removes_what_dead_processes_left_and_nothing_else(tmp_path: Pat
         assert {*names(tmp_path)} == mine | {".lock"}
 
 
+def test_locking_leaves_what_others_are_writing(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "note.txt") as place:
+        place.write_text("whole")
+        with exclusive_dir(tmp_path):
+            assert place.read_text() == "whole"
+    assert names(tmp_path) == [".lock", "note.txt"]
+
+
+def test_a_draft_that_is_taken_for_a_leftover_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, try_lock = list[Path](), file._try_lock
+
+    def overtaken(folder: Path) -> Any:
+        made.append(folder)
+        if len(made) == 1:
+            folder.rmdir()
+        return try_lock(folder)
+
+    monkeypatch.setattr(file, "_try_lock", overtaken)
+    write_text(tmp_path / "note.txt", "whole")
+    assert len(set(made)) == 2
+    assert names(tmp_path) == ["note.txt"]
+
+
 def test_errors_inside_the_lock_are_raised(tmp_path: Path) -> None:
     with pytest.raises(BlockingIOError, match=r"^a pipe$"), exclusive_dir(tmp_path):
         raise BlockingIOError("a pipe")

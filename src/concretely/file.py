@@ -49,11 +49,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     'whole'
     """
     try:
-        # in the same folder, so that the rename stays within one file system
-        with TemporaryDirectory(
-            dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
-        ) as folder:
-            temporary = Path(folder, path.name)
+        with _draft(path) as folder:
+            temporary = folder / path.name
             yield temporary
             _flush(temporary)
             temporary.replace(path)
@@ -62,6 +59,24 @@ def atomic_write(path: Path) -> Iterator[Path]:
         if error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from error  # not the name of the temporary file
+
+
+@contextmanager
+def _draft(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory in the folder of a path, so that a rename stays within one file system.
+
+    It is locked while it is in use. If another process takes it for a leftover before that, a new one is created.
+    """
+    while True:
+        with (
+            TemporaryDirectory(
+                dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
+            ) as folder,
+            _try_lock(Path(folder)) as locked,
+        ):
+            if locked is not False:
+                yield Path(folder)
+                return
 
 
 def write_text(path: Path, text: str) -> None:
@@ -169,7 +184,7 @@ def writable_dir(folder: Path) -> None:
 def exclusive_dir(folder: Path) -> Iterator[None]:
     """Lock a directory for this process; raise if another process holds it. The lock ends with the process.
 
-    Temporary directories left behind by a dead process are removed. On file systems without locks, nothing is locked
+    Temporary directories left behind by dead processes are removed. On file systems without locks, nothing is locked
     and nothing is removed.
     """
     with ExitStack() as stack:
@@ -179,8 +194,9 @@ def exclusive_dir(folder: Path) -> Iterator[None]:
             remedy = "wait for it, or choose another folder"
             raise ValueError(f"{str(folder)!r} is in use by another process: {remedy}") from None
         for left in folder.glob(LEFT) if locked else ():
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
+            with _try_lock(left) as is_left:
+                if is_left:
+                    shutil.rmtree(left, ignore_errors=True)
         yield
 
 
@@ -223,6 +239,33 @@ def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
         finally:
             os.close(descriptor)
         # the previous holder has removed the file: try again
+
+
+@contextmanager
+def _try_lock(folder: Path) -> Iterator[bool | None]:
+    """Lock a directory, and yield whether that has succeeded, or None if the file system has no locks.
+
+    It fails if another process holds the lock, or if there is no such directory any more.
+    """
+    if fcntl is None:
+        yield None
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK | _NO_WAIT)
+    except OSError:
+        yield False
+        return
+    try:
+        locked: bool | None = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked = False
+        except OSError:  # the file system has no locks
+            locked = None
+        yield locked if _is_open_file(folder, descriptor) else False
+    finally:
+        os.close(descriptor)
 
 
 def _open_lock(path: Path) -> int:

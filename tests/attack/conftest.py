@@ -1,0 +1,67 @@
+"""How hard an attack tries, and a count of what it has tried.
+
+Each attack has a short form, which `make test` runs, and a full one, which `make test-all` runs. Both are seeded, so
+that a failure repeats. Their counts are printed at the end of the tests.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from random import Random
+from shutil import copytree
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from concretely.experiment.scoring import add_scores, score_split
+from concretely.training.run import restored
+
+from ..cli.conftest import density as density
+from ..conftest import ATTACK
+from ..training.example import data, trained
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Attack:
+    """A seeded source of trials, and the outcomes that they had."""
+
+    def __init__(self, *, full: bool) -> None:
+        self.full, self.outcomes = full, Counter[str]()
+
+    def trials(self, short: int, full: int) -> Iterator[Random]:
+        """Yield as many sources of randomness as there are trials, each with a seed of its own."""
+        for trial in range(full if self.full else short):
+            yield Random(trial)
+
+    def count(self, outcome: str) -> None:
+        """Count the outcome of a trial."""
+        self.outcomes[outcome] += 1
+
+
+@pytest.fixture(params=["short", pytest.param("full", marks=pytest.mark.exhaustive)])
+def attack(request: pytest.FixtureRequest, record_property: Callable[[str, Any], None]) -> Iterator[Attack]:
+    """An attack, in its short or its full form."""
+    found = Attack(full=request.param == "full")
+    yield found
+    outcomes = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.most_common())
+    name = request.node.originalname.removeprefix("test_").replace("_", " ")
+    record_property(ATTACK, f"{name}: {found.outcomes.total():,} tried ({outcomes})")
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+    """A finished run with two checkpoints, validations and a record, to be read only."""
+    folder = tmp_path_factory.mktemp("attack") / "run"
+    trained(folder, notation="4H-4H-12V", steps=8, stop=5, validate=4)
+    trained(folder, notation="4H-4H-12V", steps=8, validate=4)
+    run, model, _ = restored(folder)
+    scores = {split: score_split(run.recipe, model, data(), split=split, samples=2) for split in ("test", "valid")}
+    add_scores(folder, run, model, data=data(), found=scores)
+    return folder
+
+
+@pytest.fixture
+def victims(sound: "Path", tmp_path: "Path") -> Callable[[int], "Path"]:
+    """A function that copies the sound run, to be changed."""
+    return lambda number: copytree(sound, tmp_path / str(number), symlinks=True)
