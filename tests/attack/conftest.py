@@ -15,7 +15,6 @@ import pytest
 from concretely.experiment.scoring import add_scores, score_split
 from concretely.training.run import restored
 
-from ..cli.conftest import density as density
 from ..conftest import ATTACK
 from ..training.example import data, trained
 
@@ -45,7 +44,8 @@ def attack(request: pytest.FixtureRequest, record_property: Callable[[str, Any],
     found = Attack(full=request.param == "full")
     yield found
     outcomes = ", ".join(f"{number:,} {outcome}" for outcome, number in found.outcomes.most_common())
-    name = request.node.originalname.removeprefix("test_").replace("_", " ")
+    others = [str(value) for value in request.node.callspec.params.values() if value != request.param]
+    name = " ".join([request.node.originalname.removeprefix("test_").replace("_", " "), *others])
     record_property(ATTACK, f"{name}: {found.outcomes.total():,} tried ({outcomes})")
 
 

@@ -88,7 +88,7 @@ def hostile(random: Random, trace: Path) -> bytes:
 
 def test_hostile_archives(attack: Attack, tmp_path: Path) -> None:
     trace, path = tmp_path / "trace", tmp_path / "own.npz"
-    for random in attack.trials(short=60, full=2_000):
+    for random in attack.trials(short=40, full=2_000):
         path.write_bytes(hostile(random, trace))
         tracemalloc.start()
         found = sentence_of(load_data, path, max_bytes=LIMIT)

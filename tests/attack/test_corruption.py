@@ -126,7 +126,7 @@ def forge(random: Random, tensors: dict[str, Tensor], state: dict[str, Any]) -> 
 
 
 def test_forged_checkpoints(attack: Attack, victims: Victims) -> None:
-    for number, random in enumerate(attack.trials(short=20, full=600)):
+    for number, random in enumerate(attack.trials(short=15, full=600)):
         folder = victims(number)
         last = checkpoint.latest(folder)
         assert last is not None

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from shutil import copytree
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from concretely.training.recipe import ESTIMATORS, Recipe, read, resolve
 from ..cli.command import call
 from .conftest import Attack
 from .outcome import sentence_of
+from .work import points
 
 pytestmark = pytest.mark.usefixtures("unpictured")
 
@@ -102,7 +102,7 @@ def read_recipe(path: Path) -> Recipe:
 
 def test_fuzzed_recipes(attack: Attack, tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
-    for random in attack.trials(short=400, full=20_000):
+    for random in attack.trials(short=250, full=20_000):
         given = settings(random)
         found = sentence_of(resolve, **given)
         if not isinstance(found, str):
@@ -125,7 +125,7 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
 def test_fuzzed_records(attack: Attack, sound: Path, tmp_path: Path) -> None:
     known = read_record(sound / "record.json")
     path = tmp_path / "run" / "record.json"
-    for random in attack.trials(short=60, full=2_000):
+    for random in attack.trials(short=40, full=2_000):
         record = json.loads(json.dumps(known))
         for _ in range(random.randrange(1, 4)):
             holder, key = random.choice(places(record))
@@ -158,17 +158,17 @@ HOSTILE = [
     "0",
     "9" * 30,
 ]
-HARMLESS = ["1", "2", "1/2", "digits", "concrete", "threshold", "valid", "out", "cpu"]
+HARMLESS = ["1", "2", "1/2", "concrete", "threshold", "valid", "out", "cpu"]
 FLAGS = ["out", "data", "steps", "lr", "seed", "samples", "estimator", "recipe", "batch", "split", "rows", "precision"]
 FLAGS += ["device", "max-bytes", "score-samples", "temperature", "binarize", "resume", "alpha", "columns", "repeats"]
 VERBS: list[tuple[str, ...]] = [
-    ("train", "4H-64V", "--steps", "1", "--score-samples", "1"),
+    ("train", "4H-12V", "--data", "DATA", "--steps", "1", "--score-samples", "1"),
     ("train",),
-    ("sweep", "4H-64V", "--steps", "1", "--lr", "1e-3", "--weight-decay", "0"),
+    ("sweep", "4H-12V", "--data", "DATA", "--steps", "1", "--lr", "1e-3", "--weight-decay", "0"),
     ("evaluate", "RUN", "--samples", "1"),
     ("compare", "RUN"),
     ("sample", "RUN", "--rows", "1"),
-    ("study", "2H-64V", "--repeats", "2"),
+    ("study", "2H-12V", "--data", "DATA", "--repeats", "2"),
     ("figure", "binary"),
     ("figure", "graph", "2H-4V"),
     ("reproduce", "table-1", "--dry-run", "--rows", "200H-784V"),
@@ -179,13 +179,14 @@ VERBS: list[tuple[str, ...]] = [
 ]
 
 
-def test_fuzzed_command_lines(attack: Attack, density: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = str(copytree(density, tmp_path / "run"))
-    for number, random in enumerate(attack.trials(short=30, full=450)):
+def test_fuzzed_command_lines(attack: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, own = str(tmp_path / "run"), str(points(tmp_path / "run"))
+    assert call("train", "4H-12V", "--data", own, "--steps", "2", "--score-samples", "1", "--out", run)[0] == 0
+    for number, random in enumerate(attack.trials(short=25, full=450)):
         folder = tmp_path / str(number)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        words = [run if word == "RUN" else word for word in random.choice(VERBS)]
+        words = [{"RUN": run, "DATA": own}.get(word, word) for word in random.choice(VERBS)]
         for _ in range(random.randrange(3)):
             value = random.choice([*HOSTILE, *HARMLESS])
             words[len(words) :] = [f"--{random.choice(FLAGS)}", value] if random.random() < 0.8 else [value]
