@@ -86,8 +86,14 @@ def install_command(extra: str) -> str:
     except PackageNotFoundError:  # imported from a source tree
         project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
         packages = project["project"]["optional-dependencies"][extra]
-    pip = [sys.executable, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python"]
-    return shlex.join([*pip, *([] if "-m" in pip else [sys.executable]), *packages])
+    return pip_install(*packages)
+
+
+def pip_install(*packages: str) -> str:
+    """Return the command that installs packages into the environment of this process."""
+    python = sys.executable
+    pip = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]
+    return shlex.join([*pip, *packages])
 
 
 def _git(*arguments: str) -> str:

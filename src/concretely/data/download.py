@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from ..environment import pip_install
 from ..evaluation.progress import counting
 from ..file import FULL, atomic_write, file_lock, open_append, open_regular
 from ..spelling import printable
@@ -51,7 +52,7 @@ def need(module: str, package: str, *, what: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(f"{what} needs {package}, which is not installed: pip install {package}") from error
+        raise ImportError(f"{what} needs {package}, which is not installed: {pip_install(package)}") from error
 
 
 def fetch(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..file import writable_dir, write_text
+from ..file import read_bytes, writable_dir, write_text
 from ..training.recipe import DIFFERENT, FILE, OF_DATA, Member, Recipe, resolve, section_settings
 from ..training.train_state import TrainState
 from .grid import differing_keys, expand_grid, recipe_names
@@ -22,6 +22,8 @@ NAME_KEYS = tuple(name for name in DIFFERENT if name not in OF_DATA)
 """The keys of a recipe in the folder names of a sweep."""
 
 SWEEP, BEST = "sweep.json", "best.toml"
+MOST = 2**16
+"""The maximum number of bytes of the file that a diverged run leaves."""
 
 
 class ScoredMember(NamedTuple):
@@ -154,7 +156,8 @@ def _summary(member: Member, record: Mapping[str, Any] | None) -> dict[str, Any]
     """Return the entry of a member in `sweep.json`."""
     entry: dict[str, Any] = {"folder": member.folder.name, "recipe": member.recipe.settings}
     if record is None:
-        return {**entry, "diverged": (member.folder / DIVERGED).read_text(encoding="utf-8").strip()}
+        why = read_bytes(member.folder / DIVERGED, most=MOST).decode(errors="replace").strip()
+        return {**entry, "diverged": why}
     metric = record["metrics"]["valid_nll"]
     scores = {key: metric[key] for key in ("standard_error", "samples")}
     return {**entry, "nll": metric["value"], **scores, "step": record["step"], "seconds": record["seconds"]}
