@@ -104,9 +104,13 @@ def restored(folder: str | Path, *, device: torch.device | str = "cpu") -> tuple
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
-    run, model = _run(recipe, last), empty_model(recipe)  # a recipe may ask for more memory than its checkpoint
+    run = _run(recipe, last)
     kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
     tensors = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
+    # a recipe may ask for more memory and time than its checkpoint: nothing is allocated, and each layer has a tensor
+    if len(tensors) < len(layers := recipe.architecture.layers):
+        raise ValueError(f"{last.place} must have tensors of {len(layers):,} layers, got {len(tensors):,} tensors")
+    model = empty_model(recipe)
     require_tensors(tensors, {f"{kept}{name}": tensor for name, tensor in model.state_dict().items()}, last.place)
     model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in tensors.items()}, assign=True)
     return run, model.to(device).eval(), last.damaged
