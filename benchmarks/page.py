@@ -94,26 +94,28 @@ def _section(record: Mapping[str, Any]) -> Section:
     part = record["recipe"]["benchmark"].removeprefix("chip ")
     match part:
         case "nodes":
-            text = "Sample, log density and gradient, in passes: the time of a copy of the logits is one pass."
+            text = "The time of a sample, its log density and its gradient. One pass is the time to copy the logits."
             return Section("Nodes", text, [_node(result) for result in record["results"]])
         case "steps":
-            text = "Forwards, backwards and update, in microseconds for each of the models that train as one program."
+            text = "The time of a forward pass, a backward pass and an update, in microseconds for each model of one "
+            text += "program."
             return Section(f"Training steps{_products(record)}", text, [_step(result) for result in record["results"]])
         case "likelihood":
-            text = "The multi-sample bound of a test set, in seconds."
+            text = "The time to compute the multi-sample bound of a test set, in seconds."
             pictures = [_likelihood(result) for result in record["results"]]
             return Section(f"Likelihood{_products(record)}", text, pictures)
         case "recipes":
-            text = "How good a model of MNIST becomes on the validation set in how many seconds of training, without "
-            text += "the looks at it and without the first steps, in which programs are compiled and recorded. Test "
-            text += "NLLs, of one run each, come with the standard error that chance in the choice of the data gives."
+            text = "The validation NLL of a model of MNIST against seconds of training. Seconds do not include "
+            text += "validation, nor the first steps, in which programs are compiled and recorded. Each test NLL is "
+            text += "that of one run, with its standard error over test points."
             return Section(f"Time to a likelihood{_products(record)}", text, _recipes(record["results"]))
         case "programs":
-            text = "A step of each of several programs that share the device, a thread and a stream each."
+            text = "The time of a step of each of several programs that share the device. Each program has a thread "
+            text += "and a stream."
             return Section(f"Several programs at once{_products(record)}", text, _costs(record["results"]))
         case _:
-            text = "A training step of this library as one size grows. Where a line is as steep as the dotted one, "
-            text += "cost is in proportion to the size; where it is flat, a larger size is free."
+            text = "The time of a training step of this library as one size grows. Where a line is as steep as the "
+            text += "dotted one, the time is proportional to the size. Where it is flat, a larger size costs nothing."
             return Section(f"Cost against size{_products(record)}", text, _costs(record["results"]))
 
 

@@ -100,7 +100,7 @@ GUMBEL = Case("Gumbel", lambda logits, temperature, **options: c.Gumbel(logits, 
 CONTINUOUS = (*TEMPERED, GUMBEL)
 
 
-EDGE = pytest.mark.filterwarnings("ignore::concretely.functional.draw.EdgeWarning")
+EDGE = pytest.mark.filterwarnings("ignore::concretely.functional.squashing.EdgeWarning")
 """For laws that score values on the edge, of which a warning says that they are many."""
 
 

@@ -16,7 +16,7 @@ SHAPES = (
     *(f"tests/estimator/test_{name}.py" for name in ("bound", "exact", "fused", "nvil", "vimco")),
     "tests/model",
     "tests/kernel",
-    *(f"tests/test_{name}.py" for name in ("graph", "noise", "objective", "trace")),
+    *(f"tests/test_{name}.py" for name in ("graph", "noise", "objective", "program", "rows", "trace")),
     "tests/report/test_image.py",
 )
 """Tests that call all that has a shape, in little time."""

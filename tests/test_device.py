@@ -88,7 +88,7 @@ def test_runs_train_stop_and_go_on_where_they_are_told_to(estimator: str, device
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_no_step_is_taken_from_a_fault_on(device: str) -> None:
-    state = TrainState(resolve(notation="4H-3H-64V", steps=30, lr=1e-2), load_data("digits"), device=device)
+    state = TrainState.of(resolve(notation="4H-3H-64V", steps=30, lr=1e-2), load_data("digits"), device=device)
     engine = Engine([state])
     engine.advance(3)
     weight = state.model.get_parameter("q.layers.1.network.0.weight")

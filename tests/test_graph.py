@@ -440,14 +440,15 @@ def many(draw: c.Draw, x: Tensor) -> Tensor:
             diamond,
             c.mode.Discrete(),
             {"generator": 0},
-            "generator must be a torch.Generator, as of torch.Generator().manual_seed(0), got int",
+            "generator must be a torch.Generator, such as torch.Generator().manual_seed(0), got int",
         ),
         (diamond, c.mode.Discrete(), {"batch_dims": "1"}, "batch_dims must be a whole number of at least 0, got '1'"),
         (
             normal_latent,
             c.mode.Enumerate(),
             {},
-            "a graph must have only discrete nodes of concretely to be enumerated, got another at 'a'",
+            "node 'a' must be a discrete variable of concretely to be enumerated, got Normal of "
+            "torch.distributions.normal: use an estimator that draws samples, such as RLOO()",
         ),
         (
             many,

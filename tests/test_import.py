@@ -22,6 +22,7 @@ ORDER = [
     "noise",
     "functional",
     "distribution",
+    "layer",
     "graph",
     "model",
     "objective",
@@ -94,6 +95,15 @@ def test_public_names_are_those_of_the_rooms() -> None:
     assert set(concretely.__all__) <= set(dir(concretely))
     with pytest.raises(AttributeError, match="module 'concretely' has no attribute 'Bernouli'"):
         concretely.Bernouli  # noqa: B018
+
+
+def test_no_public_name_means_two_things() -> None:
+    assert not set(dir(concretely)) & {*concretely.mode.__all__, *concretely.report.__all__}
+
+
+def test_packages_are_attributes_without_an_import_of_their_own() -> None:
+    program = "import concretely, sys; concretely.report.simplex; assert 'matplotlib' in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_every_reference_is_in_the_bibliography() -> None:

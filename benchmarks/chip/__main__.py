@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from .. import record
-from . import ablation, cost, law, likelihood, node, recipe, step
+from . import ablation, cost, law, likelihood, node, own, recipe, step
 from .law import Law
 from .work import SEED
 
-PARTS = ("laws", "nodes", "steps", "likelihood", "costs", "programs", "recipes", "ablation")
+PARTS = ("laws", "nodes", "steps", "own", "likelihood", "costs", "programs", "recipes", "ablation")
 PRODUCTS = ("highest", "high", "medium")
 
 
@@ -57,6 +57,7 @@ def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: tor
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "nodes": lambda: node.results(**given),
         "steps": lambda: step.results(**given, products=wished.products, cases=wished.cases),
+        "own": lambda: own.results(**given, products=wished.products),
         "likelihood": lambda: likelihood.results(**{**given, "rounds": wished.likelihood_rounds}, points=wished.points),
         "costs": lambda: cost.results(cost.COSTS, **given),
         "programs": lambda: cost.results(cost.PROGRAMS, **given),

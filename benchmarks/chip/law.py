@@ -75,7 +75,7 @@ def laws(*, device: torch.device, products: str, quick: bool) -> Iterator[Law]:
 
 def _apart(recipes: list[Recipe], data: Dataset, device: torch.device) -> float:
     """How far parameters and moments of members lie from those of runs alone, the largest of each tensor being one."""
-    alone, together = ([TrainState(each, data, device=device) for each in recipes] for _ in range(2))
+    alone, together = ([TrainState.of(each, data, device=device) for each in recipes] for _ in range(2))
     for state in alone:
         Engine([state], stacked=False).advance(STEPS)
     Engine(together).advance(STEPS)

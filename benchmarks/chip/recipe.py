@@ -1,8 +1,8 @@
-"""How good a model of MNIST becomes in how many seconds of training, by one recipe and by others.
+"""Train a model of MNIST with several recipes, and record its NLL against seconds of training.
 
-Seconds are those of steps alone, all done on the device: looks at the validation set are left out, and so are the first
-steps, in which programs are compiled and recorded. Every model is scored with the same products, whichever it was
-trained with, and by the same draws.
+Seconds are the time of training steps on the device. They do not include validation, nor the first steps, in which
+programs are compiled and recorded. All models are scored with the same precision of matrix products, whatever they
+were trained with, and with the same draws.
 """
 
 import math
@@ -139,7 +139,7 @@ class Run:
         self.case, self.recipe, self.seconds = case, recipe, 0.0
         self.first = min(FIRST, recipe.steps)
         self.products = case.products or torch.get_float32_matmul_precision()
-        self.state = TrainState(recipe, data, device=data.train.packed.device)
+        self.state = TrainState.of(recipe, data, device=data.train.packed.device)
         self.engine = Engine([self.state])
         horizon = HORIZON * recipe.steps
         self._stretch = max(1, round(horizon / OFTEN)) if case.averages else recipe.steps

@@ -54,7 +54,7 @@ def states(first: Recipe, data: Dataset, *, members: int, device: torch.device) 
     seeds = range(SEED, SEED + members)
     recipes = [resolve(**{**first.settings, "seed": seed}) for seed in seeds]
     data = data.to(device)
-    return [TrainState(each, data, device=device) for each in recipes]
+    return [TrainState.of(each, data, device=device) for each in recipes]
 
 
 def taken(engine: Engine, steps: int) -> None:

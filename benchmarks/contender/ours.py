@@ -1,16 +1,25 @@
 """This library, as it comes and compiled."""
 
+from collections.abc import Callable
+from typing import Any
+
 import concretely as c
 
 from ..task import Task
 from . import autograd
 from .base import Contender, Family
 
+
+def _built(cls: Any) -> Callable[..., Any]:
+    """A function that builds a class from logits and a temperature, which it takes by name."""
+    return lambda logits, temperature, **more: cls(logits=logits, temperature=temperature, **more)
+
+
 FAMILIES = (
-    Family("Logistic", "binary", "node", lambda logits, t: c.Logistic(logits=logits, temperature=t)),
-    Family("BinaryConcrete", "binary", "unit", lambda logits, t: c.BinaryConcrete(logits=logits, temperature=t)),
-    Family("ExpConcrete", "n-ary", "node", lambda logits, t: c.ExpConcrete(logits=logits, temperature=t)),
-    Family("Concrete", "n-ary", "unit", lambda logits, t: c.Concrete(logits=logits, temperature=t)),
+    Family("Logistic", "binary", "node", _built(c.Logistic)),
+    Family("BinaryConcrete", "binary", "unit", _built(c.BinaryConcrete)),
+    Family("ExpConcrete", "n-ary", "node", _built(c.ExpConcrete)),
+    Family("Concrete", "n-ary", "unit", _built(c.Concrete)),
 )
 
 

@@ -4,15 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import report
     from .data import load_data
     from .distribution import *
     from .estimator import *
     from .evaluation import *
     from .graph import *
+    from .layer import *
     from .model import *
     from .notation import *
     from .objective import *
     from .schedule import *
+    from .training.callback import CSVLog, ProgressBar, TensorBoard
+    from .training.fit import FittedRun, fit
     from .training.recipe import Recipe
     from .training.run import load
 
@@ -27,6 +31,7 @@ __all__ = [
     "Bernoulli",
     "BinaryCircuit",
     "BinaryConcrete",
+    "CSVLog",
     "CircuitNode",
     "Concrete",
     "Draw",
@@ -36,6 +41,7 @@ __all__ = [
     "Exact",
     "ExpConcrete",
     "ExpLogisticNormal",
+    "FittedRun",
     "GradientStudy",
     "Gumbel",
     "GumbelSoftmax",
@@ -48,30 +54,39 @@ __all__ = [
     "Model",
     "OneHotCategorical",
     "Pathwise",
+    "ProgressBar",
     "Recipe",
     "Reinforce",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
+    "TensorBoard",
     "Trace",
+    "Warmup",
     "average",
     "bound",
     "density",
     "estimate",
     "evaluate",
     "exact_log_likelihood",
+    "fit",
     "gradient_study",
+    "gumbel_sigmoid",
+    "gumbel_softmax",
     "load",
     "load_data",
     "mode",
     "monte_carlo_kl",
     "parse",
     "prediction",
+    "report",
     "run",
+    "straight_through",
     "tile",
 ]
 
 _ROOMS = (
     "distribution",
+    "layer",
     "notation",
     "schedule",
     "graph",
@@ -82,7 +97,17 @@ _ROOMS = (
 )
 
 
-_ELSEWHERE = {"Recipe": ".training.recipe", "load": ".training.run", "load_data": ".data"}
+_ELSEWHERE = {
+    "CSVLog": ".training.callback",
+    "FittedRun": ".training.fit",
+    "ProgressBar": ".training.callback",
+    "Recipe": ".training.recipe",
+    "TensorBoard": ".training.callback",
+    "fit": ".training.fit",
+    "load": ".training.run",
+    "load_data": ".data",
+    "report": ".report",
+}
 """The modules of the public names that are in none of `_ROOMS`."""
 
 
@@ -91,7 +116,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name in _ELSEWHERE:
-        found = getattr(import_module(_ELSEWHERE[name], __name__), name)
+        module = import_module(_ELSEWHERE[name], __name__)
+        found = module if name == "report" else getattr(module, name)
     else:
         rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
         found = next(getattr(room, name) for room in rooms if name in room.__all__)

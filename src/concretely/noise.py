@@ -29,9 +29,12 @@ class Keys:
     True
     """
 
-    def __init__(self, keys: Int64[Tensor, "draws 2"]) -> None:
+    def __init__(self, keys: Int64[Tensor, "draws 2"], *, seeds_torch: bool = True) -> None:
         self._keys = keys
         self.used = 0
+        self.seeds_torch = seeds_torch
+        """Whether distributions of torch use a key each. If False, they draw from torch's global generators, which the
+        caller has seeded; then nothing waits for the device."""
 
     def next(self) -> Int64[Tensor, "1 2"]:
         """Return the key of the next draw."""
@@ -44,10 +47,17 @@ class Keys:
 Source = Generator | Keys
 
 
+def require_source(source: object) -> None:
+    """Raise unless a generator is one, or None."""
+    if source is not None and not isinstance(source, Source):
+        found = type(source).__name__
+        raise TypeError(f"generator must be a torch.Generator, such as torch.Generator().manual_seed(0), got {found}")
+
+
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
     """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
-    if source is None:
+    if source is None or (isinstance(source, Keys) and not source.seeds_torch):
         yield
         return
     if torch.compiler.is_compiling():
@@ -78,6 +88,21 @@ def gumbel(
 ) -> Float[Tensor, "..."]:
     """Draw standard Gumbel noise."""
     return gumbel_of(uniform(shape, dtype, device=device, generator=generator))
+
+
+def exponential(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw standard exponential noise. Minus its logarithm is Gumbel noise."""
+    return uniform(shape, dtype, device=device, generator=generator).neg_().log1p_().neg_()
+
+
+def few_exponential(like: Float[Tensor, "..."], generator: Generator | None = None) -> Float[Tensor, "..."]:
+    """Draw standard exponential noise in the shape and dtype of a small tensor on the CPU, by one operation.
+
+    It has 53 bits, and is 0 once in 2⁵³ draws. For many numbers, `exponential` is several times faster.
+    """
+    return torch.empty_like(like).exponential_(generator=generator)
 
 
 def normal(
@@ -119,7 +144,21 @@ def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
     """Return a key for one kernel draw: the next of `Keys`, or one drawn from a generator."""
     if isinstance(source, Keys):
         return source.next()
+    require_source(source)
     return torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device, generator=source)
+
+
+def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
+    """Return a key for one draw on a GPU as two numbers of 64 bits, without work on the GPU.
+
+    They are the seed and the offset of a generator, which moves on. A CUDA graph that is being captured would replay
+    the same key: use `key_of` there.
+    """
+    generator = torch.cuda.default_generators[device.index] if source is None else source
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    generator.set_offset(offset + 4)  # torch counts in fours
+    # the highest bits keep the key apart from those of torch's own draws
+    return (seed ^ seed >> 62) & (2**62 - 1) | 2**62, offset | 2**62
 
 
 def _fractions(
@@ -140,6 +179,7 @@ def _fractions(
         key = torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device)
         found = fractions.definition(key, count, dtype, signed)
     else:
+        require_source(source)
         words = torch.randint(-(2**63), 2**63 - 1, (_count_words(count, dtype),), device=device, generator=source)
         found = _from_words(words, count, dtype, signed)
     return found.view(tuple(shape))

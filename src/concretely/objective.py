@@ -42,11 +42,19 @@ class LogWeights:
     """The trace that drew the latents. It is `p` for a program and for a model without q."""
     divides: bool
     """Whether the log-weight subtracts log q."""
+    kl_weight: float | Tensor | None = None
+    """The factor of log q in the log-weight, or None if there is none. In `log_p` it is included."""
 
     @property
     def log_q(self) -> dict[str, Tensor]:
         """Return the log probabilities of the latents, by node."""
         return {name: self.q[name].log_prob for name in self.q.latent}
+
+    @property
+    def subtracted(self) -> dict[str, Tensor]:
+        """Return what the log-weight subtracts, by node: log q times the weight of the KL."""
+        log_q, weight = self.log_q, self.kl_weight
+        return log_q if weight is None else {name: weight * term for name, term in log_q.items()}
 
     @property
     def scored(self) -> list[str]:
@@ -56,7 +64,9 @@ class LogWeights:
     @property
     def log_w(self) -> Tensor:
         """Return the log-weights."""
-        return total(self.log_p.values()) - total(self.log_q.values()) if self.divides else total(self.log_p.values())
+        if not self.divides:
+            return total(self.log_p.values())
+        return total(self.log_p.values()) - total(self.subtracted.values())
 
     @property
     def log_w_given_q(self) -> Tensor:
@@ -64,8 +74,10 @@ class LogWeights:
 
         The omitted term, the score of q, has mean zero in the single-sample bound.
         """
-        held = {name: log_q.detach() if name in self.scored else log_q for name, log_q in self.log_q.items()}
-        return total(self.log_p.values()) - total(held.values()) if self.divides else total(self.log_p.values())
+        if not self.divides:
+            return total(self.log_p.values())
+        held = {name: term.detach() if name in self.scored else term for name, term in self.subtracted.items()}
+        return total(self.log_p.values()) - total(held.values())
 
 
 def loss(
@@ -82,7 +94,7 @@ def loss(
     signal, baseline = signal or {}, baseline or {}
     log_q = weights.log_q if weights.divides or signal else {}
     everywhere = all(not given or given.keys() == log_q.keys() for given in (signal, baseline))
-    if weights.divides and everywhere and objective in (bound, average):
+    if weights.divides and weights.kl_weight is None and everywhere and objective in (bound, average):
         terms, signals, baselines = ([each[name] for name in log_q if each] for each in (log_q, signal, baseline))
         return functional.loss(list(weights.log_p.values()), terms, signals, baselines, objective is average)
     log_w = weights.log_w_given_q if signal and objective is average else weights.log_w
@@ -107,8 +119,9 @@ def log_weights(
     """Run a target and return the terms of its log-weights.
 
     The log-weight of a program is minus its cost. The log-weight of a model is log p(x, z) - log q(z | x) or, without
-    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms. `mode` draws
-    the latents, and `prior_mode`, by default the same, scores them under p.
+    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms. The terms of
+    the latents are multiplied by the model's weight of the KL. `mode` draws the latents, and `prior_mode`, by default
+    the same, scores them under p.
     """
     if not isinstance(target, Model):
         trace = run(target, *inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
@@ -122,10 +135,14 @@ def log_weights(
         raise ValueError("p must have an observed node, got no call of draw with observed=: is an input missing?")
     if p is q:
         return LogWeights({name: p[name].log_prob for name in p.observed}, p, q, divides=False)
-    if analytic:
-        terms = {name: -divergence(p, q, name) if name in q else p[name].log_prob for name in p}
-        return LogWeights(terms, p, q, divides=False)
-    return LogWeights(p.log_prob, p, q, divides=True)
+    terms = dict(p.log_prob) if not analytic else {}
+    for name in p if analytic else ():
+        terms[name] = -divergence(p, q, name) if name in q else p[name].log_prob
+    if not target.is_weighed:
+        return LogWeights(terms, p, q, divides=not analytic)
+    weight = target.kl_weight
+    weighed = {name: weight * term if name in q.latent else term for name, term in terms.items()}
+    return LogWeights(weighed, p, q, divides=not analytic, kl_weight=weight)
 
 
 def is_pathwise(distribution: Distribution) -> bool:
@@ -150,6 +167,8 @@ def _cost(trace: Trace) -> Tensor:
     expected = f"a program must return a cost of shape {shape}, a number for each sample and data point"
     if not isinstance(cost, Tensor):
         raise TypeError(f"{expected}, or a tuple whose first entry is one, got {type(cost).__name__}")
+    if not cost.is_floating_point():
+        raise TypeError(f"a program must return a floating cost, got {cost.dtype}: convert it with cost.float()")
     if cost.shape != rows.folded:
         hint = ": do not average over rows, as with reduction='none'" if len(cost.shape) < len(shape) else ""
         raise ValueError(f"{expected}, got shape {tuple(cost.shape)}{hint}")
@@ -159,8 +178,8 @@ def _cost(trace: Trace) -> Tensor:
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
     """Return the name of the quantity that an objective bounds from below.
 
-    Return None for a program, and for objectives other than `bound` and `average`.
+    Return None for a program, a weighed KL, and objectives other than `bound` and `average`.
     """
-    if not isinstance(target, Model) or objective not in (bound, average):
+    if not isinstance(target, Model) or target.is_weighed or objective not in (bound, average):
         return None
     return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

@@ -1,9 +1,44 @@
-"""Schedules of the temperature during training."""
+"""Schedules: numbers that change during training, such as temperatures."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
+from typing import overload
 
-__all__ = ["Annealing"]
+__all__ = ["Annealing", "Warmup"]
+
+Schedule = float | Callable[[int], float]
+"""A number, or a function of the step that returns one."""
+
+
+@overload
+def at_step(schedule: Schedule, step: int) -> float: ...
+@overload
+def at_step(schedule: Schedule | None, step: int) -> float | None: ...
+def at_step(schedule: Schedule | None, step: int) -> float | None:
+    """Return the value of a schedule at a step, or None if there is no schedule.
+
+    >>> at_step(0.5, 3), at_step(lambda step: 2.0 * step, 3)
+    (0.5, 6.0)
+    """
+    return schedule(step) if callable(schedule) else schedule
+
+
+def lr_factor(name: str, step: int, steps: int) -> float:
+    """Return the factor by which a named schedule multiplies the learning rate at a step out of `steps`.
+
+    >>> lr_factor("constant", 50, 100), lr_factor("linear", 25, 100), lr_factor("cosine", 50, 100)
+    (1.0, 0.75, 0.5)
+    """
+    done = min(step / steps, 1.0)
+    match name:
+        case "linear":
+            return 1 - done
+        case "cosine":
+            return (1 + math.cos(math.pi * done)) / 2
+        case _:
+            return 1.0
 
 
 @dataclass(frozen=True)
@@ -21,6 +56,8 @@ class Annealing:
 
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("end", self.end), ("steps", self.steps)):
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{name} must be a number, got {type(value).__name__}")
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value:.9g}")
 
@@ -28,3 +65,31 @@ class Annealing:
         """Return the temperature of an optimizer update, counted from 0."""
         gone = min(max(step / self.steps, 0.0), 1.0)
         return float(self.start ** (1 - gone) * self.end**gone)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """A number that rises linearly from `start` to `end` within some steps, and then stays constant.
+
+    It serves as the weight of a KL, or as the factor of a learning rate.
+
+    >>> beta = Warmup(1000)
+    >>> beta(0), beta(500), beta(5000)
+    (0.0, 0.5, 1.0)
+    """
+
+    steps: int
+    start: float = 0.0
+    end: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.steps < math.inf:
+            raise ValueError(f"steps must be positive, got {self.steps:.9g}")
+        for name, value in (("start", self.start), ("end", self.end)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must not be negative, got {value:.9g}")
+
+    def __call__(self, step: int) -> float:
+        """Return the number at an optimizer update, counted from 0."""
+        gone = min(max(step / self.steps, 0.0), 1.0)
+        return float(self.start + (self.end - self.start) * gone)

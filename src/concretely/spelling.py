@@ -22,6 +22,17 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; choose from {', '.join(map(repr, names))}" if names else "; there are none"
 
 
+def require_one_of(name: str, value: object, *allowed: str) -> None:
+    """Raise unless the value of a setting is one of the allowed ones.
+
+    >>> require_one_of("noise", "gauss", "gumbel", "normal")
+    Traceback (most recent call last):
+    ValueError: noise must be one of 'gumbel', 'normal', got 'gauss'
+    """
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+
+
 def number(text: str) -> float:
     """Parse a number or a fraction; return NaN if the text is neither.
 

@@ -19,6 +19,7 @@ from benchmarks.chip import ablation, kernel, law, node, recipe, step, switch, t
 from benchmarks.chip.law import Law
 from benchmarks.chip.peer.case import Case
 from benchmarks.chip.turn import Contender
+from benchmarks.task import Kind, Task
 from benchmarks.timing import Timing
 from concretely.data import Bits, Dataset
 from concretely.kernel import operator
@@ -93,6 +94,14 @@ def test_a_contender_that_fails_is_left_out_with_the_reason() -> None:
     ready = turn.made({"ours": lambda: Contender("ours", int), "jax": missing}, said.append)
     assert [timing.contender.name for timing in ready] == ["ours"]
     assert said == ["jax is left out, as it fails: ImportError: No module named 'jax'"]
+
+
+@pytest.mark.parametrize("kind", node.QUICK)
+def test_our_nodes_run_as_they_are_timed(kind: Kind) -> None:
+    task = Task("node", kind=kind, shape=node.QUICK[kind], temperatures=(node.TEMPERATURE,), seed=0)
+    entrants, said = node.entrants(task, CPU), []
+    ready = turn.made({name: entrants[name] for name in (node.OURS, node.OURS + node.CAPTURED)}, said.append)
+    assert len(ready) == 2, said
 
 
 def test_times_are_those_of_one_piece_of_work() -> None:

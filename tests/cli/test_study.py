@@ -12,9 +12,9 @@ from concretely.data import load_data
 from concretely.evaluation import GradientStudy, gradient_study
 from concretely.training import checkpoint
 from concretely.training import run as training
+from concretely.training.paper import build_model
 from concretely.training.recipe import read, resolve
 from concretely.training.rng import Order
-from concretely.training.train_state import build_model
 
 from .command import call
 from .conftest import STEPS

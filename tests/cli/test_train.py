@@ -90,7 +90,7 @@ def test_event_files_are_there_and_can_be_read(finished: tuple[Path, str, str]) 
 
     events = EventAccumulator(str(finished[0] / "tensorboard"))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"bound", "discrete", "valid", "lr", "temperature"}
+    assert set(events.Tags()["scalars"]) == {"bound", "discrete", "gap", "valid", "lr", "temperature"}
     rows = restored(finished[0])[0].rows
     assert [event.step for event in events.Scalars("bound")] == [10, 20]
     assert [event.value for event in events.Scalars("bound")] == pytest.approx([row.bound for row in rows])
@@ -167,7 +167,8 @@ def test_a_folder_that_holds_a_run_is_not_trained_in_again(finished: tuple[Path,
     code, stdout, stderr = call(*TINY, "--out", str(folder))
     assert (code, stdout) == (2, "")
     assert stderr == (
-        f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out\n"
+        f"{str(folder)!r} already holds a run: resume it with --resume, replace it with --overwrite, or choose another "
+        "folder with --out\n"
     )
 
 

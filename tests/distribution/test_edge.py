@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import concretely as c
-from concretely.functional.draw import EdgeWarning
 from concretely.functional.edge import near_one, near_zero
+from concretely.functional.squashing import EdgeWarning
 from tests.cases import DTYPES, RELAXATIONS, Case, each, named
 
-pytestmark = pytest.mark.filterwarnings("ignore::concretely.functional.draw.EdgeWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::concretely.functional.squashing.EdgeWarning")
 INVERTIBLE = tuple(case for case in RELAXATIONS if "Hypercube" not in case.name)
 ON_INTERVAL = tuple(case for case in INVERTIBLE if not case.has_categories)
 HALVES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -67,7 +67,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: c.Bernoulli(logits=torch.tensor([1, 0])),
         TypeError,
-        "logits must be a floating tensor, got torch.int64; convert them with logits.float()",
+        "logits must be a floating tensor, got torch.int64; convert with logits.float()",
     ),
     (lambda: c.Bernoulli(logits=[0.0]), TypeError, "logits must be a floating tensor or a number, got list"),
     (

@@ -165,7 +165,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "mean of vimco": (
         lambda: c.VIMCO("harmonic"),
         ValueError,
-        "mean must be 'geometric' or 'arithmetic', got 'harmonic'",
+        "mean must be one of 'geometric', 'arithmetic', got 'harmonic'",
     ),
     "too many states": (
         estimate(WIDE, c.Exact()),
@@ -204,6 +204,21 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         TypeError,
         "temperature must be a number or a tensor, got str at node 'h1'",
     ),
+    "temperature that is missing": (
+        lambda: c.StraightThroughGumbelSoftmax(None),
+        TypeError,
+        "temperature must be a number or a tensor, got NoneType",
+    ),
+    "unknown noise": (
+        lambda: c.Pathwise(0.5, noise="gauss"),
+        ValueError,
+        "noise must be one of 'gumbel', 'normal', got 'gauss'",
+    ),
+    "unknown score": (
+        lambda: c.mode.Relaxed(0.5, scored_by="masses"),
+        ValueError,
+        "scored_by must be one of 'density', 'mass', got 'masses'",
+    ),
     "temperature of an unknown node": (
         estimate(TWO, c.Pathwise({"h1": 0.5, "h2": 0.5, "h3": 0.5})),
         ValueError,
@@ -233,7 +248,8 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "enumerated mass of torch": (
         estimate(foreign, c.Exact()),
         ValueError,
-        "a graph must have only discrete nodes of concretely to be enumerated, got another at 'gate'",
+        "node 'gate' must be a discrete variable of concretely to be enumerated, got Bernoulli of "
+        "torch.distributions.bernoulli: use an estimator that draws samples, such as RLOO()",
     ),
     "root without an axis of data": (
         estimate(unexpanded, c.Reinforce(), samples=2),

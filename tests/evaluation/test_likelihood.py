@@ -530,3 +530,8 @@ def test_likelihood_that_is_not_a_number_is_reported_with_its_data_point(functio
 def test_too_many_states_are_refused() -> None:
     with pytest.raises(ValueError, match=r"at most 2\^20 states to be enumerated, got 2\^21 up to node 'h1'"):
         exact_log_likelihood(c.density("21H-5V"), torch.zeros(3, 5))
+
+
+def test_data_sets_of_the_library_are_evaluated() -> None:
+    data = c.load_data("digits")
+    assert math.isfinite(c.evaluate(c.density("4H-64V"), data.test, samples=2).nll)

@@ -119,9 +119,10 @@ def test_the_layout_of_the_file_does_not_matter(tmp_path: Path) -> None:
     [
         (
             {"recipe": []},
-            r"recipe of a record must have the texts notation, data, estimator and the number samples, got",
+            r"recipe of a record must have the texts notation or model, data, estimator, and samples, got",
         ),
         ({"recipe": RECIPE | {"notation": None}}, r"recipe of a record must have the texts"),
+        ({"recipe": RECIPE | {"arguments": 3}}, r"recipe of a record must have the texts"),
         ({"recipe": RECIPE | {"samples": True}}, r"recipe of a record must have the texts"),
         ({"commit": "abc"}, r"commit of a record must be a hash and whether there were changes, got 'abc'"),
         ({"commit": {"hash": "abc"}}, r"commit of a record must be a hash"),

@@ -83,6 +83,7 @@ def test_a_score_stands_beside_that_of_independent_pixels(notation: str) -> None
     rate = data().train[:][:, -units:].double().mean(0).clamp(1e-3, 1 - 1e-3)
     nll = -torch.distributions.Bernoulli(rate).log_prob(data().test[:][:, -units:].double()).sum(-1)
     beside = independent_pixels(recipe(notation=notation), data(), split="test")
+    assert beside is not None
     assert beside["value"] == pytest.approx(nll.mean().item(), rel=1e-6)
     assert beside["standard_error"] == pytest.approx(nll.std().item() / 10**0.5, rel=1e-6)
 

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import concretely as c
 from concretely.experiment.plan import plan_experiment, reproduce
 from concretely.experiment.scheduler import Monitor
 from concretely.experiment.search import sweep, sweep_recipes, train_list
@@ -42,3 +44,13 @@ def test_a_table_is_reproduced_with_what_there_is_if_it_is_stopped() -> None:
     assert all(result.score("test_nll") and result.score("train_nll") for result in found.results)
     with pytest.raises(ValueError, match=r"^unknown row 'linaer' in tiny; did you mean 'linear'\?$"):
         plan_experiment("tiny", only={"rows": ["linaer"]})
+
+
+def test_strings_are_paths(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", train=np.eye(20, 6), test=np.eye(4, 6))
+    recipes = [resolve(notation="2H-6V", data=tmp_path / "data.npz", steps=2, seed=seed) for seed in range(2)]
+    (member, _), _ = train_list(recipes, str(tmp_path / "list"), samples=1)
+    assert c.load(str(member.folder)).sample(3).shape == (3, 6)
+    assert sweep(recipes, str(tmp_path / "sweep"), samples=1).best is not None
+    assert plan_experiment("table-3", folder=str(tmp_path)).folder == tmp_path
+    assert c.load_data(str(tmp_path / "data.npz")).name == c.load_data(tmp_path / "data.npz").name == recipes[0].data

@@ -18,7 +18,7 @@ from torch import Tensor, empty
 from tests.cases import exhaustive
 from tests.kernel import ROOM, module_of
 
-SHARED_PARTS = ["native", "row", "category", "tile", "operator", "library", "deferred", "__init__"]
+SHARED_PARTS = ["native", "row", "category", "tile", "launch", "operator", "library", "deferred", "__init__"]
 """Modules of which kernels are made, and those without any."""
 OPERATIONS = sorted(path.stem for path in ROOM.glob("*.py") if path.stem not in SHARED_PARTS)
 SIZES = [(2, 50, 200), (1, 1, 1), (3, 5, 7)]
@@ -52,11 +52,20 @@ def philox(kernels: Any) -> None:
             kernels.fractions(key(2), count, torch.float32, signed)
 
 
+def gumbel_softmax(kernels: Any) -> None:
+    for shape in ((1, 1, 2), (3, 7), (64, 20, 8), (2, 5_000)):
+        for dtype in (torch.float32, HALF):
+            logits = empty(shape, dtype=dtype)
+            for hard in (True, False):
+                kernels.draw(logits, 0.5, (2**62, 2**62), hard=hard)
+            kernels.pull(logits, logits, 0.5)
+
+
 def logistic(kernels: Any) -> None:
     for members, samples, units in SIZES:
         logits, temperature = empty(members, units), empty(members, dtype=DOUBLE)
         node = empty(members, samples, units)
-        for squash in ("none", "unit", "corner"):
+        for squash in ("none", "unit", "bit", "corner"):
             for length in lengths(units):
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
             for needs in NEEDS if squash != "none" else [(True, False)]:
@@ -102,7 +111,12 @@ def exp_concrete(kernels: Any) -> None:
     for (members, samples, units), n in zip(SIZES, (8, 1, 5), strict=True):
         logits, temperature = empty(members, units, n), empty(members, dtype=DOUBLE)
         node, corner = empty(members, samples, units, n), empty(members, samples, units, 3)
-        for squash, value in (("none", None), ("simplex", node), *([("cube", corner)] if n == 8 else [])):
+        for squash, value in (
+            ("none", None),
+            ("simplex", node),
+            ("one-hot", node),
+            *([("cube", corner)] if n == 8 else []),
+        ):
             for length in lengths(units):
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
             for by in ((node, value), (node, None), (None, value)):

@@ -18,7 +18,7 @@ from concretely.distribution import (
     LogisticNormal,
 )
 from concretely.functional import exp_concrete, exp_logistic_normal
-from concretely.functional.draw import squashed
+from concretely.functional.squashing import squashed
 from concretely.kernel import tile
 from concretely.noise import fractions
 from tests.kernel import DEVICE, PATHS, gradients, kernel, launched, on, opcheck
@@ -102,6 +102,23 @@ def test_values_are_those_of_the_distributions(normal: bool) -> None:
         assert_close(
             value, family(logits=logits[0].double(), temperature=own).push(drawn).float(), rtol=1e-5, atol=1e-6
         )
+
+
+@PATHS
+@pytest.mark.parametrize(("members", "samples", "units", "n"), SIZES[:5])
+def test_hard_values_are_those_of_their_nodes_with_the_gradient_of_soft_ones(
+    members: int, samples: int, units: int, n: int, path: str
+) -> None:
+    logits, temperature, key = given(members, units, n)
+    slopes = []
+    with on(path, "exp_concrete"):
+        for squash in ("simplex", "one-hot"):
+            leaf = logits.clone().requires_grad_()
+            node, value, _ = exp_concrete.draw(leaf, temperature, key, samples, squash)
+            by = torch.linspace(-1, 1, value.numel(), device=DEVICE).view(value.shape)
+            slopes.append(torch.autograd.grad(value, leaf, by)[0])
+    assert torch.equal(value, torch.nn.functional.one_hot(node.argmax(-1), n).float())
+    torch.testing.assert_close(*slopes)
 
 
 @kernel

@@ -123,6 +123,18 @@ def test_noise_follows_its_law() -> None:
     assert_likely(stats.kstest(drawn.flatten().cpu().numpy(), "logistic").pvalue)
 
 
+@PATHS
+def test_bits_are_the_signs_of_their_nodes_with_the_gradient_of_gates(path: str) -> None:
+    logits, keys, slopes = logits_of(2, 33), key(2), []
+    with on(path, "logistic"):
+        for squash in ("unit", "bit"):
+            leaf = logits.clone().requires_grad_()
+            node, value, _ = logistic.draw(leaf, temperatures(2), keys, 3, squash)
+            slopes.append(torch.autograd.grad(value, leaf, torch.cos(node.detach() + 1))[0])
+    assert torch.equal(value, (node >= 0).float())
+    torch.testing.assert_close(*slopes)
+
+
 @kernel
 @SQUASHES
 @SIZES

@@ -23,7 +23,6 @@ from concretely.kernel.library import NAMESPACE
 from concretely.kernel.operator import (
     Operator,
     disabled,
-    has_triton,
     is_launchable,
     launching,
     operator,
@@ -416,8 +415,7 @@ def test_kernels_are_for_tensors_on_the_gpu_that_they_are_launched_on(
     ):
         assert is_launchable(tensor) == expected
     with (
-        mock.patch("concretely.kernel.operator.find_spec", return_value=None),
-        mock.patch("concretely.kernel.operator.has_triton", has_triton.__wrapped__),
+        mock.patch("concretely.kernel.operator._finds_triton", return_value=False),
     ):
         assert not is_launchable(tensor)
 

@@ -84,12 +84,36 @@ def test_exact_estimates_do_not_move_the_centre() -> None:
     assert model.q.centres[0].training
 
 
-def test_estimators_that_average_refuse_another_objective() -> None:
+CALLS = pytest.mark.parametrize("call", [c.estimate, c.Model.__call__], ids=["estimate", "forward"])
+
+
+@CALLS
+def test_estimators_that_average_refuse_another_objective(call: Any) -> None:
     model, x = c.density("2H-3V"), torch.zeros(2, 3)
     for estimator in (c.RLOO(), c.NVIL(model, x)):
         with pytest.raises(ValueError, match="objective must be `average` for"):
-            c.estimate(model, x, estimator=estimator, samples=2, objective=c.bound)
-        assert c.estimate(model, x, estimator=estimator, samples=2).bound.shape == (2,)
+            call(model, x, estimator=estimator, samples=2, objective=c.bound)
+        assert call(model, x, estimator=estimator, samples=2).bound.shape == (2,)
+
+
+@CALLS
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"estimator": c.RLOO}, "estimator must be an estimator, .* got the class RLOO: write RLOO"),
+        ({"estimator": "rloo"}, "estimator must be an estimator, .* got str"),
+        ({"objective": "bound"}, "objective must be a function, such as concretely.bound, got str"),
+        ({"samples": None}, "samples must be a positive whole number, got None"),
+        ({"samples": "2"}, "samples must be a positive whole number, got '2'"),
+        ({"samples": 0}, "samples must be a positive whole number, got 0"),
+        ({"generator": 0}, "generator must be a torch.Generator, .* got int"),
+        ({"batch_dims": "1"}, "batch_dims must be a whole number of at least 0, got '1'"),
+    ],
+)
+def test_the_forward_pass_refuses_what_estimate_refuses(call: Any, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{sentence}"):
+        call(c.density("2H-3V"), torch.zeros(2, 3), **{"estimator": c.Reinforce(), **options})
 
 
 def test_nvil_of_another_target_is_refused() -> None:

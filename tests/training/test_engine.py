@@ -70,7 +70,7 @@ def wished(estimator: str, notation: str, **given: Any) -> list[Recipe]:
 
 
 def runs(recipes: list[Recipe], device: str = "cpu") -> list[TrainState]:
-    return [TrainState(each, data(), device=device) for each in recipes]
+    return [TrainState.of(each, data(), device=device) for each in recipes]
 
 
 def trained_alone(recipes: list[Recipe], device: str = "cpu") -> list[TrainState]:
@@ -119,7 +119,7 @@ def test_a_member_of_one_program_is_the_run_alone_with_any_optimizer(notation: s
 @pytest.mark.parametrize("stacked", [False, True])
 def test_members_may_have_data_of_their_own(stacked: bool) -> None:
     recipes, sets = [recipe(seed=1), recipe(seed=1), recipe(seed=2)], [data(), other_data(), data()]
-    alone, together = ([TrainState(each, own) for each, own in zip(recipes, sets, strict=True)] for _ in range(2))
+    alone, together = ([TrainState.of(each, own) for each, own in zip(recipes, sets, strict=True)] for _ in range(2))
     for state in alone:
         Engine([state]).advance(20)
     Engine(together, stacked=stacked).advance(20)
@@ -288,7 +288,7 @@ def test_only_what_makes_one_program_has_one_key() -> None:
     for name, value in zip(OF_DATA, ("omniglot", "threshold", "whole"), strict=True):
         assert own == program_key(recipe(**{name: value}))
         assert data_key(recipe()) != data_key(recipe(**{name: value}))
-    one, other = TrainState(recipe(), data()), TrainState(recipe(samples=2), data())
+    one, other = TrainState.of(recipe(), data()), TrainState.of(recipe(samples=2), data())
     with pytest.raises(ValueError, match="members of an engine must have one architecture"):
         Engine([one, other])
 
@@ -316,7 +316,7 @@ def test_the_gap_is_measured_when_the_first_member_has_ended(tmp_path: Path) -> 
 
 def test_baselines_follow_from_the_seed_in_any_thread() -> None:
     wished = recipe(estimator="nvil")
-    expected = TrainState(wished, data()).tensors()
+    expected = TrainState.of(wished, data()).tensors()
     with ThreadPoolExecutor(4) as pool:
-        for state in pool.map(lambda _: TrainState(wished, data()), range(8)):
+        for state in pool.map(lambda _: TrainState.of(wished, data()), range(8)):
             assert_same(state.tensors(), expected)

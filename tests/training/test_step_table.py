@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from concretely.training.rng import Purpose, keys_of
-from concretely.training.step_table import StepTable, lr_factor
+from concretely.training.step_table import StepTable
 from concretely.training.train_state import TrainState
 from tests.kernel import DEVICE, PATHS, on
 
@@ -14,7 +14,7 @@ from .example import data, recipe
 @pytest.mark.parametrize("width", [1, 33, 5000])
 def test_lines_are_read_one_after_the_other(width: int) -> None:
     table = torch.randint(-(2**63), 2**63 - 1, (5, width)).to(DEVICE)
-    own = StepTable([TrainState(recipe(), data(), device=DEVICE)], draws=1)
+    own = StepTable([TrainState.of(recipe(), data(), device=DEVICE)], draws=1)
     own._table, own._line = table, torch.empty((1, width), dtype=torch.int64, device=DEVICE)
     own._cursor = torch.tensor([1], device=DEVICE)
     for expected in (1, 2, 3):
@@ -31,7 +31,7 @@ def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: 
         recipe(seed=2, lr=0.1, steps=400),
     ]
     wished[1] = recipe(seed=2, lr=0.1, weight_decay=3.0, lr_schedule="cosine", steps=400)
-    runs = [TrainState(each, data(), device=DEVICE) for each in wished]
+    runs = [TrainState.of(each, data(), device=DEVICE) for each in wished]
     for run in runs:
         run.step = start
     table = StepTable(runs, draws=3)
@@ -43,12 +43,12 @@ def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: 
                 continue
             batch = table.batch()
             for member, run in enumerate(runs):
-                assert torch.equal(batch[member], run.data.train[run.order.indices(step).to(DEVICE)].float())
+                assert torch.equal(batch[member], data().train[run.task.feed.order.indices(step)].float().to(DEVICE))
                 for purpose in (Purpose.NOISE, Purpose.GAP):
                     keys = keys_of(run.recipe.seed, purpose, step, device=DEVICE)[:3]
                     assert torch.equal(table.keys[purpose][:, member], keys)
-                assert table.sizes.rate[member].item() == run.recipe.lr * lr_factor(run.recipe, step)
-                assert table.sizes.decay[member].item() == run.recipe.weight_decay / len(run.data.train)
+                assert table.sizes.rate[member].item() == run.task.lr_at(step)
+                assert table.sizes.decay[member].item() == run.recipe.weight_decay / 40
                 assert table.sizes.step[member].item() == step
-            assert table.temperatures[0, 0].item() == pytest.approx(max(2 * 0.25 ** (step / 200), 0.5))
-            assert table.temperatures[:, 1].tolist() == [2 / 3, 1 / 2]
+            assert table.controls[0, 0].item() == pytest.approx(max(2 * 0.25 ** (step / 200), 0.5))
+            assert table.controls[:, 1].tolist() == [2 / 3, 1 / 2]

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from concretely import Exact, estimate
 from concretely.estimator.nvil import NVIL
+from concretely.schedule import lr_factor
 from concretely.training import engine as stepping
-from concretely.training.engine import Engine, MemberLoss, inputs_of
+from concretely.training.engine import Engine, MemberLoss
+from concretely.training.paper import build_model, inputs_of
 from concretely.training.recipe import ESTIMATORS
 from concretely.training.rng import Purpose
-from concretely.training.step_table import lr_factor
-from concretely.training.train_state import TrainState, build_model
+from concretely.training.train_state import TrainState
 
 from ..budget import assert_mean
 from ..cases import grid
@@ -35,7 +36,7 @@ def moment(state: TrainState, name: str) -> Tensor:
 @pytest.mark.parametrize("estimator", ["concrete", "nvil"])
 def test_decay_adds_half_the_squared_weights_over_the_points_and_nothing_else(notation: str, estimator: str) -> None:
     wishes: dict[str, Any] = {"notation": notation, "estimator": estimator, "lr": 0.1}
-    plain, decayed = (TrainState(recipe(**wishes, weight_decay=decay), data()) for decay in (0.0, 30.0))
+    plain, decayed = (TrainState.of(recipe(**wishes, weight_decay=decay), data()) for decay in (0.0, 30.0))
     own = dict(decayed.estimator.named_parameters()) if isinstance(decayed.estimator, NVIL) else {}
     with torch.no_grad():
         for each in (plain, decayed):  # else they are zero, and decay would not show
@@ -63,22 +64,22 @@ def test_decay_adds_half_the_squared_weights_over_the_points_and_nothing_else(no
 )
 def test_the_learning_rate_stays_or_falls_to_nothing(schedule: str, left: list[float]) -> None:
     wished = recipe(lr_schedule=schedule, steps=40)
-    assert [lr_factor(wished, step) for step in range(0, 50, 10)] == pytest.approx(left, abs=1e-6)
-    state = TrainState(wished, data())
+    assert [lr_factor(schedule, step, 40) for step in range(0, 50, 10)] == pytest.approx(left, abs=1e-6)
+    state = TrainState.of(wished, data())
     engine = Engine([state])
     for step in (0, 10):
         engine.advance(step + 1)
-        assert engine._programs[0]._table.sizes.rate.item() == 0.02 * lr_factor(wished, step)
+        assert engine._programs[0]._table.sizes.rate.item() == 0.02 * lr_factor(schedule, step, 40)
         engine.advance(step + 10)
-        assert state.row().lr == 0.02 * lr_factor(wished, step + 10)
+        assert state.row().lr == 0.02 * lr_factor(schedule, step + 10, 40)
 
 
 def test_an_annealed_temperature_is_that_of_the_step() -> None:
     wishes = recipe(temperature="2:1/2:8", prior_temperature="1:1/4:4")
-    state = TrainState(wishes, data())
+    state = TrainState.of(wishes, data())
     for step, (temperature, prior) in {0: (2, 1), 2: (2**0.5, 0.5), 4: (1, 0.25), 8: (0.5, 0.25)}.items():
         advance(state, step)
-        fixed = TrainState(recipe(temperature=float(temperature), prior_temperature=prior), data())
+        fixed = TrainState.of(recipe(temperature=float(temperature), prior_temperature=prior), data())
         fixed.load(step, 0.0, state.tensors())
         assert state.dry_run() == pytest.approx(fixed.dry_run(), rel=1e-6)
         assert state.row().temperature == pytest.approx(temperature)
@@ -86,7 +87,7 @@ def test_an_annealed_temperature_is_that_of_the_step() -> None:
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_a_dry_run_is_the_next_step_and_changes_nothing(estimator: str) -> None:
-    state = TrainState(recipe(notation="4H-4H-12V", estimator=estimator), data())
+    state = TrainState.of(recipe(notation="4H-4H-12V", estimator=estimator), data())
     advance(state, 2)
     state.row()
     before = {name: tensor.clone() for name, tensor in state.tensors().items()}
@@ -99,7 +100,7 @@ def test_a_dry_run_is_the_next_step_and_changes_nothing(estimator: str) -> None:
 
 @pytest.mark.parametrize("estimator", ["concrete", "vimco"])
 def test_the_bound_of_a_row_is_the_average_over_its_steps(estimator: str) -> None:
-    state, found = TrainState(recipe(estimator=estimator), data()), []
+    state, found = TrainState.of(recipe(estimator=estimator), data()), []
     for end in (10, 17, 18):
         alone = []
         while state.step < end:
@@ -121,7 +122,9 @@ def test_the_discrete_bound_of_a_row_is_less_by_the_mean_gap_where_it_was_looked
     measured: list[int] = []
     losses = stepping._Program._losses
 
-    def with_gap(program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+    def with_gap(
+        program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose, part: int = 0
+    ) -> Tensor:
         if purpose is Purpose.NOISE:
             return losses(program, function, bits, purpose)
         step = int(program._table.sizes.step.item())
@@ -129,7 +132,7 @@ def test_the_discrete_bound_of_a_row_is_less_by_the_mean_gap_where_it_was_looked
         return losses(program, program._loss, bits, Purpose.NOISE) + 10 + step
 
     monkeypatch.setattr(stepping._Program, "_losses", with_gap)
-    state = TrainState(recipe(steps=100), data())
+    state = TrainState.of(recipe(steps=100), data())
     for end, steps in ((25, [0, 10, 20]), (30, [25]), (50, [30, 40])):
         measured.clear()
         advance(state, end)
@@ -140,7 +143,7 @@ def test_the_discrete_bound_of_a_row_is_less_by_the_mean_gap_where_it_was_looked
 
 def test_the_discrete_bound_is_that_of_the_discrete_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stepping, "GAP_INTERVAL", 1)
-    state = TrainState(recipe(batch=40, lr=1e-30, temperature=4, prior_temperature=0.25), data())
+    state = TrainState.of(recipe(batch=40, lr=1e-30, temperature=4, prior_temperature=0.25), data())
     rows = []
     for step in range(80):
         advance(state, step + 1)
@@ -157,7 +160,7 @@ def test_looking_at_the_discrete_graph_changes_nothing(estimator: str, monkeypat
     found = []
     for watched in (1, 10, 10**9):
         monkeypatch.setattr(stepping, "GAP_INTERVAL", watched)
-        state = TrainState(recipe(notation="4H-4H-12V", estimator=estimator), data())
+        state = TrainState.of(recipe(notation="4H-4H-12V", estimator=estimator), data())
         advance(state, 12)
         found.append({name: tensor for name, tensor in state.tensors().items() if not name.startswith("row/")})
     assert_same(found[1], found[0])
@@ -165,13 +168,13 @@ def test_looking_at_the_discrete_graph_changes_nothing(estimator: str, monkeypat
 
 
 def test_looking_at_the_validation_set_changes_nothing_and_finds_the_same_again() -> None:
-    state = TrainState(recipe(notation="4H-4H-12V"), data())
+    state = TrainState.of(recipe(notation="4H-4H-12V"), data())
     advance(state, 3)
     before = {name: tensor.clone() for name, tensor in state.tensors().items()}
     assert state.validate() == state.validate()
     assert_same(state.tensors(), before)
     advance(state, 4)
-    straight = TrainState(recipe(notation="4H-4H-12V"), data())
+    straight = TrainState.of(recipe(notation="4H-4H-12V"), data())
     advance(straight, 4)
     assert_same(state.tensors(), straight.tensors())
 
@@ -189,7 +192,7 @@ def test_the_global_generator_is_neither_asked_nor_moved() -> None:
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        state = TrainState(recipe(estimator="nvil", notation="4H-4H-12V"), data())
+        state = TrainState.of(recipe(estimator="nvil", notation="4H-4H-12V"), data())
         advance(state, 3)
         state.validate()
         found.append(state.tensors())
@@ -216,7 +219,7 @@ def test_a_step_that_is_not_finite_is_named_with_its_layer_and_neither_it_nor_an
     estimator: str, place: tuple[str, str]
 ) -> None:
     notation, name = place
-    state = TrainState(recipe(notation=notation, estimator=estimator), data())
+    state = TrainState.of(recipe(notation=notation, estimator=estimator), data())
     advance(state, 2)
     assert state.first_nonfinite() is None
     assert state.first_nonfinite_parameter() is None
@@ -237,7 +240,7 @@ def test_a_step_that_is_not_finite_is_named_with_its_layer_and_neither_it_nor_an
 
 @pytest.mark.parametrize("layer", ["p.layers.0.network.4", "p.visible.network.0", "q.layers.0.network.0"])
 def test_an_output_that_is_not_finite_is_traced_to_its_layer_though_its_parameters_are(layer: str) -> None:
-    state = TrainState(recipe(notation="4H~4H-12V"), data())
+    state = TrainState.of(recipe(notation="4H~4H-12V"), data())
     module = state.model.get_submodule(layer)
     with torch.no_grad():
         module.weight.fill_(3e38)
@@ -248,7 +251,7 @@ def test_an_output_that_is_not_finite_is_traced_to_its_layer_though_its_paramete
 
 
 def test_a_gradient_that_is_not_finite_is_traced_to_its_layer_though_all_outputs_are() -> None:
-    state = TrainState(recipe(notation="4H-4H-12V"), data())
+    state = TrainState.of(recipe(notation="4H-4H-12V"), data())
     advance(state, 1)
     handle = state.model.p.layers[0].network[0].bias.register_hook(lambda gradient: gradient * torch.nan)
     advance(state, 4)
@@ -259,12 +262,14 @@ def test_a_gradient_that_is_not_finite_is_traced_to_its_layer_though_all_outputs
 def test_a_loss_that_is_not_finite_stops_training_though_its_gradient_is(monkeypatch: pytest.MonkeyPatch) -> None:
     losses = stepping._Program._losses
 
-    def endless(program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+    def endless(
+        program: stepping._Program, function: MemberLoss, bits: Tensor, purpose: Purpose, part: int = 0
+    ) -> Tensor:
         found = losses(program, function, bits, purpose)
         return found + math.inf if program._table.sizes.step.item() == 2 else found
 
     monkeypatch.setattr(stepping._Program, "_losses", endless)
-    state = TrainState(recipe(), data())
+    state = TrainState.of(recipe(), data())
     advance(state, 2)
     before = parameters(state)
     advance(state, 5)
@@ -275,6 +280,6 @@ def test_a_loss_that_is_not_finite_stops_training_though_its_gradient_is(monkeyp
 
 
 def test_where_all_is_finite_the_layer_named_is_that_with_the_largest_gradient() -> None:
-    state = TrainState(recipe(notation="4H-4H-12V"), data())
+    state = TrainState.of(recipe(notation="4H-4H-12V"), data())
     state.model.p.layers[0].network[0].bias.register_hook(lambda gradient: gradient + 1e6)
     assert state.first_nonfinite_layer(0) == "p.layers.0.network.0"

@@ -22,7 +22,8 @@ def compare(
 
     require_known("split", split, SPLITS)
     records = [_record(run, split) for run in runs]
-    titles = [[record["recipe"][key] for key in ("notation", "data", "estimator", "samples")] for record in records]
+    keys = ("notation", "model", "arguments", "data", "estimator", "samples")
+    titles = [[record["recipe"].get(key) for key in keys] for record in records]
     alike = any(titles.count(title) > 1 for title in titles)
     show(likelihood_table(records, split, [run.name for run in runs] if alike else ()))
     if len(runs) > 1:
@@ -31,14 +32,14 @@ def compare(
 
 def _record(run: Path, split: str) -> dict[str, Any]:
     """Read the record of a run that has been scored on a split."""
-    from ..experiment.record import FILE, read_record
+    from ..experiment.record import FILE, read_record, score_key
 
     path = run / FILE
     if not path.is_file():
         fail(f"run must be the folder of a run that has been scored, got {str(run)!r}, which has no {FILE}")
     with report_errors():
         record = read_record(path)
-    if f"{split}_nll" not in record["metrics"]:
+    if score_key(record["metrics"], split) not in record["metrics"]:
         command = f"concretely evaluate {shlex.quote(str(run))} --split {split}"
         fail(f"{str(run)!r} has not been scored on {split!r}; score it with: {command}")
     return record

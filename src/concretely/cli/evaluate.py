@@ -21,8 +21,8 @@ from .option import (
 
 EXAMPLE = f"Example: concretely evaluate {EXAMPLE_RUN} --samples 1000"
 
-DENSITY, PREDICTION = 50_000, 100
-"""The paper's numbers of samples for models without a context and with one."""
+DENSITY, PREDICTION, OWN = 50_000, 100, 1_000
+"""The paper's numbers of samples for models without a context and with one, and that for models of one's own."""
 
 
 def evaluate(
@@ -51,15 +51,17 @@ def evaluate(
 
     from ..data.dataset import SPLITS
     from ..experiment import scoring
-    from ..experiment.record import finite_or_none, format_metric
+    from ..experiment.record import finite_or_none, format_metric, model_title
+    from ..experiment.subject import has_context, relaxes
+    from ..training.own_recipe import OwnRecipe
 
     terminal.require_known("split", split, SPLITS)
     past, model, data = restore_run(run, device=device, data=data_path, max_bytes=max_bytes)
     recipe, others = past.recipe, dict[str, dict[str, Any]]()
-    if relaxed and not recipe.method.relaxes:
+    if relaxed and not relaxes(recipe):
         terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
     if samples is None:
-        samples = DENSITY if recipe.architecture.context is None else PREDICTION
+        samples = PREDICTION if has_context(recipe, model) else OWN if isinstance(recipe, OwnRecipe) else DENSITY
     how: dict[str, Any] = {"split": split, "chunk": chunk, "progress": True}
     with terminal.report_errors(), terminal.interruptible("stopped; the run is unchanged"):
         found = scoring.score_split(recipe, model, data, samples=samples, full_points=full_points, **how)
@@ -68,9 +70,10 @@ def evaluate(
                 recipe, model, data, samples=recipe.samples, step=past.chosen, **how
             )
     if as_json:
-        about = {"notation": recipe.notation, "data": recipe.data, "estimator": recipe.estimator, "step": past.chosen}
-        metric = scoring.likelihood_metric(found)
-        content = {**about, "split": split, "nll": metric.pop("value"), **metric, **others}
+        name = "model" if isinstance(recipe, OwnRecipe) else "notation"
+        about = {name: model_title(recipe.settings), "data": recipe.data, "estimator": recipe.estimator}
+        metric, kind = scoring.score_metric(found), scoring.score_name(found, split).rpartition("_")[2]
+        content = {**about, "step": past.chosen, "split": split, kind: metric.pop("value"), **metric, **others}
         terminal.show_text(json.dumps(finite_or_none(content)))
     else:
         terminal.show_text(f"{split} {found}")

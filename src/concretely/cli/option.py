@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..training.recipe import ESTIMATORS, Recipe, overridden, read
+from ..training.own_resolve import is_builder_name
+from ..training.recipe import ESTIMATORS, overridden, read
 from .terminal import fail, interruptible_loading, remark, report_errors, require_known
 
 if TYPE_CHECKING:
     import torch
 
-    from ..data import Dataset
-    from ..model import Model
+    from ..training.own_recipe import RunRecipe
     from ..training.run import Run
 
 EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
@@ -49,7 +49,10 @@ Device = Annotated[str | None, option("Device, such as cpu or cuda:1.", "cuda if
 Precision = Annotated[
     str | None, option(f"Precision of matrix products on a GPU: {', '.join(PRECISIONS)}.", "float32", "--precision")
 ]
-Notation = Annotated[str | None, typer.Argument(help="Model in the paper's notation, such as 200H~784V.")]
+Notation = Annotated[
+    str | None,
+    typer.Argument(help="Model in the paper's notation, such as 200H~784V, or its builder, as package.module:build."),
+]
 FullPoints = Annotated[
     int | None,
     option(
@@ -79,6 +82,10 @@ _RECIPE_FLAGS = {
     "validate": ("Steps between validations; the best model is kept.", "never"),
     "validation_samples": ("Samples for each data point in a validation.", "10"),
     "patience": ("Stop after this many validations without improvement.", "never"),
+    "clip": ("Own models: largest norm of a gradient.", "none"),
+    "accumulate": ("Own models: batches whose gradients are averaged in a step.", "1"),
+    "ema": ("Own models: decay of a running average of the parameters, such as 0.999.", "none"),
+    "beta": ("Own models: weight of the KL, or 0:1:1000 for a linear warm-up.", "1"),
 }
 """The help of every key of a recipe, and its default in words."""
 
@@ -91,6 +98,8 @@ def with_recipe(verb: Verb) -> Verb:
     kinds: dict[str, Any] = {name: Annotated[str | None, option(*flag)] for name, flag in _RECIPE_FLAGS.items()}
     text = "TOML file with these keys, or paper or fast; flags override it."
     kinds["recipe"] = Annotated[Path | None, option(text, "none")]
+    text = "Own models: argument of the builder, such as width=200 or the list width=100,200; may be repeated."
+    kinds["arguments"] = Annotated[list[str] | None, option(text, "none", "--set")]
     flags = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds.items()]
     others = [parameter for name, parameter in own.parameters.items() if name != "given"]
     at = next((i for i, parameter in enumerate(others) if parameter.kind is parameter.KEYWORD_ONLY), len(others))
@@ -100,16 +109,30 @@ def with_recipe(verb: Verb) -> Verb:
     def flagged(**arguments: Any) -> None:
         flags = {name: arguments.pop(name) for name in _RECIPE_FLAGS}
         file: Path | None = arguments.pop("recipe")
+        own = dict(_argument(text) for text in arguments.pop("arguments") or ())
         with report_errors():
             given = read(file) if file is not None else {}
             given = overridden(given, {name: value for name, value in flags.items() if value is not None})
-        if arguments.get("notation") is not None:
-            given["notation"] = arguments["notation"]
+        model = arguments.get("notation")
+        if model is not None:
+            given["model" if is_builder_name(model) else "notation"] = model
+        if own:
+            given["arguments"] = {**given.get("arguments", {}), **own}
+        if own and given.get("model") is None:
+            fail(f"set must be left out, as {model or 'the recipe'} has no builder, got {', '.join(own)}")
         verb(given=given, **arguments)
 
     flagged.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     flagged.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return flagged
+
+
+def _argument(text: str) -> tuple[str, str]:
+    """Return the name and the value of an argument of a builder."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        fail(f"set must be a name and a value, such as width=200, got {text!r}")
+    return name, value
 
 
 def select_device(name: str | None, precision: str | None = None) -> "torch.device":
@@ -131,8 +154,8 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
 
 
 def load_data(
-    recipe: Recipe, path: str | None = None, *, resumed: bool = False, max_bytes: int | None = None
-) -> "Dataset":
+    recipe: "RunRecipe", path: str | None = None, *, resumed: bool = False, max_bytes: int | None = None
+) -> Any:
     """Load the data of a recipe. The data of a resumed run may have moved."""
     from ..training.run import data_of
 
@@ -145,14 +168,14 @@ def load_data(
 
 def restore_run(
     folder: Path, *, device: "torch.device", data: str | None, max_bytes: int | None = None
-) -> tuple["Run", "Model", "Dataset"]:
+) -> tuple["Run", Any, Any]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
     from ..training.run import require_same, restored
 
     with report_errors():
         run, model, damaged = restored(folder, device=device)
         found = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
-        require_same(run, found)
+        require_same(run, found.digest, found.name)
     for sentence in damaged:
         remark(f"{sentence}; using the one of step {run.step:,}")
     if not run.finished:

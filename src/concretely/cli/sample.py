@@ -16,7 +16,7 @@ from .option import (
     restore_run,
     select_device,
 )
-from .terminal import require, require_positive, save
+from .terminal import report_errors, require, require_positive, save
 
 EXAMPLE = f"Example: concretely sample {EXAMPLE_RUN}"
 
@@ -46,11 +46,14 @@ def sample(
 
     from ..experiment.picture import sample_picture
     from ..report.image import draw_picture
+    from ..training.own_recipe import OwnRecipe
+    from ..training.paper import paper_recipe
     from ..training.rng import Purpose, generator_of
 
     past, model, data = restore_run(run, device=device, data=data_path, max_bytes=max_bytes)
-    if past.recipe.architecture.context is not None:
+    if not isinstance(past.recipe, OwnRecipe) and paper_recipe(past.recipe).architecture.context is not None:
         require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)
-    picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
+    with report_errors():
+        picture = sample_picture(past.recipe, model, data, rows=rows, columns=columns, generator=generator)
     save(draw_picture(picture), out / run.resolve().name)

@@ -48,24 +48,32 @@ def study(
         require(0 < number(temperature) < math.inf, "temperature", "be a positive number", temperature)
     device = select_device(device_name)
 
-    from ..experiment.estimator_study import estimator_recipes, study_estimators
+    from ..experiment.estimator_study import estimator_recipes, study_estimators, study_own
     from ..file import writable_dir
     from ..report.dotplot import draw_study
-    from ..training.train_state import build_model
+    from ..training.own_recipe import OwnRecipe
+    from ..training.paper import build_model
 
     given: dict[str, Any] = {"samples": samples, "temperature": temperature, "seed": seed}
-    folder, step = Path(notation_or_run), 0
+    folder, step, result = Path(notation_or_run), 0, None
+    recipes: Any = {}
     with report_errors():
         if os.sep in notation_or_run or folder.exists():
             run, model, found = restore_run(folder, device=device, data=data, max_bytes=max_bytes)
-            recipes, step, title = estimator_recipes(names, run, **given), run.step, folder.resolve().name
+            step, title = run.step, folder.resolve().name
+            if isinstance(run.recipe, OwnRecipe):
+                how = {"points": points, "repeats": repeats, "progress": True}
+                result = study_own(run, model, found, names, **given, **how)
+            else:
+                recipes = estimator_recipes(names, run, **given)
         else:
             recipes = estimator_recipes(names, notation=notation_or_run, data=data, **given)
             recipe = recipes[names[0]]
             found = load_data(recipe, max_bytes=max_bytes)
             model = build_model(recipe, found).to(device)
             title = f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x")
-        result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
+        if result is None:
+            result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
         writable_dir(out)
     show_text(f"{result}\n")
     save(draw_study(result), out / title)

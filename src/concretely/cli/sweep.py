@@ -26,8 +26,9 @@ def sweep(
 ) -> None:
     """Train a grid of recipes and select the best on the validation set. Run the same command to go on after Ctrl-C.
 
-    lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4 or, for seeds, 0..7. All
-    members train as one program. By default lr and weight-decay take the values that the paper chose from.
+    lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4 or, for seeds, 0..7, as may
+    the arguments of a builder. All members of one architecture train as one program. By default lr and weight-decay
+    take the values that the paper chose from.
     """
     require_positive(score_samples=score_samples, max_bytes=max_bytes)
 

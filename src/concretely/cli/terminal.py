@@ -6,10 +6,9 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
@@ -18,17 +17,18 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ..environment import install_command
+from ..experiment.record import model_title
 from ..file import FULL, writable_dir
 from ..spelling import did_you_mean, printable
+from ..training.interrupt import stop_requested as stop_requested
+from ..training.own_recipe import RunRecipe
 from ..training.recipe import Member, Recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..data import Dataset
     from ..experiment.scheduler import Monitor
-    from ..model import Model
-    from ..training.loop import Callbacks
+    from ..training.callback import Callbacks
     from ..training.run import Run
     from ..training.train_state import Row
 
@@ -119,33 +119,6 @@ def report_errors() -> Iterator[None]:
 
 
 @contextmanager
-def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT, SIGTERM or SIGHUP was received.
-
-    A second signal has its usual effect. SIGHUP, which a closing terminal sends, stays ignored if it is, as by nohup.
-    """
-    requested = False
-
-    def restore() -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    def request(number: int, frame: FrameType | None) -> None:
-        nonlocal requested
-        requested = True
-        restore()
-
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signals.append(signal.SIGHUP)
-    before = {each: signal.signal(each, request) for each in signals}
-    try:
-        yield lambda: requested
-    finally:
-        restore()
-
-
-@contextmanager
 def interruptible(sentence: str = "stopped and saved; run the same command to go on") -> Iterator[None]:
     """Inside this context, print a sentence and exit on KeyboardInterrupt."""
     try:
@@ -219,7 +192,7 @@ def monitor(stop: Callable[[], bool]) -> "Monitor":
     )
 
 
-def write_run_report(folder: Path, run: "Run", model: "Model", data: "Dataset", record: Mapping[str, Any]) -> Path:
+def write_run_report(folder: Path, run: "Run", model: Any, data: Any, record: Mapping[str, Any]) -> Path:
     """Draw pictures from a model, and write the report of its run."""
     from ..experiment.picture import report_pictures
     from ..report.page import write_report
@@ -229,10 +202,10 @@ def write_run_report(folder: Path, run: "Run", model: "Model", data: "Dataset", 
 
 def _program_progress(members: Sequence[Member], alone: bool) -> AbstractContextManager["Callbacks"]:
     """Show the progress of runs that are trained together. Only one such group at a time has a bar."""
-    from ..training.loop import Callbacks
+    from ..training.callback import Callbacks
 
     err, recipe = console(err=True), members[0].recipe
-    together = f"{len(members)} members of {recipe.notation} as one program"
+    together = f"{len(members)} members of {model_title(recipe.settings)} as one program"
     remark(members[0].folder.name if len(members) == 1 else together)
     if recipe.steps < BRIEF and not err.is_terminal:
         return nullcontext(Callbacks(note=remark))
@@ -241,12 +214,12 @@ def _program_progress(members: Sequence[Member], alone: bool) -> AbstractContext
 
 @contextmanager
 def training_progress(
-    recipe: Recipe, console: Console, events: Path | None, *, bar: bool = True
+    recipe: RunRecipe, console: Console, events: Path | None, *, bar: bool = True
 ) -> Iterator["Callbacks"]:
     """Show a run as a bar on a terminal or as lines elsewhere, and optionally write TensorBoard events to a folder."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from ..training.loop import Callbacks
+    from ..training.callback import Callbacks, TensorBoard
 
     rows: list[Row] = []
     printed, bar = 0, bar and console.is_terminal
@@ -271,43 +244,19 @@ def training_progress(
             printed = new.step * LINES // recipe.steps
             rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
             note(f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}")
-        write(new)
+        log.row(new)
 
-    with progress if bar else nullcontext(), _tensorboard(events) as write:
+    written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
+    with progress if bar else nullcontext(), written as log:
         yield Callbacks(step, row, note)
 
 
-def describe_rows(recipe: Recipe, rows: Sequence["Row"]) -> str:
+def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:
     """Return a description of the last rows of a training curve."""
     recent = rows[-SMOOTHED:]
     bound, discrete = (sum(getattr(row, name) for row in recent) / len(recent) for name in ("bound", "discrete"))
     text = f"bound {bound:.2f}"
-    if recipe.method.relaxes:
+    if recipe.method.relaxes if isinstance(recipe, Recipe) else bound != discrete:
         text += f"  discrete {discrete:.2f}  gap {bound - discrete:+.2f}"
     validations = [row.valid for row in rows if row.valid is not None]
     return text + (f"  validation NLL {validations[-1]:.2f}, best {min(validations):.2f}" if validations else "")
-
-
-@contextmanager
-def _tensorboard(folder: Path | None) -> Iterator[Callable[["Row"], None]]:
-    """Yield a function that writes a row as TensorBoard events. Without a folder it does nothing."""
-    if folder is None:
-        yield lambda row: None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ImportError(f"tensorboard is not installed: {install_command('tensorboard')}") from None
-    if folder.is_symlink():
-        raise ValueError(f"events must be written into the folder of the run, got a link {str(folder)!r}: remove it")
-    with ExitStack() as stack:
-        opened: list[SummaryWriter] = []
-
-        def row(new: "Row") -> None:
-            if not opened:  # a resumed run repeats steps, whose old events are dropped
-                opened.append(stack.enter_context(SummaryWriter(str(folder), purge_step=new.step)))
-            for name in ("bound", "discrete", "valid", "lr", "temperature"):
-                if (value := getattr(new, name)) is not None:
-                    opened[0].add_scalar(name, value, new.step)
-
-        yield row

@@ -1,14 +1,16 @@
 """`concretely train`: train a model or a list of models, and resume runs."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ..experiment.grid import expand_grid, grid_title
-from ..training.recipe import FILE, Recipe, resolve
+from ..experiment.grid import expand_grid, format_setting, grid_title
+from ..training.own_resolve import remove_runs, resolve_recipe
+from ..training.recipe import FILE, read, resolve
 from . import terminal
 from .option import Device, MaxBytes, Notation, Precision, folder_of, load_data, select_device, with_recipe
 from .terminal import fail
@@ -16,7 +18,7 @@ from .terminal import fail
 if TYPE_CHECKING:
     import torch
 
-    from ..data import Dataset
+    from ..training.own_recipe import RunRecipe
 
 EXAMPLE = "Example: concretely train 32H~64V --steps 500 --lr 3e-3"
 
@@ -38,6 +40,7 @@ def train(
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
     score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = 100,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the output folder.")] = False,
 ) -> None:
     """Train a model, score it and write a report. Ctrl-C saves a checkpoint and prints how to resume.
 
@@ -51,10 +54,13 @@ def train(
         recipes, folder = [_resumed(resume, given, out)], resume
     else:
         with terminal.report_errors():
-            recipes = [resolve(**choice) for choice in expand_grid(given)]
-        folder = out or Path("out/train") / (recipes[0].title if len(recipes) == 1 else grid_title(recipes))
+            recipes = [resolve_recipe(**_with_precision(choice, precision)) for choice in expand_grid(given)]
+            folder = out or _folder(recipes)
+        if overwrite:
+            remove_runs(folder)
         if (folder / FILE).exists():
-            fail(f"{str(folder)!r} already holds a run: resume it with --resume, or choose another folder with --out")
+            todo = "resume it with --resume, replace it with --overwrite, or choose another folder with --out"
+            fail(f"{str(folder)!r} already holds a run: {todo}")
     if tensorboard and len(recipes) > 1:
         fail("tensorboard must be left out for a list: each member has a curve.csv")
     how: dict[str, Any] = {"device": select_device(device_name, precision), "checkpoint_seconds": checkpoint_seconds}
@@ -67,7 +73,29 @@ def train(
     _score(folder, data, device=how["device"], samples=score_samples)
 
 
-def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
+def _with_precision(given: dict[str, Any], precision: str | None) -> dict[str, Any]:
+    """Return settings; the precision of a model of one's own is one of them."""
+    return given if precision is None or given.get("model") is None else {**given, "precision": precision}
+
+
+def _folder(recipes: Sequence["RunRecipe"]) -> Path:
+    """Return the default folder. Its name has what differs from a run with another recipe in the usual folder."""
+    first = recipes[0]
+    folder = Path("out/train") / (first.title if len(recipes) == 1 else grid_title(recipes))
+    if len(recipes) > 1 or not (folder / FILE).exists():
+        return folder
+    was, now = recipe_settings(read(folder / FILE)), recipe_settings(first.settings)
+    differing = [name for name in now if name not in first.flexible and was.get(name) != now[name]]
+    name = ",".join(f"{key}={format_setting(now[key])}" for key in differing).replace(":", "x").replace("/", "_")
+    return folder.with_name(f"{folder.name},{name}") if differing else folder
+
+
+def recipe_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe, with the arguments of a builder among them."""
+    return {**settings.get("arguments", {}), **{name: value for name, value in settings.items() if name != "arguments"}}
+
+
+def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> None:
     """Train several models together, and print their test likelihoods."""
     from ..experiment.search import train_list
     from ..report.table import likelihood_table
@@ -85,14 +113,16 @@ def _train_list(recipes: list[Recipe], folder: Path, **how: Any) -> None:
         raise typer.Exit(1)
 
 
-def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -> None:
+def _train_one(recipe: "RunRecipe", folder: Path, *, tensorboard: bool, **how: Any) -> None:
     """Train a model until it is finished; exit if it diverges or is interrupted."""
     from ..file import FULL, writable_dir
     from ..training.loop import DivergedError, train
     from ..training.train_state import TrainState
 
     with terminal.report_errors():
-        TrainState(recipe, how["data"], device=how["device"]).dry_run()  # bad input raises before anything is written
+        TrainState.of(
+            recipe, how["data"], device=how["device"]
+        ).dry_run()  # bad input raises before anything is written
         writable_dir(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"
@@ -115,16 +145,17 @@ def _train_one(recipe: Recipe, folder: Path, *, tensorboard: bool, **how: Any) -
         fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
 
 
-def _smaller_lr(recipe: Recipe, folder: Path) -> str:
+def _smaller_lr(recipe: "RunRecipe", folder: Path) -> str:
     """Return the command that trains a recipe again with a smaller learning rate, in another folder."""
-    lr, recipe_file = f"{recipe.lr / 10:.1g}", shlex.quote(str(folder / FILE))
+    lr, recipe_file = f"{recipe.settings.get('lr', 1e-3) / 10:.1g}", shlex.quote(str(folder / FILE))
     out = shlex.quote(f"{folder}-lr{lr}")
     return f"concretely train --recipe {recipe_file} --lr {lr} --out {out}"
 
 
-def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: int) -> None:
+def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> None:
     """Score the trained model in a folder, and write its report."""
     from ..experiment.scoring import add_scores, score_split
+    from ..experiment.subject import has_split
     from ..training.run import restored
 
     with terminal.report_errors():
@@ -133,18 +164,19 @@ def _score(folder: Path, data: "Dataset", *, device: "torch.device", samples: in
             terminal.remark(f"{sentence}; scoring the one of step {run.step:,}")
         score = f"concretely evaluate {shlex.quote(str(folder))}"
         with terminal.interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
-            found = score_split(run.recipe, model, data, split="test", samples=samples, progress=True)
-        terminal.show_text(f"test {found}")
+            split = "test" if has_split(data, "test") else "valid"
+            found = score_split(run.recipe, model, data, split=split, samples=samples, progress=True)
+        terminal.show_text(f"{split} {found}")
         try:
             with terminal.stop_requested():  # a signal now must not leave half a report
-                record = add_scores(folder, run, model, data=data, found={"test": found}, note=terminal.remark)
+                record = add_scores(folder, run, model, data=data, found={split: found}, note=terminal.remark)
                 page = terminal.write_run_report(folder, run, model, data, record)
         except OSError as error:
             fail(f"{terminal.describe_error(error)}; the model is trained and saved; write its report with: {score}")
     terminal.show_path(page)
 
 
-def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> Recipe:
+def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecipe":
     """Return the recipe of a run to resume."""
     from ..training.run import load_recipe, runs_in
 
@@ -159,4 +191,5 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> Recipe:
             fail(f"{error}{', or resume all with the command that started them' if several else ''}")
         if "steps" not in given:
             return recipe
-        return replace(recipe, steps=resolve(notation=recipe.notation, steps=given["steps"]).steps)
+        steps = resolve(notation="1H-1V", steps=given["steps"]).steps
+        return cast("RunRecipe", replace(cast("Any", recipe), steps=steps))

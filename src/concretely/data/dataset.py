@@ -132,7 +132,7 @@ class Dataset:
         """Return the number of bits per point."""
         return self.train.width
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of the width, the split sizes and the packed bits. Name and device do not change it."""
         splits = [self.split(name) for name in SPLITS]

@@ -87,9 +87,12 @@ class Stored:
 
 @contextmanager
 def open_arrays(
-    path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] = (), max_bytes: int = MAX_BYTES
+    path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] | None = (), max_bytes: int = MAX_BYTES
 ) -> Iterator[dict[str, Stored]]:
-    """Open a file and yield its arrays of numbers by name; raise if one is missing or all together are too large."""
+    """Open a file and yield its arrays of numbers by name; raise if one is missing or all together are too large.
+
+    If `optional` is None, these are all arrays of the file.
+    """
     with _opened(path) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         for name in names:
@@ -97,7 +100,7 @@ def open_arrays(
                 some = [repr(name) for name in islice(members, SOME)] + ["…"] * (len(members) > SOME)
                 found = ", ".join(some) or "nothing"
                 raise ValueError(f"{str(path)!r} must have an array {name!r}, got {found}")
-        wanted = [name for name in (*names, *optional) if name in members]
+        wanted = [*members] if optional is None else [name for name in (*names, *optional) if name in members]
         arrays = {name: _stored(path, name, archive, members[name]) for name in wanted}
         size = sum(array.size * array.dtype.itemsize for array in arrays.values())
         if size > max_bytes:
@@ -107,6 +110,12 @@ def open_arrays(
             if array.member.file_size != array.start + array.size * array.dtype.itemsize:
                 raise ValueError(f"{array.place} must be an array of numbers, got damaged data")
         yield arrays
+
+
+def read_all(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+    """Read all arrays of a file."""
+    with open_arrays(path, (), optional=None, max_bytes=max_bytes) as arrays:
+        return {name: array.read() for name, array in arrays.items()}
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Random variables, one family per file."""
 
-from ..functional.draw import EdgeWarning
+from ..functional.squashing import EdgeWarning
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
 from .concrete import Concrete, LogisticNormal, OneHotCategorical

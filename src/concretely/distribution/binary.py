@@ -12,7 +12,7 @@ from concretely.functional.bernoulli import log_likelihood
 from ..functional import bernoulli
 from ..functional.affine import affine, affine_log_likelihood
 from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
-from ..functional.draw import Sigmoid
+from ..functional.squashing import Sigmoid
 from . import check
 from .logistic import Logistic
 from .node import Made, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
@@ -46,7 +46,7 @@ class Bernoulli(DiscreteVariable):
     arg_constraints = {"logits": constraints.real}  # noqa: RUF012
     _infinite = "either"
     support = constraints.boolean
-    _logits_of = staticmethod(check.as_log_odds)
+    _conversion = check.LOG_ODDS
     logits: Tensor = _AffineLogits()  # type: ignore[assignment]
     _affine: tuple[Tensor, Tensor, Tensor]
     _differentiates: bool
@@ -97,11 +97,6 @@ class Bernoulli(DiscreteVariable):
         return bernoulli.interpolated_log_mass(value, self.logits)
 
     @property
-    def probs(self) -> Float[Tensor, "..."]:
-        """The probability of 1."""
-        return cast(torch.sigmoid(to_float64(self.logits)), self.logits.dtype)
-
-    @property
     def mean(self) -> Float[Tensor, "..."]:
         """The expected value."""
         return self.probs
@@ -145,7 +140,7 @@ class BinaryConcrete(Relaxation):
     """
 
     support = constraints.unit_interval
-    _logits_of = staticmethod(check.as_log_odds)
+    _conversion = check.LOG_ODDS
 
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
         node = Logistic(logits=logits, temperature=temperature, validate_args=validate_args)

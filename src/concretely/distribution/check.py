@@ -1,22 +1,21 @@
 """Checks of arguments. Each error names the offending value and its index."""
 
 import math
+from collections.abc import Callable
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from ..functional.arithmetic import Temperature, bool_or_none, cast, to_float64
+from ..functional import categorical
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
 
 
 def is_finite(value: Tensor) -> Tensor:
-    """Return whether all entries are finite, in one pass."""
-    if value.numel() == 0:
-        return torch.ones((), dtype=torch.bool)
-    low, high = torch.aminmax(value.detach())  # NaN if any entry is
-    return torch.isfinite(low) & torch.isfinite(high)
+    """Return whether all entries are finite, in one pass. Rarely it is false although all are, as their sum is not."""
+    return torch.isfinite(value.detach().sum(dtype=compute_dtype(value.dtype)))
 
 
 def place(index: tuple[int, ...]) -> str:
@@ -36,17 +35,23 @@ def require(name: str, must: str, value: Tensor, holds: Tensor) -> None:
         raise ValueError(f"{name} must {must}, got {first(value, ~holds)}")
 
 
+def as_floating(name: str, value: Tensor | float) -> Tensor:
+    """Convert a parameter to a floating tensor; raise an error unless it is a number or a floating tensor."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return torch.tensor(float(value))
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a floating tensor or a number, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must be a floating tensor, got {value.dtype}; convert with {name}.float()")
+    return value
+
+
 def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "either"], validate: bool) -> Tensor:
     """Convert logits to a floating tensor; raise an error for integers, NaN and infinities.
 
     `infinite` allows no infinity ("never"), minus infinity in some but not all categories ("minus"), or any ("either").
     """
-    if isinstance(logits, (int, float)) and not isinstance(logits, bool):
-        logits = torch.tensor(float(logits))
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"logits must be a floating tensor or a number, got {type(logits).__name__}")
-    if not logits.is_floating_point():
-        raise TypeError(f"logits must be a floating tensor, got {logits.dtype}; convert them with logits.float()")
+    logits = as_floating("logits", logits)
     if validate and bool_or_none(is_finite(logits)) is False:
         require("logits", "be numbers", logits, ~logits.isnan())
         if infinite == "minus":
@@ -109,12 +114,15 @@ def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
     return to_float64(value)
 
 
-def validates(validate_args: bool | None) -> bool:
-    """Return whether to validate arguments: yes by default.
+def validates(validate_args: bool | None, *parameters: Any) -> bool:
+    """Return whether to check the values of arguments: by default, unless a parameter is on a GPU.
 
-    Torch's own default is ignored, since `torch.compile` turns it off globally.
+    A check reads the result on the host, which would wait for the GPU. Torch's own default is ignored, since
+    `torch.compile` turns it off globally.
     """
-    return validate_args is not False
+    if validate_args is not None:
+        return validate_args
+    return not any(isinstance(each, Tensor) and each.is_cuda for each in parameters)
 
 
 def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:
@@ -167,12 +175,19 @@ def as_log_probs(probs: Tensor | float, *, validate: bool) -> Tensor:
 
 def as_probs(probs: Tensor | float, *, validate: bool) -> Tensor:
     """Convert probabilities to a floating tensor; raise an error outside [0, 1]."""
-    if isinstance(probs, (int, float)) and not isinstance(probs, bool):
-        probs = torch.tensor(float(probs))
-    if not isinstance(probs, Tensor):
-        raise TypeError(f"probs must be a floating tensor or a number, got {type(probs).__name__}")
-    if not probs.is_floating_point():
-        raise TypeError(f"probs must be a floating tensor or a number, got {probs.dtype}")
+    probs = as_floating("probs", probs)
     if validate:
         require("probs", "lie between 0 and 1", probs, (probs >= 0) & (probs <= 1))
     return probs
+
+
+class Conversion(NamedTuple):
+    """How a family converts probabilities to logits, and logits to probabilities."""
+
+    to_logits: Callable[..., Tensor]
+    """Takes probabilities and `validate`; raises an error outside [0, 1]."""
+    to_probs: Callable[[Tensor], Tensor]
+
+
+LOG_ODDS = Conversion(as_log_odds, lambda logits: torch.sigmoid(to_float64(logits)))
+LOG_PROBS = Conversion(as_log_probs, lambda logits: categorical.log_probs(logits).exp())

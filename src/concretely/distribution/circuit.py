@@ -8,7 +8,7 @@ from torch.distributions import Distribution, constraints
 
 from ..functional.arithmetic import Temperature, cast, log_temperature
 from ..functional.circuit import Circuit, Family, as_family
-from ..functional.draw import Sigmoid
+from ..functional.squashing import Sigmoid
 from . import check
 from .binary import Bernoulli
 from .node import Made, Node, Relaxation, cdf_on_unit_interval, icdf_on_unit_interval
@@ -27,7 +27,7 @@ class CircuitNode(Node):
     """
 
     support = constraints.real
-    _logits_of = staticmethod(check.as_log_odds)
+    _conversion = check.LOG_ODDS
     law: Circuit
 
     def __init__(
@@ -95,7 +95,7 @@ class BinaryCircuit(Relaxation):
     """
 
     support = constraints.unit_interval
-    _logits_of = staticmethod(check.as_log_odds)
+    _conversion = check.LOG_ODDS
 
     def __init__(
         self,

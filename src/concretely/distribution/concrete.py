@@ -9,8 +9,8 @@ from torch.distributions import constraints
 
 from ..functional import categorical
 from ..functional.arithmetic import Temperature, cast, to_float64
-from ..functional.draw import Exponential
 from ..functional.log_simplex import one_hot_argmax
+from ..functional.squashing import Exponential
 from . import check
 from .constraint import one_hot, simplex
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
@@ -31,7 +31,7 @@ class OneHotCategorical(DiscreteVariable):
 
     arg_constraints = {"logits": constraints.real_vector}  # noqa: RUF012
     support = one_hot
-    _logits_of = staticmethod(check.as_log_probs)
+    _conversion = check.LOG_PROBS
 
     @staticmethod
     def _split(logits: Tensor) -> tuple[Tensor, Size, Size]:
@@ -54,11 +54,6 @@ class OneHotCategorical(DiscreteVariable):
 
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         return categorical.weighted(self._log_probs(), to_float64(value))
-
-    @property
-    def probs(self) -> Float[Tensor, "*batch n"]:
-        """The probabilities of the categories."""
-        return cast(self._log_probs().exp(), self.logits.dtype)
 
     @property
     def mean(self) -> Float[Tensor, "*batch n"]:
@@ -104,7 +99,7 @@ class Concrete(Relaxation):
     """
 
     support = simplex
-    _logits_of = staticmethod(check.as_log_probs)
+    _conversion = check.LOG_PROBS
     is_ranked = True
 
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
@@ -129,7 +124,7 @@ class LogisticNormal(Relaxation):
     """
 
     support = simplex
-    _logits_of = staticmethod(check.as_log_probs)
+    _conversion = check.LOG_PROBS
     is_ranked = True
 
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:

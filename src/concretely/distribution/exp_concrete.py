@@ -29,7 +29,7 @@ class ExpConcrete(Node):
     """
 
     support = log_simplex
-    _logits_of = staticmethod(check.as_log_probs)
+    _conversion = check.LOG_PROBS
     is_ranked = True
     law = exp_concrete
 
@@ -58,7 +58,7 @@ class ExpLogisticNormal(Node):
     """
 
     support = log_simplex
-    _logits_of = staticmethod(check.as_log_probs)
+    _conversion = check.LOG_PROBS
     is_ranked = True
     law = exp_logistic_normal
 

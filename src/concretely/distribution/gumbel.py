@@ -30,7 +30,10 @@ class Gumbel(Node):
     law = gumbel
 
     def __init__(self, loc: Tensor | float = 0.0, *, validate_args: bool | None = None) -> None:
-        self._set(loc, None, validate=check.validates(validate_args))
+        validate, loc = check.validates(validate_args, loc), check.as_floating("loc", loc)
+        if validate:
+            check.require("loc", "be finite", loc, loc.isfinite())
+        self._set(loc, None, validate=validate)
 
     @property
     def loc(self) -> Float[Tensor, "..."]:

@@ -9,8 +9,8 @@ from torch.distributions import constraints
 
 from ..functional import bernoulli, categorical
 from ..functional.arithmetic import Temperature
-from ..functional.draw import Corners, Sigmoid
 from ..functional.hypercube import corner_weights, mean_corner
+from ..functional.squashing import Corners, Sigmoid
 from . import check
 from .binary import Bernoulli
 from .concrete import OneHotCategorical
@@ -34,8 +34,20 @@ def as_states(logits: Tensor) -> Tensor:
 
 def logits_of(probs: Tensor, *, validate: bool) -> Tensor:
     """Convert the probabilities of the states, or the single probability of +1, to logits."""
-    convert = check.as_log_odds if probs.shape[-1:] == (1,) else check.as_log_probs
-    return convert(probs, validate=validate)
+    probs = check.as_floating("probs", probs)
+    return _conversion_of(probs).to_logits(probs, validate=validate)
+
+
+def probs_of(logits: Tensor) -> Tensor:
+    """Convert the logits of the states, or a single log-odds, to probabilities."""
+    return _conversion_of(logits).to_probs(logits)
+
+
+def _conversion_of(parameter: Tensor) -> check.Conversion:
+    return check.LOG_ODDS if parameter.shape[-1:] == (1,) else check.LOG_PROBS
+
+
+STATES = check.Conversion(logits_of, probs_of)
 
 
 def bits(logits: Tensor) -> Size:
@@ -65,7 +77,7 @@ class Hypercube(DiscreteVariable):
 
     arg_constraints = {"logits": constraints.real_vector}  # noqa: RUF012
     support = corner
-    _logits_of = staticmethod(logits_of)
+    _conversion = STATES
 
     @staticmethod
     def _split(logits: Tensor) -> tuple[Tensor, Size, Size]:
@@ -147,11 +159,11 @@ class HypercubeConcrete(Relaxation):
     """
 
     support = cube
-    _logits_of = staticmethod(logits_of)
+    _conversion = STATES
     _is_invertible = False
 
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
-        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
+        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args, logits)))
         is_binary = logits.shape[-1] == 1
         law, own = (Logistic, logits.squeeze(-1)) if is_binary else (ExpConcrete, logits)
         node = law(logits=own, temperature=temperature, validate_args=validate_args)
@@ -177,11 +189,11 @@ class HypercubeLogisticNormal(Relaxation):
     """
 
     support = cube
-    _logits_of = staticmethod(logits_of)
+    _conversion = STATES
     _is_invertible = False
 
     def _made(self, logits: Any, temperature: Temperature | None, validate_args: bool | None) -> Made:
-        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args)))
+        logits = as_states(check.as_logits(logits, infinite="never", validate=check.validates(validate_args, logits)))
         both = torch.cat([torch.zeros_like(logits), logits], -1) if logits.shape[-1] == 1 else logits
         node = ExpLogisticNormal(logits=both, temperature=temperature, validate_args=validate_args)
         logits = expanded(logits, node.batch_shape + logits.shape[-1:])

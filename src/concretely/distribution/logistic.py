@@ -27,7 +27,7 @@ class Logistic(Node):
     """
 
     support = constraints.real
-    _logits_of = staticmethod(check.as_log_odds)
+    _conversion = check.LOG_ODDS
     law = logistic
 
     def cdf(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

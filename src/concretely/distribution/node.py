@@ -12,7 +12,8 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
 from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, to_float64
-from ..functional.draw import Drawn, Score, Squashing, draw_node, score_node, sum_axes
+from ..functional.draw import Drawn, draw_node, score_node, sum_axes
+from ..functional.squashing import Score, Squashing
 from ..noise import Source
 from . import check
 from .variable import DiscreteVariable, Variable, expanded
@@ -39,7 +40,7 @@ class Node(Variable, Distribution):
         temperature: Temperature | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        validate = check.validates(validate_args)
+        validate = check.validates(validate_args, logits, probs)
         given = self._given(positional, logits, probs, validate=validate)
         self._set(given, check.as_temperature(temperature, validate=validate), validate=validate)
 
@@ -72,7 +73,7 @@ class Node(Variable, Distribution):
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values with a pathwise gradient."""
-        return self.push(self.noise(sample_shape, generator=generator))
+        return self._rounded(self._drawn(sample_shape, generator).value)
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
@@ -94,6 +95,16 @@ class Node(Variable, Distribution):
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
         self._require_density()
+        return self._drawn(sample_shape, generator, squashing, axes)
+
+    def _drawn(
+        self,
+        sample_shape: Sequence[int],
+        generator: Source | None,
+        squashing: Squashing | None = None,
+        axes: int = 0,
+    ) -> Drawn:
+        """Draw values as `drawn` does. At temperature zero they have no log density."""
         return draw_node(
             self.law, *self._parameters, sample_shape=sample_shape, generator=generator, squashing=squashing, axes=axes
         )
@@ -164,7 +175,7 @@ class Relaxation(Variable, Distribution):
         temperature: Temperature | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        given = self._given(positional, logits, probs, validate=check.validates(validate_args))
+        given = self._given(positional, logits, probs, validate=check.validates(validate_args, logits, probs))
         self._node, self._squashing, own, event_shape = self._made(given, temperature, validate_args)
         self._temperature = self._node._temperature
         validate = bool(self._node._validate_args)
@@ -194,16 +205,16 @@ class Relaxation(Variable, Distribution):
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values with a pathwise gradient."""
-        return self.push(self.noise(sample_shape, generator=generator))
+        return self._rounded(self.node._drawn(sample_shape, generator, self._squashing).value)
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
-        drawn = self.node.drawn(sample_shape, generator=generator)
-        value = self._value(drawn.value)
-        slope = self._squashing.log_abs_det_jacobian(drawn.value) if self._is_invertible else 0
-        return value, cast(drawn.score() - slope, self.logits.dtype)
+        drawn = self.node.drawn(sample_shape, generator=generator, squashing=self._squashing)
+        assert drawn.node is not None
+        slope = self._squashing.log_abs_det_jacobian(drawn.node) if self._is_invertible else 0
+        return self._rounded(drawn.value), cast(drawn.score() - slope, self.logits.dtype)
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
         """Draw values, with their unsquashed values and functions that return the log densities of the latter.

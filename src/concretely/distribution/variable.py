@@ -7,7 +7,7 @@ arguments, and round the results once to the dtype of the logits.
 import copy
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -84,8 +84,7 @@ class Variable(PyroMixin):
     is_ranked = False
     """Whether the argmax of a value is its category."""
     _temperature: Temperature | None = None
-    _logits_of: Callable[..., Tensor]
-    """Converts probabilities to logits."""
+    _conversion: check.Conversion
 
     def __init__(self, logits: Tensor, batch_shape: Size, event_shape: Size, *, validate: bool) -> None:
         self.logits = logits
@@ -103,7 +102,12 @@ class Variable(PyroMixin):
             found = "arguments without a name" if positional else found
             more = " and temperature=" if "temperature" in cls.arg_constraints else ""
             raise TypeError(f"{cls.__name__} must be given logits= or probs={more}, got {found}")
-        return cls._logits_of(probs, validate=validate) if logits is None else logits
+        return cls._conversion.to_logits(probs, validate=validate) if logits is None else logits
+
+    @property
+    def probs(self) -> Tensor:
+        """The probability of 1 for a binary variable, else the probabilities of the discrete states."""
+        return cast(self._conversion.to_probs(self.logits), self.logits.dtype)
 
     @abstractmethod
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
@@ -171,7 +175,7 @@ class DiscreteVariable(Variable, Distribution):
         probs: Tensor | float | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        validate = check.validates(validate_args)
+        validate = check.validates(validate_args, logits, probs)
         given = self._given(positional, logits, probs, validate=validate)
         own, *shapes = self._split(check.as_logits(given, infinite=self._infinite, validate=validate))
         super().__init__(own, *shapes, validate=validate)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..functional.bound import average, bound, effective_sample_size
 from ..graph.program import Program
 from ..graph.trace import Trace
-from ..model.base import Model, require_estimator
+from ..model.base import Model, checked_objective
 from ..noise import Source
 from ..objective import LogWeights, Objective, divergence, loss
 
@@ -146,20 +146,12 @@ def estimate(
     >>> logits.grad.shape
     torch.Size([3])
     """
-    require_estimator(estimator)
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"samples must be a positive whole number, got {samples!r}")
-    if objective is not None and not callable(objective):
-        raise TypeError(f"objective must be a function, such as concretely.bound, got {type(objective).__name__}")
-    averages = getattr(estimator, "averages", False)
-    if averages and objective not in (None, average):
-        name = type(estimator).__name__
-        raise ValueError(f"objective must be `average` for {name}, or be omitted")
-    if objective is None:
-        objective = default_objective(target, estimator)
+    default = bound if isinstance(target, Model) else average
+    objective = checked_objective(estimator, objective, samples=samples, default=default)
     return estimator(target, *inputs, samples=samples, objective=objective, generator=generator, batch_dims=batch_dims)
 
 
 def default_objective(target: Model | Program, estimator: Estimator) -> Objective:
     """Return `bound` (multi-sample) for a model if the estimator supports it, else `average`, the mean over samples."""
-    return bound if isinstance(target, Model) and not getattr(estimator, "averages", False) else average
+    default = bound if isinstance(target, Model) else average
+    return checked_objective(estimator, None, samples=1, default=default)

@@ -108,7 +108,8 @@ class NVIL(nn.Module):
         """Return the sum of the log-weight terms that depend on a node or on a later one."""
         log_w = total(weights.log_p[term] for term in self.terms[name])
         if weights.divides:
-            log_w = log_w - total(weights.q[node].log_prob for node in _from(name, weights.q))
+            subtracted = weights.subtracted
+            log_w = log_w - total(subtracted[node] for node in _from(name, weights.q))
         return log_w.detach()
 
     def _seen(self, name: str, q: Trace, inputs: tuple[Any, ...]) -> Float[Tensor, "*shape size"]:

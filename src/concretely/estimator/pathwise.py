@@ -8,6 +8,7 @@ from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
 from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
+from ..spelling import require_one_of
 from .base import Estimate
 
 NoBound = Literal["mass", "analytic"]
@@ -40,7 +41,7 @@ class Pathwise:
     _modes: tuple[Mode, Mode] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _require_known(self.kl, "density", "mass", "analytic")
+        require_one_of("kl", self.kl, "density", "mass", "analytic")
         object.__setattr__(self, "_modes", self._chosen_modes())
 
     def __call__(
@@ -91,7 +92,7 @@ class GumbelSoftmax:
     kl: NoBound = "mass"
 
     def __post_init__(self) -> None:
-        _require_known(self.kl, "mass", "analytic")
+        require_one_of("kl", self.kl, "mass", "analytic")
         Pathwise(self.temperature, kl=self.kl)
 
     def __call__(
@@ -122,7 +123,7 @@ class StraightThrough:
     kl: NoBound = "mass"
 
     def __post_init__(self) -> None:
-        _require_known(self.kl, "mass", "analytic")
+        require_one_of("kl", self.kl, "mass", "analytic")
 
     def __call__(
         self,
@@ -152,8 +153,8 @@ class StraightThroughGumbelSoftmax:
     kl: NoBound = "mass"
 
     def __post_init__(self) -> None:
-        _require_known(self.kl, "mass", "analytic")
-        Surrogate(self.temperature)
+        require_one_of("kl", self.kl, "mass", "analytic")
+        Relaxed(self.temperature)
 
     def __call__(
         self,
@@ -187,11 +188,6 @@ def _straight_through(
     # with an analytic KL, the mean of several weights may exceed the likelihood
     bounds = None if analytic and samples > 1 else bound_target(target, objective)
     return Estimate.of(weights, objective, bound_target=bounds)
-
-
-def _require_known(kl: str, *treatments: str) -> None:
-    if kl not in treatments:
-        raise ValueError(f"kl must be one of {', '.join(map(repr, treatments))}, got {kl!r}")
 
 
 def _require_gradient(weights: LogWeights) -> None:

@@ -9,6 +9,7 @@ from ..graph.program import Program
 from ..model.base import Model
 from ..noise import Source
 from ..objective import Objective, bound, bound_target, log_weights
+from ..spelling import require_one_of
 from .base import Estimate
 from .surrogate import surrogate
 
@@ -28,8 +29,7 @@ class VIMCO:
     mean: signal.Mean = "geometric"
 
     def __post_init__(self) -> None:
-        if self.mean not in ("geometric", "arithmetic"):
-            raise ValueError(f"mean must be 'geometric' or 'arithmetic', got {self.mean!r}")
+        require_one_of("mean", self.mean, "geometric", "arithmetic")
 
     def __call__(
         self,

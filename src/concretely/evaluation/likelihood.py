@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float64, Int64, Shaped
@@ -30,6 +30,17 @@ FEW = 1_000
 """The number of samples for data points outside of `full_points`."""
 SHARE, BYTES = 1 / 8, 8
 """The share of free GPU memory to use, and the bytes that a pair needs for every unit of a layer."""
+
+
+@runtime_checkable
+class Packed(Protocol):
+    """A data set of packed bits, such as `load_data("digits").test`. A slice is a tensor."""
+
+    @property
+    def packed(self) -> Tensor: ...
+
+    def __getitem__(self, index: slice, /) -> Tensor: ...
+
 
 Data = tuple[Tensor, ...]
 Estimate = tuple[Float64[Tensor, " points"], Float64[Tensor, " full_points"]]
@@ -85,7 +96,7 @@ class Likelihood:
 
 def evaluate(
     model: Model,
-    *data: Shaped[Tensor, "points ..."],
+    *data: Shaped[Tensor, "points ..."] | Packed,
     samples: int = 50_000,
     full_points: int | None = None,
     chunk: int | None = None,
@@ -114,6 +125,7 @@ def evaluate(
     started = time.perf_counter()
     data = _tensors(data)
     _require_data(model, data)
+    model = model.with_kl_weight(1.0) if model.is_weighed else model
     chunk = _suitable(model, data) if chunk is None else chunk
     points = len(data[0])
     full_points = points if full_points is None else full_points
@@ -150,7 +162,7 @@ def standard_error(values: Float64[Tensor, " points"]) -> float:
     return values.std().item() / math.sqrt(len(values))
 
 
-def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."]) -> Float64[Tensor, " points"]:
+def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."] | Packed) -> Float64[Tensor, " points"]:
     r"""Compute the exact log-likelihood of every data point by enumerating all states of the latents, at most 2²⁰.
 
     $$\log \sum_z p(x, z)$$
@@ -240,8 +252,8 @@ def require_positive(name: str, number: int) -> None:
 
 
 def _tensors(data: Sequence[Any]) -> Data:
-    """Return data sets of bits, such as `load_data("digits").test`, as tensors."""
-    return tuple(part if isinstance(part, Tensor) or not hasattr(part, "packed") else part[:] for part in data)
+    """Return data sets of bits as tensors."""
+    return tuple(part[:] if isinstance(part, Packed) else part for part in data)
 
 
 def _require_data(model: Model, data: Data) -> None:

@@ -3,15 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 from .. import evaluation
 from ..data import Dataset
 from ..evaluation import GradientStudy
 from ..model import Model
-from ..training.engine import inputs_of
-from ..training.method import at_step, estimator_of
-from ..training.recipe import Recipe, resolve
+from ..schedule import at_step
+from ..spelling import did_you_mean
+from ..training.method import estimator_of
+from ..training.own_method import estimator_from_text
+from ..training.own_recipe import OwnRecipe
+from ..training.paper import inputs_of, paper_recipe
+from ..training.recipe import ESTIMATORS, Recipe, resolve
 from ..training.rng import Order, Purpose, generator_of
 from ..training.run import Run
+from .subject import inputs_for, points_of
 
 TEMPERATURES = ("temperature", "prior_temperature")
 
@@ -27,14 +34,15 @@ def estimator_recipes(names: Sequence[str], run: Run | None = None, **given: Any
     """
     recipes = {}
     if run is not None:
-        kept = {name: getattr(run.recipe, name) for name in ("notation", "data", "binarize", "seed")}
-        kept |= {name: at_step(getattr(run.recipe, name), run.step) for name in TEMPERATURES}
+        own = paper_recipe(run.recipe)
+        kept = {name: getattr(own, name) for name in ("notation", "data", "binarize", "seed")}
+        kept |= {name: at_step(getattr(own, name), run.step) for name in TEMPERATURES}
         given = kept | {name: value for name, value in given.items() if value is not None}
     others = {key: value for key, value in given.items() if key not in TEMPERATURES}
     for name in names:
         default = resolve(estimator=name, **others)
-        own = {key: given.get(key) for key in TEMPERATURES if getattr(default, key) is not None}
-        recipes[name] = resolve(estimator=name, **others, **own)
+        warm = {key: given.get(key) for key in TEMPERATURES if getattr(default, key) is not None}
+        recipes[name] = resolve(estimator=name, **others, **warm)
     temperature = given.get("temperature")
     if isinstance(temperature, str) and all(recipe.temperature is None for recipe in recipes.values()):
         raise ValueError(f"temperature must be left out, as no estimator has one, got {temperature!r}")
@@ -52,3 +60,26 @@ def study_estimators(
     options["estimators"] = {name: estimator_of(each, model, inputs) for name, each in recipes.items()}
     options["generator"] = generator_of(recipe.seed, Purpose.NOISE, step, device=device)
     return evaluation.gradient_study(model, *inputs, samples=recipe.samples, **options)
+
+
+def study_own(
+    run: Run, model: nn.Module, data: Any, names: Sequence[str], *, points: int, samples: int, **given: Any
+) -> GradientStudy:
+    """Study estimators on the model of a user's own run. `given` has the temperature, the seed, and other options."""
+    recipe, most = run.recipe, points_of(data, "train")
+    assert isinstance(recipe, OwnRecipe)
+    if points > most:
+        raise ValueError(f"points must be at most {most:,}, the size of the training set, got {points}")
+    for name in names:
+        if name not in ESTIMATORS:
+            raise ValueError(f"unknown estimator {name!r}{did_you_mean(name, ESTIMATORS)}")
+    seed, temperature = given.pop("seed", None), given.pop("temperature", None) or recipe.temperature
+    seed = recipe.seed if seed is None else seed
+    index = Order(points=most, batch=points, seed=seed).indices(run.step)
+    inputs, made = inputs_for(recipe, model, data, "train", index), dict[str, Any]()
+    for name in names:
+        found = estimator_from_text(name, temperature if ESTIMATORS[name].has_temperature else None)
+        made[name] = found(model, *inputs) if isinstance(found, type) else found
+    device = next(model.parameters()).device
+    how = {"generator": generator_of(seed, Purpose.NOISE, run.step, device=device), **given}
+    return evaluation.gradient_study(model, *inputs, estimators=made, samples=samples, **how)

@@ -1,10 +1,13 @@
 """Grids of recipes: keys with several values, and names for the recipes."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..training.own_recipe import OwnRecipe, RunRecipe
+from ..training.own_resolve import DIFFERENT_OWN
 from ..training.recipe import DIFFERENT, Recipe
 
 LARGEST_RANGE = 10_000
@@ -19,27 +22,50 @@ def expand_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
     >>> [choice["seed"] for choice in expand_grid({"seed": "0..2,7"})]
     ['0', '1', '2', '7']
     """
-    lists = {name: _values(name, given[name]) for name in DIFFERENT if name in given}
-    for name, values in lists.items():
+    keys = DIFFERENT if given.get("model") is None else DIFFERENT_OWN
+    lists = {name: _values(name, given[name]) for name in keys if name in given}
+    arguments = {name: _values(name, value) for name, value in given.get("arguments", {}).items()}
+    for name, values in (lists | arguments).items():
         if not values:
             raise ValueError(f"{name} must have at least one value, got none")
-    return [{**given, **dict(zip(lists, values, strict=True))} for values in product(*lists.values())]
+    choices = []
+    for values in product(*lists.values(), *arguments.values()):
+        choice = {**given, **dict(zip(lists, values, strict=False))}
+        if arguments:
+            choice["arguments"] = dict(zip(arguments, values[len(lists) :], strict=True))
+        choices.append(choice)
+    return choices
 
 
-def differing_keys(recipes: Sequence[Recipe]) -> list[str]:
+def differing_keys(recipes: Sequence[RunRecipe]) -> list[str]:
     """Return the keys in which recipes differ, among those that may have several values."""
-    return [name for name in DIFFERENT if len({recipe.settings.get(name) for recipe in recipes}) > 1]
+    return [name for name in keys_of(recipes[0]) if len({str(flat(each).get(name)) for each in recipes}) > 1]
 
 
-def recipe_names(recipes: Sequence[Recipe], keys: Sequence[str]) -> list[str]:
+def keys_of(recipe: RunRecipe) -> tuple[str, ...]:
+    """Return the keys of a recipe that may have several values, with the arguments of a builder."""
+    return (*recipe.arguments, *DIFFERENT_OWN) if isinstance(recipe, OwnRecipe) else DIFFERENT
+
+
+def flat(recipe: RunRecipe) -> dict[str, Any]:
+    """Return the settings of a recipe, with the arguments of a builder among them."""
+    return {**recipe.settings.get("arguments", {}), **recipe.settings}
+
+
+def recipe_names(recipes: Sequence[RunRecipe], keys: Sequence[str]) -> list[str]:
     """Return a name for each recipe from some of its keys. Numbers are rounded if the names are unique then."""
     short, full = ([_name(recipe, keys, write) for recipe in recipes] for write in (format_setting, str))
     return short if len(set(short)) == len(recipes) else full
 
 
-def grid_title(recipes: Sequence[Recipe]) -> str:
+def grid_title(recipes: Sequence[RunRecipe]) -> str:
     """Return a common name for the recipes of a grid."""
     first = recipes[0]
+    if isinstance(first, OwnRecipe):
+        differing = differing_keys(recipes)
+        kept = {name: value for name, value in first.arguments.items() if name not in differing}
+        return replace(first, arguments=kept).title.rpartition("-seed")[0]
+    assert isinstance(first, Recipe)
     if "data" in differing_keys(recipes):
         return f"{first.notation}-{first.estimator}-m{first.samples}"
     return first.title.rpartition("-seed")[0]
@@ -50,8 +76,8 @@ def format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _name(recipe: Recipe, keys: Sequence[str], write: Callable[[Any], str]) -> str:
-    values = ((key, recipe.settings.get(key)) for key in keys)
+def _name(recipe: RunRecipe, keys: Sequence[str], write: Callable[[Any], str]) -> str:
+    values = ((key, flat(recipe).get(key)) for key in keys)
     text = ",".join(f"{key}={write(value)}" for key, value in values if value is not None)
     return text.replace(":", "x").replace("/", "_")
 

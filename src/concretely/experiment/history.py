@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..file import file_lock
+from ..training.paper import paper_recipe
 from ..training.recipe import OF_DATA, Recipe, resolve
 from .paper import SPLITS, CellResult, Experiment, cell_title
 from .plan import SMOKE_POINTS
@@ -171,7 +172,7 @@ def _finished(path: Path) -> Record:
     record |= {"seconds": run.seconds, "finished": True}  # it may have been scored before it was finished
     if run.best is None or not math.isfinite(run.best[1]):
         return record
-    return {**record, "valid": {"value": run.best[1], "samples": run.recipe.validation_samples}}
+    return {**record, "valid": {"value": run.best[1], "samples": paper_recipe(run.recipe).validation_samples}}
 
 
 def _require_scored(result: CellResult, split: str, *, samples: int, both: bool) -> None:

@@ -1,16 +1,19 @@
 """Images of a trained model, as tensors: samples, reconstructions and completions."""
 
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Dataset
 from ..evaluation.pixel import reconstruct_pixels, sample_pixels
 from ..model import Model
-from ..training.engine import inputs_of
-from ..training.recipe import Recipe
+from ..training.own_recipe import OwnRecipe, RunRecipe
+from ..training.paper import inputs_of, paper_recipe
 from ..training.rng import Purpose, generator_of
+from .subject import inputs_for, observed_bits, points_of
 
 POINTS = 12
 """The number of data points in the pictures of a report."""
@@ -29,23 +32,59 @@ class Picture:
 
 
 def sample_picture(
-    recipe: Recipe, model: Model, data: Dataset, *, rows: int, columns: int | None = None, generator: torch.Generator
+    recipe: RunRecipe,
+    model: nn.Module,
+    data: Any,
+    *,
+    rows: int,
+    columns: int | None = None,
+    generator: torch.Generator,
 ) -> Picture:
     """Return samples of p(x) or, for a model of p(x | context), completions of contexts from the test set."""
-    if recipe.architecture.context is None:
+    if not isinstance(model, Model):
+        raise ValueError("a model must have a generative program p to draw samples, got a program")
+    if isinstance(recipe, OwnRecipe):
+        columns = 12 if columns is None else columns
+        made = sample_pixels(model, rows * columns, generator=generator)
+        return Picture(made.flatten(1).unflatten(0, (rows, columns)))
+    own = paper_recipe(recipe)
+    if own.architecture.context is None:
         columns = 12 if columns is None else columns
         return Picture(sample_pixels(model, rows * columns, generator=generator).unflatten(0, (rows, columns)))
-    context, x = inputs_of(recipe, data.test.spread(rows).to(generator.device))
+    context, x = inputs_of(own, data.test.spread(rows).to(generator.device))
     made = sample_pixels(model, 8 if columns is None else columns, context, generator=generator)
     return Picture(made.transpose(0, 1), x, context)
 
 
-def report_pictures(recipe: Recipe, model: Model, data: Dataset) -> dict[str, Picture]:
-    """Return the pictures of a report by name: samples and reconstructions, or completions."""
+def report_pictures(recipe: RunRecipe, model: nn.Module, data: Any) -> dict[str, Picture]:
+    """Return the pictures of a report by name: samples and reconstructions, or completions.
+
+    A model of one's own has pictures only if its data are bits.
+    """
     generator = generator_of(recipe.seed, Purpose.PICTURE, device=next(model.parameters()).device)
-    if recipe.architecture.context is not None:
+    if isinstance(recipe, OwnRecipe):
+        return _own_pictures(recipe, model, data, generator)
+    own = paper_recipe(recipe)
+    if own.architecture.context is not None:
         return {"completions": sample_picture(recipe, model, data, rows=POINTS, generator=generator)}
     samples = sample_picture(recipe, model, data, rows=8, generator=generator)
-    (x,) = inputs_of(recipe, data.test.spread(POINTS).to(generator.device))
+    (x,) = inputs_of(own, data.test.spread(POINTS).to(generator.device))
+    assert isinstance(model, Model)
     reconstructed = reconstruct_pixels(model, x, generator=generator)
     return {"samples": samples, "reconstructions": Picture(reconstructed.unsqueeze(0), x)}
+
+
+def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: torch.Generator) -> dict[str, Picture]:
+    """Return samples and reconstructions if a model describes images of bits, else nothing."""
+    split = "test" if isinstance(data, Dataset) or "test" in data.splits else "valid"
+    if not isinstance(model, Model) or observed_bits(recipe, model, data, split) is None:
+        return {}
+    pictures = dict[str, Picture]()
+    with suppress(TypeError, ValueError, RuntimeError):  # p may need inputs, or end with something else than bits
+        pictures["samples"] = sample_picture(recipe, model, data, rows=8, generator=generator)
+    index = torch.linspace(0, points_of(data, split) - 1, POINTS).round().long()
+    (x,) = inputs_for(recipe, model, data, split, index)
+    with suppress(TypeError, ValueError, RuntimeError):
+        made = reconstruct_pixels(model, x, generator=generator)
+        pictures["reconstructions"] = Picture(made.flatten(1).unsqueeze(0), x.flatten(1))
+    return pictures

@@ -67,9 +67,9 @@ def plan_experiment(
     name: str,
     *,
     only: Mapping[str, Collection[str]] = MappingProxyType({}),
-    recipe: Path | None = None,
+    recipe: str | Path | None = None,
     changes: Mapping[str, Any] = MappingProxyType({}),
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     score_samples: int | None = None,
     smoke: bool = False,
 ) -> Plan:
@@ -94,9 +94,9 @@ def plan_experiment(
             raise ValueError(f"unknown {kind} {entry!r} in {name}{did_you_mean(entry, known)}")
     variants = [
         load_experiment(name, lambda cell: all(_answers(cell, key) & set(only[key]) for key in only), **change)
-        for change in _variants(recipe, changes)
+        for change in _variants(None if recipe is None else Path(recipe), changes)
     ]
-    chosen, folder = variants[0], RUNS / name if folder is None else folder
+    chosen, folder = variants[0], RUNS / name if folder is None else Path(folder)
     if not chosen.cells:
         found = " and ".join(f"{key} {','.join(entries)}" for key, entries in only.items())
         raise ValueError(f"{name} has no cell with {found}")

@@ -16,7 +16,7 @@ from typing import Any
 from ..environment import require_environment
 from ..file import json_digest, parse_json, read_bytes, write_text
 from ..spelling import is_count, is_number
-from ..training.recipe import Recipe
+from ..training.own_recipe import RunRecipe
 
 FILE = "record.json"
 """The file name of a record in the folder of its run."""
@@ -25,8 +25,8 @@ KEYS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """The keys that every record has."""
 COUNTS = ("samples", "points", "thorough")
 """The integers of a metric."""
-SHOWN = ("notation", "data", "estimator")
-"""The texts of a recipe that are shown."""
+SHOWN = ("data", "estimator")
+"""The texts of a recipe that are shown, besides its notation or its model."""
 CHECKSUM = "checksum"
 """The key of the digest of all other keys in the file of a record or of records."""
 MOST = 2**26
@@ -82,9 +82,7 @@ def _require_record(found: Any) -> None:
         raise ValueError(f"a record must have {', '.join(KEYS)}, got no {' and no '.join(missing)}")
     require_environment(found, "a record")
     recipe, metrics = found["recipe"], found["metrics"]
-    texts = isinstance(recipe, dict) and all(isinstance(recipe.get(key), str) for key in SHOWN)
-    must = f"have the texts {', '.join(SHOWN)} and the number samples"
-    _require(texts and is_count(recipe.get("samples")), "recipe", must, recipe)
+    _require(_is_recipe(recipe), "recipe", "have the texts notation or model, data, estimator, and samples", recipe)
     for key in ("seed", "step", "members"):
         _require(is_count(found.get(key, 0)), key, "be a whole number", found.get(key))
     _require(is_number(found["seconds"]), "seconds", "be a number", found["seconds"])
@@ -98,9 +96,23 @@ def _require(holds: bool, name: str, must: str, value: Any) -> None:
         raise ValueError(f"{name} of a record must {must}, got {shortened(value)}")
 
 
-def recipe_settings(recipe: Recipe) -> dict[str, Any]:
+def recipe_settings(recipe: RunRecipe) -> dict[str, Any]:
     """Return a recipe as a record stores it: the data by name, without their path."""
     return {**recipe.settings, "data": Path(recipe.data).name}
+
+
+def model_title(settings: Mapping[str, Any]) -> str:
+    """Return the name of a model from the settings of a record.
+
+    >>> model_title({"notation": "2H-6V"}), model_title({"model": "package.module:build", "arguments": {"width": 9}})
+    ('2H-6V', 'module.build(width=9)')
+    """
+    if "notation" in settings:
+        return str(settings["notation"])
+    module, _, function = str(settings.get("model", "")).rpartition(":")
+    given = ", ".join(f"{name}={value}" for name, value in settings.get("arguments", {}).items())
+    place = module.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
+    return f"{place}.{function}({given})" if function else "a model"
 
 
 def merge_metrics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,9 +147,19 @@ def is_corrected(metric: Mapping[str, Any]) -> bool:
 
 
 def validation_nll(record: Mapping[str, Any] | None) -> float:
-    """Return the NLL of the validation set, by which runs are selected, or infinity if it is unknown."""
-    value = None if record is None else record["metrics"].get("valid_nll", {}).get("value")
+    """Return the score of the validation set, by which runs are selected, or infinity if it is unknown."""
+    metrics = {} if record is None else record["metrics"]
+    value = metrics.get(score_key(metrics, "valid"), {}).get("value")
     return math.inf if value is None else value
+
+
+def score_key(metrics: Mapping[str, Any], split: str) -> str:
+    """Return the name of the score of a split: that of the NLL or, for a program, of the cost.
+
+    >>> score_key({"test_cost": {}}, "test"), score_key({}, "valid")
+    ('test_cost', 'valid_nll')
+    """
+    return f"{split}_cost" if f"{split}_cost" in metrics else f"{split}_nll"
 
 
 def format_value(value: float | None, error: float | None) -> str:
@@ -166,6 +188,17 @@ def finite_or_none(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite_or_none(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _is_recipe(recipe: Any) -> bool:
+    """Return whether a value has the keys of a recipe that are shown."""
+    return (
+        isinstance(recipe, dict)
+        and all(isinstance(recipe.get(key), str) for key in SHOWN)
+        and isinstance(recipe.get("notation", recipe.get("model")), str)
+        and isinstance(recipe.get("arguments", {}), dict)
+        and is_count(recipe.get("samples"))
+    )
 
 
 def _is_metric(metric: Any) -> bool:

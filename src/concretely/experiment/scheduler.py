@@ -14,18 +14,20 @@ from typing import Any
 
 import torch
 
-from ..data import Bits, Dataset
+from ..data import Bits
 from ..file import write_text
-from ..model import Model
 from ..training import loop
-from ..training.recipe import FILE, Member, Recipe, data_key, program_key
+from ..training.callback import Callbacks
+from ..training.own_recipe import RunRecipe
+from ..training.recipe import FILE, Member
 from ..training.run import Run, data_of, load_recipe, restored
 from . import scoring
 from .record import FILE as RECORD
-from .record import is_sufficient, read_record, recipe_settings
+from .record import is_sufficient, read_record, recipe_settings, score_key
 from .scoring import Precision, abort_on_stop, add_scores
+from .subject import data_name, program_of
 
-DataOf = Callable[[Recipe], Dataset]
+DataOf = Callable[[RunRecipe], Any]
 """Returns the data set of a recipe."""
 
 DIVERGED = "diverged.txt"
@@ -45,13 +47,13 @@ class Monitor:
     """Returns whether to stop. It is called after every step, and before every layer of a model that is scored."""
     loading: Callable[[], AbstractContextManager[object]] = nullcontext
     """Returns a context that is open while data are loaded. Meanwhile `stop` is not called."""
-    training: Callable[[Sequence[Member], bool], AbstractContextManager[loop.Callbacks]] = lambda members, alone: (
-        nullcontext(loop.Callbacks())
+    training: Callable[[Sequence[Member], bool], AbstractContextManager[Callbacks]] = lambda members, alone: (
+        nullcontext(Callbacks())
     )
     """Returns a context with the callbacks of a program, given its members and whether it uses the device alone."""
     note: Callable[[str], None] = lambda sentence: None
     """Receives messages for the user, one sentence each."""
-    scored: Callable[[Path, Run, Model, Dataset, dict[str, Any]], object] = lambda *_: None
+    scored: Callable[[Path, Run, Any, Any, dict[str, Any]], object] = lambda *_: None
     """Receives every run, with its record, that has new scores on other splits than the validation set."""
     progress: bool = False
     """Whether to show progress bars on stderr while loading and scoring."""
@@ -105,10 +107,12 @@ def load_data(
 
     found = {}
     with monitor.loading():
-        for key, recipe in {data_key(member.recipe): member.recipe for member in members}.items():
+        for key, recipe in {data_name(member.recipe): member.recipe for member in members}.items():
             data = data_of(recipe, max_bytes=max_bytes, progress=monitor.progress)
-            found[key] = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
-    return lambda recipe: found[data_key(recipe)]
+            if points is not None:
+                data = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
+            found[key] = data
+    return lambda recipe: found[data_name(recipe)]
 
 
 def require_trainable(members: Sequence[Member], *, longer: bool = False) -> None:
@@ -123,9 +127,13 @@ def require_trainable(members: Sequence[Member], *, longer: bool = False) -> Non
         if not (folder / FILE).exists():
             continue
         was = load_recipe(folder)
-        grows = recipe.lr_schedule == "constant"  # other schedules depend on the last step
-        if was != (replace(recipe, steps=was.steps) if grows else recipe):
-            changed = [name for name, value in recipe.settings.items() if was.settings.get(name) != value]
+        # schedules of the learning rate other than constant depend on the last step
+        free = recipe.flexible if recipe.lr_schedule == "constant" else recipe.flexible - {"steps"}
+        if changed := [
+            name
+            for name in {**recipe.settings, **was.settings}
+            if name not in free and recipe.settings.get(name) != was.settings.get(name)
+        ]:
             raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder")
         run = None if longer else last_run(folder)
         if run is not None and run.step > recipe.steps:
@@ -189,7 +197,7 @@ def train_members(
 
 def score_member(
     member: Member,
-    data: Dataset,
+    data: Any,
     wanted: Mapping[str, Precision],
     *,
     device: torch.device | str = "cpu",
@@ -206,7 +214,7 @@ def score_member(
     missing = {
         split: precision
         for split, precision in wanted.items()
-        if not is_sufficient(metrics.get(f"{split}_nll", {}), **precision._asdict())
+        if not is_sufficient(metrics.get(score_key(metrics, split), {}), **precision._asdict())
     }
     if not missing:
         return before
@@ -230,7 +238,7 @@ def _programs(members: Sequence[Member]) -> list[list[Member]]:
     """Group members that can train as one program."""
     groups = dict[object, list[Member]]()
     for member in members:
-        groups.setdefault(program_key(member.recipe), []).append(member)
+        groups.setdefault(program_of(member.recipe), []).append(member)
     most = LARGEST_PROGRAM
     return [group[first : first + most] for group in groups.values() for first in range(0, len(group), most)]
 

@@ -1,5 +1,6 @@
 """Score trained models and write records: likelihoods, the objective of the relaxed graph, and a baseline."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,24 +8,26 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data import Dataset
 from ..environment import describe_environment
 from ..estimator import estimate
+from ..evaluation.cost import Cost, expected_cost
 from ..evaluation.likelihood import PAIRS_ON_CPU, Likelihood, evaluate, standard_error
 from ..evaluation.progress import counting
 from ..file import file_lock
 from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
-from ..training.engine import inputs_of
-from ..training.method import estimator_at_step
-from ..training.recipe import Recipe
+from ..training.own_recipe import RunRecipe
 from ..training.rng import Purpose, generator_of
 from ..training.run import Run
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
+from .subject import inputs_for, observed_bits, points_of, relaxed_estimator
 
+Score = Likelihood | Cost
+"""The likelihood of a model, or the cost of a program."""
 Metrics = Mapping[str, dict[str, Any]]
 """Metrics by name."""
 
@@ -37,18 +40,27 @@ class Precision(NamedTuple):
     """The number of data points to score with all samples, by default all."""
 
 
-def score_split(recipe: Recipe, model: Model, data: Dataset, *, split: str, samples: int, **options: Any) -> Likelihood:
-    """Estimate the likelihood of a split by `evaluate` and its options. The recipe's seed determines the draws."""
+def score_split(recipe: RunRecipe, model: nn.Module, data: Any, *, split: str, samples: int, **options: Any) -> Score:
+    """Score a split by `evaluate` and its options or, for a program, by its expected cost.
+
+    The recipe's seed determines the draws.
+    """
     device = next(model.parameters()).device
-    inputs = inputs_of(recipe, data.split(split)[:].to(device))
+    inputs = inputs_for(recipe, model, data, split)
     generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
-    return evaluate(model, *inputs, samples=samples, generator=generator, **options)
+    if isinstance(model, Model):
+        return evaluate(model, *inputs, samples=samples, generator=generator, **options)
+    if options.get("full_points") is not None:
+        raise ValueError("full_points must be left out, as the cost of a program needs no correction, got some")
+    started = time.perf_counter()
+    values = expected_cost(model, *inputs, samples=samples, generator=generator)
+    return Cost(values, samples, time.perf_counter() - started)
 
 
 def relaxed_objective(
-    recipe: Recipe,
-    model: Model,
-    data: Dataset,
+    recipe: RunRecipe,
+    model: nn.Module,
+    data: Any,
     *,
     split: str,
     samples: int,
@@ -60,16 +72,12 @@ def relaxed_objective(
 
     `chunk` is the number of pairs of a sample and a data point that run at once.
     """
-    if not recipe.method.relaxes:
-        raise ValueError(f"estimator must be one that trains a relaxed graph, got {recipe.estimator!r}")
-    estimator = estimator_at_step(recipe, step)
-    device = next(model.parameters()).device
-    generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
-    bits, bounds = data.split(split), []
-    points = max(1, (chunk or PAIRS_ON_CPU) // samples)
-    with eval_mode(model), torch.no_grad(), counting("relaxed graph", len(bits), shown=progress) as advance:
-        for first in range(0, len(bits), points):
-            inputs = inputs_of(recipe, bits[first : first + points].to(device))
+    estimator, total = relaxed_estimator(recipe, step), points_of(data, split)
+    generator = generator_of(recipe.seed, Purpose.EVALUATION, device=next(model.parameters()).device)
+    points, bounds = max(1, (chunk or PAIRS_ON_CPU) // samples), []
+    with eval_mode(model), torch.no_grad(), counting("relaxed graph", total, shown=progress) as advance:
+        for first in range(0, total, points):
+            inputs = inputs_for(recipe, model, data, split, slice(first, first + points))
             found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
             bounds.append(found.bound.double().cpu())
             advance(len(bounds[-1]))
@@ -78,14 +86,36 @@ def relaxed_objective(
     return _metric(-torch.cat(bounds), samples=samples, title=title, meaning=meaning)
 
 
-def independent_pixels(recipe: Recipe, data: Dataset, *, split: str) -> dict[str, Any]:
-    """Return the NLL of a baseline without latents: independent pixels with the frequencies of the training data."""
-    observed = recipe.architecture.observed.units
-    rate = data.train.rate[-observed:].double().clamp(RARE, 1 - RARE)
-    x = data.split(split)[:][:, -observed:].double()
-    nll = -(x @ rate.logit() + (-rate).log1p().sum())
+def independent_pixels(
+    recipe: RunRecipe, data: Any, *, split: str, model: nn.Module | None = None
+) -> dict[str, Any] | None:
+    """Return the NLL of a baseline without latents: independent pixels with the frequencies of the training data.
+
+    Return None if the data are not bits. Only a model of one's own has to be given.
+    """
+    x, known = (observed_bits(recipe, model, data, name) for name in (split, "train"))
+    if x is None or known is None:
+        return None
+    rate = (data.train.rate[-x.shape[1] :] if isinstance(data, Dataset) else known.float().mean(0)).double()
+    rate = rate.clamp(RARE, 1 - RARE)
+    nll = -(x.double() @ rate.logit() + (-rate).log1p().sum())
     meaning = "The NLL of a baseline without latents: each pixel has its frequency in the training data."
     return _metric(nll, title=f"{split} NLL of independent pixels", meaning=meaning)
+
+
+def score_metric(found: Score) -> dict[str, Any]:
+    """Return a score as a metric of a record."""
+    return likelihood_metric(found) if isinstance(found, Likelihood) else cost_metric(found)
+
+
+def score_name(found: Score, split: str) -> str:
+    """Return the name of a score in a record."""
+    return f"{split}_{'nll' if isinstance(found, Likelihood) else 'cost'}"
+
+
+def cost_metric(found: Cost) -> dict[str, Any]:
+    """Return a cost as a metric of a record."""
+    return _metric(found.values, samples=found.samples, seconds=found.seconds)
 
 
 def likelihood_metric(found: Likelihood) -> dict[str, Any]:
@@ -104,23 +134,24 @@ def likelihood_metric(found: Likelihood) -> dict[str, Any]:
 def add_scores(
     folder: Path,
     run: Run,
-    model: Model,
+    model: nn.Module,
     *,
-    data: Dataset,
-    found: Mapping[str, Likelihood],
+    data: Any,
+    found: Mapping[str, Score],
     others: Metrics = MappingProxyType({}),
     note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
-    """Add likelihoods by split, and other metrics by name, to the record of a run, and return the record.
+    """Add scores by split, and other metrics by name, to the record of a run, and return the record.
 
     Older metrics are kept, unless they belong to another step or the new ones are at least as precise. If the record
     is damaged or was changed, `note` is told, the file is kept under another name and a new record is begun.
     """
     environment = describe_environment(str(next(model.parameters()).device))
-    new = {f"{split}_nll": likelihood_metric(likelihood) for split, likelihood in found.items()} | dict(others)
+    new = {score_name(score, split): score_metric(score) for split, score in found.items()} | dict(others)
     if environment != run.environment:  # scored in another environment than trained
         new = {name: {**metric, "made": environment} for name, metric in new.items()}
-    new |= {f"{split}_factorised_nll": independent_pixels(run.recipe, data, split=split) for split in found}
+    baselines = {split: independent_pixels(run.recipe, data, split=split, model=model) for split in found}
+    new |= {f"{split}_factorised_nll": metric for split, metric in baselines.items() if metric is not None}
     path, before = folder / FILE, dict[str, Any]()
     with file_lock(folder / f".{FILE}.lock"):  # or two processes could overwrite each other's metrics
         if path.exists():
@@ -145,7 +176,7 @@ def _metric(values: Tensor, **others: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def abort_on_stop(stop: Callable[[], bool], model: Model) -> Iterator[None]:
+def abort_on_stop(stop: Callable[[], bool], model: nn.Module) -> Iterator[None]:
     """Inside this context, raise KeyboardInterrupt before a layer of the model runs if `stop` returns true.
 
     Signals reach the main thread only, so that a model in another thread has to poll.

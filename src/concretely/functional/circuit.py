@@ -219,7 +219,7 @@ class Circuit:
 
     family: Family
     category_axes = 0
-    draw = score = None  # no kernel
+    draw = score = pull = None  # no kernel, and torch differentiates `push`
 
     def noise(
         self, shape: Sequence[int], dtype: torch.dtype, *, device: torch.device, generator: Source | None

@@ -49,4 +49,5 @@ def coarser(one: torch.dtype, other: torch.dtype) -> torch.dtype:
 
 def inside(value: Tensor, low: float, high: float) -> Tensor:
     """Clamp a value. The gradient passes as if there were no clamp."""
-    return value + (value.clamp(low, high) - value).detach()
+    clamped = value.clamp(low, high)
+    return value + (clamped - value).detach() if torch.is_grad_enabled() else clamped

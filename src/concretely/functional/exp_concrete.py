@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..noise import gumbel as noise
 from .arithmetic import Temperature, invert_noise, log_temperature, over_categories, to_float64
-from .log_simplex import noise_behind, noise_of_key, push
+from .log_simplex import noise_behind, noise_of_key, pull, push
 from .node import node_operators
 
-__all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "push", "score"]
+__all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "pull", "push", "score"]
 
 category_axes = 1
 

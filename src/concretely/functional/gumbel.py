@@ -9,7 +9,7 @@ from .arithmetic import to_float64
 __all__ = ["EULER", "log_density", "log_density_of_noise", "noise", "push"]
 
 category_axes = 0
-draw = score = None  # no kernel
+draw = score = pull = None  # no kernel, and torch differentiates `push`
 
 EULER = 0.57721566490153286061
 

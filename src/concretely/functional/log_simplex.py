@@ -19,6 +19,13 @@ def push(
     return node - node.exp().sum(-1, keepdim=True).log()
 
 
+def pull(
+    by: Float[Tensor, "*shape n"], node: Float[Tensor, "*shape n"], temperature: Temperature
+) -> Float[Tensor, "*shape n"]:
+    """Return the gradient of the logits, from the gradient of the node."""
+    return (by - node.exp() * by.sum(-1, keepdim=True)) / over_categories(temperature)
+
+
 def perturb(logits: Float[Tensor, "*batch n"], noise: Float[Tensor, "*shape n"]) -> Float[Tensor, "*out n"]:
     """Shift logits so that their maximum is 0, then add noise, which a large logit would otherwise round away."""
     logits = cast(logits, compute_dtype(logits.dtype))

@@ -17,7 +17,17 @@ from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
 from .node import node_operators
 
-__all__ = ["draw", "log_density", "log_density_of_noise", "log_tail", "noise", "push", "score", "standard_log_density"]
+__all__ = [
+    "draw",
+    "log_density",
+    "log_density_of_noise",
+    "log_tail",
+    "noise",
+    "pull",
+    "push",
+    "score",
+    "standard_log_density",
+]
 
 category_axes = 0
 
@@ -26,6 +36,11 @@ def push(logits: Float[Tensor, "..."], temperature: Temperature, noise: Float[Te
     """Divide the noisy log-odds by the temperature. The limit at temperature zero is ±infinity."""
     total = cast(logits, compute_dtype(logits.dtype)) + noise
     return divide(total, temperature, lambda total: torch.where(total >= 0, math.inf, -math.inf))
+
+
+def pull(by: Float[Tensor, "..."], node: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
+    """Return the gradient of the logits, from the gradient of the node."""
+    return by / temperature
 
 
 def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..kernel.operator import Operator, operator, row_sums
 from ..kernel.tile import fits
 from .arithmetic import Temperature, invert_noise
-from .draw import squashed
+from .squashing import squashed
 
 
 def node_operators(

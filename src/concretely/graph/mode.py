@@ -23,7 +23,7 @@ from ..distribution.variable import DiscreteVariable
 from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
 from ..functional.draw import Drawn, sum_axes
 from ..noise import Source, seeded
-from ..spelling import did_you_mean
+from ..spelling import did_you_mean, require_one_of
 from .trace import Outcome, Rows, Trace
 
 __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "Surrogate"]
@@ -39,17 +39,17 @@ Noise = Literal["gumbel", "normal"]
 
 
 class Shape(NamedTuple):
-    """The shape of a node without a sample axis."""
+    """The shape of a discrete node without a sample axis."""
 
     unit_shape: Size
     """The axes of the independent units of one data point."""
-    categories: int | None
-    """The number of states of a unit, or None if the node is continuous."""
+    categories: int
+    """The number of states of a unit."""
 
     @property
     def states(self) -> int:
         """Return the number of joint states of the units."""
-        return int((self.categories or 1) ** self.unit_shape.numel())
+        return int(self.categories ** self.unit_shape.numel())
 
 
 Structure = Mapping[str, Shape]
@@ -141,6 +141,8 @@ class Relaxed(Mode):
 
     def __post_init__(self) -> None:
         _require_positive(self.temperature)
+        require_one_of("scored_by", self.scored_by, "density", "mass")
+        require_one_of("noise", self.noise, "gumbel", "normal")
 
     @property
     def names(self) -> frozenset[str]:
@@ -226,10 +228,6 @@ class Enumerate(Mode):
         """Count the joint states of a graph; raise if there are too many."""
         shapes, bits = structure(), 0.0
         for name, shape in shapes.items():
-            if shape.categories is None:
-                raise ValueError(
-                    f"a graph must have only discrete nodes of concretely to be enumerated, got another at {name!r}"
-                )
             bits += shape.unit_shape.numel() * math.log2(shape.categories)
             if bits > math.log2(STATES):
                 raise ValueError(
@@ -248,7 +246,6 @@ class Enumerate(Mode):
         assert isinstance(distribution, DiscreteVariable)
         assert self.shapes is not None
         unit_shape, categories = self.shapes[request.name]
-        assert categories is not None
         later = list(self.shapes)[list(self.shapes).index(request.name) + 1 :]
         joint = torch.arange(self.samples or 0, device=distribution.logits.device)
         joint = joint // math.prod(self.shapes[other].states for other in later)

@@ -4,6 +4,7 @@
 written for an ordinary batch. With several samples, drawn values have more rows (see `run` and `tile`).
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -61,11 +62,18 @@ def eval_mode(program: Program) -> Iterator[None]:
                     module.training = was_training
 
 
+def signature(program: Program) -> inspect.Signature:
+    """Return the signature of a function, or of the forward pass of a module."""
+    if isinstance(program, nn.Module) and not hasattr(program, "__signature__"):
+        return inspect.signature(program.forward)
+    return inspect.signature(program)
+
+
 def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
     """Yield the modules and tensors that a function uses, with their names.
 
-    They are found among its variables, defaults and bound arguments, in functions inside it and that it refers to, and
-    in lists, dictionaries and objects of these.
+    They are found among its variables, defaults and bound arguments, in functions inside it and that it refers to, in
+    lists, dictionaries and objects of these, and by their names in modules and classes of the user.
     """
     waiting: list[tuple[str, Any]] = [("program", program)]
     seen = set[int]()
@@ -83,22 +91,31 @@ def variables(program: Program) -> Iterator[tuple[str, nn.Module | Tensor]]:
         elif isinstance(part, partial):
             waiting += [(name, part.func), *enumerate_named(name, part.args), *part.keywords.items()]
         elif isinstance(part, MethodType):
-            waiting += [("owner", part.__self__), (name, part.__func__)]
+            waiting.append(("owner", part.__self__))
+            if isinstance(part.__func__, FunctionType):
+                waiting += _used(part.__func__, type(part.__self__))
+        elif isinstance(part, staticmethod | classmethod | property):
+            waiting.append((name, part.fget if isinstance(part, property) else part.__func__))
         elif isinstance(part, Mapping):
             waiting += [(f"{name}_{key}", inner) for key, inner in part.items()]
         elif isinstance(part, list | tuple | set | frozenset):
             waiting += enumerate_named(name, part)
-        elif hasattr(part, "__dict__"):
-            waiting += [*vars(part).items(), (name, vars(type(part)).get("__call__"))]
+        else:
+            slots = (slot for kind in type(part).__mro__ for slot in vars(kind).get("__slots__", ()))
+            waiting += [(slot, getattr(part, slot)) for slot in slots if hasattr(part, slot)]
+            waiting += getattr(part, "__dict__", {}).items()
+            called = next((vars(kind)["__call__"] for kind in type(part).__mro__ if "__call__" in vars(kind)), None)
+            if isinstance(called, FunctionType):
+                waiting += _used(called, type(part))
 
 
 def _is_foreign(part: Any) -> bool:
-    """Return whether a function or object is of a library that keeps no modules of a user."""
-    owner = part if isinstance(part, FunctionType) else type(part)
-    root = (owner.__module__ or "").partition(".")[0]
-    return root in FOREIGN or (
-        isinstance(part, FunctionType) and root in sys.stdlib_module_names and root != "__main__"
-    )
+    """Return whether a function, object or module is of a library that keeps no modules of a user."""
+    is_module = isinstance(part, ModuleType)
+    owner = part if isinstance(part, FunctionType | type) else type(part)
+    root = ((part.__name__ if is_module else owner.__module__) or "").partition(".")[0]
+    searches = isinstance(part, FunctionType | type | ModuleType)
+    return root in FOREIGN or (searches and root in sys.stdlib_module_names and root != "__main__")
 
 
 def enumerate_named(name: str, parts: Iterable[Any]) -> list[tuple[str, Any]]:
@@ -106,16 +123,45 @@ def enumerate_named(name: str, parts: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(f"{name}_{index}", part) for index, part in enumerate(parts)]
 
 
-def _used(function: FunctionType) -> list[tuple[str, Any]]:
-    """Return the variables that a function and the functions inside it refer to, and its defaults."""
-    codes, names = [function.__code__], set[str]()
-    for code in codes:
-        names |= set(code.co_names)
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    found = [(name, function.__globals__[name]) for name in sorted(names) if name in function.__globals__]
+def _used(function: FunctionType, owner: type | None = None) -> list[tuple[str, Any]]:
+    """Return the variables of a function and, if it is a method of `owner`, of the other methods that it names."""
+    functions, found = [function], list[tuple[str, Any]]()
+    kinds = [kind for kind in owner.__mro__ if not _is_foreign(kind)] if owner else []
+    for each in functions:
+        found += _variables(each)
+        for name, member in _members(kinds, _names(each)):
+            method = getattr(member, "__func__", member)
+            if not isinstance(method, FunctionType):
+                found.append((name, member))
+            elif method not in functions:
+                functions.append(method)
+    return found
+
+
+def _variables(function: FunctionType) -> list[tuple[str, Any]]:
+    """Return what a function and the functions inside it refer to, also in modules and classes, and its defaults."""
+    names = _names(function)
+    found = [(name, function.__globals__[name]) for name in names if name in function.__globals__]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
         with suppress(ValueError):  # a variable that has no value yet
             found.append((name, cell.cell_contents))
+    for _, holder in found:  # it grows by modules in packages and by classes in modules
+        if isinstance(holder, ModuleType | type) and not _is_foreign(holder):
+            found += [entry for entry in _members([holder], names) if all(entry[1] is not other for _, other in found)]
     found += enumerate_named("default", function.__defaults__ or ())
     return [*found, *(function.__kwdefaults__ or {}).items()]
+
+
+def _names(function: FunctionType) -> list[str]:
+    """Return the names that a function and the functions inside it use, of variables and of attributes."""
+    codes, names = [function.__code__], set[str]()
+    for code in codes:
+        names |= set(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return sorted(names)
+
+
+def _members(holders: Iterable[ModuleType | type], names: Iterable[str]) -> list[tuple[str, Any]]:
+    """Return the attributes of modules or classes that have one of the names."""
+    return [(name, vars(holder)[name]) for holder in holders for name in names if name in vars(holder)]

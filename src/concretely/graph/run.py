@@ -7,18 +7,21 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch import Generator, Size, Tensor
+from torch import Size, Tensor
 from torch.distributions import Distribution
 from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
-from ..noise import Keys, Source
+from ..noise import Source, require_source
 from ..spelling import did_you_mean
 from .descent import Descent, parents
 from .mode import Mode, Request, Shape, Structure
-from .program import Program, eval_mode
+from .program import Program, eval_mode, signature
 from .trace import Outcome, Rows, Trace
+
+SHAPES = re.compile("size|shape|batch", re.IGNORECASE)
+"""What errors about shapes say."""
 
 
 def run(
@@ -48,20 +51,20 @@ def run(
     if not isinstance(mode, Mode):
         found = f"the class {mode.__name__}: call it" if isinstance(mode, type) else type(mode).__name__
         raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {found}")
-    if not isinstance(generator, Generator | Keys | None):
-        found = type(generator).__name__
-        raise TypeError(f"generator must be a torch.Generator, as of torch.Generator().manual_seed(0), got {found}")
+    if not callable(program):
+        raise TypeError(f"a program must be a function of draw and inputs, or a module, got {type(program).__name__}")
+    require_source(generator)
     batch_shape = _batch_shape(inputs, batch_dims)
     mode = mode.prepare(lambda: _structure(program, inputs, batch_shape))
     rows = Rows(_sample_count(samples, mode.samples), batch_shape)
     outcomes: dict[str, Outcome] = {}
     descent = Descent(rows=True) if _needs_descent(rows, mode) else None
 
-    def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
-        _require_new(name, outcomes)
+    def draw(name: str, distribution: Distribution | None = None, *, observed: Tensor | None = None) -> Tensor:
         if not isinstance(name, str) or not isinstance(distribution, Distribution):
             found = f"{type(name).__name__} and {type(distribution).__name__}"
             raise TypeError(f"draw must be given a name and a distribution, got {found}")
+        _require_new(name, outcomes)
         if observed is not None:
             outcomes[name] = _observed(name, distribution, observed, rows, descent)
             return observed
@@ -83,7 +86,10 @@ def run(
     try:
         with nullcontext() if descent is None else descent:
             output = program(draw, *inputs)
-    except (RuntimeError, ValueError) as error:
+    except TypeError:
+        _require_call(program, inputs)
+        raise
+    except (RuntimeError, ValueError, IndexError) as error:
         _explain_rows(error, rows)
         raise
     latent = [name for name, outcome in outcomes.items() if not outcome.observed]
@@ -126,20 +132,24 @@ def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Row
 
 
 def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> Structure:
-    """Find the units and categories of the drawn nodes, by a run that sets every node to its mode or mean."""
+    """Find the units and categories of the drawn nodes, by a run that sets every node to its most probable state."""
     shapes: dict[str, Shape] = {}
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
         if observed is not None:
             return observed
         _require_new(name, shapes)
+        if not isinstance(distribution, DiscreteVariable):
+            found = f"{type(distribution).__name__} of {type(distribution).__module__}"
+            raise ValueError(
+                f"node {name!r} must be a discrete variable of concretely to be enumerated, got {found}: use an "
+                "estimator that draws samples, such as RLOO()"
+            )
         shape = distribution.batch_shape
         if shape[: len(batch_shape)] != batch_shape:
             raise ValueError(_no_rows(name, shape, batch_shape))
-        is_discrete = isinstance(distribution, DiscreteVariable)
-        categories = len(distribution.enumerate_support(expand=False)) if is_discrete else None
-        shapes[name] = Shape(shape[len(batch_shape) :], categories)
-        return distribution.mode if is_discrete else distribution.mean
+        shapes[name] = Shape(shape[len(batch_shape) :], len(distribution.enumerate_support(expand=False)))
+        return distribution.mode
 
     # torch.compile cannot trace eval_mode
     with nullcontext() if torch.compiler.is_compiling() else eval_mode(program), torch.no_grad():
@@ -187,15 +197,17 @@ def _sample_shape(name: str, distribution: Distribution, rows: Rows, *, is_later
     if samples == 1 or (is_later and rows.have_samples(shape)):
         return ()
     if not rows.have_data(shape):
-        raise ValueError(_no_rows(name, shape, rows.batch_shape))
+        raise ValueError(
+            f"{_no_rows(name, shape, rows.batch_shape)}, or share one sample among all data points, and use torch.vmap "
+            'with randomness="different" for several'
+        )
     return (samples,)
 
 
 def _no_rows(name: str, shape: Size, batch_shape: Size) -> str:
     return (
         f"the batch shape of node {name!r} must begin with {tuple(batch_shape)}, that of the first input, "
-        f"got {tuple(shape)}: expand its logits, one set for each data point, or share one sample among all data "
-        'points, and use torch.vmap with randomness="different" for several'
+        f"got {tuple(shape)}: expand its logits, one set for each data point"
     )
 
 
@@ -216,15 +228,29 @@ def _require_new(name: str, names: Any) -> None:
         raise ValueError(f"node names must be unique, got {name!r} twice")
 
 
+def _require_call(program: Program, inputs: tuple[Any, ...]) -> None:
+    """Raise if a program cannot be called with `draw` and these inputs."""
+    try:
+        signature(program).bind(None, *inputs)
+    except TypeError as error:
+        given = "draw and 1 input" if len(inputs) == 1 else f"draw and {len(inputs)} inputs"
+        name = getattr(program, "__name__", type(program).__name__)
+        raise TypeError(f"a program must be callable with {given}, got {name!r}: {error}") from None
+
+
 def _explain_rows(error: Exception, rows: Rows) -> None:
     """Raise a clearer error if a program failed because a tensor of inputs met a drawn value without `tile`."""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    if not rows.batch_shape or frames[-1].f_globals.get("__name__", "").startswith(__package__.partition(".")[0]):
+    if not rows.batch_shape or rows.folded == rows.batch_shape or not re.search(SHAPES, str(error)):
+        return
+    own = __name__.partition(".")[0]
+    where = [frame for frame, _ in walk_tb(error.__traceback__)][-1].f_globals.get("__name__", "").split(".")
+    if where[0] == own and where[1] not in ("distribution", "functional"):
         return
     before, after = rows.batch_shape[0], rows.folded[0]
-    is_of_shapes = re.search(r"size|shape|batch", str(error)) is not None
-    if is_of_shapes and before != after and {str(before), str(after)} <= set(re.findall(r"\d+", str(error))):
-        raise ValueError(
-            f"a tensor with {before} rows, one for each data point, met one with {after} rows, for {rows.samples} "
-            "samples of each: repeat the rows of the former with concretely.tile(x, z), where z is a drawn value"
-        ) from error
+    advice = (
+        f"a tensor with {before} rows, one for each data point, met one with {after} rows, for {rows.samples} "
+        "samples or states of each: repeat the rows of the former with concretely.tile(x, z), where z is a drawn value"
+    )
+    if {str(before), str(after)} <= set(re.findall(r"\d+", str(error))):
+        raise ValueError(advice) from error
+    error.add_note(f"Perhaps {advice}.")

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .tile import ceil_div
+
 BLOCK = 1024
 
 
@@ -44,7 +46,7 @@ def guard_(
 ) -> Tensor:
     """Log a step and return the learning rates, which are zero for members with a loss or tensor that is not finite."""
     sizes = [each[0].numel() for each in tensors]
-    blocks, members = sum(triton.cdiv(size, BLOCK) for size in sizes), len(loss)
+    blocks, members = sum(ceil_div(size, BLOCK) for size in sizes), len(loss)
     finite = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
     _finite[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), finite, BLOCK=BLOCK)
     allowed = torch.empty_like(rate)
@@ -102,7 +104,7 @@ def adam_(
 ) -> None:  # fmt: skip
     """Update parameters by Adam, in place. `decays` says which of the parameters have an L2 penalty."""
     sizes = [each[0].numel() for each in parameters]
-    grid = (sum(triton.cdiv(size, BLOCK) for size in sizes), len(parameters[0]))
+    grid = (sum(ceil_div(size, BLOCK) for size in sizes), len(parameters[0]))
     _adam[grid](
         tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(seconds),
         tuple(sizes), tuple(float(each) for each in decays), rate, decay, mean, spread,

@@ -8,8 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .deferred import gradient_of_weight, multiplied
+from .launch import Launched
 from .native import tanh_half
 from .operator import partial_sums, rows, sum_parts
+from .tile import ceil_div
 
 FEW = 256
 """Up to this number of rows of all members together, all gradients are computed in one launch."""
@@ -36,14 +38,14 @@ class Tile(NamedTuple):
 def tile(high: int, wide: int, deep: int, members: int) -> Tile:
     """Return a tile for the product of a (high, deep) and a (deep, wide) matrix."""
     for shape in ((128, 128), (64, 128), (64, 64), (64, 32), (32, 32), (32, 16), (16, 16)):
-        programs = triton.cdiv(high, shape[0]) * triton.cdiv(wide, shape[1]) * members
+        programs = ceil_div(high, shape[0]) * ceil_div(wide, shape[1]) * members
         if programs >= PROGRAMS and shape[0] < 2 * high and shape[1] < 2 * wide:
             break
     size = shape[0] * shape[1]
     return Tile(*shape, 64 if size <= 4096 and deep > 256 else 32, 8 if size >= 16384 else 4, 4 if size <= 4096 else 3)
 
 
-@triton.jit
+@Launched
 def _affine(
     x, weight, bias, out, high, wide: tl.constexpr, deep: tl.constexpr, x_stride, weight_stride, bias_stride,
     TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, PRODUCT: tl.constexpr,
@@ -85,7 +87,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, de
     dtype = torch.bfloat16 if tanh and product == "bfloat16" else torch.float32
     out = torch.empty((members, high, wide), dtype=dtype, device=x.device)
     size = tile(high, wide, deep, members)
-    grid = (triton.cdiv(high, size.high) * triton.cdiv(wide, size.wide), members)
+    grid = (ceil_div(high, size.high) * ceil_div(wide, size.wide), members)
     _affine[grid](
         x, weight, bias, out, high, wide, deep, x.stride(0), weight.stride(0), bias.stride(0),
         TANH=tanh, HIGH=size.high, WIDE=size.wide, DEEP=size.deep, PRODUCT=product,
@@ -133,7 +135,7 @@ def _by_factor(
             tl.store(by_bias + i, sums, mask=mine)
 
 
-@triton.jit
+@Launched
 def _affine_backward(
     by_out, x, weight, out, by_x, by_weight, by_bias,
     high, wide: tl.constexpr, deep: tl.constexpr, by_stride, x_stride, weight_stride, out_stride, first,
@@ -178,8 +180,8 @@ def gradients(
     by_weight = torch.empty((members, wide, deep), dtype=torch.float32, device=x.device)
     by_bias = torch.empty((members, wide), dtype=torch.float32, device=x.device)
     one, two = tile(high, deep, wide, members), tile(wide, deep, high, members)
-    first = triton.cdiv(high, one.high) * triton.cdiv(deep, one.wide) if by_input else 0
-    grid = (first + triton.cdiv(wide, two.high) * triton.cdiv(deep, two.wide), members)
+    first = ceil_div(high, one.high) * ceil_div(deep, one.wide) if by_input else 0
+    grid = (first + ceil_div(wide, two.high) * ceil_div(deep, two.wide), members)
     _affine_backward[grid](
         by_out, x, weight, out, by_x, by_weight, by_bias,
         high, wide, deep, by_out.stride(0), x.stride(0), weight.stride(0), out.stride(0), first,
@@ -189,7 +191,7 @@ def gradients(
     return by_x, by_weight, by_bias
 
 
-@triton.jit
+@Launched
 def _before_tanh(
     by_out, out, by_total, sums, high, wide, by_stride, out_stride, parts, steps,
     TANH: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr,
@@ -216,9 +218,9 @@ def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor
     members, high, wide = out.shape
     by_out, out = rows(by_out), rows(out)
     by_total = torch.empty((members, high if tanh else 0, wide), dtype=out.dtype, device=out.device)
-    columns, blocks = triton.cdiv(wide, SUMMED[1]), triton.cdiv(high, SUMMED[0])
-    steps = max(triton.cdiv(blocks, max(1, SUMS // (columns * members))), min(blocks, STEPS))
-    parts = triton.cdiv(blocks, steps)
+    columns, blocks = ceil_div(wide, SUMMED[1]), ceil_div(high, SUMMED[0])
+    steps = max(ceil_div(blocks, max(1, SUMS // (columns * members))), min(blocks, STEPS))
+    parts = ceil_div(blocks, steps)
     sums = partial_sums(parts, by_out[:, 0], torch.float32)
     _before_tanh[columns, parts, members](
         by_out, out, by_total, sums, high, wide, by_out.stride(0), out.stride(0), parts, steps,

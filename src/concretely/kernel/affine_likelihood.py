@@ -6,15 +6,16 @@ Optionally it also stores the slopes, the derivatives by the logits. A program c
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from .affine import Tile
 from .affine import product as multiply
 from .deferred import gradient_of_weight, multiplied
+from .launch import Launched
 from .native import both, log1p
 from .operator import partial_sums, rows, sum_parts
+from .tile import ceil_div, power
 
 HIGH, WARPS, STAGES = 128, 4, 3
 """The rows of a program, and its launch options."""
@@ -26,7 +27,7 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 """The largest float32, which replaces a product that overflows (of 128 numbers up to 2)."""
 
 
-@triton.jit
+@Launched
 def _log_likelihood(
     state, weight, bias, bits, parts, slope, high, batch, wide: tl.constexpr, deep: tl.constexpr,
     state_stride, weight_stride, bias_stride, bits_stride, SLOPES: tl.constexpr, PRODUCT: tl.constexpr,
@@ -79,11 +80,11 @@ def affine_log_likelihood(
     shape = (members, samples * batch, wide) if slopes else (members, 0)
     slope = state.new_empty(shape, dtype=torch.bfloat16 if is_half else torch.float32)
     high, size = samples * batch, chosen or _tile(product, slope)
-    columns = triton.cdiv(wide, size.wide)
+    columns = ceil_div(wide, size.wide)
     parts = partial_sums(columns, state[..., 0], torch.float32)
     if parts.numel():
         state, weight, bias, bits = rows(state), rows(weight), rows(bias), rows(_bytes(bits, samples))
-        _log_likelihood[triton.cdiv(high, size.high) * columns, members](
+        _log_likelihood[ceil_div(high, size.high) * columns, members](
             state, weight, bias, bits, parts, slope, high, batch, wide, deep,
             state.stride(0), weight.stride(0), bias.stride(0), bits.stride(0), SLOPES=slope.numel() > 0,
             PRODUCT=product, HIGH=size.high, WIDE=size.wide, DEEP=size.deep,
@@ -117,7 +118,7 @@ def _tile(product: str, slope: Tensor) -> Tile:
     return Tile(HIGH, WIDE_WITH_SLOPES if slope.numel() else WIDE, deep, WARPS, STAGES)
 
 
-@triton.jit
+@Launched
 def _scale_rows(
     pull, by_state, state, by_out, out, high, deep, pull_stride, by_stride, state_stride,
     HIGH: tl.constexpr, DEEP: tl.constexpr,
@@ -140,8 +141,8 @@ def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype
     by_out, out = (torch.empty(state.shape, dtype=each, device=state.device) for each in (state.dtype, dtype))
     if out.numel():
         pull, by_state, state = rows(pull), rows(by_state), rows(state)
-        tile = SCALED_ROWS, min(triton.next_power_of_2(deep), 256)
-        _scale_rows[triton.cdiv(high, tile[0]), members](
+        tile = SCALED_ROWS, min(power(deep), 256)
+        _scale_rows[ceil_div(high, tile[0]), members](
             pull, by_state, state, by_out, out, high, deep, pull.stride(0), by_state.stride(0), state.stride(0),
             HIGH=tile[0], DEEP=tile[1],
         )  # fmt: skip

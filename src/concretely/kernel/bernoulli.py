@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import row as binary
+from .launch import Launched
 from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import words_beside
@@ -41,7 +42,7 @@ def state_of(logit, turned, SQUASH: tl.constexpr):
     return tl.where(turned, tl.where(logit >= 0, LOWER, 1.0), tl.where(logit >= 0, 1.0, LOWER))
 
 
-@triton.jit
+@Launched
 def _draw(
     logits, key, value, log_mass, units, total, quarter, logits_stride,
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
@@ -76,7 +77,7 @@ def _draw_piece(
     return -lost - rough_log1p(small)
 
 
-@triton.jit
+@Launched
 def _draw_rows(
     logits, key, value, log_mass, points, step, logits_stride,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
@@ -106,7 +107,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     return value, row_sums(log_mass, 1 if by_rows else length)
 
 
-@triton.jit
+@Launched
 def _score(
     value, logits, log_mass, units, samples, value_stride, logits_stride,
     SQUASH: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr,
@@ -137,7 +138,7 @@ def _score_piece(
     return lost, rough_log1p(small)
 
 
-@triton.jit
+@Launched
 def _score_rows(
     value, logits, log_mass, samples, points, value_stride, logits_stride,
     SQUASH: tl.constexpr, LENGTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
@@ -169,7 +170,7 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     return log_mass
 
 
-@triton.jit
+@Launched
 def _backward(
     by, value, logits, by_logits, units, samples, parts, steps,
     by_member, by_sample, by_point, value_stride, logits_stride,

@@ -1,14 +1,16 @@
 """Gather and unpack batches of bits in one pass."""
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from .launch import Launched
+from .tile import power
 
 BLOCK = 1024
 
 
-@triton.jit
+@Launched
 def _unpack(packed, index, out, batch, width, columns, BLOCK: tl.constexpr):
     member, point = tl.program_id(1).to(tl.int64), tl.program_id(0)
     row = tl.load(index + member * batch + point)
@@ -23,6 +25,6 @@ def unpack(packed: Tensor, index: Tensor, width: int) -> Tensor:
     """Return the bits of the indexed data points of every member as float32."""
     members, batch = index.shape
     out = torch.empty((members, batch, width), dtype=torch.float32, device=packed.device)
-    block = min(BLOCK, triton.next_power_of_2(width))
+    block = min(BLOCK, power(width))
     _unpack[batch, members](packed, index.contiguous(), out, batch, width, packed.shape[1], BLOCK=block)
     return out

@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .operator import rows, sum_parts
+from .tile import ceil_div, power
 
 BLOCK = 64
 SAMPLES, TILE = 16, 2048
@@ -34,7 +36,7 @@ def _mean(largest, total, samples):
     return tl.where(total > 0, largest + tl.log(total / samples), largest)
 
 
-@triton.jit
+@Launched
 def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
     point = tl.program_id(0) * POINTS + tl.arange(0, POINTS)
@@ -53,8 +55,8 @@ def bound(log_w: Tensor, axis: int = 1) -> Tensor:
     out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
-        high = min(triton.next_power_of_2(samples), SAMPLES)
-        _bound[triton.cdiv(batch, BLOCK), members](
+        high = min(power(samples), SAMPLES)
+        _bound[ceil_div(batch, BLOCK), members](
             log_w, out, samples, batch, log_w.stride(0), SAMPLES=high, POINTS=BLOCK, num_warps=max(1, high // 4)
         )
     return out
@@ -68,7 +70,7 @@ def _placed(batch, BLOCK: tl.constexpr):
     return tl.program_id(1).to(tl.int64), place // blocks, place % blocks * BLOCK + tl.arange(0, BLOCK)
 
 
-@triton.jit
+@Launched
 def _backward(by, log_w, bound, out, samples, batch, by_stride, by_step, stride, BLOCK: tl.constexpr):
     member, sample, point = _placed(batch, BLOCK)
     mask = point < batch
@@ -86,7 +88,7 @@ def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
     out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
-        _backward[samples * triton.cdiv(batch, BLOCK), members](
+        _backward[samples * ceil_div(batch, BLOCK), members](
             by, log_w, bound.contiguous(), out, samples, batch, *by.stride(), log_w.stride(0), BLOCK=BLOCK
         )
     return (out,)
@@ -101,7 +103,7 @@ def _sum_of(terms, strides, member, at, mask):
     return found
 
 
-@triton.jit
+@Launched
 def _loss(
     log_p, log_q, p_strides, q_strides, out, bounds, log_w, samples, batch, parts,
     AVERAGES: tl.constexpr, SAMPLES: tl.constexpr, POINTS: tl.constexpr,
@@ -134,9 +136,9 @@ def loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return minus the mean of the bounds over data points, the bounds, and the log-weights."""
     members, samples, batch = log_p[0].shape
-    high = min(triton.next_power_of_2(samples), SAMPLES)
-    wide = min(triton.next_power_of_2(batch), TILE // high)
-    parts = triton.cdiv(batch, wide)
+    high = min(power(samples), SAMPLES)
+    wide = min(power(batch), TILE // high)
+    parts = ceil_div(batch, wide)
     out, bounds, log_w = (
         torch.empty((members, *shape), dtype=torch.float32, device=log_p[0].device)
         for shape in ((parts,), (batch,), (samples, batch))
@@ -150,7 +152,7 @@ def loss(
     return sum_parts(out, torch.float32), bounds, log_w
 
 
-@triton.jit
+@Launched
 def _loss_backward(
     by, log_w, bound, signal, strides, added, subtracted, samples, batch, by_stride,
     AVERAGES: tl.constexpr, HAS_SIGNAL: tl.constexpr, BLOCK: tl.constexpr,
@@ -187,7 +189,7 @@ def loss_backward(
     members, samples, batch = log_w.shape
     given = tuple(rows(each) for each in signal) or (log_w,)
     added, *subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in (log_w, *given))
-    _loss_backward[samples * triton.cdiv(batch, BLOCK), members](
+    _loss_backward[samples * ceil_div(batch, BLOCK), members](
         by[0], log_w.contiguous(), bound.contiguous(), given, tuple(each.stride(0) for each in given),
         added, tuple(subtracted), samples, batch, by[0].stride(0),
         AVERAGES=averages, HAS_SIGNAL=bool(signal), BLOCK=BLOCK,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import category as nary
 from .exp_concrete import exponential
+from .launch import Launched
 from .native import exp, log
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import quarter, words_beside
@@ -14,7 +15,7 @@ from .row import gradients_of_mass, point_of
 from .tile import draw_tile, power, score_tile, unit_tile
 
 
-@triton.jit
+@Launched
 def _draw(
     logits, key, value, log_mass, total, units, quarter, logits_stride,
     N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, BIT_WIDTH: tl.constexpr,
@@ -87,7 +88,7 @@ def _chosen(
     return found[:, :, None]
 
 
-@triton.jit
+@Launched
 def _score(
     value, logits, log_mass, samples, units, steps, value_stride, logits_stride,
     N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr,
@@ -142,7 +143,7 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     return row_sums(found, length // tile.length)
 
 
-@triton.jit
+@Launched
 def _score_backward(
     by, value, logits, by_logits, samples, units, steps, by_member, by_sample, by_point, value_stride, logits_stride,
     N: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr, SAMPLES: tl.constexpr,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import category as nary
+from .launch import Launched
 from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, normal, quarter, words_beside
@@ -47,7 +48,7 @@ def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
     return tl.where(category < N, found, 0.0) if WIDTH > N else found
 
 
-@triton.jit
+@Launched
 def _draw(
     logits, temperature, key, node, value, log_density,
     constant, total, units, quarter, logits_stride, temperature_stride,
@@ -95,6 +96,9 @@ def _draw(
             if SQUASH == "simplex":
                 point = tl.minimum(tl.maximum(exp(found), 9.860761315262648e-32), 1.0)
                 tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
+            if SQUASH == "one-hot":
+                largest = category == tl.argmax(cooled, 1)[:, None]
+                tl.store(value + at, largest.to(tl.float32), mask=mask)
             if SQUASH == "cube":
                 share *= reciprocal(total_share)[:, None]
                 for bit in tl.static_range(BITS):
@@ -141,7 +145,7 @@ def value_shape(node: Sequence[int], squash: str) -> tuple[int, ...]:
     return (*node[:-1], int(node[-1]).bit_length() - 1) if squash == "cube" else tuple(node)
 
 
-@triton.jit
+@Launched
 def _draw_backward(
     by_node, by_value, node, temperature, by_logits,
     samples, units, steps, node_stride, value_stride, temperature_stride,
@@ -220,7 +224,7 @@ def _recovered(node, logit, lam, at, mask, category, N: tl.constexpr, WIDTH: tl.
     return noise
 
 
-@triton.jit
+@Launched
 def _score(
     node, logits, temperature, log_density,
     constant, samples, units, steps, node_stride, logits_stride, temperature_stride,
@@ -277,7 +281,7 @@ def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, 
 score, score_gaussian = partial(_scored, normal=False), partial(_scored, normal=True)
 
 
-@triton.jit
+@Launched
 def _score_backward(
     by, node, logits, temperature, by_node, by_logits,
     samples, units, steps, by_member, by_sample, by_point, node_stride, logits_stride, temperature_stride,

@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .native import log1p, sigmoid
 from .operator import rows
+from .tile import ceil_div, power
 
 TILE = 512
 BLOCK = 128
@@ -24,7 +26,7 @@ def place(batch, ROWS: tl.constexpr):
     return tl.program_id(1).to(tl.int64), sample[:, None], (number % batch).to(tl.int64)
 
 
-@triton.jit
+@Launched
 def _log_likelihood(
     logits, bits, found, samples, batch, units, logits_stride, bits_stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
@@ -60,7 +62,7 @@ def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1
     return found
 
 
-@triton.jit
+@Launched
 def _backward(
     by, logits, bits, by_logits, samples, batch, units, by_member, by_sample, by_point, logits_stride, bits_stride,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
@@ -99,14 +101,14 @@ def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> t
 
 def _tile(samples: int, units: int) -> dict[str, int]:
     """Return the samples and the units of a block of a program, and the number of blocks that share one logarithm."""
-    height = min(triton.next_power_of_2(samples), TILE // min(triton.next_power_of_2(units), BLOCK))
-    width = min(triton.next_power_of_2(units), TILE // height)
-    return {"ROWS": height, "BLOCK": width, "STEPS": min(triton.cdiv(units, width), STEPS)}
+    height = min(power(samples), TILE // min(power(units), BLOCK))
+    width = min(power(units), TILE // height)
+    return {"ROWS": height, "BLOCK": width, "STEPS": min(ceil_div(units, width), STEPS)}
 
 
 def _grid(logits: Tensor, tile: dict[str, int]) -> tuple[int, int]:
     members, samples, batch, _ = logits.shape
-    return batch * triton.cdiv(samples, tile["ROWS"]), members
+    return batch * ceil_div(samples, tile["ROWS"]), members
 
 
 def _bytes(bits: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import row as binary
+from .launch import Launched
 from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
 from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import fraction, logistic, words_beside
@@ -21,12 +22,14 @@ def squashed(node, SQUASH: tl.constexpr):
     """Return the squashed value of a node. On the unit interval it is clamped away from 0 and 1."""
     if SQUASH == "corner":
         value = tanh_half(node)
+    elif SQUASH == "bit":
+        value = (node >= 0).to(tl.float32)
     else:
         value = tl.clamp(sigmoid(node), 9.860761315262648e-32, 0.99999994, tl.PropagateNan.ALL)
     return value
 
 
-@triton.jit
+@Launched
 def _draw(
     logits, temperature, key, node, value, log_density, units, total, quarter, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
@@ -75,7 +78,7 @@ def _draw_piece(
     return 2 * log(rest) - size
 
 
-@triton.jit
+@Launched
 def _draw_rows(
     logits, temperature, key, node, value, log_density, points, step, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
@@ -111,7 +114,7 @@ def draw(
     return node, value, row_sums(log_density, 1 if by_rows else length)
 
 
-@triton.jit
+@Launched
 def _draw_backward(
     by_node, by_value, node, temperature, by_logits, units, samples, parts, steps,
     node_member, node_sample, node_unit, value_member, value_sample, value_unit, temperature_stride,
@@ -162,7 +165,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
     return (sum_parts(by_logits, dtype),)
 
 
-@triton.jit
+@Launched
 def _score(
     node, logits, temperature, log_density, units, samples, node_stride, logits_stride, temperature_stride,
     ROWS: tl.constexpr, UNITS: tl.constexpr,
@@ -197,7 +200,7 @@ def _score_piece(
     return (-size - 2 * log(total),)
 
 
-@triton.jit
+@Launched
 def _score_rows(
     node, logits, temperature, log_density, samples, points, node_stride, logits_stride, temperature_stride,
     LENGTH: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
@@ -230,7 +233,7 @@ def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) ->
     return log_density
 
 
-@triton.jit
+@Launched
 def _score_backward(
     by, node, logits, temperature, by_node, by_logits, units, samples, parts, steps,
     by_member, by_sample, by_point, node_stride, logits_stride, temperature_stride,

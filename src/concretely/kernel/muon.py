@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .affine import tile
+from .tile import ceil_div
 
 BLOCK = 1024
 
@@ -55,7 +56,7 @@ def momentum_(
 def _layout(parameters: list[Tensor], turned: list[Tensor]) -> tuple[int, dict[str, tuple[int, ...]]]:
     """Return the number of blocks of all matrices, their shapes, and the strides of those that may be transposed."""
     shapes = [parameter.shape for parameter in parameters]
-    blocks = sum(triton.cdiv(rows * columns, BLOCK) for _, rows, columns in shapes)
+    blocks = sum(ceil_div(rows * columns, BLOCK) for _, rows, columns in shapes)
     return blocks, {
         "rows": tuple(shape[1] for shape in shapes), "columns": tuple(shape[2] for shape in shapes),
         "spans": tuple(each.stride(0) for each in turned), "strides": tuple(each.stride(1) for each in turned),
@@ -116,7 +117,7 @@ def polynomial(gram: Tensor, coefficients: tuple[float, float, float], precision
     count, size, _ = gram.shape
     gram, out = gram.contiguous(), torch.empty(gram.shape, dtype=torch.float32, device=gram.device)
     (a, b, c), own = coefficients, tile(size, size, size, count)
-    _polynomial[triton.cdiv(size, own.high) * triton.cdiv(size, own.wide), count](
+    _polynomial[ceil_div(size, own.high) * ceil_div(size, own.wide), count](
         gram, out, size, A=a, B=b, C=c,
         PRODUCT=precision, HIGH=own.high, WIDE=own.wide, DEEP=own.deep, num_warps=own.warps, num_stages=own.stages,
     )  # fmt: skip

@@ -1,16 +1,17 @@
 """NVIL's normalised signal. Each member has one program, since mean and variance need all of the signal."""
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .operator import rows
+from .tile import power
 
 BLOCK = 4096
 
 
-@triton.jit
+@Launched
 def _normalize(
     signal, mean, variance, out, means, variances, size, rate, signal_stride, mean_stride, variance_stride,
     CENTRE: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
@@ -50,7 +51,7 @@ def normalize(
     out, means, variances = (
         torch.empty(shape, dtype=torch.float32, device=signal.device) for shape in (signal.shape, members, members)
     )
-    block = min(triton.next_power_of_2(size), BLOCK)
+    block = min(power(size), BLOCK)
     _normalize[members,](
         signal, mean, variance, out, means, variances, size, rate, signal.stride(0), mean.stride(0), variance.stride(0),
         CENTRE=centre, SCALE=scale, BLOCK=block, num_warps=max(1, min(block // 128, 16)),

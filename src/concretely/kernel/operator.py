@@ -24,7 +24,6 @@ from torch._C import _get_function_stack_at, _len_torch_function_stack
 from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .library import batched, contiguous, memory, parameter, registered, schema_type
 
@@ -84,9 +83,17 @@ def disabled(*names: str) -> Iterator[None]:
 
 
 @cache
+def _finds_triton() -> bool:
+    return find_spec("triton") is not None
+
+
 def has_triton() -> bool:
     """Return whether Triton is installed, as it is with every CUDA build of torch."""
-    return find_spec("triton") is not None
+    return _finds_triton()
+
+
+# as torch.compiler.assume_constant_result does, but without importing all of torch's compiler
+has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_launchable(tensor: Tensor) -> bool:
@@ -153,14 +160,17 @@ class Operator(Generic[P, R]):
         if not self._is_eligible(arguments) or _is_transformed():
             return self.definition(*given, **named)
         if self._arrange is None:
-            return cast("R", self._called(arguments))
+            return cast("R", self.launched(*arguments))
         arranged, restore = self._arrange(*arguments)
-        return cast("R", restore(self._called(list(arranged))))
+        return cast("R", restore(self.launched(*arranged)))
 
-    def _called(self, arguments: list[Any]) -> Any:
-        """Call the kernel: as an operator of torch if torch must see it, else as an autograd function or directly."""
+    def launched(self, *arguments: Any) -> Any:
+        """Call the kernel, which must be eligible, with all its arguments, in which sequences of tensors are lists.
+
+        It is called as an operator of torch if torch must see it, else as an autograd function or directly.
+        """
         leaves, structure = _flattened(arguments)
-        if not is_plain(leaves) or _is_watched():
+        if not is_plain(leaves) or is_watched():
             return self.registered(*arguments)
         if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in leaves):
             return self._apply(*leaves, structure)
@@ -214,7 +224,7 @@ class Operator(Generic[P, R]):
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
         """Return the gradients that are needed, computed by the kernel."""
         *inputs, outputs, needs = given
-        leaves = tree_flatten(inputs)[0]
+        leaves = _flattened(inputs)[0]
         with launching(leaves[needs.index(True)].device):
             found = self._pulled_by_kernel(by, inputs, outputs, needs)
         # an operator of torch must return new memory, and no tensor twice
@@ -231,7 +241,7 @@ class Operator(Generic[P, R]):
         *inputs, _, needs = given
         return [
             torch.empty_like(leaf, memory_format=torch.contiguous_format)
-            for leaf, needed in zip(tree_flatten(inputs)[0], needs, strict=True)
+            for leaf, needed in zip(_flattened(inputs)[0], needs, strict=True)
             if needed
         ]
 
@@ -267,7 +277,7 @@ class Operator(Generic[P, R]):
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients for the operator of torch, which has a list of gradients for each list of tensors."""
-        found = self._pull(ctx, by, tree_flatten(list(ctx.needs_input_grad))[0])
+        found = self._pull(ctx, by, list(_flattened(ctx.needs_input_grad)[0]))
         return tuple(_unflattened(found, ctx.structure))
 
     def _pulled_by_kernel(
@@ -332,15 +342,20 @@ class Operator(Generic[P, R]):
         return Kernel
 
 
-def _flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Return the leaves of arguments and their structure, or None if no argument is a list, which is faster."""
-    if any(isinstance(each, list) for each in arguments):
-        return tree_flatten(list(arguments))
-    return arguments, None
+def _flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int | None] | None]:
+    """Return the leaves of arguments, and the length of each that is a list, or None if none is."""
+    lengths = [len(each) if isinstance(each, list) else None for each in arguments]
+    if not any(length is not None for length in lengths):
+        return arguments, None
+    return [leaf for each in arguments for leaf in (each if isinstance(each, list) else [each])], lengths
 
 
-def _unflattened(leaves: Sequence[Any], structure: Any) -> Sequence[Any]:
-    return leaves if structure is None else tree_unflatten(leaves, structure)
+def _unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequence[Any]:
+    """Return the arguments with these leaves."""
+    if lengths is None:
+        return leaves
+    left = iter(leaves)
+    return [next(left) if length is None else [next(left) for _ in range(length)] for length in lengths]
 
 
 def _is_transformed() -> bool:
@@ -353,11 +368,10 @@ def _has_derivative_on_stack() -> bool:
     return any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
 
 
-# as torch.compiler.assume_constant_result does, but without importing all of torch's compiler
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether a mode of torch, other than a default device, has to see every call."""
     watching = (_get_function_stack_at(index) for index in range(_len_torch_function_stack()))
     return not all(isinstance(mode, DeviceContext) for mode in watching)
@@ -367,15 +381,17 @@ def is_plain(leaves: Sequence[Any]) -> bool:
     """Return whether no compiler, transform or dispatch mode of torch must see a call as an operator."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False
-    if torch._C._len_torch_dispatch_stack():
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         return False
     # tensor subclasses may represent something else
-    return not any(isinstance(each, Tensor) and type(each) not in (Tensor, nn.Parameter) for each in leaves)
+    kinds = {type(each) for each in leaves}
+    return not any(issubclass(kind, Tensor) for kind in kinds - {Tensor, nn.Parameter, int, float, bool, str})
 
 
 def rows(tensor: Tensor) -> Tensor:
     """Return a tensor in which each member is contiguous, copied only if needed. Members may share memory."""
-    return tensor if len(tensor) and tensor[0].is_contiguous() else tensor.contiguous()
+    whole = tensor.is_contiguous() or (len(tensor) and tensor[0].is_contiguous())
+    return tensor if whole else tensor.contiguous()
 
 
 def partial_sums(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:

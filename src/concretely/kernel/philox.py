@@ -5,7 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .native import log, log2, product, reciprocal, signed_as
+from .tile import ceil_div
 
 BLOCK = 256
 ROUNDS = tl.constexpr(10)
@@ -13,8 +15,14 @@ ROUNDS = tl.constexpr(10)
 
 @triton.jit
 def words(key, member, place):
-    """Return the four random words of every counter in `place`."""
-    seed, nonce = tl.load(key + 2 * member).to(tl.uint64), tl.load(key + 2 * member + 1).to(tl.uint64)
+    """Return the four random words of every counter in `place`, for the key of a member."""
+    return words_of(tl.load(key + 2 * member), tl.load(key + 2 * member + 1), place)
+
+
+@triton.jit
+def words_of(seed, nonce, place):
+    """Return the four random words of every counter in `place`, for a key of two numbers."""
+    seed, nonce = seed.to(tl.uint64), nonce.to(tl.uint64)
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     one, two = place.to(tl.uint32), tl.zeros_like(place).to(tl.uint32)
     if place.dtype == tl.int64:
@@ -74,7 +82,7 @@ def normal(word):
     return signed_as(tl.where(far < 5, near * (1 - 2 * tail), size), word)
 
 
-@triton.jit
+@Launched
 def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -94,6 +102,6 @@ def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tens
     out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
     places = quarter(count)
     if out.numel():
-        grid = (triton.cdiv(places, BLOCK), len(key))
+        grid = (ceil_div(places, BLOCK), len(key))
         _fractions[grid](key.contiguous(), out, count, places, SIGNED=signed, BLOCK=BLOCK)
     return out

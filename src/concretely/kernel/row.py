@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .philox import quarter, words_beside
+from .tile import ceil_div, power
 
 BLOCK = 128
 BUSY = 2048
@@ -162,11 +163,11 @@ class Pieces(NamedTuple):
 
 def pieces(length: int, *, busy: bool) -> Pieces:
     """Return the pieces of a row: for one warp, which sums without synchronization, or for several if not `busy`."""
-    width = max(triton.next_power_of_2(length), 32)
+    width = max(power(length), 32)
     lanes = 32 if busy else min(width, 2 * BLOCK)
     block = min(width, BLOCK if busy else lanes)
     whole = length // block * block
-    left = triton.cdiv(length - whole, lanes)
+    left = ceil_div(length - whole, lanes)
     return Pieces(lanes, block, whole, (2 if left == 3 else left) * lanes)
 
 
@@ -192,7 +193,7 @@ def draws(members: int, samples: int, units: int, length: int) -> Launch:
         cut, step = pieces(length, busy=programs * members >= BUSY), programs % points
         options = {"SAME": step == 0, "WIDE": wide, "LENGTH": length, **cut._asdict(), "num_warps": cut.LANES // 32}
         return Launch((programs, members), (points, step), options)
-    programs = triton.cdiv(quarter(total), BLOCK)
+    programs = ceil_div(quarter(total), BLOCK)
     options = {"WIDE": wide, "LONG": units >= BLOCK, "BLOCK": BLOCK}
     options["num_warps"] = 1 if programs * members >= 2 * BUSY else 4
     return Launch((programs, members), (units, total, quarter(total)), options)
@@ -213,18 +214,18 @@ class Tiling(NamedTuple):
 def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
     """Return the tiling. Sums over many samples have no more parts than needed to keep the device busy."""
     count = members * samples * units
-    elements = min(max(triton.next_power_of_2(count // BUSY), 128), 512)
+    elements = min(max(power(count // BUSY), 128), 512)
     if sums and samples >= 16 and count <= FEW:  # tall tiles, since the number of sequential steps decides the time
-        elements, height = 512, min(triton.next_power_of_2(samples), 64)
+        elements, height = 512, min(power(samples), 64)
     else:
-        height = min(triton.next_power_of_2(samples), 16, elements // 32)
-    while height > 1 and 8 * (triton.cdiv(samples, height) * height - samples) > samples:
+        height = min(power(samples), 16, elements // 32)
+    while height > 1 and 8 * (ceil_div(samples, height) * height - samples) > samples:
         height //= 2  # so that few rows of a tile lie past the end
     width = elements // height
-    tall, wide = triton.cdiv(samples, height), triton.cdiv(units, width)
-    parts = max(min(triton.cdiv(tall, STEPS), BUSY // (members * wide)), 1)
-    steps = triton.cdiv(tall, parts) if sums else 1
-    parts = triton.cdiv(tall, steps)
+    tall, wide = ceil_div(samples, height), ceil_div(units, width)
+    parts = max(min(ceil_div(tall, STEPS), BUSY // (members * wide)), 1)
+    steps = ceil_div(tall, parts) if sums else 1
+    parts = ceil_div(tall, steps)
     return Tiling(height, width, parts, steps, elements // 128, (parts * wide, members))
 
 
@@ -253,12 +254,12 @@ def scores(members: int, samples: int, units: int, length: int) -> Launch:
     count = members * samples * points
     cut, height = pieces(length, busy=count >= BUSY), 1
     if length <= 16:  # a warp has several rows
-        width = max(triton.next_power_of_2(length), 4)
+        width = max(power(length), 4)
         cut, height = Pieces(width, width, length // width * width, width), 32 // width
     while height < (8 if length > 16 else 128 // cut.LANES) and count // height >= 4 * BUSY:
         height *= 2
-    height = min(height, triton.next_power_of_2(samples)) if samples > 1 else height
-    programs = points * triton.cdiv(samples, height) if samples > 1 else triton.cdiv(points, height)
+    height = min(height, power(samples)) if samples > 1 else height
+    programs = points * ceil_div(samples, height) if samples > 1 else ceil_div(points, height)
     shared, warps = samples > 1, max(cut.LANES // 32, 1)
     options = {"LENGTH": length, "SHARED": shared, "ROWS": height, **cut._asdict(), "num_warps": warps}
     return Launch((programs, members), (samples, points), options)

@@ -22,6 +22,11 @@ def power(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
+def ceil_div(count: int, size: int) -> int:
+    """Return how many tiles of a size hold `count` elements. Triton's own function is slow outside of kernels."""
+    return -(-count // size)
+
+
 class DrawTile(NamedTuple):
     """A tile of units and categories. A program has one in each quarter and, if rows are summed, loops along a row."""
 

@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import Launched
 from .native import log1p
 from .operator import rows
+from .tile import ceil_div
 
 BLOCK = 64
 
@@ -21,7 +23,7 @@ def _add(left, right):
     return tl.where((larger == smaller) & (tl.abs(larger) == float("inf")), larger, larger + rest)
 
 
-@triton.jit
+@Launched
 def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BLOCK: tl.constexpr):
     member = tl.program_id(1).to(tl.int64)
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -59,6 +61,6 @@ def vimco(log_w: Tensor, mean: str, axis: int = 1) -> Tensor:
     out, sums = (torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device) for _ in range(2))
     log_w = rows(log_w)
     if out.numel():
-        grid = (triton.cdiv(batch, BLOCK), members)
+        grid = (ceil_div(batch, BLOCK), members)
         _vimco[grid](log_w, out, sums, samples, batch, log_w.stride(0), GEOMETRIC=mean == "geometric", BLOCK=BLOCK)
     return out

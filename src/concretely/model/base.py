@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Never
 
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch.utils._pytree import tree_map
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import average, bound
 from ..graph.mode import Discrete, MissingNodeError, Mode, Replay
-from ..graph.program import Program, variables
+from ..graph.program import Program, signature, variables
 from ..graph.run import run
 from ..graph.trace import Trace
 from ..noise import Source
@@ -37,10 +38,13 @@ class Model(nn.Module):
     torch.Size([3, 6])
     """
 
+    kl_weight: float | Tensor = 1.0
+    """The weight of the KL between q and p in the objective. Only `with_kl_weight` changes it."""
+
     def __init__(self, p: Program, q: Program | None = None) -> None:
         super().__init__()
-        self.p = _as_module("p", p)
-        self.q = None if q is None else _as_module("q", q)
+        self.p = as_module("p", p)
+        self.q = None if q is None else as_module("q", q)
 
     def forward(
         self,
@@ -52,12 +56,31 @@ class Model(nn.Module):
         batch_dims: int = 1,
     ) -> Any:
         """Estimate the objective, as `estimate` does. Wrappers such as `DistributedDataParallel` call this method."""
-        require_estimator(estimator)
-        if objective is None:
-            objective = average if getattr(estimator, "averages", False) else bound
+        objective = checked_objective(estimator, objective, samples=samples, default=bound)
         return estimator(
             self, *inputs, samples=samples, objective=objective, generator=generator, batch_dims=batch_dims
         )
+
+    def with_kl_weight(self, weight: float | Tensor) -> "Model":
+        """Return a model of the same p and q whose objective weighs the KL, as for a warm-up or a β-VAE.
+
+        The log-weight becomes log p(x | z) + weight · (log p(z) - log q(z | x)). Likelihoods are those of this model.
+
+        >>> import torch, concretely as c
+        >>> model = c.density("2H-6V")
+        >>> c.estimate(model.with_kl_weight(0.1), torch.zeros(3, 6), estimator=c.Reinforce()).bound.shape
+        torch.Size([3])
+        """
+        if self.q is None:
+            raise ValueError("a model must have q to have a KL that can be weighed, got none")
+        weighed = copy(self)
+        weighed.__dict__["kl_weight"] = weight  # not as a parameter, which the copies would share
+        return weighed
+
+    @property
+    def is_weighed(self) -> bool:
+        """Whether the weight of the KL is not, or may not be, 1."""
+        return isinstance(self.kl_weight, Tensor) or self.kl_weight != 1
 
     def trace(
         self,
@@ -113,7 +136,7 @@ class Model(nn.Module):
         of the inputs get separate axes for samples and data points.
         """
         try:
-            inspect.signature(self.p if isinstance(self.p, _Function) else self.p.forward).bind(None, *inputs)
+            signature(self.p).bind(None, *inputs)
         except TypeError as error:
             raise TypeError(
                 f"p must have a default, such as None, for inputs that are not the context: {error}"
@@ -131,22 +154,44 @@ def require_estimator(estimator: Any) -> None:
         raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
 
 
-class _Function(nn.Module):
+def checked_objective(
+    estimator: Any,
+    objective: Callable[[Tensor], Tensor] | None,
+    *,
+    samples: int,
+    default: Callable[[Tensor], Tensor],
+) -> Callable[[Tensor], Tensor]:
+    """Check the arguments of an estimate, and return its objective: by default `average` if the estimator needs it."""
+    require_estimator(estimator)
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"samples must be a positive whole number, got {samples!r}")
+    if objective is not None and not callable(objective):
+        raise TypeError(f"objective must be a function, such as concretely.bound, got {type(objective).__name__}")
+    if not getattr(estimator, "averages", False):
+        return default if objective is None else objective
+    if objective not in (None, average):
+        raise ValueError(
+            f"objective must be `average` for {type(estimator).__name__}, or be omitted, got another function"
+        )
+    return average
+
+
+class Function(nn.Module):
     """A program that is a function, with the modules and parameters that it uses."""
 
     def __init__(self, function: Callable[..., Any], found: Mapping[str, nn.Module | nn.Parameter]) -> None:
         super().__init__()
-        self._function = function
+        self.function = function
         for name, part in found.items():
             setattr(self, name, part)
 
     def forward(self, *inputs: Any) -> Any:
         """Call the function."""
-        return self._function(*inputs)
+        return self.function(*inputs)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._function)
+        return inspect.signature(self.function)
 
     def __deepcopy__(self, memo: object) -> Never:
         raise TypeError(
@@ -157,7 +202,7 @@ class _Function(nn.Module):
         self.__deepcopy__(None)
 
 
-def _as_module(name: str, program: Program) -> nn.Module:
+def as_module(name: str, program: Program) -> nn.Module:
     """Return a program as a module that has the parameters of the program."""
     if isinstance(program, nn.Module):
         return program
@@ -167,14 +212,14 @@ def _as_module(name: str, program: Program) -> nn.Module:
     for key, value in variables(program):
         if isinstance(value, nn.Module | nn.Parameter):
             if not any(value is other for other in found.values()):
-                taken = {*dir(_Function), *found}
+                taken = {*dir(Function), *found}
                 found[key if key not in taken else f"{key}_{len(found)}"] = value
         elif value.requires_grad and value.is_leaf:
             raise TypeError(
                 f"{name} must use parameters that a model can find, got the tensor {key!r}, which requires a gradient: "
                 "make it an nn.Parameter"
             )
-    return _Function(program, found)
+    return Function(program, found)
 
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:

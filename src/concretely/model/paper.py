@@ -45,7 +45,7 @@ def density(
     >>> model.sample(2).shape
     torch.Size([2, 784])
     """
-    architecture = parse(notation, arity=arity) if isinstance(notation, str) else notation
+    architecture = notation if isinstance(notation, Architecture) else parse(notation, arity=arity)
     if architecture.context is not None:
         raise ValueError(
             f"a density must begin with a latent layer, got {architecture}: use `prediction` for models with a context"
@@ -74,7 +74,7 @@ def prediction(
     >>> model.sample(2, torch.zeros(5, 6)).shape
     torch.Size([2, 5, 6])
     """
-    architecture = parse(notation, arity=arity) if isinstance(notation, str) else notation
+    architecture = notation if isinstance(notation, Architecture) else parse(notation, arity=arity)
     if architecture.context is None:
         raise ValueError(
             f"a prediction must begin with an observed layer, got {architecture}: use `density` without a context"

@@ -13,9 +13,10 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from ..experiment.picture import Picture
-from ..experiment.record import format_metric, format_value, is_corrected
+from ..experiment.record import format_metric, format_value, is_corrected, model_title
 from ..file import atomic_write, write_text
 from ..spelling import printable
+from ..training.own_recipe import OwnRecipe
 from ..training.run import Run
 from .curve import Row, draw_curve
 from .image import CAPTIONS, draw_picture
@@ -28,6 +29,7 @@ KINDS = {"png": "png", "svg": "svg+xml"}
 
 MEANINGS = {
     "nll": "The negative log-likelihood of a data point under the discrete graph, in nats. Lower is better.",
+    "cost": "The expected cost of a data point under the discrete graph. Lower is better.",
     "bound": "A lower bound on the log-likelihood of a data point, in nats. Higher is better.",
     "gap": "By how much the relaxed bound exceeds that of the discrete graph, in nats. Near zero is better.",
 }
@@ -83,17 +85,22 @@ def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequen
     True
     """
     recipe = {key: value for key, value in record.get("recipe", {}).items() if value is not None}
+    named = {**recipe, "notation": model_title(recipe)} if {"notation", "model"} & recipe.keys() else recipe
     words = (("", "notation"), ("on ", "data"), ("by ", "estimator"))
     return render_template(
         "page.html",
-        title=" ".join(f"{word}{recipe[key]}" for word, key in words if key in recipe) or "A run",
+        title=" ".join(f"{word}{named[key]}" for word, key in words if key in named) or "A run",
         metrics=[_metric(name, metric) for name, metric in record.get("metrics", {}).items()],
         curve=curve,
         pictures=pictures,
         recipe=recipe,
-        toml="".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()),
+        toml=OwnRecipe.of(recipe).toml() if "model" in recipe else _toml(recipe),
         environment=dict(_environment(record)),
     )
+
+
+def _toml(recipe: Mapping[str, Any]) -> str:
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items())
 
 
 def render_template(name: str, **variables: Any) -> str:

@@ -8,9 +8,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..experiment.grid import differing_keys, format_setting
+from ..experiment.grid import differing_keys, flat, format_setting
 from ..experiment.paper import SPLITS, CellResult
-from ..experiment.record import format_metric, is_corrected, validation_nll
+from ..experiment.record import format_metric, is_corrected, model_title, score_key, validation_nll
 from ..spelling import format_difference, format_number, printable
 from ..training.recipe import Member
 
@@ -110,11 +110,11 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
     for header in (*keys, "NLL", "steps", "seconds", ""):
         table.add_column(header, justify="right" if header else "left", no_wrap=True)
     for index, (member, record) in enumerate(ranked):
-        values = [format_setting(member.recipe.settings.get(name)) for name in keys]
+        values = [format_setting(flat(member.recipe).get(name)) for name in keys]
         best = "best" if index == 0 and math.isfinite(validation_nll(record)) else ""
         cells = ("diverged", MISSING, MISSING)
         if record is not None:
-            nll = format_metric(record["metrics"]["valid_nll"])
+            nll = format_metric(record["metrics"][score_key(record["metrics"], "valid")])
             cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
         add_row(table, *values, *cells, best, style="bold" if best else "")
     return table
@@ -122,7 +122,8 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
 
 def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> Table:
     """Return a table of NLLs of records on a split, below those of the baselines, optionally with names of the runs."""
-    heads = ("model", "data", "trained by", "m", f"{split} NLL", "samples", "time", *(["member"] if names else []))
+    score = "cost" if any(f"{split}_cost" in record["metrics"] for record in records) else "NLL"
+    heads = ("model", "data", "trained by", "m", f"{split} {score}", "samples", "time", *(["member"] if names else []))
     table = Table(*heads, box=None, header_style="bold")
     baselines = dict[tuple[str, float | None], str]()
     for record in records:
@@ -131,11 +132,12 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     for (data, _), nll in baselines.items():
         add_row(table, "independent pixels", data, "", "", nll)
     for index, record in enumerate(records):
-        recipe, scored = record["recipe"], record["metrics"][f"{split}_nll"]
+        recipe, scored = record["recipe"], record["metrics"][score_key(record["metrics"], split)]
         some = f" for {scored['thorough']:,} points" if is_corrected(scored) else ""
         add_row(
             table,
-            *(str(recipe[key]) for key in ("notation", "data", "estimator", "samples")),
+            model_title(recipe),
+            *(str(recipe[key]) for key in ("data", "estimator", "samples")),
             format_metric(scored),
             f"{scored['samples']:,}{some}" if "samples" in scored else MISSING,
             f"{record['seconds']:.0f} s",
@@ -155,15 +157,16 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     """
 
     def nll(record: Mapping[str, Any]) -> float:
-        value = record["metrics"][f"{split}_nll"].get("value")
+        value = record["metrics"][score_key(record["metrics"], split)].get("value")
         return math.inf if value is None else float(value)
 
     best, second, *_ = sorted(records, key=nll)
     if not math.isfinite(nll(second)):
-        return f"fewer than two runs have a finite NLL on {split}"
-    recipe, scored = best["recipe"], best["metrics"][f"{split}_nll"]
-    named = f"best: {recipe['notation']}, {recipe['estimator']}, m = {recipe['samples']}"
-    sentence = f"{named}, {split} NLL {format_metric(scored)}"
+        return f"fewer than two runs have a finite score on {split}"
+    key = score_key(best["metrics"], split)
+    recipe, scored, score = best["recipe"], best["metrics"][key], "cost" if key.endswith("cost") else "NLL"
+    named = f"best: {model_title(recipe)}, {recipe['estimator']}, m = {recipe['samples']}"
+    sentence = f"{named}, {split} {score} {format_metric(scored)}"
     pixels = best["metrics"].get(f"{split}_factorised_nll", {}).get("value")
     baseline = "" if pixels is None else f", independent pixels {pixels - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"

@@ -7,6 +7,7 @@ from threading import Lock
 from warnings import warn
 
 import torch
+from torch.distributions import Distribution
 
 WARM_UPS = 3
 """The number of uncaptured calls before the capture. In these, kernels are compiled and libraries initialised."""
@@ -28,6 +29,17 @@ def _undisturbed() -> Iterator[None]:
                 gc.enable()
 
 
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Switch off the checks of torch's distributions, which wait for the device. Earlier calls were checked."""
+    checked = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checked)
+
+
 class Captured:
     """A function without arguments that is captured at the fourth call and replayed from then on.
 
@@ -35,8 +47,10 @@ class Captured:
     function that waits for a number from the device cannot be captured and continues to be called directly.
     """
 
-    def __init__(self, function: Callable[[], None], stream: torch.cuda.Stream | None) -> None:
-        self._function, self._stream, self._calls = function, stream, 0
+    def __init__(
+        self, function: Callable[[], None], stream: torch.cuda.Stream | None, *, note: Callable[[str], None] = warn
+    ) -> None:
+        self._function, self._stream, self._note, self._calls = function, stream, note, 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self.is_possible = True
         """Whether the work could be captured, as far as is known."""
@@ -58,17 +72,18 @@ class Captured:
         """Return a graph of the function's work, or None if it cannot be captured. Other threads may launch work."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with _undisturbed(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            with (
+                _undisturbed(),
+                _unvalidated(),
+                torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            ):
                 self._function()
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as reason:
             self.is_possible = False
             why = (str(reason).splitlines() or ["unknown"])[0]
-            warn(
-                f"this work cannot be captured as a CUDA graph and runs plainly, which takes longer: {why}",
-                stacklevel=4,
-            )
+            self._note(f"this work cannot be captured as a CUDA graph and runs plainly, which takes longer: {why}")
             return None
         return graph
 

@@ -6,26 +6,30 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 from torch.func import functional_call, vmap
+from torch.utils._pytree import tree_map_only
 
-from ..estimator import Estimator, Reinforce
-from ..estimator.base import default_objective
-from ..kernel.deferred import DeferredGradient, deferred_gradients, materialized
+from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
-from ..model import Model
 from ..noise import Keys
 from .capture import Captured
-from .method import Temperatures, at_temperature
-from .optimizer import ParameterState, StepLog, StepSizes, adam_, guard_, muon_
-from .recipe import Recipe, program_key
-from .rng import Purpose
+from .feed import Inputs
+from .optimizer import ParameterState, StepLog, guard_
+from .rng import Purpose, seed_torch, torch_generators
 from .step_table import StepTable
+from .stream import EndOfDataError
+from .task import MemberLoss
+from .torch_optimizer import TorchUpdate
+from .update import OwnUpdate, Update
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -33,11 +37,18 @@ if TYPE_CHECKING:
 GAP_INTERVAL = 10
 """The interval, in steps, at which the gap is measured: the bound that is trained minus that of the discrete graph."""
 
+METRICS = 5
+"""The number of entries of `TrainState.metrics`."""
+TINY = 1e-6
+"""Added to norms, so that a gradient of zero can be divided by its norm."""
+
 State = dict[str, Tensor]
 """The tensors that training steps change, by their names in a checkpoint.
 
 Parameters and buffers are `model/…` and `estimator/…`. The optimizer's moments of the gradients are `first/…` and
-`second/…`. The `StepLog` is `row/sums` and `row/first_nonfinite`. The first axis of every tensor counts members.
+`second/…`, the running average of parameters is `ema/…`. The `StepLog` is `row/sums` and `row/first_nonfinite`, and
+`row/metrics` are sums of the gradient norm and the metrics of the task, and their number. The first axis of every
+tensor counts members.
 """
 
 
@@ -46,54 +57,37 @@ def path_of(name: str) -> str:
     return name.replace(".", "/", 1)
 
 
-def inputs_of(recipe: Recipe, bits: Tensor) -> tuple[Tensor, ...]:
-    """Return the inputs of a model from the bits of data points: x, or the context (the first bits) and x."""
-    context = recipe.architecture.context
-    return (bits,) if context is None else (bits[..., : context.units], bits[..., context.units :])
-
-
-class MemberLoss(nn.Module):
-    """The loss of one member on a batch: minus the mean of its objective."""
-
-    def __init__(self, model: Model, estimator: Estimator, recipe: Recipe) -> None:
-        super().__init__()
-        self.model, self.estimator, self.recipe = model, estimator, recipe
-        self._objective = default_objective(model, estimator)
-        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
-        self._temperatures: Temperatures | None = None  # those of the estimator
-
-    def forward(self, bits: Tensor, keys: Keys, temperatures: Temperatures) -> Tensor:
-        """Return the loss at the given temperatures, with noise from the given keys."""
-        inputs, estimator = inputs_of(self.recipe, bits), self._estimator_at(temperatures)
-        samples, objective = self.recipe.samples, self._objective
-        return estimator(self.model, *inputs, samples=samples, objective=objective, generator=keys).loss
-
-    def _estimator_at(self, temperatures: Temperatures) -> Estimator:
-        if not self._has_temperature:
-            return self.estimator
-        if not all(isinstance(each, float) for each in temperatures):  # tensors are those of one call
-            return at_temperature(self.recipe.estimator, *temperatures)
-        if temperatures != self._temperatures:
-            self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures
-        return self.estimator
-
-
 class Engine:
     """Takes the steps of runs that have all reached the same step.
 
     The models of the runs are views of the state that steps change, so that changes to a model between two calls of
     `advance` affect the next step. `stacked` says whether all members run as one program, by default only on a GPU.
+    `note` receives a sentence if steps cannot be stacked or captured.
     """
 
-    def __init__(self, runs: Sequence["TrainState"], *, stacked: bool | None = None) -> None:
+    def __init__(
+        self, runs: Sequence["TrainState"], *, stacked: bool | None = None, note: Callable[[str], None] = warn
+    ) -> None:
         first = runs[0]
-        if len({(program_key(run.recipe), run.step, run.since) for run in runs}) > 1:
+        if len({(run.task.key, run.step, run.since) for run in runs}) > 1:
             raise ValueError("members of an engine must have one architecture, estimator and step, got others")
         self.runs, self.device = tuple(runs), first.device
-        self.stacked = self.device.type != "cpu" if stacked is None else stacked
+        self._note = note
+        self._ended: EndOfDataError | None = None
+        self.stacked = self._may_stack() if stacked is None else stacked
         groups = [self.runs] if self.stacked else [(run,) for run in self.runs]
-        self._programs = [_Program(group, vmapped=self.stacked) for group in groups]
-        self._measures_gap = first.recipe.method.relaxes
+        self._programs = [_Program(group, vmapped=self.stacked, note=note) for group in groups]
+        self._measures_gap, self._reseeds = first.task.monitor is not None, first.task.reseeds
+
+    def _may_stack(self) -> bool:
+        """Return whether all members can run as one program, and should."""
+        stacks = self.runs[0].task.stacks
+        if self.device.type == "cpu" or stacks == "never" or (stacks == "several" and len(self.runs) == 1):
+            return False
+        why = why_not_stacked(self.runs) if stacks == "several" else None
+        if why is not None:
+            self._note(f"members run one after the other in every step, as vmap does not support them: {why}")
+        return why is None
 
     @property
     def step(self) -> int:
@@ -105,8 +99,8 @@ class Engine:
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
             program._loss.train()
-        with launching(self.device):
-            while self.step < until:
+        with launching(self.device), torch_generators(self.device) if self._reseeds else nullcontext():
+            while self.step < until and self._fetched():
                 gap = self._measures_gap and (self.step - since) % GAP_INTERVAL == 0
                 for program in self._programs:
                     program.take_step(self.step, gap=gap)
@@ -116,11 +110,22 @@ class Engine:
                     break
             for program in self._programs:
                 program.set_metrics()
+        if self._ended is not None:
+            raise self._ended
+
+    def _fetched(self) -> bool:
+        """Read the data of the next step for all members, and return whether there are any."""
+        try:
+            for run in self.runs:
+                run.task.feed.fetch(self.step)
+        except EndOfDataError as error:  # raised when the metrics are read
+            self._ended = error
+        return self._ended is None
 
     @property
     def is_captured(self) -> bool | None:
         """Whether all steps so far could be captured as CUDA graphs, or None if that was not tried."""
-        works = [work for program in self._programs for work in (program._take, program._take_with_gap)]
+        works = [work for program in self._programs for work in program._works.values()]
         tried = [work.is_possible for work in works if isinstance(work, Captured)]
         return all(tried) if tried else None
 
@@ -131,99 +136,184 @@ class Engine:
         than capturing a new program.
         """
         fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
-        return self if fits else Engine(active, stacked=self.stacked)
+        return self if fits else Engine(active, stacked=self.stacked, note=self._note)
+
+
+def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:
+    """Return why the next step of several runs cannot be one vmapped program, or None if it can."""
+    program = _Program(runs, vmapped=True)
+    kept = {name: tensor.clone() for name, tensor in program._constants.items()}
+    try:
+        program.try_step(runs[0].step)
+    except Exception as error:  # whatever vmap does not support
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    finally:
+        for name, tensor in program._constants.items():
+            tensor.copy_(kept[name])
+    return None
 
 
 class _Program:
     """The step of members that run as one program."""
 
-    def __init__(self, runs: Sequence["TrainState"], *, vmapped: bool) -> None:
-        first = runs[0]
-        self._runs, self._recipe, self._vmapped = runs, first.recipe, vmapped
-        self._loss, self._discrete_loss = first.loss, MemberLoss(first.model, Reinforce(), first.recipe)
+    def __init__(self, runs: Sequence["TrainState"], *, vmapped: bool, note: Callable[[str], None] = warn) -> None:
+        first, task = runs[0], runs[0].task
+        self._runs, self._task, self._vmapped, self._note = runs, task, vmapped, note
+        self._loss, self._monitor = task.loss, task.monitor
         state = first.state if len(runs) == 1 else _joined(runs)
-        own: State = dict(first.loss.named_parameters())
-        self._parameters = {
-            name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in own
-        }
-        self._buffers = {name: state[path_of(name)] for name, _ in first.loss.named_buffers()}
-        self._log = StepLog(state["row/sums"], state["row/first_nonfinite"])
-        stacked = {name: each.parameter.detach().requires_grad_() for name, each in self._parameters.items()}
-        self._leaves = stacked if vmapped else own
-        # the weights of the model have an L2 penalty; the parameters of the estimator have none
-        self._decays = {name: name.startswith("model.") and name.endswith("weight") for name in own}
-        self._table = StepTable(runs, draws=first.draws)
+        own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
+        others = (*task.loss.named_parameters(), *task.loss.named_buffers())
+        self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
+        self._update = _update_of(runs, state, list(own))
+        self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
+        self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
+        stacked = {name: state[path_of(name)].detach().requires_grad_() for name in own}
+        self._leaves: State = stacked if vmapped else dict(own)
+        draws = first.draws * task.parts, first.monitor_draws
+        self._table = StepTable(runs, draws=draws[0], monitor_draws=draws[1])
         self._ones = torch.ones(len(runs), device=first.device)
-        self._take: Callable[[], None] = self._step
-        self._take_with_gap: Callable[[], None] = lambda: self._step(gap=True)
-        if vmapped and first.device.type == "cuda":
-            stream = torch.cuda.Stream(first.device)
-            self._take, self._take_with_gap = (Captured(take, stream) for take in (self._take, self._take_with_gap))
+        self._works = dict[Hashable, Callable[[], None]]()
+        captures = first.device.type == "cuda" and all(run.may_capture for run in runs)
+        self._stream = torch.cuda.Stream(first.device) if captures else None
+        self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
 
     def take_step(self, step: int, *, gap: bool) -> None:
         """Take a step. With `gap`, also measure the trained bound minus the bound of the discrete graph."""
-        self._table.prepare(step)
-        (self._take_with_gap if gap else self._take)()
+        if self._task.reseeds:
+            seed_torch(self._task.recipe.seed, step, self._runs[0].device)
+        work = gap, self._table.prepare(step)
+        if work not in self._works:
+            self._works[work] = Captured(partial(self._step, gap=gap), self._stream, note=self._note)
+        try:
+            self._works[work]()
+        except ValueError:  # distributions refuse what is not finite
+            if all(run.first_nonfinite_parameter() is None for run in self._runs):
+                raise
+            self._log.first_nonfinite.masked_fill_(self._log.first_nonfinite < 0, step)
+
+    def try_step(self, step: int) -> None:
+        """Compute the gradients of a step without an update. Buffers of the model may change."""
+        self._loss.train()
+        with torch_generators(self._runs[0].device):
+            self._table.prepare(step)
+            self._table.read()
+            self._differentiated()
 
     def set_metrics(self) -> None:
         """Copy the metrics of all members from the device. This waits for the device."""
-        metrics = torch.cat([self._log.sums, self._log.first_nonfinite.unsqueeze(-1)], -1).tolist()
+        parts = [self._log.sums, self._log.first_nonfinite.unsqueeze(-1)]
+        metrics = torch.cat(parts if self._metrics is None else [*parts, self._metrics], -1).tolist()
         for run, own in zip(self._runs, metrics, strict=True):
-            run.metrics = own
+            run.metrics, run.measured = own[:METRICS], own[METRICS:]
 
     def _step(self, *, gap: bool = False) -> None:
         """Take one step without synchronizing with the host."""
         self._table.read()
-        bits = self._table.batch()
-        with deferred_gradients() if self._vmapped else nullcontext():
-            loss = self._losses(self._loss, bits, Purpose.NOISE)
-            slopes = torch.autograd.grad([loss], list(self._leaves.values()), [self._ones], allow_unused=True)
-        gradients = {
-            name: slope if self._vmapped else slope.unsqueeze(0)
-            for name, slope in zip(self._leaves, slopes, strict=True)
-            if slope is not None
-        }
+        loss, gradients, inputs = self._differentiated()
         with torch.no_grad():
+            sizes, watched = self._table.sizes, list[Tensor]()
+            norm = self._norm(gradients) if self._task.clip or (gap and self._metrics is not None) else None
             if gap:
-                excess = self._losses(self._discrete_loss, bits, Purpose.GAP) - loss
-                self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
-            # inputs of layers are bits or states: a weight's gradient is finite where that of the bias beside it is
-            watched = [
-                gradient
-                for name, gradient in gradients.items()
-                if not self._decays[name] and not isinstance(gradient, DeferredGradient)
-            ]
-            sizes = guard_(self._log, watched, loss.detach(), self._table.sizes)
+                self._measure(inputs, loss, norm)
+            if norm is None:
+                watched = [
+                    gradient
+                    for name, gradient in gradients.items()
+                    if name in self._task.watched and not isinstance(gradient, DeferredGradient)
+                ]
+            sizes = guard_(self._log, watched if norm is None else [norm.unsqueeze(-1)], loss, sizes)
+            if norm is not None and self._task.clip:
+                scale = (self._task.clip / (norm + TINY)).clamp(max=1.0)
+                gradients = {name: each * over(scale, each) for name, each in gradients.items()}
             self._update(gradients, sizes)
+            if self._task.ema is not None:
+                for parameter, average in self._averages:
+                    if average is not None:
+                        average.lerp_(parameter, 1 - self._task.ema)
 
-    def _losses(self, function: MemberLoss, bits: Tensor, purpose: Purpose) -> Tensor:
+    def _differentiated(self) -> tuple[Tensor, dict[str, Tensor], Inputs]:
+        """Return the loss and its gradients, averaged over the parts of a step, and the inputs of the last part."""
+        parts, total, gradients, inputs = self._task.parts, self._ones, dict[str, Tensor](), None
+        weight = self._ones if parts == 1 else self._ones / parts
+        for part in range(parts):
+            inputs = self._table.batch(part)
+            with deferred_gradients() if self._vmapped else nullcontext():
+                loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
+                slopes = torch.autograd.grad(
+                    [loss], list(self._leaves.values()), [weight.to(loss.dtype)], allow_unused=True
+                )
+            loss = loss.detach()
+            total = loss if parts == 1 else (total * bool(part) + loss / parts)
+            for name, slope in zip(self._leaves, slopes, strict=True):
+                if slope is not None:
+                    own = slope if self._vmapped else slope.unsqueeze(0)
+                    gradients[name] = gradients[name] + own if name in gradients else own
+        return total, gradients, inputs
+
+    def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
+        """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
+        assert self._monitor is not None
+        found = self._losses(self._monitor, inputs, Purpose.GAP)
+        excess = (found if found.dim() == 1 else found[:, 0]) - loss
+        self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
+        if self._metrics is not None and norm is not None:
+            self._metrics += torch.cat([norm.unsqueeze(-1), found[:, 1:], self._ones.unsqueeze(-1)], -1)
+
+    def _norm(self, gradients: dict[str, Tensor]) -> Float[Tensor, " members"]:
+        """Return the norm of the gradient of every member."""
+        each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(self._ones.dtype) for one in each]), dim=0)
+        return norm
+
+    def _losses(self, function: MemberLoss, inputs: Inputs, purpose: Purpose, part: int = 0) -> Tensor:
         """Return the loss of every member, with the keys of a purpose."""
-        keys, temperatures = self._table.keys[purpose], self._table.temperatures
+        keys, controls = self._table.keys[purpose], self._table.controls
+        if purpose is Purpose.NOISE and self._task.parts > 1:
+            keys = keys[part * self._runs[0].draws : (part + 1) * self._runs[0].draws]
+        call = self._call if purpose is Purpose.NOISE else self._called
+        found: Tensor = call(function, inputs, keys, controls)
+        return found
+
+    def _called(self, function: MemberLoss, inputs: Inputs, keys: Tensor, controls: Tensor) -> Tensor:
+        """Return the loss of every member."""
+        seeds = not self._task.reseeds
         if not self._vmapped:
-            found: Tensor = function(bits[0], Keys(keys[:, 0]), tuple(temperatures[:, 0].tolist()))
+            own = tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
+            # on a GPU, reading numbers would wait for it
+            numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
+            found: Tensor = function(own, Keys(keys[:, 0], seeds_torch=seeds), tuple(numbers))
             return found.unsqueeze(0)
 
-        def of_member(parameters: State, buffers: State, bits: Tensor, keys: Tensor, pair: Tensor) -> Tensor:
-            loss: Tensor = functional_call(function, (parameters, buffers), (bits, Keys(keys), tuple(pair)))
+        known = {name for name, _ in (*function.named_parameters(), *function.named_buffers())}
+        parameters, others = (
+            {name: each for name, each in part.items() if name in known} for part in (self._leaves, self._constants)
+        )
+
+        def of_member(parameters: State, others: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
+            given = inputs, Keys(keys, seeds_torch=seeds), tuple(controls)
+            loss: Tensor = functional_call(function, (parameters, others), given)
             return loss
 
-        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1))(
-            self._leaves, self._buffers, bits, keys, temperatures
+        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1), randomness="error" if seeds else "different")(
+            parameters, others, inputs, keys, controls
         )
         return stacked
 
-    def _update(self, gradients: dict[str, Tensor], sizes: StepSizes) -> None:
-        """Update all parameters by the optimizer. Some gradients are still pairs of factors, and multiplied here."""
-        states = self._parameters
-        if self._recipe.optimizer == "muon":
-            matrices = [name for name, decays in self._decays.items() if decays]
-            products = [materialized(gradients.pop(name)) for name in matrices]
-            muon_([states[name] for name in matrices], products, sizes)
-        deferred = [name for name, gradient in gradients.items() if isinstance(gradient, DeferredGradient)]
-        for name in deferred:  # one after the other, so that the product is read before it leaves the cache
-            adam_([states[name]], [materialized(gradients.pop(name))], sizes, decays=[self._decays[name]])
-        decays = [self._decays[name] for name in gradients]
-        adam_([states[name] for name in gradients], list(gradients.values()), sizes, decays=decays)
+
+def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
+    """Return how the parameters of some members are updated."""
+    task, optimizers = runs[0].task, [run.optimizer for run in runs if run.optimizer is not None]
+    if optimizers:
+        return TorchUpdate(optimizers)
+    states = {
+        name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
+    }
+    return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
+
+
+def over(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:
+    """Append axes to one number for each member, so that it can be multiplied with another tensor."""
+    return numbers.view(-1, *(1,) * (like.dim() - 1)).to(like.dtype)
 
 
 def _joined(runs: Sequence["TrainState"]) -> State:

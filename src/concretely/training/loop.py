@@ -14,14 +14,18 @@ from typing import Any
 
 import torch
 
-from ..data import Dataset
 from ..environment import describe_environment
 from ..file import exclusive_dir, write_text
 from . import checkpoint
+from .callback import Callbacks
+from .collapse import CollapseWatch
 from .engine import GAP_INTERVAL, Engine
-from .recipe import FILE, Member, Recipe
+from .own_recipe import RunRecipe
+from .recipe import FILE, Member
 from .run import Run, export, require_same, resume, save_checkpoint
+from .stream import EndOfDataError
 from .train_state import Row, TrainState
+from .trial import examine
 
 ROWS = 500
 """The maximum number of rows of a training curve. A run whose number of steps was raised later may have more."""
@@ -33,23 +37,11 @@ class DivergedError(ArithmeticError):
     """Raised if training diverges. The message has the step, the layer, and the checkpoint to resume from."""
 
 
-@dataclass(frozen=True)
-class Callbacks:
-    """Functions that are called during training, with the step, a row of the curve, or a message for the user.
-
-    For several runs, a row is the average over those still training.
-    """
-
-    step: Callable[[int], None] = lambda step: None
-    row: Callable[[Row], None] = lambda row: None
-    note: Callable[[str], None] = lambda sentence: None
-
-
 def train(
-    recipe: Recipe,
+    recipe: RunRecipe,
     folder: str | Path,
     *,
-    data: Dataset,
+    data: Any,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
@@ -76,7 +68,7 @@ def train(
 def train_together(
     members: Sequence[Member],
     *,
-    data: Callable[[Recipe], Dataset],
+    data: Callable[[Any], Any],
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
@@ -90,35 +82,57 @@ def train_together(
     own = [data(member.recipe) for member in members]
     moved = {id(each): each.to(device) for each in own}  # once, however many share them
     states = [
-        TrainState(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
+        TrainState.of(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
     ]
+    how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": callbacks, "stop": stop}
+    return train_states(states, [member.folder for member in members], **how)
+
+
+def train_states(
+    states: Sequence[TrainState],
+    folders: Sequence[Path | None],
+    *,
+    checkpoint_seconds: float = 60.0,
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Run | DivergedError]:
+    """Train runs of one program together and return each run or the error that ended it.
+
+    A run with a folder goes on from the last checkpoint there; one without is kept in memory only.
+    """
+    for state in states:
+        if state.task.examines:
+            note = callbacks.note if state is states[0] else lambda sentence: None  # the others are alike
+            state.may_capture = examine(state, note)
     starts = [state.dry_run() for state in states]
     environment = describe_environment(str(states[0].device))
     with ExitStack() as stack:
-        tasks = []
-        for member, each, state, start in zip(members, own, states, starts, strict=True):
-            member.folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(exclusive_dir(member.folder))
-            tasks.append(_start(member, each, state, start, callbacks, environment))
-        active = [task for task in tasks if task.is_active]
+        jobs = []
+        for state, folder, start in zip(states, folders, starts, strict=True):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(exclusive_dir(folder))
+            jobs.append(_start(state, folder, start, callbacks, environment))
+        active = [job for job in jobs if job.is_active]
         while active:  # runs that were resumed from an earlier step catch up with the others
-            first = min(task.place for task in active)
-            group = [task for task in active if task.place == first]
-            later = [task.state.step for task in active if task.state.step > first[0]]
-            until, several = min(later, default=None), len(members) > 1
+            first = min(job.place for job in active)
+            group = [job for job in active if job.place == first]
+            later = [job.state.step for job in active if job.state.step > first[0]]
+            until, several = min(later, default=None), len(states) > 1
             if not _train(group, checkpoint_seconds, callbacks, stop, until=until, several=several):
                 break
-            active = [task for task in active if task.is_active]
-    return [task.failure or task.run for task in tasks]
+            active = [job for job in active if job.is_active]
+    return [job.failure or job.run for job in jobs]
 
 
 @dataclass
-class _Task:
+class _Job:
     """A run that is being trained."""
 
-    folder: Path
+    folder: Path | None
     state: TrainState
     run: Run
+    watch: Callable[[Row], None]
     failure: DivergedError | None = None
 
     @property
@@ -127,27 +141,35 @@ class _Task:
         return self.state.step, self.state.since
 
     @property
+    def name(self) -> str:
+        return f"seed {self.run.recipe.seed}" if self.folder is None else self.folder.name
+
+    @property
     def is_active(self) -> bool:
         return self.failure is None and not self.run.finished
 
 
 def _start(
-    member: Member, data: Dataset, state: TrainState, start: float, callbacks: Callbacks, environment: dict[str, Any]
-) -> _Task:
-    """Return the task of a run, resumed from its last checkpoint if there is one."""
-    found = resume(state, member.folder)
-    run, damaged = found or (Run(member.recipe, environment, data.digest, start, step=0, seconds=0.0), ())
+    state: TrainState, folder: Path | None, start: float, callbacks: Callbacks, environment: dict[str, Any]
+) -> _Job:
+    """Return the job of a run, resumed from its last checkpoint if there is one."""
+    task = state.task
+    new = Run(task.recipe, environment, task.digest, start, step=0, seconds=0.0)
+    watch = CollapseWatch(task.recipe.steps, task.units, callbacks.note)
+    if folder is None:
+        return _Job(None, state, new, watch)
+    run, damaged = resume(state, folder) or (new, ())
     for sentence in damaged:
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
-    require_same(run, data)
-    write_text(member.folder / FILE, member.recipe.toml())  # only now: a failed check must leave the old recipe
+    require_same(run, task.digest, task.source)
+    write_text(folder / FILE, task.recipe.toml())  # only now: a failed check must leave the old recipe
     if run.finished:
-        export(run, state, member.folder)  # again, in case a file was lost
-    return _Task(member.folder, state, run if run.finished else replace(run, environment=environment))
+        export(run, state, folder)  # again, in case a file was lost
+    return _Job(folder, state, run if run.finished else replace(run, environment=environment), watch)
 
 
 def _train(
-    tasks: list[_Task],
+    jobs: list[_Job],
     checkpoint_seconds: float,
     callbacks: Callbacks,
     stop: Callable[[], bool],
@@ -156,11 +178,12 @@ def _train(
     several: bool,
 ) -> bool:
     """Take steps to `until` or to the end, with rows, validations and checkpoints; return whether it got there."""
-    recipe, saved, stopped = tasks[0].state.recipe, time.monotonic(), False
-    active = tasks
-    for task in active:
-        task.run = replace(task.run, members=len(active))
-    engine = Engine([task.state for task in active])
+    recipe, saved, stopped = jobs[0].state.recipe, time.monotonic(), False
+    ended: EndOfDataError | None = None
+    active = jobs
+    for job in active:
+        job.run = replace(job.run, members=len(active))
+    engine = Engine([job.state for job in active], note=callbacks.note)
 
     def pause() -> bool:
         nonlocal stopped
@@ -169,41 +192,47 @@ def _train(
         return stopped or time.monotonic() - saved > checkpoint_seconds
 
     while active and not stopped and active[0].state.step != until:
-        engine = engine.without_ended([task.state for task in active])
+        engine = engine.without_ended([job.state for job in active])
         ends, started = _ends(recipe, engine.step), time.perf_counter()
-        engine.advance(min(ends if until is None else [*ends, until]), pause=pause)
-        for task in active:
-            task.state.seconds += (time.perf_counter() - started) / len(active)
+        try:
+            engine.advance(min(ends if until is None else [*ends, until]), pause=pause)
+        except EndOfDataError as error:  # what was trained is saved first
+            ended, stopped = error, True
+        for job in active:
+            job.state.seconds += (time.perf_counter() - started) / len(active)
         due, at_end = stopped or time.monotonic() - saved > checkpoint_seconds, engine.step in ends
-        for task in active:
-            _update(task, at_end=at_end, due=due)
-            if task.failure is not None and several:
-                callbacks.note(f"{task.folder.name}: {task.failure}")
+        for job in active:
+            _update(job, at_end=at_end, due=due)
+            if job.failure is not None and several:
+                callbacks.note(f"{job.name}: {job.failure}")
         saved = time.monotonic() if due else saved
-        rows = [task.run.rows[-1] for task in active if task.failure is None and at_end]
+        rows = [job.run.rows[-1] for job in active if job.failure is None and at_end]
         if rows:
             callbacks.row(_average(rows))
-        active = [task for task in active if task.is_active]
-    for task in tasks:
-        if task.is_active:
-            export(task.run, task.state, task.folder)
+        active = [job for job in active if job.is_active]
+    for job in jobs:
+        if job.is_active and job.folder is not None:
+            export(job.run, job.state, job.folder)
+    if ended is not None:
+        raise ended
     return not stopped
 
 
-def _update(task: _Task, *, at_end: bool, due: bool) -> None:
+def _update(job: _Job, *, at_end: bool, due: bool) -> None:
     """Check a run for divergence; with `at_end`, add a row to the curve; if `due`, write a checkpoint."""
-    state, folder = task.state, task.folder
-    reason = _divergence(state, task.run, parameters=at_end or due)
+    state, folder = job.state, job.folder
+    reason = _divergence(state, job.run, parameters=at_end or due)
     if reason is not None:
-        task.failure = DivergedError(f"{reason}; {_way_back(folder)}")
+        job.failure = DivergedError(f"{reason}; {_way_back(folder)}")
         return
     if at_end:
-        task.run = _with_row(state, task.run)
-    task.run = replace(task.run, step=state.step, seconds=state.seconds)
-    if task.run.finished or due:
-        save_checkpoint(task.run, state, folder)
-    if task.run.finished:
-        export(task.run, state, folder)
+        job.run = _with_row(state, job.run)
+        job.watch(job.run.rows[-1])
+    job.run = replace(job.run, step=state.step, seconds=state.seconds)
+    if folder is not None and (job.run.finished or due):
+        save_checkpoint(job.run, state, folder)
+    if folder is not None and job.run.finished:
+        export(job.run, state, folder)
 
 
 def _with_row(state: TrainState, run: Run) -> Run:
@@ -228,7 +257,8 @@ def _divergence(state: TrainState, run: Run, *, parameters: bool) -> str | None:
     """Return why a run has diverged, or None. With `parameters`, also check these, which waits for the device."""
     if (found := state.first_nonfinite()) is not None:
         return f"the gradient of step {found[0] + 1:,} is not finite, first in layer {found[1]}"
-    if not (bound := state.bound()) >= -HOPELESS * max(abs(run.start), 1.0):
+    bound, least = state.bound(), -HOPELESS * max(abs(run.start), 1.0) if state.task.is_bound else -math.inf
+    if not bound >= least:
         layer = state.first_nonfinite_layer(state.step - 1)
         bounds = f"its bound is {bound:,.4g}, and was {run.start:,.4g} at first"
         return f"training has diverged by step {state.step:,}: {bounds}; the largest gradient is that of layer {layer}"
@@ -237,7 +267,9 @@ def _divergence(state: TrainState, run: Run, *, parameters: bool) -> str | None:
     return None
 
 
-def _way_back(folder: Path) -> str:
+def _way_back(folder: Path | None) -> str:
+    if folder is None:
+        return "try a smaller lr"
     try:
         last = checkpoint.latest(folder)
     except ValueError as error:
@@ -246,13 +278,13 @@ def _way_back(folder: Path) -> str:
     return f"{found}: begin a new run with a smaller lr in another folder"
 
 
-def _ends(recipe: Recipe, step: int) -> list[int]:
+def _ends(recipe: RunRecipe, step: int) -> list[int]:
     """Return the next steps after which there is a row or a validation, and the last step of the run."""
     every = [_interval(recipe), *([recipe.validate] if recipe.validate else [])]
     return [recipe.steps, *((step // each + 1) * each for each in every)]
 
 
-def _interval(recipe: Recipe) -> int:
+def _interval(recipe: RunRecipe) -> int:
     """Return the number of steps between two rows."""
     return GAP_INTERVAL * math.ceil(recipe.steps / ROWS / GAP_INTERVAL)
 
@@ -266,4 +298,5 @@ def _average(rows: Sequence[Row]) -> Row:
         bound=fmean(row.bound for row in rows),
         discrete=fmean(row.discrete for row in rows),
         valid=fmean(validations) if validations else None,
+        metrics={name: fmean(row.metrics[name] for row in rows) for name in rows[0].metrics},
     )

@@ -19,8 +19,8 @@ from ..estimator import (
     StraightThroughGumbelSoftmax,
 )
 from ..model import Model
-from ..schedule import Annealing
-from .recipe import ESTIMATORS, Recipe, Temperature
+from ..schedule import at_step
+from .recipe import ESTIMATORS, Recipe
 from .rng import Purpose, generator_of
 
 Temperatures = tuple[float | Tensor, float | Tensor]
@@ -71,8 +71,3 @@ def at_temperature(estimator: str, temperature: float | Tensor, prior_temperatur
     """Return the estimator of a name with the given temperatures."""
     given = (temperature, prior_temperature) if ESTIMATORS[estimator].has_prior_temperature else (temperature,)
     return CLASSES[estimator](*given)
-
-
-def at_step(temperature: Temperature | None, step: int) -> float | None:
-    """Return the value of a temperature or schedule at a step, or None if the temperature is None."""
-    return temperature(step) if isinstance(temperature, Annealing) else temperature

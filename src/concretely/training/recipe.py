@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..file import parse_toml, read_bytes
 from ..notation import Architecture, parse
@@ -85,6 +85,9 @@ class Recipe:
     >>> recipe.samples, recipe.lr, recipe.temperature
     (5, 0.0001, None)
     """
+
+    flexible: ClassVar[frozenset[str]] = frozenset({"steps"})
+    """The keys that may change when a run is resumed."""
 
     notation: str
     """The model in the paper's notation."""
@@ -183,7 +186,8 @@ class Recipe:
 class Member(NamedTuple):
     """One of the runs that are trained together."""
 
-    recipe: Recipe
+    recipe: Any
+    """A `Recipe`, or an `OwnRecipe`."""
     folder: Path
 
 
@@ -211,6 +215,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"{must}, got {str(path)!r}: {error.strerror}") from None
     except ValueError as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
+    if "model" in given:  # of a model of one's own, which is checked where it is resolved
+        return given
     try:
         _require_known(given)
         _sections(given)
@@ -334,6 +340,8 @@ _TEMPERATURES = {"temperature", "prior_temperature"}
 def _read(name: str, value: Any) -> Any:
     """Convert a value, from text, TOML or Python, to the type of its key."""
     if name in _TEXTS:
+        if name == "data" and isinstance(value, Path):
+            return str(value)
         if not isinstance(value, str):
             raise ValueError(f"{name} must be text, got {value!r}")
         if any("\ud800" <= character <= "\udfff" for character in value):

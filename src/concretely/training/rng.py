@@ -1,6 +1,9 @@
 """The random numbers of a run. All are functions of the seed and the step, so that any step can be repeated."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum, auto
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,6 +28,8 @@ class Purpose(IntEnum):
     """The draws that a report shows."""
     EVALUATION = auto()
     """The draws that score a trained model."""
+    TORCH = auto()
+    """What a program draws from torch's global generators at a step, such as dropout."""
 
 
 def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
@@ -41,6 +46,29 @@ def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:
 def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a generator for a purpose."""
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
+
+
+def seed_torch(seed: int, step: int, device: torch.device) -> None:
+    """Seed torch's global generators of the CPU and of a device for a step."""
+    own = (_first_seed(seed) + step) % 2**63
+    torch.default_generator.manual_seed(own)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(own)
+
+
+@cache
+def _first_seed(seed: int) -> int:
+    """Return the seed of the first step. Those of later steps are counted from there, which is faster to compute."""
+    return seed_of(seed, Purpose.TORCH)
+
+
+@contextmanager
+def torch_generators(device: torch.device) -> Iterator[None]:
+    """Restore torch's global generators of the CPU and of a device at the end of this context."""
+    devices = [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
 
 
 DRAWS = 1_024
@@ -67,6 +95,11 @@ class Order:
     def __init__(self, *, points: int, batch: int, seed: int) -> None:
         self.points, self.batch, self.seed = points, batch, seed
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.int64)
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """All that the order depends on."""
+        return self.points, self.batch, self.seed
 
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
         """Return the indices of the data points of a step."""

@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..data import Dataset, load_data
+from ..data import load_data
 from ..environment import require_environment
 from ..file import atomic_write
-from ..model import Model
+from ..model.base import Function
 from ..spelling import is_count, is_number
 from . import checkpoint
 from .checkpoint import require_tensors
+from .own_method import own_data, own_model
+from .own_recipe import OwnRecipe, RunRecipe
+from .paper import empty_model, paper_recipe
 from .recipe import FILE, Recipe, read, resolve
-from .train_state import Row, TrainState, empty_model
+from .train_state import Row, TrainState
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
 SOME = 8
@@ -35,7 +38,7 @@ SOME = 8
 class Run:
     """The progress of a run."""
 
-    recipe: Recipe
+    recipe: RunRecipe
     environment: Mapping[str, Any]
     """The commit, versions and device with which the run was last started or resumed."""
     digest: str
@@ -60,26 +63,31 @@ class Run:
 
 
 def data_of(
-    recipe: Recipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
-) -> Dataset:
+    recipe: RunRecipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
+) -> Any:
     """Load the data of a recipe. `place` is their current name or path, if they were moved."""
-    name = recipe.data if place is None else place
-    data = load_data(name, width=recipe.width, binarize=recipe.binarize, max_bytes=max_bytes, progress=progress)
-    return data.whole if recipe.train_on == "whole" else data
+    if isinstance(recipe, OwnRecipe):
+        return own_data(recipe, place=place, max_bytes=max_bytes, progress=progress)
+    own = paper_recipe(recipe)
+    name = own.data if place is None else place
+    data = load_data(name, width=own.width, binarize=own.binarize, max_bytes=max_bytes, progress=progress)
+    return data.whole if own.train_on == "whole" else data
 
 
-def load(folder: str | Path, *, device: torch.device | str = "cpu") -> Model:
+def load(folder: str | Path, *, model: Any = None, device: torch.device | str = "cpu") -> Any:
     """Load the model of a run, in evaluation mode.
 
-    Its parameters are those of the best validation or, without validations, of the last checkpoint.
+    Its parameters are those of the best validation or, without validations, of the last checkpoint. The model of `fit`
+    is built again by its name if that can be imported; otherwise pass a new one as `model`, whose parameters are then
+    replaced.
     """
-    _, model, damaged = restored(folder, device=device)
+    _, found, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:
         warnings.warn(sentence, stacklevel=2)
-    return model
+    return found.function if isinstance(found, Function) else found
 
 
-def load_recipe(folder: str | Path) -> Recipe:
+def load_recipe(folder: str | Path) -> RunRecipe:
     """Return the recipe of the run in a folder."""
     folder = Path(folder)
     path = folder / FILE
@@ -88,7 +96,7 @@ def load_recipe(folder: str | Path) -> Recipe:
         some = ", ".join(map(repr, inside[:SOME])) + ", …" * (len(inside) > SOME)
         which = f"which holds runs: choose one of {some}" if inside else f"which has no {FILE}"
         raise ValueError(f"run must be the folder of a run, got {str(folder)!r}, {which}")
-    return resolve(**read(path))
+    return recipe_of(read(path))
 
 
 def runs_in(folder: Path) -> list[str]:
@@ -96,40 +104,86 @@ def runs_in(folder: Path) -> list[str]:
     return sorted(path.parent.name for path in folder.glob(f"*/{FILE}"))
 
 
-def restored(folder: str | Path, *, device: torch.device | str = "cpu") -> tuple[Run, Model, tuple[str, ...]]:
+def restored(
+    folder: str | Path, *, model: Any = None, device: torch.device | str = "cpu"
+) -> tuple[Run, Any, tuple[str, ...]]:
     """Return a run, its model in evaluation mode, and an error message for each damaged checkpoint.
 
-    The parameters are those of the best validation or, without validations, of the last checkpoint.
+    The parameters are those of the best validation or, without validations, of the last checkpoint. `model` is one of
+    the user's own to load them into.
     """
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
     run = _run(recipe, last)
+    if isinstance(recipe, OwnRecipe):
+        own = own_model(recipe, model)
+        _load_parameters(own, last.tensors)
+    elif model is not None:
+        raise ValueError("model must be left out, as this run is of a model in the paper's notation, got one")
+    else:
+        own = _paper_model(paper_recipe(recipe), last)
+    return run, own.to(device).eval(), last.damaged
+
+
+def _paper_model(recipe: Recipe, last: checkpoint.Checkpoint) -> nn.Module:
+    """Return the model of a recipe with the parameters of a checkpoint.
+
+    A recipe may ask for more memory and time than its checkpoint. So nothing else is allocated, and a recipe with more
+    layers than the checkpoint has tensors is refused.
+    """
     kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
     tensors = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
-    # a recipe may ask for more memory and time than its checkpoint: nothing is allocated, and each layer has a tensor
     if len(tensors) < len(layers := recipe.architecture.layers):
         raise ValueError(f"{last.place} must have tensors of {len(layers):,} layers, got {len(tensors):,} tensors")
     model = empty_model(recipe)
     require_tensors(tensors, {f"{kept}{name}": tensor for name, tensor in model.state_dict().items()}, last.place)
     model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in tensors.items()}, assign=True)
-    return run, model.to(device).eval(), last.damaged
+    return model
 
 
-def require_same(run: Run, data: Dataset) -> None:
-    """Raise if the data are not those that a run was trained on."""
-    if data.digest != run.digest:
+def _load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Set the parameters and buffers of a model to the best of a checkpoint, or to the last, averaged if they are."""
+    has_best = any(name.startswith("best/") for name in tensors)
+    averages = {} if has_best else {name: each for name, each in tensors.items() if name.startswith("ema/model.")}
+    start = "best/" if has_best else "model/"
+    found = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
+    found |= {name.removeprefix("ema/model."): each for name, each in averages.items()}
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        if name not in found:
+            if name in model.state_dict():
+                raise ValueError(f"model must be that of the run, got one with another parameter {name!r}")
+            continue
+        if own.shape != found[name].shape:
+            shapes = f"{tuple(own.shape)}, not {tuple(found[name].shape)}"
+            raise ValueError(f"model must be that of the run, got one whose {name!r} has shape {shapes}")
+        with torch.no_grad():
+            own.copy_(found[name])
+    if unknown := found.keys() - model.state_dict(keep_vars=True).keys() - {name for name, _ in model.named_buffers()}:
+        raise ValueError(f"model must be that of the run, got one without {sorted(unknown)[0]!r}")
+
+
+def require_same(run: Run, digest: str, name: str) -> None:
+    """Raise if the digest of data is not that of the data that a run was trained on."""
+    if digest != run.digest:
         must = "data must be those that the run was trained on"
-        raise ValueError(f"{must}, got others in {data.name!r}: bring them back, or begin a new run")
+        raise ValueError(f"{must}, got others in {name!r}: bring them back, or begin a new run")
 
 
-def _run(recipe: Recipe, last: checkpoint.Checkpoint) -> Run:
-    """Return the run of a checkpoint; raise if its recipe differs from the given one in more than `steps`."""
+def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
+    """Return the recipe of settings: one of the paper's models, or of a user's own."""
+    return resolve(**settings) if "model" not in settings else OwnRecipe.of(settings)
+
+
+def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
+    """Return the run of a checkpoint; raise if its recipe differs from the given one in what must stay."""
     _require_state(last)
     state = dict(last.state)
-    was = resolve(**state.pop("recipe"))
-    others = [field.name for field in fields(recipe) if field.name != "steps"]
-    if changed := [name for name in others if getattr(was, name) != getattr(recipe, name)]:
+    was = recipe_of(state.pop("recipe"))
+    now, before = recipe.settings, was.settings
+    if changed := [
+        name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)
+    ]:
         found = f"other values of {', '.join(changed)}"
         raise ValueError(f"a run must keep its recipe but for steps, got {found}: put them back, or begin a new run")
     if was.lr_schedule != "constant" and was.steps != recipe.steps:
@@ -173,7 +227,10 @@ def _is_row(value: Any) -> bool:
         isinstance(value, dict)
         and value.keys() == names
         and is_count(value["step"])
-        and all(is_number(value[name]) or (value[name] is None and name in ("temperature", "valid")) for name in names)
+        and all(is_number(value[name]) for name in ("seconds", "lr", "bound", "discrete"))
+        and all(value[name] is None or is_number(value[name]) for name in ("temperature", "valid"))
+        and isinstance(value["metrics"], dict)
+        and all(map(is_number, value["metrics"].values()))
     )
 
 
@@ -203,11 +260,13 @@ def save_checkpoint(run: Run, train_state: TrainState, folder: Path) -> None:
 
 def export(run: Run, train_state: TrainState, folder: Path) -> None:
     """Write the training curve as CSV and, if the run is finished, the parameters."""
+    names = [field.name for field in fields(Row) if field.name != "metrics"]
+    names += dict.fromkeys(name for row in run.rows for name in row.metrics if name not in names)
     with atomic_write(folder / CURVE) as place, place.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
         table.writeheader()
-        table.writerows(asdict(row) for row in run.rows)
+        table.writerows(asdict(row) | dict(row.metrics) for row in run.rows)
     if run.finished:
-        parameters: dict[str, Tensor] = train_state.best or train_state.model.state_dict()
+        parameters: dict[str, Tensor] = train_state.best or train_state.parameters()
         with atomic_write(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))

@@ -5,40 +5,44 @@ device table that the host refills every 256 steps. A step on a CPU reads the sa
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Float64, Int64, UInt8
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from ..functional.arithmetic import unpack
-from .method import at_step
-from .optimizer import StepSizes, corrections, kernels
-from .recipe import Recipe
+from ..schedule import Schedule, at_step
+from .feed import Inputs
+from .optimizer import StepSizes, corrections
 from .rng import DRAWS, Purpose, seed_of
 
 if TYPE_CHECKING:
     from .train_state import TrainState
 
 LINES = 256
-NUMBERS = 6
-"""Learning rate, L2 penalty, both bias corrections of Adam, temperature and prior temperature."""
+NUMBERS = 4
+"""Learning rate, L2 penalty and both bias corrections of Adam. The values of the task's schedules follow."""
 
 
 class StepTable:
-    """A table with one line for each of the next steps of some members, all at the same step."""
+    """A table with one line for each of the next steps of some members, all at the same step.
 
-    def __init__(self, runs: Sequence["TrainState"], *, draws: int) -> None:
-        self.runs, self.draws, self.width = runs, draws, runs[0].recipe.width
-        device, members = runs[0].device, len(runs)
+    `draws` is the number of random draws of a step, and `monitor_draws`, by default the same, that of its monitor.
+    """
+
+    def __init__(self, runs: Sequence["TrainState"], *, draws: int, monitor_draws: int | None = None) -> None:
+        self.runs = runs
+        task, device, members = runs[0].task, runs[0].device, len(runs)
+        if draws > DRAWS:
+            raise ValueError(f"a step must have at most {DRAWS:,} random draws, got {draws:,}")
+        self._points = task.feed.shared([run.task.feed for run in runs], device)
         self._parts = {
-            "index": (members, runs[0].recipe.batch),
+            "index": (members, task.feed.rows),
             "noise": (draws, members, 2),
-            "gap": (draws, members, 2),
+            "gap": (draws if monitor_draws is None else monitor_draws, members, 2),
             "step": (members,),
-            "numbers": (NUMBERS, members),
+            "numbers": (NUMBERS + len(task.controls), members),
         }
         size = sum(math.prod(shape) for shape in self._parts.values())
         self._table = torch.empty((LINES, size), dtype=torch.int64, device=device)
@@ -48,18 +52,19 @@ class StepTable:
         self._index = views["index"]
         self.keys = {Purpose.NOISE: views["noise"], Purpose.GAP: views["gap"]}
         """The keys of the draws of the current step, of shape (draws, members, 2)."""
-        rate, decay, mean, spread = views["numbers"][:4]
+        rate, decay, mean, spread = views["numbers"][:NUMBERS]
         self.sizes = StepSizes(rate, decay, mean, spread, views["step"])
         """The learning rate and the other numbers of the update at the current step, for every member."""
-        self.temperatures: Float64[Tensor, "2 members"] = views["numbers"][4:]
-        """The temperatures at which latents are drawn and scored at the current step."""
+        self.controls: Float64[Tensor, "controls members"] = views["numbers"][NUMBERS:]
+        """The values of the schedules at the current step, such as temperatures."""
         self._end = runs[0].step  # the step after that of the last line
         self._next: Tensor | None = None  # the lines from that step on, if they are written already
-        self._packed, self._starts = _joined(runs)
-        self._orders = {_order_key(run): run.order for run in runs}
 
-    def prepare(self, step: int) -> None:
-        """Refill the table from the host if needed, so that the next line is the line of `step`."""
+    def prepare(self, step: int) -> Hashable:
+        """Refill the table from the host if needed, so that the next line is the line of `step`.
+
+        Steps with equal results do the same work on the same memory.
+        """
         if step >= self._end:
             lines = self._written(step) if self._next is None else self._next
             self._table.copy_(lines, non_blocking=True)
@@ -67,19 +72,16 @@ class StepTable:
             self._end, self._next = step + LINES, None
         if self._next is None and self._end - step == LINES // 2:  # while the device is busy with the first half
             self._next = self._written(self._end)
+        return self._points.prepare(step)
 
     def read(self) -> None:
         """Read the next line, on the device."""
         torch.index_select(self._table, 0, self._cursor, out=self._line)
         self._cursor.add_(1)
 
-    def batch(self) -> Float[Tensor, "members batch width"]:
-        """Return the bits of the data points of the current step."""
-        kernel = kernels("bits", self._packed)
-        if kernel is not None:
-            found: Tensor = kernel.unpack(self._packed, self._index, self.width)
-            return found
-        return unpack(self._packed[self._index], self.width).float()
+    def batch(self, part: int = 0) -> Inputs:
+        """Return the inputs of a part of the current step, for every member."""
+        return self._points.take(self._index, part)
 
     def _split(self, lines: Int64[Tensor, "lines size"]) -> dict[str, Tensor]:
         """Return views of the named parts of lines."""
@@ -92,54 +94,25 @@ class StepTable:
         """Return the lines of the steps from `first` on."""
         lines = torch.zeros(self._table.shape, dtype=torch.int64, pin_memory=self._table.is_cuda)
         parts, steps = self._split(lines), range(first, first + LINES)
-        recipes = [run.recipe for run in self.runs]
         parts["step"].copy_(torch.tensor(steps).unsqueeze(-1))
         for name, purpose in (("noise", Purpose.NOISE), ("gap", Purpose.GAP)):
-            parts[name][..., 0] = torch.tensor([seed_of(recipe.seed, purpose) for recipe in recipes])
-            nonces = torch.tensor(steps).unsqueeze(-1) * DRAWS + torch.arange(self.draws)
+            parts[name][..., 0] = torch.tensor([seed_of(run.recipe.seed, purpose) for run in self.runs])
+            nonces = torch.tensor(steps).unsqueeze(-1) * DRAWS + torch.arange(parts[name].shape[1])
             parts[name][..., 1] = nonces.unsqueeze(-1)
-        spans = {key: order.span(first, LINES) for key, order in self._orders.items()}
-        for member, (run, start) in enumerate(zip(self.runs, self._starts, strict=True)):
-            torch.add(spans[_order_key(run)], start, out=parts["index"][:, member])
+        self._points.write(parts["index"], first)
         for k, column in enumerate(self._numbers(steps)):
             parts["numbers"][:, k] = column
         return lines
 
     def _numbers(self, steps: range) -> Iterator[Float64[Tensor, "lines members"]]:
-        """Yield the columns `NUMBERS`, each for every step and member."""
-        recipes = [run.recipe for run in self.runs]
-        factors = torch.tensor([lr_factor(recipes[0], step) for step in steps], dtype=torch.float64)
-        yield factors.unsqueeze(-1) * torch.tensor([recipe.lr for recipe in recipes], dtype=torch.float64)
-        decays = [run.recipe.weight_decay / len(run.data.train) for run in self.runs]
-        yield torch.tensor(decays, dtype=torch.float64).expand(len(steps), -1)
+        """Yield the columns `NUMBERS` and those of the schedules, each for every step and member."""
+        tasks = [run.task for run in self.runs]
+        factors = torch.tensor([tasks[0].lr_factor(step) for step in steps], dtype=torch.float64)
+        yield factors.unsqueeze(-1) * torch.tensor([task.lr for task in tasks], dtype=torch.float64)
+        yield torch.tensor([task.decay for task in tasks], dtype=torch.float64).expand(len(steps), -1)
         for column in zip(*(corrections(step + 1) for step in steps), strict=True):
-            yield torch.tensor(column, dtype=torch.float64).unsqueeze(-1).expand(-1, len(recipes))
-        own = [recipe.temperature or 0.0 for recipe in recipes]
-        for temperatures in (own, [recipe.prior_temperature or own[k] for k, recipe in enumerate(recipes)]):
-            at_steps = {each: [at_step(each, step) for step in steps] for each in set(temperatures)}
-            yield torch.tensor([at_steps[each] for each in temperatures], dtype=torch.float64).T
-
-
-def lr_factor(recipe: Recipe, step: int) -> float:
-    """Return the factor by which the schedule multiplies the learning rate at a step."""
-    done = min(step / recipe.steps, 1.0)
-    match recipe.lr_schedule:
-        case "linear":
-            return 1 - done
-        case "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
-        case _:
-            return 1.0
-
-
-def _order_key(run: "TrainState") -> tuple[int, int]:
-    """Return what the order of the data depends on among the settings in which members may differ."""
-    return run.recipe.seed, len(run.data.train)
-
-
-def _joined(runs: Sequence["TrainState"]) -> tuple[UInt8[Tensor, "points bytes"], list[int]]:
-    """Concatenate the distinct data sets of all members; return them and the first index of each member's set."""
-    sets = {id(run.data.train.packed): run.data.train.packed for run in runs}
-    starts = dict(zip(sets, accumulate((len(each) for each in sets.values()), initial=0), strict=False))
-    packed = torch.cat(list(sets.values())) if len(sets) > 1 else next(iter(sets.values()))
-    return packed.contiguous(), [starts[id(run.data.train.packed)] for run in runs]
+            yield torch.tensor(column, dtype=torch.float64).unsqueeze(-1).expand(-1, len(tasks))
+        for schedules in zip(*(task.controls for task in tasks), strict=True):
+            distinct: set[Schedule] = set(schedules)  # many members share one
+            values = {each: [at_step(each, step) for step in steps] for each in distinct}
+            yield torch.tensor([values[each] for each in schedules], dtype=torch.float64).T

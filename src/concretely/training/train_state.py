@@ -1,24 +1,26 @@
 """One run in memory: its model, its estimator and all tensors that training steps change."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..data.dataset import Dataset
 from ..estimator import Estimator
-from ..evaluation.likelihood import evaluate
 from ..graph.program import eval_mode
-from ..model import Model, density, prediction
 from ..noise import Keys
+from ..schedule import at_step
 from .checkpoint import require_tensors
-from .engine import MemberLoss, State, inputs_of, path_of
-from .method import at_step, estimator_of
-from .recipe import Recipe
-from .rng import Order, Purpose, generator_of, keys_of
-from .step_table import lr_factor
+from .engine import State, path_of
+from .own_method import own_task_of
+from .own_recipe import OwnRecipe, RunRecipe
+from .paper import paper_recipe, paper_task
+from .rng import Purpose, keys_of, seed_torch, torch_generators
+from .task import Task
+from .torch_optimizer import PREFIX, TorchOptimizer
 
 
 @dataclass(frozen=True)
@@ -35,34 +37,26 @@ class Row:
     """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at every tenth step."""
     valid: float | None = None
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Other metrics by name, such as the KL of every node."""
 
-
-def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
-    """Return the model of a recipe before training. Given data, its output biases start at their base rates."""
-    architecture, generator = recipe.architecture, generator_of(recipe.seed, Purpose.INITIAL)
-    rate = None if data is None else data.train.rate[recipe.width - architecture.observed.units :]
-    make = density if architecture.context is None else prediction
-    return make(architecture, base_rate=rate, generator=generator)
-
-
-def empty_model(recipe: Recipe) -> Model:
-    """Return the model of a recipe without memory for its parameters, on torch's meta device."""
-    architecture = recipe.architecture
-    with torch.device("meta"):
-        return (density if architecture.context is None else prediction)(architecture)
+    @property
+    def values(self) -> dict[str, float]:
+        """All numbers of the row that are known, by name."""
+        own = ("step", "seconds", "lr", "temperature", "bound", "discrete", "valid")
+        found = {name: value for name in own if (value := getattr(self, name)) is not None}
+        gap = {"gap": self.bound - self.discrete} if self.discrete != self.bound else {}
+        return found | gap | dict(self.metrics)
 
 
 class TrainState:
     """The state of a run between two steps."""
 
-    def __init__(self, recipe: Recipe, data: Dataset, *, device: torch.device | str = "cpu") -> None:
-        self.recipe, self.device = recipe, torch.device(device)
-        self.data = data.to(self.device)
-        self.model = build_model(recipe, data).to(self.device)
-        estimator = estimator_of(recipe, self.model, inputs_of(recipe, self.data.train[:1000]))
-        self.loss = MemberLoss(self.model, estimator, recipe)
-        self.order = Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed)
-        self.state = _initial(self.loss, self.device)
+    def __init__(self, task: Task) -> None:
+        self.task, self.device, self.loss, self.model = task, task.device, task.loss, task.model
+        self.optimizer = _optimizer(task)
+        """The optimizer of torch, if the task has one."""
+        self.state = _initial(task)
         self.step = 0
         self.since = 0
         """The step of the last row."""
@@ -71,7 +65,23 @@ class TrainState:
         """The parameters with the best validation, if there was one."""
         self.metrics: Sequence[float] = (0.0, 0.0, 0.0, 0.0, -1.0)
         """The log of the steps since the last row, copied from the device: its sums and the first nonfinite step."""
-        self._draws: int | None = None
+        self.measured: Sequence[float] = ()
+        """The sums of the gradient norm and of the task's metrics since the last row, and their number."""
+        self.may_capture = True
+        """Whether steps may be captured as CUDA graphs."""
+        self._draws: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu") -> Self:
+        """Return the state of a recipe before its first step."""
+        if isinstance(recipe, OwnRecipe):
+            return cls(own_task_of(recipe, data, device=device))
+        return cls(paper_task(paper_recipe(recipe), data, device=device))
+
+    @property
+    def recipe(self) -> RunRecipe:
+        """The settings of the run."""
+        return self.task.recipe
 
     @property
     def estimator(self) -> Estimator:
@@ -88,12 +98,20 @@ class TrainState:
         """Return the objective of the next step without taking it. Raise the errors that the step would raise."""
         with eval_mode(self.loss), torch.no_grad():
             loss, keys = self._loss(self.step)
-        self._draws = keys.used
+        self._draws = keys.used, self._monitored(self.step)
         return -loss.item()
 
     @property
     def draws(self) -> int:
-        """The number of random draws in a step."""
+        """The number of random draws in a part of a step."""
+        return self._counted()[0]
+
+    @property
+    def monitor_draws(self) -> int:
+        """The number of random draws of the monitor."""
+        return self._counted()[1]
+
+    def _counted(self) -> tuple[int, int]:
         if self._draws is None:
             self.dry_run()
         assert self._draws is not None
@@ -110,24 +128,64 @@ class TrainState:
         self.state["row/sums"].zero_()
         self.metrics = (0.0, 0.0, 0.0, 0.0, first_nonfinite)
         self.since = self.step
+        base = 1.0 if self.optimizer is None else self.optimizer.lrs[0]
         return Row(
             step=self.step,
             seconds=self.seconds,
-            lr=self.recipe.lr * lr_factor(self.recipe, self.step),
-            temperature=at_step(self.recipe.temperature, self.step),
+            lr=base * self.task.lr_at(self.step),
+            temperature=at_step(self.task.temperature, self.step),
             bound=mean,
             discrete=mean - gap / max(gaps, 1),
+            metrics=self._measured(),
         )
 
+    def _measured(self) -> dict[str, float]:
+        """Return the means of the task's metrics since the last row, and its schedules; reset the sums."""
+        if not self.measured:
+            return {}
+        *sums, count = self.measured
+        self.state["row/metrics"].zero_()
+        self.measured = [0.0] * len(self.measured)
+        names = ("gradient_norm", *self.task.metrics) if count else ()
+        means = {name: total / count for name, total in zip(names, sums, strict=False)}
+        return means | dict(zip(self.task.control_names, self.task.controls_at(self.step), strict=True))
+
     def validate(self) -> float:
-        """Return the negative log-likelihood of the validation set, estimated with `recipe.validation_samples`."""
-        generator = generator_of(self.recipe.seed, Purpose.VALIDATION, device=self.device)
-        inputs = inputs_of(self.recipe, self.data.valid[:])
-        return evaluate(self.model, *inputs, samples=self.recipe.validation_samples, generator=generator).nll
+        """Return the score of the validation set, of which lower is better."""
+        with self.averaged():
+            return self.task.validate()
 
     def keep_best(self) -> None:
         """Keep a copy of the current parameters as the best so far."""
-        self.best = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self.best = self.parameters()
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return a copy of the parameters and buffers of the model, with running averages where there are any."""
+        with self.averaged():
+            return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside this context, the parameters of the model are their running averages, if there are any."""
+        pairs = [
+            (parameter, self.state[f"ema/{name}"][0], parameter.detach().clone())
+            for name, parameter in self.loss.named_parameters()
+            if f"ema/{name}" in self.state
+        ]
+        with torch.no_grad():
+            for parameter, average, _ in pairs:
+                parameter.copy_(average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, _, own in pairs:
+                    parameter.copy_(own)
+
+    def adopt_best(self) -> None:
+        """Set the parameters of the model to the best so far or, without validations, to their running averages."""
+        chosen = self.best or self.parameters()
+        self.model.load_state_dict(chosen)
 
     def first_nonfinite(self) -> tuple[int, str] | None:
         """Return the first step whose gradient was not finite and the layer that caused it, or None.
@@ -176,7 +234,8 @@ class TrainState:
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint: all that later steps depend on, without the member axis."""
         own = {name: tensor[0] for name, tensor in self.state.items()}
-        return {**own, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
+        others = {} if self.optimizer is None else self.optimizer.tensors()
+        return {**own, **others, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
 
     def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor], *, place: str = "the state") -> None:
         """Set the state to that of a checkpoint. `place` is a name of the checkpoint, for errors."""
@@ -184,7 +243,8 @@ class TrainState:
         expected = {name: tensor[0] for name, tensor in self.state.items()}
         if best:
             expected |= {f"best/{name}": tensor for name, tensor in self.model.state_dict().items()}
-        require_tensors(tensors, expected, place)
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        require_tensors(own if self.optimizer else tensors, expected, place)
         if not 0 <= tensors["row/sums"][1].item() <= step:
             found = tensors["row/sums"][1].item()
             raise ValueError(f"tensor 'row/sums' of {place} must count at most {step} steps, got {found:g}")
@@ -192,25 +252,69 @@ class TrainState:
             tensor[0].copy_(tensors[name])
         self.best = {name.removeprefix("best/"): tensor.to(self.device) for name, tensor in best.items()}
         self.step, self.seconds = step, seconds
+        if self.optimizer is not None:
+            self.optimizer.load(tensors)
         self.metrics = [*self.state["row/sums"][0].tolist(), self.state["row/first_nonfinite"].item()]
+        if "row/metrics" in self.state:
+            self.measured = self.state["row/metrics"][0].tolist()
         self.since = step - int(self.metrics[1])
 
     def _loss(self, step: int) -> tuple[Tensor, Keys]:
-        """Return the loss of a step and the keys that it used. The loss depends only on the step and the parameters."""
-        keys = Keys(keys_of(self.recipe.seed, Purpose.NOISE, step, device=self.device))
-        temperature = at_step(self.recipe.temperature, step) or 0.0
-        temperatures = temperature, at_step(self.recipe.prior_temperature, step) or temperature
-        loss: Tensor = self.loss(self.data.train[self.order.indices(step).to(self.device)].float(), keys, temperatures)
-        return loss, keys
+        """Return the loss of a step and the keys of its first part. They depend on the step and the parameters."""
+        parts, used = list[Tensor](), 0
+        all_keys = keys_of(self.recipe.seed, Purpose.NOISE, step, device=self.device)
+        keys = Keys(all_keys)
+        with self._seeded(step):
+            for inputs in self.task.feed.inputs(step, self.device):
+                own = Keys(all_keys[len(parts) * used :], seeds_torch=not self.task.reseeds)
+                parts.append(self.loss(inputs, own, tuple(self.task.controls_at(step))))
+                keys, used = (own, own.used) if len(parts) == 1 else (keys, used)
+        return parts[0] if len(parts) == 1 else torch.stack(parts).mean(), keys
+
+    def next_loss(self) -> Tensor:
+        """Return the loss of the next step, without taking it."""
+        return self._loss(self.step)[0]
+
+    def _monitored(self, step: int) -> int:
+        """Run the monitor on the batch of a step, and return the number of its draws."""
+        if self.task.monitor is None:
+            return 0
+        keys = Keys(keys_of(self.recipe.seed, Purpose.GAP, step, device=self.device), seeds_torch=not self.task.reseeds)
+        with torch.no_grad(), eval_mode(self.loss), self._seeded(step):
+            inputs = self.task.feed.inputs(step, self.device)[-1]
+            self.task.monitor(inputs, keys, tuple(self.task.controls_at(step)))
+        return keys.used
+
+    @contextmanager
+    def _seeded(self, step: int) -> Iterator[None]:
+        """Inside this context, torch's global generators are those of a step, if the task asks for it."""
+        with torch_generators(self.device) if self.task.reseeds else nullcontext():
+            if self.task.reseeds:
+                seed_torch(self.recipe.seed, step, self.device)
+            yield
 
 
-def _initial(loss: MemberLoss, device: torch.device) -> State:
+def _optimizer(task: Task) -> TorchOptimizer | None:
+    """Return the optimizer of torch of a task, or None if it has none."""
+    if task.optimizer is None:
+        return None
+    own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
+    return TorchOptimizer(task.optimizer, own, lr=task.optimizer_lr)
+
+
+def _initial(task: Task) -> State:
     """Return the state before the first step. It shares memory with the parameters and buffers of a loss."""
+    loss, device = task.loss, task.device
     state = {
         path_of(name): own.detach().unsqueeze(0) for name, own in (*loss.named_parameters(), *loss.named_buffers())
     }
     for name, parameter in loss.named_parameters():
-        state |= {f"{moment}/{name}": torch.zeros_like(parameter[None].detach()) for moment in ("first", "second")}
+        if parameter.requires_grad and task.optimizer is None:
+            state |= {f"{moment}/{name}": torch.zeros_like(parameter[None].detach()) for moment in ("first", "second")}
+        if parameter.requires_grad and task.ema is not None and name.startswith("model."):
+            state[f"ema/{name}"] = parameter[None].detach().clone()
     state["row/sums"] = torch.zeros((1, 4), dtype=torch.float64, device=device)
     state["row/first_nonfinite"] = torch.full((1,), -1, device=device)
+    if task.metrics:
+        state["row/metrics"] = torch.zeros((1, len(task.metrics) + 2), dtype=torch.float64, device=device)
     return state

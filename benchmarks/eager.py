@@ -1,0 +1,222 @@
+"""Time eager calls, as a user types them, against what they replace: forwards and backwards, without capture.
+
+Run it with `python -m benchmarks.eager`, on a CPU or, where there is one, a GPU. Four things are timed: the drop-in
+function, a draw with its log density, the estimate of a model of one's own, and a compiled draw. Ratios are our time
+over that of the peer in the same round.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.distributions import Bernoulli
+from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
+from torch.distributions.relaxed_categorical import ExpRelaxedCategorical
+from torch.nn.functional import gumbel_softmax
+
+import concretely as c
+
+from . import race, record
+from .chip import turn
+from .chip.turn import Contender
+from .timing import Spread, Timing
+
+SEED = 0
+TEMPERATURE, PRIOR_TEMPERATURE, SAMPLES = 2 / 3, 1 / 2, 5
+FOLDER = Path(__file__).parent / "records"
+LARGE = ((2048, 32, 256), (2**20, 8))
+SHAPES = ((64, 4), (64, 20, 8), *LARGE)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Work of ours, the same by a peer, and how large the ratio of our time to the peer's may be."""
+
+    title: str
+    ours: Callable[[], Any]
+    peer: Callable[[], Any]
+    peer_name: str
+    at_most: float = 1.0
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="How often every contender is timed.")] = 20,
+    device: Annotated[str, typer.Option(help="Where to run, by default on a GPU where there is one.")] = "",
+    only: Annotated[str, typer.Option(help="Time only what has this word in its title.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Three rounds without large sizes.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Where to write the record.", show_default=False)] = None,
+) -> None:
+    """Time eager calls against what they replace."""
+    rounds, console = 3 if quick else rounds, race.opened()
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    load = race.load(console)
+    if where.type == "cpu":
+        race.share_cores()
+    torch.manual_seed(SEED)
+    results = []
+    path = out or FOLDER / ("eager.json" if where.type == "cpu" else "eager-cuda.json")
+    recipe = {
+        "benchmark": "eager",
+        "temperature": TEMPERATURE,
+        "samples": SAMPLES,
+        "dtype": "float32",
+        "rounds": rounds,
+        "threads": race.THREADS if where.type == "cpu" else None,
+        "load_before": load,
+    }
+    for pair in (each for each in pairs(where, quick=quick) if only in each.title):
+        timings = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
+        if len(timings) == 2:
+            results.append(result(pair, timings))
+            ratio = timings[0].over(timings[1])
+            verdict = "" if ratio.median <= pair.at_most else "  more than asked"
+            console.print(turn.lines(pair.title, timings, unit=1e-6, name="µs"), highlight=False)
+            console.print(f"  ours over theirs {ratio.median:.3f}, asked at most {pair.at_most}{verdict}")
+            record.write(path, recipe, seed=SEED, results=results, on=str(where))
+
+
+def entrants(pair: Pair, device: torch.device) -> turn.Entrants:
+    """Both sides of a pair. A turn has many calls, so that a GPU is waited for once."""
+    times = 1 if device.type == "cpu" else 50
+
+    def contender(name: str, work: Callable[[], Any]) -> Callable[[], Contender]:
+        return lambda: Contender(name, turn.repeated(work, times, device), times=times, ours=work is pair.ours)
+
+    sides = ("concretely", pair.ours), (pair.peer_name, pair.peer)
+    return {name: contender(name, work) for name, work in sides}
+
+
+def result(pair: Pair, timings: list[Timing[Contender]]) -> dict[str, Any]:
+    """What a record says of a pair."""
+    ours, theirs = timings
+    return {
+        "title": pair.title,
+        "peer": pair.peer_name,
+        "us": record.described_spread(Spread.of(ours.rounds * 1e6)),
+        "peer_us": record.described_spread(Spread.of(theirs.rounds * 1e6)),
+        "ratio": record.described_spread(ours.over(theirs)),
+        "at_most": pair.at_most,
+    }
+
+
+def pairs(device: torch.device, *, quick: bool = False) -> Iterator[Pair]:
+    """All that is timed on a device."""
+    yield from _drop_ins(device, SHAPES[:2] if quick else SHAPES)
+    yield from _nodes(device, compiled=False)
+    yield from _models(device)
+    if not quick:
+        yield from _nodes(device, compiled=True)
+
+
+def _drop_ins(device: torch.device, shapes: tuple[tuple[int, ...], ...]) -> Iterator[Pair]:
+    for shape in shapes:
+        logits, by = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
+        for hard in (False, True):
+
+            def work(function: Any, logits: Tensor = logits, by: Tensor = by, hard: bool = hard) -> Any:
+                return lambda: torch.autograd.grad(function(logits, tau=TEMPERATURE, hard=hard), logits, by)
+
+            title = f"gumbel_softmax {shape}, {'hard' if hard else 'soft'}"
+            at_most = 0.5 if device.type == "cuda" and shape in LARGE else 1.0
+            yield Pair(title, work(c.gumbel_softmax), work(gumbel_softmax), "torch F.gumbel_softmax", at_most)
+
+
+def _nodes(device: torch.device, *, compiled: bool) -> Iterator[Pair]:
+    """Draws with their log densities, by classes in the space of log-odds or log probabilities."""
+    at_most = 1.0 if compiled else 0.6 if device.type == "cuda" else 0.8
+    for shape, ours, theirs in (
+        ((64, 200), c.Logistic, LogitRelaxedBernoulli),
+        ((64, 20, 8), c.ExpConcrete, ExpRelaxedCategorical),
+    ):
+        logits, by = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
+        temperature = torch.tensor(TEMPERATURE, device=device)
+
+        def drawn(logits: Tensor, ours: Any = ours) -> Any:
+            return ours(logits=logits, temperature=TEMPERATURE).rsample_and_log_prob()
+
+        def peer(logits: Tensor, theirs: Any = theirs, temperature: Tensor = temperature) -> Any:
+            node = theirs(temperature, logits=logits)
+            value = node.rsample()
+            return value, node.log_prob(value)
+
+        def work(draw: Any, logits: Tensor = logits, by: Tensor = by) -> Any:
+            draw = torch.compile(draw, fullgraph=True) if compiled else draw
+
+            def call() -> Any:
+                value, log_prob = draw(logits)
+                slopes = {value: by, log_prob: torch.ones_like(log_prob)}
+                # the log density of an own draw is constant in the logits
+                heads = [each for each in slopes if each.requires_grad]
+                return torch.autograd.grad(heads, logits, [slopes[each] for each in heads])
+
+            return call
+
+        title = f"rsample_and_log_prob {shape}{', compiled' * compiled}"
+        name = f"torch {theirs.__name__}{', compiled' * compiled}"
+        yield Pair(title, work(drawn), work(peer), name, at_most)
+
+
+def _models(device: torch.device) -> Iterator[Pair]:
+    """One step, without an optimizer, of a model with 784 bits and 200 latent bits."""
+    torch.manual_seed(SEED)
+    encoder, decoder = nn.Linear(784, 200).to(device), nn.Linear(200, 784).to(device)
+    prior = nn.Parameter(torch.zeros(200, device=device))
+    x = (torch.rand(64, 784, device=device) < 0.3).float()
+    parameters = [*encoder.parameters(), *decoder.parameters(), prior]
+
+    def p(draw: Any, x: Tensor | None = None) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=prior))
+        return draw("x", c.Bernoulli(logits=decoder(z)), observed=x)
+
+    def q(draw: Any, x: Tensor) -> None:
+        draw("z", c.Bernoulli(logits=encoder(x)))
+
+    def relaxed() -> Tensor:
+        node = LogitRelaxedBernoulli(torch.tensor(TEMPERATURE, device=device), logits=encoder(x))
+        y = node.rsample((SAMPLES,))
+        log_p = LogitRelaxedBernoulli(torch.tensor(PRIOR_TEMPERATURE, device=device), logits=prior).log_prob(y).sum(-1)
+        log_x = Bernoulli(logits=decoder(y.sigmoid())).log_prob(x).sum(-1)
+        return -(log_x + log_p - node.log_prob(y).sum(-1)).logsumexp(0).mean()
+
+    def discrete(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        node = Bernoulli(logits=encoder(x))
+        z = node.sample((SAMPLES,))
+        log_q = node.log_prob(z).sum(-1)
+        log_p = Bernoulli(logits=prior).log_prob(z).sum(-1)
+        return loss(Bernoulli(logits=decoder(z)).log_prob(x).sum(-1) + log_p - log_q, log_q)
+
+    def rloo(log_w: Tensor, log_q: Tensor) -> Tensor:
+        known = log_w.detach()
+        signal = known - (known.sum(0) - known) / (SAMPLES - 1)
+        return -(log_w + signal * log_q).mean()
+
+    def vimco(log_w: Tensor, log_q: Tensor) -> Tensor:
+        known = log_w.detach()
+        others = (known.sum(0) - known) / (SAMPLES - 1)
+        eye = torch.eye(SAMPLES, dtype=torch.bool, device=device).unsqueeze(-1)
+        without = torch.where(eye, others.unsqueeze(0), known.unsqueeze(0)).logsumexp(1)
+        return -(log_w.logsumexp(0) + ((known.logsumexp(0) - without) * log_q).sum(0)).mean()
+
+    model = c.Model(p, q)
+    for estimator, by_hand in (
+        (c.Pathwise(TEMPERATURE, prior_temperature=PRIOR_TEMPERATURE), relaxed),
+        (c.RLOO(), lambda: discrete(rloo)),
+        (c.VIMCO(), lambda: discrete(vimco)),
+    ):
+
+        def ours(estimator: Any = estimator) -> Any:
+            return torch.autograd.grad(model(x, estimator=estimator, samples=SAMPLES).loss, parameters)
+
+        def theirs(by_hand: Callable[[], Tensor] = by_hand) -> Any:
+            return torch.autograd.grad(by_hand(), parameters)
+
+        name = type(estimator).__name__
+        yield Pair(f"estimate, 784-200-784, m = {SAMPLES}, {name}", ours, theirs, "torch by hand")
+
+
+if __name__ == "__main__":
+    typer.run(main)

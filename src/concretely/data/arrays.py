@@ -1,0 +1,127 @@
+"""Arrays of `.npz` files as they are, for models of one's own: real values, labels, masks."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .dataset import SPLITS
+from .grey import SEED
+from .npz import MAX_BYTES, read_all
+
+HELD_OUT = 0.1
+"""The share of the training points that is held out for validation if the file has none."""
+
+Inputs = Tensor | dict[str, Tensor]
+"""The inputs of data points: one tensor, or several by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arrays:
+    """Splits of data points, each one tensor or several by name, with points along the first axis."""
+
+    name: str
+    splits: Mapping[str, Inputs]
+    source: str
+    """One sentence that describes the data."""
+
+    def split(self, name: str) -> Inputs:
+        """Return the inputs of `train`, `valid` or `test`."""
+        if name not in self.splits:
+            found = ", ".join(map(repr, self.splits))
+            raise ValueError(f"data must have a split {name!r}, got {found} in {self.name!r}")
+        return self.splits[name]
+
+    def size(self, name: str) -> int:
+        """Return the number of points of a split."""
+        return len(next(iter(_tensors(self.split(name)).values())))
+
+    @cached_property
+    def digest(self) -> str:
+        """Return the SHA-256 of the names, shapes and values of all splits."""
+        found = hashlib.sha256()
+        for split, inputs in self.splits.items():
+            for name, tensor in _tensors(inputs).items():
+                found.update(f"{split} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                found.update(tensor.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the data to a device."""
+        moved = {name: _moved(inputs, device) for name, inputs in self.splits.items()}
+        return replace(self, splits=moved)
+
+
+def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
+    """Load a file with arrays `train`, or `train_NAME` for several inputs, and likewise `test` and `valid`.
+
+    Arrays keep their dtypes, except that float64 becomes float32 and bits (bool, or uint8 of 0 and 1) become float32.
+    Without `valid`, `train` is shuffled by `numpy.random.RandomState(0)` and a tenth of it is held out. `max_bytes`
+    limits the memory of all arrays, by default to 1 GiB.
+    """
+    splits = dict[str, dict[str, NDArray[Any]]]()
+    for key, array in read_all(path, max_bytes=max_bytes or MAX_BYTES).items():
+        split, _, name = key.partition("_")
+        if split not in SPLITS:
+            must = "must have arrays train, or train_x, train_y and so on, and likewise for valid and test"
+            raise ValueError(f"{str(path)!r} {must}, got {key!r}")
+        splits.setdefault(split, {})[name] = array
+    if "train" not in splits:
+        raise ValueError(f"{str(path)!r} must have an array 'train' or arrays 'train_NAME', got none")
+    held_out = ""
+    _require_alike(path, "train", splits["train"], splits["train"])
+    if "valid" not in splits:
+        points = len(next(iter(splits["train"].values())))
+        order, held = np.random.RandomState(SEED).permutation(points), max(1, int(HELD_OUT * points))
+        shuffled = {name: array[order] for name, array in splits["train"].items()}
+        splits["valid"] = {name: array[-held:] for name, array in shuffled.items()}
+        splits["train"] = {name: array[:-held] for name, array in shuffled.items()}
+        held_out = ", of which a tenth of the training points is held out for validation"
+    for split, arrays in splits.items():
+        _require_alike(path, split, arrays, splits["train"])
+    ordered = {split: _inputs(splits[split]) for split in SPLITS if split in splits}
+    return Arrays(str(path), ordered, source=f"{str(path)!r}{held_out}.")
+
+
+def _require_alike(
+    path: Path, split: str, arrays: Mapping[str, NDArray[Any]], like: Mapping[str, NDArray[Any]]
+) -> None:
+    """Raise unless a split has points, as many in every array, of the same shapes as those for training."""
+    where = f"the split {split!r} of {str(path)!r}"
+    if arrays.keys() != like.keys():
+        found, expected = (", ".join(sorted(each)) or "one array" for each in (arrays, like))
+        raise ValueError(f"{where} must have the inputs {expected}, as train has, got {found}")
+    if len(sizes := {array.shape[:1] for array in arrays.values()}) > 1 or () in sizes or (0,) in sizes:
+        found = " and ".join(str(array.shape) for array in arrays.values())
+        raise ValueError(f"{where} must have as many data points in every array, at least one, got {found}")
+    for name, array in arrays.items():
+        if array.shape[1:] != like[name].shape[1:]:
+            found = f"{array.shape[1:]} and {like[name].shape[1:]} in train"
+            raise ValueError(f"{where} must have points of the same shape as train, got {found}")
+
+
+def _inputs(arrays: Mapping[str, NDArray[Any]]) -> Inputs:
+    tensors = {name: _tensor(array) for name, array in arrays.items()}
+    return tensors[""] if tensors.keys() == {""} else tensors
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
+    is_bits = array.dtype == np.bool_ or (array.dtype == np.uint8 and bool((array <= 1).all()))
+    if is_bits or array.dtype in (np.float64, np.float16):
+        array = array.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _tensors(inputs: Inputs) -> dict[str, Tensor]:
+    return inputs if isinstance(inputs, dict) else {"": inputs}
+
+
+def _moved(inputs: Inputs, device: torch.device | str) -> Inputs:
+    return inputs.to(device) if isinstance(inputs, Tensor) else {name: each.to(device) for name, each in inputs.items()}

@@ -1,0 +1,149 @@
+"""Relaxed and one-hot draws of categories, without their log densities: the softmax of noisy logits.
+
+The argmax of the noisy logits is a draw of the categorical variable; the softmax of the same noisy logits over a
+temperature is its Concrete relaxation. See [maddison2017concrete] and [jang2017categorical].
+"""
+
+import math
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..kernel.operator import is_enabled
+from ..kernel.tile import fits
+from ..noise import Keys, Source, few_exponential, gumbel, numbers_of
+from . import exp_concrete
+from .arithmetic import Temperature, cast, compute_dtype, is_transformed
+from .draw import draw_node, is_recorded
+from .log_simplex import one_hot_argmax, perturb
+from .squashing import Argmax, Exponential
+
+FEW = 1024
+"""Up to this number of elements, the time on a CPU depends on the number of operations, and not on their work."""
+
+
+def draw(
+    logits: Float[Tensor, "*batch n"],
+    temperature: Temperature,
+    *,
+    hard: bool = False,
+    generator: Source | None = None,
+) -> Float[Tensor, "*batch n"]:
+    """Draw relaxed values or, if `hard`, one-hot vectors with the gradient of the relaxed value.
+
+    A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
+    """
+    is_float = isinstance(temperature, float) and temperature > 0
+    if is_float and logits.numel() <= FEW and _is_on_cpu(logits) and not isinstance(generator, Keys):
+        noise, cold = few_exponential(logits, generator).log_(), float(1 / temperature)
+        # torch.add scales the logits and adds the noise in one operation
+        total = logits - noise if cold == 1 else torch.add(noise.mul_(-cold), logits, alpha=cold)
+        soft = total.softmax(-1)
+        return straight_through(soft) if hard else soft
+    if is_float and not isinstance(generator, Keys) and _runs_kernel(logits):
+        drawn: tuple[Tensor, Tensor] = _Kernel.apply(logits, temperature, hard, generator)  # type: ignore[no-untyped-call]
+        return drawn[0]
+    if logits.is_cuda and is_float:
+        squashing = Argmax() if hard else Exponential()
+        own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
+        return cast(own.value, logits.dtype)
+    if not is_float or not is_recorded(logits):
+        noise = gumbel(logits.shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
+        return cast(push(logits, temperature, noise, hard=hard), logits.dtype)
+    soft = _Soft.apply(logits, temperature, generator)  # type: ignore[no-untyped-call]
+    return cast(straight_through(soft) if hard else soft, logits.dtype)
+
+
+def _is_on_cpu(logits: Tensor) -> bool:
+    """Return whether operations on logits run now, on the CPU and in their own dtype."""
+    return logits.is_cpu and logits.dtype.itemsize > 2 and not torch.compiler.is_compiling()
+
+
+def _runs_kernel(logits: Tensor) -> bool:
+    """Return whether the kernel `gumbel_softmax` can draw now. It cannot be captured."""
+    if not is_enabled("gumbel_softmax", logits) or not is_recorded(logits) or logits.dtype == torch.float64:
+        return False
+    return fits(logits.numel(), logits.shape[-1]) and not torch.cuda.is_current_stream_capturing()
+
+
+def straight_through(soft: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"]:
+    """Return exact one-hot vectors of the largest entries, with the gradient of the entries."""
+    known = soft.detach()
+    if is_transformed():  # vmap has no rule for scatter_
+        state = one_hot_argmax(known)
+    else:
+        state = torch.zeros_like(known).scatter_(-1, known.argmax(-1, keepdim=True), 1)
+    return soft + state.sub_(known)  # 1 - x + x is 1 to the bit for x between 0 and 1
+
+
+def push(
+    logits: Float[Tensor, "*batch n"], temperature: Temperature, noise: Float[Tensor, "*batch n"], *, hard: bool = False
+) -> Float[Tensor, "*batch n"]:
+    """Return the draw made from noise: the definition of `draw`, in at least float32."""
+    total = perturb(logits, noise)
+    state = one_hot_argmax(total.detach())
+    if isinstance(temperature, Tensor):
+        positive, possible = temperature > 0, total > -math.inf
+        # an impossible category would have a gradient of NaN for the temperature
+        node = torch.where(possible, total, 0) / torch.where(positive, temperature, 1)
+        soft = torch.where(positive, torch.where(possible, node, -math.inf).softmax(-1), state)
+    else:
+        soft = (total / temperature).softmax(-1) if temperature > 0 else state
+    return straight_through(soft) if hard else soft
+
+
+class _Soft(torch.autograd.Function):
+    """A relaxed draw in at least float32, as one autograd node."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, temperature: float, generator: Source | None) -> Tensor:
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        noise = gumbel(logits.shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
+        total = noise.add_(logits - logits.amax(-1, keepdim=True))
+        # for few categories, this is faster than torch.softmax
+        soft = total.sub_(total.amax(-1, keepdim=True)).div_(temperature).exp_()
+        soft.div_(soft.sum(-1, keepdim=True))
+        ctx.save_for_backward(soft)
+        return soft
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None]:
+        (soft,) = ctx.saved_tensors
+        weighted = by[0] * soft
+        by_logits = (weighted - soft * weighted.sum(-1, keepdim=True)) / ctx.temperature
+        return cast(by_logits, ctx.dtype), None, None
+
+
+class _Kernel(torch.autograd.Function):
+    """The draw and its relaxed value by a kernel, as one autograd node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, temperature: float, hard: bool, generator: Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        state, soft = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=hard)
+        ctx.temperature = temperature
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(soft)
+        return state, soft
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [each for each in by if each is not None]
+        if not given:
+            return None, None, None, None
+        (soft,), total = ctx.saved_tensors, sum(given[1:], given[0])
+        if torch.is_grad_enabled():
+            weighted = total * soft
+            return (weighted - soft * weighted.sum(-1, keepdim=True)) / ctx.temperature, None, None, None
+        return _kernel().pull(total, soft, ctx.temperature), None, None, None
+
+
+@cache
+def _kernel() -> ModuleType:
+    return import_module("concretely.kernel.gumbel_softmax")

@@ -1,0 +1,261 @@
+"""Squashings: maps from an unbounded node to a bounded value, and the scores of values.
+
+A `law` holds the functions of one family, such as the module `functional.logistic`. A node is here the unbounded
+variable before squashing. A value inside the support determines its node. A value on the edge stands for a cell, all
+numbers that were rounded to it (see `edge`). Its log density is the log of the average density over the cell.
+"""
+
+import math
+import sys
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from .arithmetic import Temperature, bool_or_none, to_float64
+from .edge import coarser, inside, near_one, near_zero
+from .hypercube import corners, mean_corner
+from .log_simplex import one_hot_argmax
+
+MANY = 0.01
+"""The fraction of values on the edge above which `log_prob` warns."""
+
+
+class EdgeWarning(UserWarning):
+    """Many scored values lie on the edge of the support, where rounding has removed precision."""
+
+
+class Score(NamedTuple):
+    """The log density of the unsquashed variable, and the log Jacobian determinant of the squashing."""
+
+    log_density: Tensor
+    log_abs_det_jacobian: Tensor
+
+
+class Squashing(ABC):
+    """A map from an unbounded node to a bounded value."""
+
+    name: str
+    """The name of the map in kernels."""
+
+    @abstractmethod
+    def __call__(self, node: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the value of a node. It is clamped so that rounding to `dtype` will not reach the edge."""
+
+    @abstractmethod
+    def pull(self, by_value: Tensor, node: Tensor) -> Tensor:
+        """Return the gradient of a node, from the gradient of its value."""
+
+    @abstractmethod
+    def log_abs_det_jacobian(self, node: Tensor) -> Tensor:
+        """Return the log absolute determinant of the Jacobian at a node."""
+
+    def score(self, value: Tensor, law: Any, logits: Tensor, temperature: Temperature, *, dtype: torch.dtype) -> Score:
+        """Score a value that was rounded to `dtype` and then to its own dtype."""
+        return self._score(to_float64(value), coarser(value.dtype, dtype), law, logits, temperature)
+
+    @abstractmethod
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        """Score a value, now in float64, that was rounded to `dtype` before."""
+
+
+@dataclass(frozen=True)
+class Sigmoid(Squashing):
+    """The sigmoid of log-odds, on the unit interval or scaled to [-1, 1]."""
+
+    centred: bool = False
+    """Whether values lie in [-1, 1] and have a last axis of one bit."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "corner" if self.centred else "unit"
+
+    def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+        value = torch.exp(logsigmoid(node))  # its derivative is more precise than that of torch.sigmoid
+        if self.centred:
+            return (2 * value - 1).unsqueeze(-1)
+        kept = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
+        return torch.where(node.isinf(), value, kept)  # the limits 0 and 1 stay
+
+    def pull(self, by_value: Float[Tensor, "..."], node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        by_value = by_value.squeeze(-1) if self.centred else by_value
+        return by_value * self.log_abs_det_jacobian(node).exp()
+
+    def log_abs_det_jacobian(self, node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return logsigmoid(node) + logsigmoid(-node) + (math.log(2) if self.centred else 0)
+
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        lower, upper = self._distances(value)
+        (last, border), (last_upper, border_upper) = self._cells(dtype)
+        low, high = lower <= last, upper <= last_upper
+        edge = low | high
+        if _has_none(edge):
+            return self._inside(lower, upper, law, logits, temperature)
+        half = torch.full_like(value, 0.5).reshape(lower.shape)
+        result = self._inside(torch.where(edge, half, lower), torch.where(edge, half, upper), law, logits, temperature)
+        log_density, slope = result
+        for on_edge, width, is_upper in ((low, border, False), (high, border_upper, True)):
+            node = math.log(width) - math.log1p(-width)
+            node_there = torch.full_like(half, -node if is_upper else node)
+            tail = law.log_tail(node_there, logits, temperature, upper=is_upper) + math.log1p(-width)
+            log_density = torch.where(on_edge, tail, log_density)
+            slope = torch.where(on_edge, self.log_abs_det_jacobian(node_there), slope)
+        return Score(log_density, slope)
+
+    def _inside(self, lower: Tensor, upper: Tensor, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        node = lower.log() - upper.log()
+        return Score(law.log_density(node, logits, temperature), self.log_abs_det_jacobian(node))
+
+    def _distances(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distances to the lower and upper edge, relative to the width of the interval."""
+        if self.centred:
+            value = value.squeeze(-1)
+            return (1 + value) / 2, (1 - value) / 2
+        return value, 1 - value
+
+    def _cells(self, dtype: torch.dtype) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the cells at the lower and upper edge, relative to the width of the interval."""
+        if self.centred:
+            last, border = near_one(dtype)
+            return (last / 2, border / 2), (last / 2, border / 2)
+        return near_zero(dtype), near_one(dtype)
+
+
+class Exponential(Squashing):
+    """The exponential, from the log simplex to the simplex."""
+
+    name = "simplex"
+
+    def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
+        value = torch.exp(node)
+        return torch.where(node.isinf(), value, inside(value, near_zero(dtype).last, 1))  # the limit 0 stays
+
+    def pull(self, by_value: Float[Tensor, "*shape n"], node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
+        return by_value * node.exp()
+
+    def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
+        return node.sum(-1)
+
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        cell = near_zero(dtype)
+        return _score_on_simplex(value, value <= cell.last, cell.border, law, logits, temperature)
+
+
+class Argmax(Exponential):
+    """The one-hot vector of the largest entry, with the gradient of the exponential."""
+
+    name = "one-hot"
+
+    def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
+        return straight_through(one_hot_argmax(node), node, torch.exp)
+
+
+class Threshold(Sigmoid):
+    """1 where log-odds are at least 0, else 0, with the gradient of the sigmoid."""
+
+    name = "bit"
+
+    def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+        return straight_through((node >= 0).to(node.dtype), node, torch.sigmoid)
+
+
+def straight_through(state: Tensor, node: Tensor, soft: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a state with the gradient of `soft(node)`. It equals the state to the bit."""
+    if not torch.is_grad_enabled():
+        return state
+    value = soft(node)
+    return state + (value - value.detach())
+
+
+@dataclass(frozen=True)
+class Corners(Squashing):
+    """The mean of the corners of a hypercube, weighted by a point of the simplex."""
+
+    states: int
+    name = "cube"
+
+    def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape bits"]:
+        return inside(mean_corner(node.exp()), -1, 1)
+
+    def pull(
+        self, by_value: Float[Tensor, "*shape bits"], node: Float[Tensor, "*shape n"]
+    ) -> Float[Tensor, "*shape n"]:
+        slope = by_value @ corners(self.states, dtype=by_value.dtype, device=by_value.device).T
+        return slope * node.exp()
+
+    def log_abs_det_jacobian(self, node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape"]:
+        """Return zero, since `log_prob` of a hypercube variable is the log density of its node."""
+        return torch.zeros((), dtype=node.dtype, device=node.device)
+
+    def _score(self, value: Tensor, dtype: torch.dtype, law: Any, logits: Tensor, temperature: Temperature) -> Score:
+        if self.states > 2:
+            raise ValueError(
+                f"a point of the hypercube with {self.states} states does not determine its node and cannot be scored: "
+                "use rsample_and_log_prob, or draw and score the variable's node"
+            )
+        cell = near_one(dtype)
+        weights = (1 + torch.cat([-value, value], -1)) / 2
+        return _score_on_simplex(weights, weights <= cell.last / 2, cell.border / 2, law, logits, temperature)
+
+
+def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
+    """Squash nodes by the `Squashing` of a name. Return an empty tensor for "none"."""
+    if name == "none":
+        return node.new_empty((len(node), 0))
+    if name == "cube":
+        return Corners(node.shape[-1])(node, torch.float32)
+    named = {each.name: each for each in (Sigmoid(), Sigmoid(centred=True), Threshold(), Exponential(), Argmax())}
+    value = named[name](node, torch.float32)
+    return value.view(node.shape) if name == "corner" else value
+
+
+def _score_on_simplex(
+    value: Float[Tensor, "*shape n"],
+    lost: Bool[Tensor, "*shape n"],
+    border: float,
+    law: Any,
+    logits: Float[Tensor, "*batch n"],
+    temperature: Temperature,
+) -> Score:
+    """Score a point of the simplex. The entries marked `lost` are on the edge: they lie anywhere below `border`."""
+    lost_any = not _has_none(lost.any(-1))
+    value = torch.where(lost, border, value) if lost_any else value
+    # an entry above 1/2 is more precise as 1 minus the sum of the others
+    largest = value > 0.5
+    others = torch.where(largest, 0, value).sum(-1, keepdim=True)
+    node = torch.where(largest, torch.log1p(-others.clamp(max=0.5)), torch.where(largest, 1, value).log())
+    if lost_any:
+        log_density = law.log_density_at_edge(node, logits, temperature, lost)
+    else:
+        log_density = law.log_density(node, logits, temperature)
+    return Score(log_density, node.sum(-1))
+
+
+def _has_none(edge: Bool[Tensor, "..."]) -> bool:
+    """Return whether no value is known to lie on an edge; warn on the CPU if many do. This never waits for a GPU."""
+    if edge.is_cuda:
+        return False
+    if bool_or_none(~edge.any()) is True:
+        return True
+    if bool_or_none(edge.double().mean() > MANY):
+        warnings.warn(
+            "more than 1 % of the scored values lie on the edge of the support, where rounding has removed precision: "
+            "use rsample_and_log_prob for the exact log densities of draws",
+            EdgeWarning,
+            stacklevel=_depth(),
+        )
+    return False
+
+
+def _depth() -> int:
+    """Return the number of frames from the caller of this function to that of the library, whom a warning is for."""
+    package, frame, depth = __name__.partition(".")[0], sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, depth = frame.f_back, depth + 1
+    return depth

@@ -1,0 +1,85 @@
+"""Relaxed and one-hot draws of categories in one launch, and their gradients in another, with little work on the host.
+
+The key of the noise is two whole numbers, so that no tensor has to be made for it.
+"""
+
+from functools import lru_cache, partial
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from . import category as nary
+from .exp_concrete import exponential
+from .launch import Launched
+from .native import exp, log, reciprocal
+from .philox import quarter, words_of
+from .tile import DrawTile, ceil_div, draw_tile, power
+
+
+@partial(Launched, free=("seed", "nonce"))
+def _draw(
+    logits, soft, state, seed, nonce, cold, total, quarter,
+    N: tl.constexpr, HARD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    category = tl.arange(0, WIDTH)[None, :]
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    held = nary.load_four(logits, place, total, total, quarter, N, False, WIDTH)
+    # adds 0 unless NaN, so that the threads that hold the logits compute the words
+    counter = place.to(tl.int64)[:, None] * N + category + (held[0] != held[0]).to(tl.int32)
+    four = words_of(seed, nonce, counter)
+    for k in tl.static_range(4):
+        row = k * quarter + place
+        noisy = held[k] - tl.max(held[k], 1)[:, None] - log(exponential(four[k]))
+        cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
+        share = exp(cooled)
+        mask = ((place < quarter) & (row < total))[:, None] & (category < N)
+        at = row.to(tl.int64)[:, None] * N + category
+        tl.store(soft + at, share * reciprocal(tl.sum(share, 1))[:, None], mask=mask)
+        if HARD:
+            tl.store(state + at, (category == tl.argmax(noisy, 1)[:, None]).to(tl.float32), mask=mask)
+
+
+@Launched
+def _pull(by, soft, out, cold, total, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    category = tl.arange(0, WIDTH)[None, :]
+    at, mask = row.to(tl.int64) * N + category, (row < total) & (category < N)
+    share = tl.load(soft + at, mask=mask, other=0.0).to(tl.float32)
+    weighted = share * tl.load(by + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + at, (weighted - share * tl.sum(weighted, 1)[:, None]) * cold, mask=mask)
+
+
+def draw(logits: Tensor, temperature: float, key: tuple[int, int], *, hard: bool) -> tuple[Tensor, Tensor]:
+    """Return draws and relaxed values. They are the same tensor unless `hard`."""
+    logits = logits.contiguous()
+    soft = torch.empty_like(logits)
+    state = torch.empty_like(logits) if hard else soft
+    n = logits.shape[-1]
+    total = logits.numel() // n
+    if total:
+        tile = _tile(total, n)
+        _draw[tile.programs,](
+            logits, soft, state, *key, 1 / temperature, total, quarter(total),
+            N=n, HARD=hard, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+        )  # fmt: skip
+    return state, soft
+
+
+def pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
+    """Return the gradient of the logits, from that of the relaxed values."""
+    n, out = soft.shape[-1], torch.empty_like(soft)
+    total = soft.numel() // n
+    if total:
+        width = power(n)
+        rows = max(min(1024 // width, power(ceil_div(total, 512))), 1)
+        _pull[ceil_div(total, rows),](
+            by.contiguous(), soft, out, 1 / temperature, total,
+            N=n, ROWS=rows, WIDTH=width, num_warps=min(max(rows * width // 256, 1), 16),
+        )  # fmt: skip
+    return out
+
+
+@lru_cache(maxsize=256)
+def _tile(total: int, n: int) -> DrawTile:
+    return draw_tile(1, total, n, 1)

@@ -1,0 +1,141 @@
+"""Drop-in replacements for `torch.nn.functional.gumbel_softmax`, for categories and for bits."""
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from ..functional import gumbel_softmax as categories
+from ..functional import logistic
+from ..functional.arithmetic import Temperature, bool_or_none, cast, is_hidden
+from ..functional.draw import draw_node
+from ..functional.squashing import Sigmoid, Threshold
+
+
+def gumbel_softmax(
+    logits: Float[Tensor, "..."],
+    tau: Temperature = 1,
+    hard: bool = False,
+    eps: float | None = None,
+    dim: int = -1,
+    *,
+    generator: Generator | None = None,
+) -> Float[Tensor, "..."]:
+    """Draw from the Gumbel-Softmax (Concrete) distribution, with the arguments of torch's function.
+
+    The result is a point of the simplex or, if `hard`, an exact one-hot vector whose gradient is that of the point. It
+    is finite in every dtype. A logit of minus infinity excludes a category.
+
+    The function always adds noise, as torch's does: it does not know whether a model is in evaluation mode. For a
+    deterministic choice in evaluation, use `logits.argmax(dim)` instead of this function; for predictions averaged
+    over draws, keep the noise. The temperature matters in training only: it does not change the category drawn.
+
+    Args:
+        logits: Unnormalised log probabilities.
+        tau: The temperature: a number, a tensor with one temperature for each row (the shape of the logits without
+            `dim`, or with `dim` of length 1), or 0 for one-hot draws without a gradient.
+        hard: Whether to return one-hot vectors.
+        eps: Ignored. Torch's function has it for compatibility too.
+        dim: The axis of the categories.
+        generator: The random number generator. A compiled program must draw without one.
+
+    >>> gate = gumbel_softmax(torch.tensor([[0.0, 1.0, -torch.inf]]), tau=0.5, hard=True)
+    >>> gate.sum().item(), gate[0, 2].item()
+    (1.0, 0.0)
+    """
+    require_floating(logits)
+    axes = logits.dim()
+    if not -axes <= dim < axes:
+        raise ValueError(f"dim must be an axis of the logits, got {dim} for logits of shape {tuple(logits.shape)}")
+    is_last = dim in (-1, axes - 1)
+    rows = logits if is_last else logits.movedim(dim, -1)
+    temperature = float(tau) if type(tau) in (float, int) and 0 < tau < math.inf else _temperature(tau, logits, dim)
+    value = categories.draw(rows, temperature, hard=hard, generator=generator)
+    if not value.is_cuda and not is_hidden(value) and not torch.equal(value, value):  # only NaN differs from itself
+        _explain(rows)
+        return gumbel_softmax(logits, tau, hard, eps, dim, generator=generator)
+    return value if is_last else value.movedim(-1, dim)
+
+
+def gumbel_sigmoid(
+    logits: Float[Tensor, "..."],
+    tau: Temperature = 1,
+    hard: bool = False,
+    *,
+    generator: Generator | None = None,
+) -> Float[Tensor, "..."]:
+    """Draw binary gates: values between 0 and 1 or, if `hard`, exact bits with the gradient of such a value.
+
+    A gate is 1 with probability sigmoid(logits). This is `gumbel_softmax` for two categories with logits (0, logits).
+    As there, noise is always added: for a deterministic gate in evaluation, use `logits > 0`.
+
+    Args:
+        logits: Log-odds.
+        tau: The temperature: a number or a tensor that broadcasts with the logits, or 0 for bits without a gradient.
+        hard: Whether to return bits.
+        generator: The random number generator. A compiled program must draw without one.
+
+    >>> gumbel_sigmoid(torch.tensor([-1e4, 1e4]), hard=True)
+    tensor([0., 1.])
+    """
+    require_floating(logits)
+    temperature = _positive(tau)
+    if isinstance(temperature, Tensor) and torch.broadcast_shapes(temperature.shape, logits.shape) != logits.shape:
+        raise ValueError(
+            f"tau must broadcast to the logits' shape {tuple(logits.shape)}, got shape {tuple(temperature.shape)}"
+        )
+    squashing = Threshold() if hard else Sigmoid()
+    drawn = draw_node(logistic, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
+    return cast(drawn.value, logits.dtype)
+
+
+def require_floating(logits: Any) -> None:
+    """Raise unless logits are a floating tensor."""
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        found = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"logits must be a floating tensor, got {found}")
+
+
+def _temperature(tau: Any, logits: Tensor, dim: int) -> Temperature:
+    """Return the temperature as a float or, for a tensor, with an axis of length 1 for the categories at the end."""
+    temperature = _positive(tau)
+    if not isinstance(temperature, Tensor) or temperature.dim() == 0:
+        return temperature
+    if temperature.dim() == logits.dim() and temperature.shape[dim] == 1:
+        temperature = temperature.movedim(dim, -1).squeeze(-1)
+    batch = logits.movedim(dim, -1).shape[:-1]
+    sizes = zip(temperature.shape[::-1], batch[::-1], strict=False)
+    if temperature.dim() > len(batch) or any(one not in (1, other) for one, other in sizes):
+        raise ValueError(
+            f"tau must have one temperature for each row, of shape {tuple(batch)}, got shape {tuple(tau.shape)}"
+        )
+    return temperature.unsqueeze(-1)
+
+
+def _positive(tau: Any) -> Temperature:
+    if isinstance(tau, Tensor) and tau.is_floating_point():
+        if not tau.is_cuda and bool_or_none(((tau >= 0) & (tau < math.inf)).all()) is False:
+            raise ValueError(f"tau must be positive, or 0 for one-hot draws, got {tau.min().item():.9g}")
+        return tau
+    if isinstance(tau, bool | Tensor) or not isinstance(tau, (Real, torch.SymFloat)):
+        found = tau.dtype if isinstance(tau, Tensor) else type(tau).__name__
+        raise TypeError(f"tau must be a number or a floating tensor, got {found}")
+    number: Any = tau if isinstance(tau, torch.SymFloat) else float(tau)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"tau must be positive, or 0 for one-hot draws, got {number:.9g}")
+    return number  # type: ignore[no-any-return]
+
+
+def _explain(logits: Tensor) -> None:
+    """Raise an error that says which logits make a draw impossible, unless the noise did, as once in 2⁵³ draws."""
+    for must, wrong in (
+        ("be numbers", logits.isnan()),
+        ("be below infinity", logits == math.inf),
+        ("leave at least one category possible", (logits == -math.inf).all(-1, keepdim=True)),
+    ):
+        if wrong.any():
+            row = tuple(wrong.any(-1).nonzero()[0].tolist())
+            raise ValueError(f"logits must {must}, got {logits[row].tolist()} in row {row}")

@@ -1,0 +1,190 @@
+"""Callbacks of training: functions that receive steps, rows of the curve and remarks, and loggers made of them."""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ..environment import install_command
+from ..spelling import printable
+from .train_state import Row
+
+REFRESH = 16
+"""The number of steps between two updates of a progress bar."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that are called during training, with the step, a row of the curve, or a message for the user.
+
+    For several runs, a row is the average over those still training.
+    """
+
+    step: Callable[[int], None] = lambda step: None
+    row: Callable[[Row], None] = lambda row: None
+    note: Callable[[str], None] = lambda sentence: None
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """Something that is opened when training begins and closed when it ends."""
+
+    def open(self, steps: int) -> AbstractContextManager[Callbacks]:
+        """Return a context with the callbacks of a run of so many steps."""
+        ...
+
+
+Callback = Callbacks | Logger | Callable[[Row], Any]
+"""Callbacks, a logger, or a function of a row of the curve."""
+
+
+@dataclass(frozen=True)
+class ProgressBar:
+    """Shows the progress of training on stderr: the step, the speed, and the last metrics."""
+
+    def open(self, steps: int) -> AbstractContextManager[Callbacks]:
+        """Show a bar until the context ends."""
+        return self._opened(steps)
+
+    @contextmanager
+    def _opened(self, steps: int) -> Iterator[Callbacks]:
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        except ImportError:
+            raise ImportError(f"ProgressBar needs rich: {install_command('command')}") from None
+        console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+        text = TextColumn("{task.fields[rate]} {task.description}")
+        with Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console) as bar:
+            task = bar.add_task("", total=steps, rate="")
+
+            def step(taken: int) -> None:
+                if taken % REFRESH == 0 or taken == steps:
+                    bar.update(task, completed=taken, rate=f"{bar.tasks[0].speed or 0:,.0f}/s")
+
+            def row(new: Row) -> None:
+                bar.update(task, completed=new.step, description=describe_row(new))
+
+            yield Callbacks(step, row, lambda sentence: console.print(printable(sentence), markup=False))
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """Writes every row of the curve as TensorBoard events into a folder."""
+
+    folder: str | Path
+
+    def open(self, steps: int) -> AbstractContextManager[Callbacks]:
+        """Write events until the context ends."""
+        return self._opened()
+
+    @contextmanager
+    def _opened(self) -> Iterator[Callbacks]:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError(f"tensorboard is not installed: {install_command('tensorboard')}") from None
+        if Path(self.folder).is_symlink():
+            where = f"got a link {str(self.folder)!r}: remove it"
+            raise ValueError(f"events must be written into the folder of the run, {where}")
+        with ExitStack() as stack:
+            opened: list[SummaryWriter] = []
+
+            def row(new: Row) -> None:
+                if not opened:  # a resumed run repeats steps, whose old events are dropped
+                    opened.append(stack.enter_context(SummaryWriter(str(self.folder), purge_step=new.step)))
+                for name, value in new.values.items():
+                    if name not in ("step", "seconds"):
+                        opened[0].add_scalar(name, value, new.step)
+
+            yield Callbacks(row=row)
+
+
+@dataclass(frozen=True)
+class CSVLog:
+    """Appends every row of the curve to a CSV file, as soon as it is known.
+
+    The columns are those of the first row. A resumed run goes on in the same file, without the rows after its step.
+    """
+
+    path: str | Path
+
+    def open(self, steps: int) -> AbstractContextManager[Callbacks]:
+        """Write rows until the context ends."""
+        return self._opened()
+
+    @contextmanager
+    def _opened(self) -> Iterator[Callbacks]:
+        path, names = Path(self.path), list[str]()
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+        def row(new: Row) -> None:
+            values = new.values
+            if not names:
+                kept = _rows_before(path, new.step)
+                names.extend(kept[0] if kept else [*values, *(["valid"] if "valid" not in values else [])])
+                with path.open("w", encoding="utf-8", newline="") as file:
+                    table = csv.DictWriter(file, names, lineterminator="\n")
+                    table.writeheader()
+                    table.writerows(kept)
+            with path.open("a", encoding="utf-8", newline="") as file:
+                table = csv.DictWriter(file, names, lineterminator="\n", extrasaction="ignore")
+                table.writerow(values)
+
+        yield Callbacks(row=row)
+
+
+def _rows_before(path: Path, step: int) -> list[dict[str, str]]:
+    """Return the rows of a CSV file before a step."""
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if int(row["step"]) < step]
+
+
+def describe_row(row: Row) -> str:
+    """Return the main metrics of a row in one line.
+
+    >>> describe_row(Row(10, 1.0, 1e-3, None, bound=-3.0, discrete=-3.5, valid=3.25))
+    'objective -3.00  discrete -3.50  gap +0.50  validation 3.25'
+    """
+    text = f"objective {row.bound:.2f}"
+    if row.discrete != row.bound:
+        text += f"  discrete {row.discrete:.2f}  gap {row.bound - row.discrete:+.2f}"
+    return text + ("" if row.valid is None else f"  validation {row.valid:.2f}")
+
+
+def joined_callbacks(
+    given: Callback | Sequence[Callback], *, steps: int, stack: ExitStack, note: Callable[[str], None]
+) -> Callbacks:
+    """Open all loggers in a stack of contexts, and return callbacks that call all.
+
+    `note` receives messages if none of the callbacks does.
+    """
+    parts = []
+    for each in given if isinstance(given, Sequence) else [given]:
+        if isinstance(each, Logger) and not isinstance(each, type):
+            parts.append(stack.enter_context(each.open(steps)))
+        elif isinstance(each, Callbacks):
+            parts.append(each)
+        elif callable(each) and not isinstance(each, type):
+            parts.append(Callbacks(row=each))
+        else:
+            found = f"the class {each.__name__}: call it" if isinstance(each, type) else type(each).__name__
+            raise TypeError(f"callbacks must be functions of a row, or loggers such as ProgressBar(), got {found}")
+    notes = [part.note for part in parts if part.note is not Callbacks.note] or [note]
+    return Callbacks(
+        _call_all([part.step for part in parts if part.step is not Callbacks.step]),
+        _call_all([part.row for part in parts]),
+        _call_all(notes),
+    )
+
+
+def _call_all(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], None]:
+    def call(value: Any) -> None:
+        for function in functions:
+            function(value)
+
+    return call

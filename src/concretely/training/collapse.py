@@ -1,0 +1,45 @@
+"""Signs that a model ignores its latents."""
+
+from collections.abc import Callable, Mapping
+
+from .train_state import Row
+
+LEAST = 1e-2
+"""A node has collapsed if its KL is below this, in nats for each unit."""
+EARLY, FEW = 0.1, 100
+"""The share of a run, and the number of steps, in which nothing is said."""
+
+
+class CollapseWatch:
+    """Says once for each node that it has collapsed, after a tenth of the run.
+
+    >>> said = []
+    >>> watch = CollapseWatch(2000, {"h": 2}, said.append)
+    >>> for step in (100, 300, 400):
+    ...     watch(Row(step, 0.0, 1e-3, None, -1.0, -1.0, metrics={"kl/h": 0.01}))
+    >>> said
+    ["the KL of node 'h' is 0.005 nats a unit at step 300: the model ignores it; try beta=Warmup(2000)"]
+    """
+
+    def __init__(self, steps: int, units: Mapping[str, int], note: Callable[[str], None]) -> None:
+        self._start, self._units, self._note = max(EARLY * steps, FEW), units, note
+        self._said = set[str]()
+
+    def __call__(self, row: Row) -> None:
+        """Look at a row of the curve."""
+        if row.step <= self._start:
+            return
+        for node, units in self._units.items():
+            kl, constant = row.metrics.get(f"kl/{node}"), row.metrics.get(f"constant/{node}")
+            if node in self._said:
+                continue
+            if kl is not None and kl / units < LEAST:
+                each = f"the KL of node {node!r} is {kl / units:.2g} nats a unit at step {row.step:,}"
+                self._say(node, f"{each}: the model ignores it; try beta=Warmup(2000)")
+            elif constant is not None and constant == 1.0:
+                every = f"node {node!r} has one category for all data at step {row.step:,}"
+                self._say(node, f"{every}: it has collapsed; try a higher temperature or another estimator")
+
+    def _say(self, node: str, sentence: str) -> None:
+        self._said.add(node)
+        self._note(sentence)

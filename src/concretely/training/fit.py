@@ -1,0 +1,377 @@
+"""`fit`: train any model or program on any data, with one or many seeds and settings."""
+
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset as TorchDataset
+
+from ..estimator import RLOO, VIMCO, Pathwise
+from ..graph.program import Program
+from ..model import Model
+from ..model.base import as_module, require_estimator
+from ..objective import Objective
+from ..schedule import Schedule
+from ..spelling import did_you_mean
+from .builder import built, is_builder, name_of, name_of_class, require_arguments
+from .callback import Callback, joined_callbacks
+from .interrupt import stop_requested
+from .loop import DivergedError, train_states
+from .own import MakeEstimator, Options, Scheduled, own_task
+from .own_recipe import OwnRecipe, describe, require_possible
+from .own_resolve import remove_runs
+from .recipe import LR_SCHEDULES, OPTIMIZERS
+from .run import Run
+from .source import Source, as_source
+from .task import OptimizerFactory
+from .train_state import Row, TrainState
+
+PRECISIONS = {"float32": None, "tf32": "high", "bfloat16": "high"}
+"""The precisions of `fit`, and torch's name for that of float32 products. None keeps what torch is set to."""
+VALIDATIONS = 20
+"""The default number of validations in a run."""
+
+
+class TrainingWarning(UserWarning):
+    """A remark about a training run, unless a callback takes it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FittedRun:
+    """A run of `fit`: its progress, its model and its folder."""
+
+    run: Run
+    model: nn.Module
+    """The trained model in evaluation mode, with the parameters of the best validation if there was one."""
+    folder: Path | None
+    """The folder of the run, or None if it is in memory only."""
+    error: DivergedError | None = None
+    """Why training has diverged, if it has."""
+
+    @property
+    def step(self) -> int:
+        """The number of steps taken."""
+        return self.run.step
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The training curve."""
+        return self.run.rows
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step with the best validation and its score, or None without validations."""
+        return self.run.best
+
+    @property
+    def finished(self) -> bool:
+        """Whether training has ended: after all steps, or because validations no longer improved."""
+        return self.run.finished
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of training."""
+        return self.run.seconds
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self.run.recipe.seed
+
+    @property
+    def recipe(self) -> OwnRecipe:
+        """The settings."""
+        assert isinstance(self.run.recipe, OwnRecipe)
+        return self.run.recipe
+
+    def __repr__(self) -> str:
+        last = f", objective {self.rows[-1].bound:.4g}" if self.rows else ""
+        best = "" if self.best is None else f", best validation {self.best[1]:.4g} at step {self.best[0]:,}"
+        state = "diverged" if self.error else "finished" if self.finished else "not finished"
+        return f"FittedRun(step {self.step:,}, {state}{last}{best})"
+
+
+class _Member(NamedTuple):
+    recipe: OwnRecipe
+    model: nn.Module
+    folder: Path | None
+
+
+def fit(
+    model: Model | Program | Callable[..., Any],
+    data: Any,
+    *,
+    estimator: MakeEstimator | None = None,
+    samples: int | None = None,
+    objective: Objective | None = None,
+    steps: int = 20_000,
+    batch: int = 64,
+    optimizer: str | OptimizerFactory = "adam",
+    lr: float | Sequence[float] | None = None,
+    schedule: str | Callable[[int], float] = "constant",
+    valid: Any = None,
+    every: int | None = None,
+    patience: int = 0,
+    validation_samples: int = 10,
+    seed: int | Sequence[int] = 0,
+    arguments: Mapping[str, Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    temperature: Scheduled | None = None,
+    beta: Schedule | None = None,
+    clip: float | None = None,
+    accumulate: int = 1,
+    ema: float | None = None,
+    precision: str = "float32",
+    device: torch.device | str | None = None,
+    compile: bool = False,  # noqa: A002 (the name that torch gives it)
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    checkpoint_seconds: float = 60.0,
+    callbacks: Callback | Sequence[Callback] = (),
+) -> Any:
+    """Train a model or a program, and return its run, or a list of runs for several seeds or settings.
+
+    `model` is a `Model`, a program, or a function without required arguments that builds one. `data` are tensors with
+    points along their first axis (one, or a tuple or dictionary of them), a data set of torch, a `DataLoader` or
+    another iterable of batches, such as a list, or a data set of this library or its name. Batches are passed to the
+    program: tuples by position, dictionaries by the names of its parameters if they match, else as one input. `inputs`
+    is a function from a batch to the inputs, if another is needed.
+
+    With `out`, the run is saved there every `checkpoint_seconds`, when it ends and when it is interrupted (SIGINT,
+    SIGTERM), and the same call goes on where the last one stopped. On a CPU an interrupted run then has the same bits
+    as an uninterrupted one. Without `out` it is kept in memory only. On a GPU, steps are captured as CUDA graphs and
+    replayed where that is possible.
+
+    Several seeds, as in `seed=range(8)`, several learning rates, or lists among the `arguments` need a function that
+    builds the model. Such runs are trained together, each in a folder of its own inside `out`.
+
+    Args:
+        model: What to train.
+        data: What to train it on.
+        estimator: The gradient estimator, or its class: `NVIL` is built for each model.
+        samples: The number of samples, by default 1, or 5 for estimators that need several.
+        objective: The objective, as in `estimate`.
+        steps: The number of updates.
+        batch: The number of data points of a batch, unless `data` are batches.
+        optimizer: "adam", "muon", a class of `torch.optim`, or a function of parameters that returns an optimizer.
+        lr: The learning rate, by default 1e-3, or the optimizer's own.
+        schedule: "constant", "linear", "cosine", or a function of the step that returns a factor of the learning rate.
+        valid: Validation data, or a function of the model that returns a score of which lower is better. Data are
+            scored by the negative log-likelihood or, for a program, the expected cost of the discrete graph.
+        every: The number of steps between validations, by default a twentieth of all. The best parameters are kept.
+        patience: The number of validations without improvement after which training stops, or 0 to never stop early.
+        validation_samples: The number of samples for each data point in a validation.
+        seed: The seed of the initial parameters (of a builder), the order of the data, and all noise; or several.
+        arguments: Arguments of the builder. Lists are several settings.
+        inputs: A function from a batch to the inputs of the program.
+        temperature: A temperature that replaces that of the estimator: a number, a schedule such as `Annealing`, or
+            either by node.
+        beta: The weight of the KL between q and p, or its schedule, such as `Warmup(1000)`.
+        clip: The largest norm of a gradient.
+        accumulate: The number of batches whose gradients are averaged in a step.
+        ema: The decay of a running average of the parameters, such as 0.999, which is then validated and returned.
+        precision: "float32", "tf32" for faster matrix products on a GPU, or "bfloat16" for autocast.
+        device: Where to train, by default where the model is; for a builder on a GPU if there is one.
+        compile: Whether to compile the loss with `torch.compile`.
+        out: The folder of the run.
+        overwrite: Whether to delete a run in that folder first.
+        checkpoint_seconds: The number of seconds between checkpoints.
+        callbacks: `ProgressBar()`, `TensorBoard(folder)`, `CSVLog(path)`, or functions of a `Row` of the curve.
+
+    >>> import torch, concretely as c
+    >>> x = (torch.rand(100, 6) < 0.3).float()
+    >>> run = c.fit(c.density("2H-6V"), x, estimator=c.Pathwise(2 / 3), steps=20, batch=10)
+    >>> run.step, run.finished, len(run.rows)
+    (20, True, 2)
+    """
+    settings = _Settings(seed, lr, arguments)
+    _require_names(optimizer, schedule, precision)
+    builds = is_builder(model)
+    if not builds and (settings.count > 1 or arguments):
+        what = f"arguments={dict(arguments)!r}" if arguments else f"{settings.count} of them"
+        raise ValueError(f"several seeds or settings need a function that builds the model, got {what} for a model")
+    if builds:
+        for given in settings.arguments:
+            require_arguments(model, given)
+    module = None if builds else as_module("program", model)
+    estimator = Pathwise(2 / 3) if estimator is None else estimator
+    if not isinstance(estimator, type):
+        require_estimator(estimator)
+    folder, place = None if out is None else Path(out), _device(device, module)
+    if patience and valid is None:
+        raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
+    with ExitStack() as stack:
+        called = joined_callbacks(callbacks, steps=steps, stack=stack, note=_warn)
+        source = as_source([()] if data is None else data, device=place, note=called.note)
+        if settings.count > 1 and isinstance(source.batches, Iterator):
+            raise ValueError("data must be readable once for each seed, got an iterator: pass a DataLoader or a list")
+        recipe = OwnRecipe(
+            model=name_of(model) if builds else name_of_class(model),
+            data=source.name,
+            estimator=describe(estimator),
+            samples=_samples(estimator) if samples is None else samples,
+            objective=None if objective is None else describe(objective),
+            temperature=None if temperature is None else describe(temperature),
+            beta=None if beta is None else describe(beta),
+            steps=steps,
+            batch=batch,
+            accumulate=accumulate,
+            optimizer=describe(optimizer),
+            lr=1e-3 if lr is None and isinstance(optimizer, str) else None,
+            lr_schedule=describe(schedule),
+            clip=clip,
+            ema=ema,
+            precision=precision,
+            validate=0 if valid is None else max(1, steps // VALIDATIONS) if every is None else every,
+            validation_samples=validation_samples,
+            patience=patience,
+        )
+        spread = list(settings.spread(recipe, folder))
+        for each, _ in spread:
+            require_possible(each)
+        options = Options(
+            estimator=estimator,
+            objective=objective,
+            temperature=temperature,
+            beta=beta,
+            optimizer=optimizer,
+            schedule=schedule,
+            inputs=inputs,
+            valid=_validation(valid, place),
+            compiles=compile,
+        )
+        if folder is not None and overwrite:
+            remove_runs(folder)
+        members = [
+            _Member(each, built(model, each.arguments, seed=each.seed) if module is None else module, where)
+            for each, where in spread
+        ]
+        stack.enter_context(_products(precision))
+        stop = stack.enter_context(stop_requested())
+        how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
+        found = _trained(members, source, options, **how)
+    if not settings.is_one:
+        return found
+    if found[0].error is not None:
+        raise found[0].error
+    return found[0]
+
+
+def _trained(members: Sequence[_Member], source: Source, options: Options, **how: Any) -> list[FittedRun]:
+    """Train members in groups that can be one program, and return their runs."""
+    groups, found = dict[Hashable, list[int]](), dict[int, FittedRun]()
+    for index, member in enumerate(members):
+        groups.setdefault(_program_key(member), []).append(index)
+    for key, group in groups.items():
+        states = [TrainState(own_task(members[k].recipe, members[k].model, source, options, key=key)) for k in group]
+        runs = train_states(states, [members[k].folder for k in group], **how)
+        for k, state, run in zip(group, states, runs, strict=True):
+            found[k] = _fitted(state, run, members[k].folder)
+            if not found[k].finished and found[k].error is None:
+                saved = "" if members[k].folder is None else " and saved; the same call goes on from there"
+                how["callbacks"].note(f"stopped after step {found[k].step:,}{saved}")
+    return [found[k] for k in range(len(members))]
+
+
+def _fitted(state: TrainState, run: Run | DivergedError, folder: Path | None) -> FittedRun:
+    """Return the run with its model, which gets the best parameters."""
+    if isinstance(run, DivergedError):
+        start = Run(state.recipe, {}, state.task.digest, 0.0, step=state.step, seconds=state.seconds)
+        return FittedRun(start, state.model.eval(), folder, run)
+    state.adopt_best()
+    return FittedRun(run, state.model.eval(), folder)
+
+
+class _Settings:
+    """The seeds, learning rates and arguments of a call of `fit`, each one value or several."""
+
+    def __init__(
+        self, seed: int | Sequence[int], lr: float | Sequence[float] | None, arguments: Mapping[str, Any] | None
+    ) -> None:
+        given = dict(arguments or {})
+        lists = {name: value for name, value in given.items() if isinstance(value, list | tuple | range)}
+        self.is_one = isinstance(seed, int) and not isinstance(lr, Sequence) and not lists
+        self._seeds = [seed] if isinstance(seed, int) else list(seed)
+        self._lrs = list(lr) if isinstance(lr, Sequence) else [lr]
+        self.arguments = [given | dict(zip(lists, each, strict=True)) for each in product(*lists.values())]
+        for name, values in (("seed", self._seeds), ("lr", self._lrs), *lists.items()):
+            if not values:
+                raise ValueError(f"{name} must have at least one value, got none")
+        names = [*lists, *(["lr"] if len(self._lrs) > 1 else []), *(["seed"] if len(self._seeds) > 1 else [])]
+        self._names = names or ["seed"]
+
+    @property
+    def count(self) -> int:
+        """The number of members."""
+        return len(self._seeds) * len(self._lrs) * len(self.arguments)
+
+    def spread(self, recipe: OwnRecipe, folder: Path | None) -> Iterator[tuple[OwnRecipe, Path | None]]:
+        """Yield the recipe and the folder of every member."""
+        for given, lr, seed in product(self.arguments, self._lrs, self._seeds):
+            own = replace(recipe, arguments=given, seed=seed, lr=recipe.lr if lr is None else float(lr))
+            values = {**given, "lr": own.lr, "seed": seed}
+            name = ",".join(f"{key}={_short(values[key])}" for key in self._names).replace("/", "_")
+            yield own, folder if folder is None or self.is_one else folder / name
+
+
+def _program_key(member: _Member) -> Hashable:
+    """Return a key that is equal for members whose steps can be taken as one program."""
+    shapes = tuple((name, each.shape, each.dtype) for name, each in member.model.state_dict().items())
+    return repr(replace(member.recipe, seed=0, lr=None).settings), shapes
+
+
+def _validation(valid: Any, device: torch.device) -> Any:
+    """Return validation data as a source; a function that scores a model stays as it is."""
+    if valid is None or (callable(valid) and not isinstance(valid, Iterable | TorchDataset)):
+        return valid
+    if isinstance(valid, Iterator):
+        raise TypeError("valid must be data that can be read again, got an iterator: pass a DataLoader or a list")
+    return as_source(valid, device=device, note=lambda sentence: None, split="valid", name="valid")
+
+
+def _device(device: torch.device | str | None, module: nn.Module | None) -> torch.device:
+    """Return where to train: by default where a model is, or on a GPU if there is one."""
+    if device is None:
+        own = None if module is None else next(module.parameters(), None)
+        device = own.device if own is not None else "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _samples(estimator: MakeEstimator) -> int:
+    """Return the default number of samples of an estimator."""
+    several = (RLOO, VIMCO)
+    return 5 if isinstance(estimator, several) or estimator in several else 1
+
+
+def _require_names(optimizer: Any, schedule: Any, precision: str) -> None:
+    known = (("optimizer", optimizer, OPTIMIZERS), ("schedule", schedule, LR_SCHEDULES))
+    for name, value, names in (*known, ("precision", precision, PRECISIONS)):
+        if isinstance(value, str) and value not in names:
+            raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, names)}")
+
+
+@contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Inside this context, products of float32 matrices on a GPU have a precision of `fit`."""
+    before = torch.get_float32_matmul_precision()
+    wanted = PRECISIONS[precision]
+    if wanted is not None:
+        torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _warn(sentence: str) -> None:
+    warnings.warn(sentence, TrainingWarning, stacklevel=2)

@@ -1,0 +1,225 @@
+"""The tasks of a user's own models: a module, its data, and the settings of `fit`."""
+
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..estimator import Estimator
+from ..evaluation.cost import expected_cost
+from ..evaluation.likelihood import evaluate
+from ..model import Model
+from ..model.base import Function
+from ..noise import Keys
+from ..objective import Objective
+from ..schedule import Schedule, at_step, lr_factor
+from .feed import Inputs
+from .own_loss import BETA, TEMPERATURE, Arrange, Objectives, OwnLoss, OwnMonitor, at_temperatures, has_temperature
+from .own_recipe import OwnRecipe
+from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
+from .source import Source
+from .task import OptimizerFactory, Task
+
+EXAMPLE = 1_000
+"""The maximum number of data points of the example from which an estimator is built."""
+VALIDATED = 4_096
+"""The number of data points that are validated at once."""
+
+Scheduled = Schedule | Mapping[str, Schedule]
+"""A schedule, or schedules by node."""
+MakeEstimator = Estimator | type
+"""An estimator, or its class, which is called with the model and inputs if it is a module."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run trains with, as objects. The recipe describes them by text."""
+
+    estimator: MakeEstimator
+    objective: Objective | None = None
+    temperature: Scheduled | None = None
+    beta: Schedule | None = None
+    optimizer: str | OptimizerFactory = "adam"
+    schedule: str | Callable[[int], float] = "constant"
+    inputs: Callable[[Any], Any] | None = None
+    """A function from a batch to the inputs of the program."""
+    valid: "Source | Callable[[Any], float] | None" = None
+    compiles: bool = False
+    stacks: bool = True
+
+
+def own_task(
+    recipe: OwnRecipe, model: nn.Module, source: Source, options: Options, *, key: Hashable, digest: str | None = None
+) -> Task:
+    """Return the task of a model on the device of its data. `key` is equal for tasks that can be trained together."""
+    device = source.device
+    model.to(device)
+    feed = source.feed(seed=recipe.seed, batch=recipe.batch, parts=recipe.accumulate)
+    example = feed.inputs(0, device)[0]
+    arrange = arranged(model, example, options.inputs)
+    estimator = _estimator(options, model, arrange(example), seed=recipe.seed)
+    controls = _controls(options, model)
+    what = Objectives(
+        device=device,
+        arrange=arrange,
+        samples=recipe.samples,
+        objective=options.objective,
+        autocast=torch.bfloat16 if recipe.precision == "bfloat16" else None,
+        controls=tuple(controls),
+    )
+    loss = OwnLoss(model, estimator, what)
+    loss.to(device)
+    monitor = OwnMonitor(loss)
+    values = tuple(at_step(each, 0) for each in controls.values())
+    keys = Keys(keys_of(recipe.seed, Purpose.GAP, 0, device=device), seeds_torch=False)
+    with torch_generators(device):
+        torch.manual_seed(seed_of(recipe.seed, Purpose.TORCH))
+        units = _examined(monitor, example, keys, values)
+    names = {name for name, each in loss.named_parameters() if each.requires_grad}
+    by_torch = not isinstance(options.optimizer, str)
+    own = dict(loss.named_parameters())
+    matrices = frozenset(name for name in names if name.startswith("model.") and own[name].dim() >= 2)
+    schedule = options.schedule
+    temperature = controls.get(TEMPERATURE, getattr(estimator, TEMPERATURE, None))
+    return Task(
+        recipe=recipe,
+        device=device,
+        key=key,
+        loss=loss,
+        monitor=monitor,
+        metrics=monitor.names,
+        feed=feed,
+        digest=source.digest if digest is None else digest,
+        source=source.name,
+        lr=1.0 if recipe.lr is None or by_torch else recipe.lr,
+        lr_factor=schedule if callable(schedule) else lambda step: lr_factor(schedule, step, recipe.steps),
+        decay=0.0,
+        controls=tuple(controls.values()),
+        control_names=tuple(controls),
+        temperature=temperature if callable(temperature) or isinstance(temperature, int | float) else None,
+        weights=matrices,
+        watched=frozenset(names),
+        validate=lambda: validation_score(model, options.valid, arrange, recipe, device),
+        stacks="several" if options.stacks and not _has_own_parameters(model) else "never",
+        optimizer=options.optimizer if not isinstance(options.optimizer, str) else None,
+        optimizer_lr=recipe.lr if by_torch else None,
+        parts=recipe.accumulate,
+        clip=recipe.clip,
+        ema=recipe.ema,
+        reseeds=True,
+        units=units,
+        examines=True,
+        compiles=options.compiles,
+        is_bound=isinstance(model, Model),
+    )
+
+
+def _examined(monitor: OwnMonitor, example: Inputs, keys: Keys, values: tuple[float, ...]) -> dict[str, int]:
+    """Run the model on a batch for the first time, and return the number of units of every latent node."""
+    try:
+        return monitor.examine(example, keys, values)
+    except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        leaves = [leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+        shapes = " and ".join(f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}" for leaf in leaves)
+        why = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"the model must run on a batch of the data, of {shapes or 'no tensor'}, got {why}") from error
+
+
+def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | None) -> Arrange:
+    """Return how a batch becomes the inputs of a program. Dictionaries are passed by the names of its parameters."""
+    program = model if not isinstance(model, Model) else model.p if model.q is None else model.q
+    signature = inspect.signature(program if isinstance(program, Function) else program.forward)
+    names = list(signature.parameters)[1:]
+
+    def arrange(batch: Inputs) -> tuple[Any, ...]:
+        batch = batch if given is None else given(batch)
+        if isinstance(batch, Mapping):
+            return tuple(batch.get(name, defaults[name]) for name in last) if by_name else (batch,)
+        return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+
+    first = example if given is None else given(example)
+    by_name = isinstance(first, Mapping) and set(first) <= set(names)
+    defaults = {name: each.default for name, each in signature.parameters.items()}
+    last = [name for place, name in enumerate(names) if by_name and set(names[place:]) & set(first)]
+    inputs = arrange(example)
+    try:
+        signature.bind(None, *inputs)
+        if any(value is inspect.Parameter.empty for value in inputs):
+            raise TypeError
+    except TypeError:
+        found = f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
+        if isinstance(first, Mapping):
+            found = f"a dictionary of {', '.join(map(repr, first))}"
+        what = "a model" if isinstance(model, Model) else "a program"
+        todo = "pass inputs=, a function from a batch to the inputs"
+        raise ValueError(f"{what} of ({', '.join(names)}) must be given as many inputs, got {found}: {todo}") from None
+    return arrange
+
+
+def validation_score(
+    model: nn.Module,
+    valid: Source | Callable[[Any], float] | None,
+    arrange: Arrange,
+    recipe: OwnRecipe,
+    device: torch.device,
+) -> float:
+    """Return the negative log-likelihood of validation data or, for a program, its expected cost."""
+    assert valid is not None
+    if not isinstance(valid, Source):
+        training = model.training
+        try:
+            return float(valid(model.eval()))
+        finally:
+            model.train(training)
+    generator, total, count = generator_of(recipe.seed, Purpose.VALIDATION, device=device), 0.0, 0
+    for part in valid.parts(VALIDATED):
+        scores = scored(model, arrange(part), samples=recipe.validation_samples, generator=generator)
+        total, count = total + float(scores.sum()), count + len(scores)
+    return total / max(count, 1)
+
+
+def scored(model: nn.Module, inputs: Sequence[Any], *, samples: int, generator: torch.Generator) -> Tensor:
+    """Return the negative log-likelihood or, for a program, the expected cost of every data point."""
+    if isinstance(model, Model):
+        return -evaluate(model, *inputs, samples=samples, generator=generator).log_likelihood
+    return expected_cost(model, *inputs, samples=samples, generator=generator)
+
+
+def _estimator(options: Options, model: nn.Module, inputs: tuple[Any, ...], *, seed: int) -> Estimator:
+    """Return the estimator. A class of modules, such as NVIL, is called with the model and inputs."""
+    given: Any = options.estimator
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed_of(seed, Purpose.INITIAL, 1))
+            given = given(model, *tree_map_only(Tensor, lambda tensor: tensor[:EXAMPLE], inputs))
+    found: Estimator = given() if isinstance(given, type) else given
+    if options.temperature is None:
+        return found
+    if not has_temperature(found):
+        name = type(found).__name__
+        raise ValueError(f"temperature must be left out, as {name} has none, got {options.temperature!r}")
+    is_number = isinstance(options.temperature, int | float)  # which needs no table on the device
+    return at_temperatures(found, {TEMPERATURE: float(options.temperature)}) if is_number else found  # type: ignore[arg-type]
+
+
+def _controls(options: Options, model: nn.Module) -> dict[str, Schedule]:
+    """Return the schedules that change from step to step, by name."""
+    found = dict[str, Schedule]()
+    given = options.temperature
+    if given is not None and not isinstance(given, int | float):
+        nodes = given.items() if isinstance(given, Mapping) else [("", given)]
+        found |= {f"{TEMPERATURE}/{node}" if node else TEMPERATURE: value for node, value in nodes}
+    if options.beta is not None:
+        if not isinstance(model, Model) or model.q is None:
+            raise ValueError(f"beta must be left out, as only a model with q has a KL, got {options.beta!r}")
+        found[BETA] = options.beta
+    return found
+
+
+def _has_own_parameters(model: nn.Module) -> bool:
+    """Return whether a function uses parameters that are in no module, which cannot be replaced by others."""
+    return any(isinstance(part, Function) and part._parameters for part in model.modules())

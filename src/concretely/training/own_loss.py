@@ -1,0 +1,182 @@
+"""The loss of a user's model or program, and the monitor that measures its discrete graph."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from ..distribution.variable import DiscreteVariable
+from ..estimator import Estimate, Estimator, Reinforce
+from ..estimator.base import default_objective
+from ..functional.arithmetic import compute_dtype
+from ..graph.program import eval_mode
+from ..graph.trace import Trace
+from ..model import Model
+from ..noise import Keys
+from ..objective import Objective
+from .feed import Inputs
+from .task import Controls, MemberLoss
+
+ACTIVE = 0.01
+"""A unit is active if the variance over data points of its mean is above this [burda2016importance]."""
+BETA, TEMPERATURE = "beta", "temperature"
+"""The names of controls. The temperature of a node is `temperature/NODE`."""
+
+Arrange = Callable[[Inputs], tuple[Any, ...]]
+"""Maps a batch to the inputs of a program."""
+
+
+@dataclass(frozen=True, eq=False)
+class Objectives:
+    """What is estimated: the inputs, the number of samples, the objective, and the precision."""
+
+    device: torch.device
+    arrange: Arrange
+    samples: int
+    objective: Objective | None
+    autocast: torch.dtype | None
+    controls: tuple[str, ...]
+    """The names of the numbers that change from step to step."""
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context in which the model runs."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
+
+
+class OwnLoss(MemberLoss):
+    """The loss of a model or program by an estimator."""
+
+    def __init__(self, model: nn.Module, estimator: Estimator, what: Objectives) -> None:
+        super().__init__(model, estimator)
+        self.what = what
+        given = default_objective(model, estimator) if what.objective is None else what.objective
+        self._objective: Objective = given
+        # in a tuple, so that it is not a part: it has the parts of the model
+        self._weighed = (model.with_kl_weight(1.0),) if BETA in what.controls and isinstance(model, Model) else ()
+        self._at = (dict[str, float](), estimator)
+
+    def forward(self, inputs: Inputs, keys: Keys, controls: Controls) -> Tensor:
+        """Return the loss of a batch."""
+        return _wide(self.estimate(inputs, keys, controls).loss)
+
+    def estimate(self, inputs: Inputs, keys: Keys, controls: Controls) -> Estimate:
+        """Return the estimate of a batch."""
+        what, values = self.what, dict(zip(self.what.controls, controls, strict=True))
+        target = self.model
+        if self._weighed:
+            target = self._weighed[0]
+            target.__dict__["kl_weight"] = values[BETA]
+        estimator = self._estimator_at({name: value for name, value in values.items() if name != BETA})
+        with what.precision():
+            return estimator(
+                target, *what.arrange(inputs), samples=what.samples, objective=self._objective, generator=keys
+            )
+
+    def _estimator_at(self, values: Mapping[str, float | Tensor]) -> Estimator:
+        """Return the estimator at the temperatures of a step."""
+        if not values or not has_temperature(self.estimator):
+            return self.estimator
+        if any(isinstance(value, Tensor) for value in values.values()):  # tensors are those of one call
+            return at_temperatures(self.estimator, values)
+        if values != self._at[0]:
+            self._at = dict(values), at_temperatures(self.estimator, values)  # type: ignore[arg-type]
+        return self._at[1]
+
+
+def has_temperature(estimator: Estimator) -> bool:
+    """Return whether an estimator has a temperature that can be replaced."""
+    return is_dataclass(estimator) and hasattr(estimator, TEMPERATURE)
+
+
+def at_temperatures(estimator: Estimator, values: Mapping[str, float | Tensor]) -> Estimator:
+    """Return an estimator at other temperatures: one for all nodes, or by node.
+
+    >>> import concretely as c
+    >>> at_temperatures(c.Pathwise(1.0), {"temperature/h": 0.5}).temperature
+    {'h': 0.5}
+    """
+    by_node = {name.partition("/")[2]: value for name, value in values.items()}
+    chosen: Any = by_node.get("", by_node)
+    return cast("Estimator", replace(cast("Any", estimator), temperature=chosen))
+
+
+class OwnMonitor(MemberLoss):
+    """The loss of the discrete graph in evaluation mode, and `names`: metrics of every node.
+
+    They are `kl/NODE` and `log_likelihood/NODE`, `active/NODE`, the number of active units, and `constant/NODE`, the
+    share of units whose drawn state is the same for all rows of the batch.
+    """
+
+    def __init__(self, loss: OwnLoss) -> None:
+        super().__init__(loss.model, Reinforce())
+        objective = loss._objective
+        what = replace(loss.what, objective=objective)
+        self._loss = (OwnLoss(loss.model, Reinforce(), what),)  # in a tuple, so that it is not a part
+        self.names: tuple[str, ...] = ()
+
+    def forward(self, inputs: Inputs, keys: Keys, controls: Controls) -> Tensor:
+        """Return the loss, followed by the metrics in the order of `names`."""
+        found, metrics = self._measured(inputs, keys, controls)
+        loss = _wide(found.loss)
+        return torch.stack([loss, *(metrics[name].to(loss.dtype) for name in self.names)])
+
+    def examine(self, inputs: Inputs, keys: Keys, controls: Controls) -> dict[str, int]:
+        """Find the names of all metrics, and return the number of units of every latent node."""
+        found, metrics = self._measured(inputs, keys, controls)
+        self.names = tuple(metrics)
+        return {name: units_of(found.posterior, name) for name in found.posterior.latent}
+
+    def _measured(self, inputs: Inputs, keys: Keys, controls: Controls) -> tuple[Estimate, dict[str, Tensor]]:
+        """Return the estimate and all metrics."""
+        with eval_mode(self.model), torch.no_grad():
+            found = self._loss[0].estimate(inputs, keys, controls)
+            metrics = {f"log_likelihood/{name}": value.mean() for name, value in found.log_likelihood.items()}
+            metrics |= {f"kl/{name}": value.mean() for name, value in found.kl.items()}
+            for name in found.posterior.latent:
+                metrics |= {f"{kind}/{name}": value for kind, value in _use(found.posterior, name).items()}
+            return found, metrics
+
+
+def _wide(loss: Tensor) -> Tensor:
+    """Return a loss in at least float32, since autocast may return less."""
+    return loss.to(compute_dtype(loss.dtype))
+
+
+def _use(trace: Trace, name: str) -> dict[str, Tensor]:
+    """Return how much of a node is used: the number of active units, and the share of constant ones."""
+    outcome, found = trace[name], dict[str, Tensor]()
+    rows = trace.rows
+    if not rows.batch_shape or not rows.have_any(outcome.seen.shape):
+        return found  # shared by all data points
+    mean = _mean(outcome.distribution)
+    if mean is not None and rows.have_any(mean.shape):
+        by_point = rows.unfold(mean).mean(0) if rows.have_samples(mean.shape) and rows.samples else mean
+        variance = by_point.float().flatten(0, len(rows.batch_shape) - 1).var(0, correction=0)
+        event = len(outcome.distribution.event_shape)
+        spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
+        found["active"] = (spread > ACTIVE).sum()
+    if isinstance(outcome.distribution, DiscreteVariable) and rows.folded.numel() > 1:
+        value = outcome.seen.flatten(0, len(rows.folded) - 1)
+        same = (value == value[:1]).all(0)
+        event = len(outcome.distribution.event_shape)
+        same = same.flatten(same.dim() - event).all(-1) if event else same
+        found["constant"] = same.float().mean()
+    return found
+
+
+def _mean(distribution: Distribution) -> Tensor | None:
+    try:
+        return distribution.mean
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+def units_of(trace: Trace, name: str) -> int:
+    """Return the number of independent units of a node."""
+    outcome = trace[name]
+    shape = outcome.seen.shape[len(trace.rows.folded) : outcome.seen.dim() - len(outcome.distribution.event_shape)]
+    return int(shape.numel()) if trace.rows.have_any(outcome.seen.shape) else 1

@@ -1,0 +1,113 @@
+"""The task of a user's own model from its recipe alone: the builder, the estimator and the schedules by their names."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import estimator as estimators
+from ..data import WIDTHS, Dataset, load_data
+from ..data.arrays import Arrays, load_arrays
+from ..estimator import NVIL, Estimator
+from ..model.base import as_module
+from ..spelling import did_you_mean
+from .builder import built, imported
+from .method import CLASSES
+from .own import MakeEstimator, Options, own_task
+from .own_recipe import OwnRecipe
+from .own_resolve import own_program_key, read_schedule
+from .recipe import ESTIMATORS
+from .source import as_source
+from .task import Task
+
+OwnData = Dataset | Arrays
+"""Data with splits: bits, or arrays of a file."""
+
+
+def own_data(
+    recipe: OwnRecipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
+) -> OwnData:
+    """Load the data that a recipe names: a data set of bits, or a file of arrays. `place` is where they are now."""
+    name = recipe.data if place is None else place
+    if name in WIDTHS:
+        return load_data(name, progress=progress)
+    if not name.endswith(".npz"):
+        must = "data must be a data set name or the path of an .npz file"
+        raise ValueError(f"{must}, got {name!r}{did_you_mean(name, WIDTHS)}")
+    return load_arrays(Path(name).expanduser(), max_bytes=max_bytes)
+
+
+def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
+    """Return the model of a recipe before training: a given one, or one that its builder builds."""
+    if model is not None:
+        return as_module("program", model)
+    try:
+        if not recipe.model:
+            raise ValueError("it has no name by which it can be imported")
+        return built(imported(recipe.model), recipe.arguments, seed=recipe.seed)
+    except (ValueError, TypeError, AttributeError) as error:
+        todo = "build it and call concretely.load(folder, model=build())"
+        raise ValueError(f"the model of this run cannot be built by its name: {error}; {todo}") from None
+
+
+def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str = "cpu") -> Task:
+    """Return the task of a recipe, with a new model on a device."""
+    place = torch.device(device)
+    model = built(imported(recipe.model), recipe.arguments, seed=recipe.seed)
+    sources = [
+        as_source(data.split(split), device=place, note=lambda sentence: None, name=data.name)
+        for split in (("train", "valid") if recipe.validate else ("train",))
+    ]
+    shapes = tuple((name, each.shape, each.dtype) for name, each in model.state_dict().items())
+    options = Options(
+        estimator=estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature),
+        temperature=_annealed(recipe),
+        beta=None if recipe.beta is None else read_schedule("beta", recipe.beta),
+        optimizer=recipe.optimizer,
+        schedule=recipe.lr_schedule,
+        valid=sources[1] if recipe.validate else None,
+    )
+    return own_task(recipe, model, sources[0], options, key=(own_program_key(recipe), shapes), digest=data.digest)
+
+
+def _annealed(recipe: OwnRecipe) -> Any:
+    """Return the schedule of the temperature, or None if it is constant or that of the estimator."""
+    found = None if recipe.temperature is None else read_schedule("temperature", recipe.temperature)
+    return found if callable(found) else None
+
+
+def estimator_from_text(text: str, temperature: str | None = None, prior: str | None = None) -> MakeEstimator:
+    """Return the estimator of a name of the command line, or of a text as Python writes one.
+
+    >>> estimator_from_text("rloo"), estimator_from_text("VIMCO(mean='arithmetic')")
+    (RLOO(), VIMCO(mean='arithmetic'))
+    """
+    if text == "nvil":
+        return NVIL
+    if text in CLASSES:
+        given = {}
+        for name, value in (("temperature", temperature), ("prior_temperature", prior)):
+            schedule = None if value is None else read_schedule(name, value)
+            if schedule is not None:
+                given[name] = schedule(0) if callable(schedule) else schedule
+        if ESTIMATORS[text].has_temperature:
+            given.setdefault("temperature", 2 / 3)
+        return CLASSES[text](**given)
+    return _written(text)
+
+
+def _written(text: str) -> Estimator:
+    """Return the estimator that Python writes as a text, such as `Pathwise(temperature=0.5)`."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
+        make = {name: getattr(estimators, name) for name in estimators.__all__}[call.func.id]
+        made: Estimator = make(**{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+    except (SyntaxError, AssertionError, KeyError, ValueError, TypeError):
+        raise ValueError(
+            f"the estimator of this run was an object that cannot be made from its text {text!r}"
+        ) from None
+    return made

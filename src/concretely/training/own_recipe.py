@@ -1,0 +1,189 @@
+"""The recipe of a run of a user's own model: all settings as plain values, for checkpoints, records and reports."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from ..spelling import number
+
+UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
+"""What differs between two processes in the text of an object."""
+
+
+class RunRecipe(Protocol):
+    """What the recipes of all runs have: those of the paper's models, and those of a user's own."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def estimator(self) -> str: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def lr_schedule(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def validate(self) -> int: ...
+    @property
+    def patience(self) -> int: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def settings(self) -> dict[str, Any]: ...
+    @property
+    def flexible(self) -> frozenset[str]: ...
+    def toml(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRecipe:
+    """How to train a model of one's own. Objects such as estimators and schedules are described by text.
+
+    >>> OwnRecipe(model="package.module:build", arguments={"width": 20}, data="my.npz", seed=3).title
+    'module.build-width20-my-seed3'
+    """
+
+    flexible: ClassVar[frozenset[str]] = frozenset({"steps", "validate", "patience", "data"})
+    """The keys that may change when a run is resumed. The data themselves may not."""
+
+    model: str
+    """The name by which the model or its builder can be imported, or a description."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of the builder."""
+    data: str = "data"
+    """The name of the data, or their path."""
+    estimator: str = "concrete"
+    samples: int = 1
+    """The number m of samples."""
+    objective: str | None = None
+    temperature: str | None = None
+    """The temperature, by node or as a schedule, if it was given."""
+    prior_temperature: str | None = None
+    """The temperature at which p scores the latents, if it was given on the command line."""
+    beta: str | None = None
+    """The weight of the KL, or its schedule."""
+    steps: int = 20_000
+    batch: int = 64
+    accumulate: int = 1
+    optimizer: str = "adam"
+    lr: float | None = 1e-3
+    lr_schedule: str = "constant"
+    clip: float | None = None
+    ema: float | None = None
+    precision: str = "float32"
+    seed: int = 0
+    validate: int = 0
+    validation_samples: int = 10
+    patience: int = 0
+
+    @property
+    def title(self) -> str:
+        """A name for the run: the model, its arguments, the data and the seed."""
+        module, _, function = self.model.rpartition(":")
+        place = Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
+        given = "".join(f"-{name}{value}" for name, value in self.arguments.items())
+        title = f"{place}.{function}{given}-{Path(self.data).stem}-seed{self.seed}" if module else f"seed{self.seed}"
+        return re.sub(r"[^\w.,=+~-]", "_", title)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that are not None, as plain values by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        found = {name: value for name, value in values.items() if value is not None}
+        return found | {"arguments": dict(self.arguments)}
+
+    def toml(self) -> str:
+        """Return the recipe as the text of a TOML file."""
+        plain = {name: value for name, value in self.settings.items() if name != "arguments"}
+        lines = [f"{name} = {_toml(value)}\n" for name, value in plain.items()]
+        if self.arguments:
+            lines += [
+                "\n[arguments]\n",
+                *(f"{_key(name)} = {_toml(value)}\n" for name, value in self.arguments.items()),
+            ]
+        return "".join(lines)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "OwnRecipe":
+        """Return the recipe of settings from a file."""
+        known = {each.name for each in fields(cls)}
+        # settings that are None are not written
+        return cls(**{"lr": None, **{name: value for name, value in settings.items() if name in known}})
+
+
+def require_possible(recipe: OwnRecipe) -> None:
+    """Raise an error in one sentence if a setting is not possible."""
+    for name in ("samples", "steps", "batch", "accumulate", "validation_samples"):
+        _require(_is_whole(getattr(recipe, name), 1), name, "be a whole number of at least 1", getattr(recipe, name))
+    for name in ("validate", "patience", "seed"):
+        value = getattr(recipe, name)
+        _require(_is_whole(value, 0), "every" if name == "validate" else name, "be a whole number, not negative", value)
+    for name in ("lr", "clip"):
+        value = getattr(recipe, name)
+        _require(value is None or 0 < value < math.inf, name, "be positive", value)
+    _require(recipe.ema is None or 0 <= recipe.ema < 1, "ema", "be at least 0 and below 1, such as 0.999", recipe.ema)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+
+
+def _require(holds: bool, name: str, must: str, found: Any) -> None:
+    if not holds:
+        raise ValueError(f"{name} must {must}, got {found!r}")
+
+
+def describe(value: Any) -> str:
+    """Return a text for an object that is the same in every process.
+
+    >>> describe(0.5), describe({"h": 0.5}), describe(print)
+    ('0.5', "{'h': 0.5}", 'builtins:print')
+    """
+    if isinstance(value, str | int | float | None):
+        return str(value)
+    if isinstance(value, Mapping):
+        return repr({name: _plain(each) for name, each in value.items()})
+    name = getattr(value, "__qualname__", None)
+    if name is not None:
+        return f"{value.__module__}:{name}"
+    return UNNAMED.sub("…", repr(value))
+
+
+def read_argument(text: str) -> Any:
+    """Read the value of an argument of a builder from a flag: a number, true or false, or a text.
+
+    >>> [read_argument(text) for text in ("200", "1e-3", "1/2", "true", "relu")]
+    [200, 0.001, 0.5, True, 'relu']
+    """
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    value = number(text)
+    return text if value != value else value
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) else describe(value)
+
+
+def _toml(value: Any) -> str:
+    """Return a plain value as TOML. Values that TOML lacks become text."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if not isinstance(value, str | int | float | bool):
+        value = str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)

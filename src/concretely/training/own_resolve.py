@@ -1,0 +1,134 @@
+"""Recipes of a user's own models from flags and files, and the objects that their text denotes."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ..schedule import Annealing, Schedule, Warmup
+from ..spelling import did_you_mean, number
+from .own_recipe import OwnRecipe, RunRecipe, read_argument, require_possible
+from .recipe import ESTIMATORS, FILE, LR_SCHEDULES, OPTIMIZERS, resolve
+
+BUILDER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|.+\.py:[A-Za-z_][\w.]*")
+"""The name of a builder: `package.module:build` or `path/to/file.py:build`."""
+WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")
+REAL = ("lr", "clip", "ema")
+CHOICES = {
+    "optimizer": OPTIMIZERS,
+    "lr_schedule": LR_SCHEDULES,
+    "estimator": tuple(ESTIMATORS),
+    "precision": ("float32", "tf32", "bfloat16"),
+}
+RUN_FILES = (FILE, "curve.csv", "model.safetensors", "record.json", "report.html", "diverged.txt", "curve.png")
+"""The files of a run besides its checkpoints and pictures."""
+DIFFERENT_OWN = ("data", "lr", "temperature", "prior_temperature", "beta", "clip", "ema", "seed")
+"""The keys of an own recipe that may have several values, besides the arguments of the builder."""
+
+
+def is_builder_name(text: str) -> bool:
+    """Return whether a text names a builder; otherwise it is a model in the paper's notation.
+
+    >>> is_builder_name("package.module:build"), is_builder_name("my.py:build"), is_builder_name("20H:8~784V")
+    (True, True, False)
+    """
+    return BUILDER.fullmatch(text) is not None
+
+
+def resolve_recipe(**given: Any) -> RunRecipe:
+    """Build a recipe from settings: that of a user's own model if there is a `model`, else that of a notation."""
+    return resolve_own(**given) if given.get("model") is not None else resolve(**given)
+
+
+def resolve_own(**given: Any) -> OwnRecipe:
+    """Build the recipe of a user's own model from settings, which may be text as in flags.
+
+    >>> recipe = resolve_own(model="package.module:build", estimator="rloo", lr="1e-3", arguments={"width": "20"})
+    >>> recipe.samples, recipe.lr, recipe.arguments
+    (5, 0.001, {'width': 20})
+    """
+    known = [each.name for each in fields(OwnRecipe)]
+    wished = {name: value for name, value in given.items() if value is not None}
+    for name in wished:
+        if name not in known:
+            raise ValueError(f"a model of one's own has no key {name!r}{did_you_mean(name, known)}")
+    for name, names in CHOICES.items():
+        if name in wished and wished[name] not in names:
+            raise ValueError(f"unknown {name} {wished[name]!r}{did_you_mean(str(wished[name]), names)}")
+    for name in WHOLE:
+        if name in wished:
+            wished[name] = _whole(name, wished[name])
+    for name in REAL:
+        if name in wished:
+            wished[name] = _real(name, wished[name])
+    for name in ("temperature", "prior_temperature", "beta"):
+        if name in wished:
+            wished[name] = str(wished[name])
+            read_schedule(name, wished[name])
+    arguments = wished.get("arguments", {})
+    wished["arguments"] = {
+        name: read_argument(value) if isinstance(value, str) else value for name, value in arguments.items()
+    }
+    estimator, steps = wished.get("estimator", OwnRecipe.estimator), wished.get("steps", OwnRecipe.steps)
+    wished.setdefault("samples", 5 if ESTIMATORS[estimator].samples > 1 else 1)
+    if wished.get("patience"):
+        wished.setdefault("validate", max(1, steps // 50))
+    recipe = OwnRecipe(**{"data": "digits", **wished})
+    require_possible(recipe)
+    least = ESTIMATORS[recipe.estimator].samples
+    if recipe.samples < least:
+        raise ValueError(f"samples must be at least {least} for estimator {recipe.estimator!r}, got {recipe.samples}")
+    for name in ("temperature", "prior_temperature"):
+        if getattr(recipe, name) is not None and not getattr(ESTIMATORS[recipe.estimator], f"has_{name}"):
+            found = getattr(recipe, name)
+            raise ValueError(f"{name} must be left out, as estimator {recipe.estimator!r} has none, got {found!r}")
+    if recipe.patience and not recipe.validate:
+        raise ValueError(f"patience must be 0 unless validate is given, got {recipe.patience}")
+    return recipe
+
+
+def own_program_key(recipe: OwnRecipe) -> str:
+    """Return a key that is equal for recipes whose runs can be trained together."""
+    settings = recipe.settings
+    return repr({name: value for name, value in settings.items() if name not in ("seed", "lr", "data")})
+
+
+def read_schedule(name: str, text: str) -> Schedule:
+    """Read a number, or a schedule such as 1:1/2:10000: start, end and steps. A temperature anneals exponentially.
+
+    >>> read_schedule("beta", "0:1:1000"), read_schedule("temperature", "2/3")
+    (Warmup(steps=1000, start=0.0, end=1.0), 0.6666666666666666)
+    """
+    parts = [number(part) for part in text.split(":")]
+    if len(parts) == 1 and parts[0] == parts[0]:
+        return parts[0]
+    if len(parts) != 3 or any(part != part for part in parts) or parts[2] != parts[2] // 1:
+        raise ValueError(f"{name} must be a number, or start:end:steps such as 1:1/2:10000, got {text!r}")
+    start, end, steps = parts[0], parts[1], int(parts[2])
+    return Warmup(steps, start, end) if name == "beta" else Annealing(start, end, steps)
+
+
+def _whole(name: str, value: Any) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\s*\+?\d+\s*", value):
+        return int(value)
+    found = number(value) if isinstance(value, str) else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or found != found or found != found // 1:
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    return int(found)
+
+
+def _real(name: str, value: Any) -> float:
+    found = number(value) if isinstance(value, str) else value
+    if isinstance(found, bool) or not isinstance(found, int | float) or found != found:
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    return float(found)
+
+
+def remove_runs(folder: Path) -> None:
+    """Delete the run in a folder and the runs inside it. Other files stay."""
+    for own in (folder, *(path.parent for path in folder.glob(f"*/{FILE}"))):
+        if (own / FILE).exists():
+            for path in own.glob("checkpoint-*"):
+                path.unlink()
+            for name in RUN_FILES:
+                (own / name).unlink(missing_ok=True)

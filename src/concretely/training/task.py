@@ -1,0 +1,112 @@
+"""A task: all that the step engine, the training loop and the checkpoints need to know about a run.
+
+They depend on tasks alone. `paper.paper_task` describes a recipe of the paper's models.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..estimator import Estimator
+from ..noise import Keys
+from ..schedule import Schedule, at_step
+from .feed import Feed
+from .own_recipe import RunRecipe
+
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+"""A class of `torch.optim`, or a function of parameters that returns an optimizer."""
+Controls = tuple[float | Tensor, ...]
+"""The values of all schedules at a step, such as temperatures."""
+
+
+class MemberLoss(nn.Module, ABC):
+    """The loss of one member on a batch. Its parts are the model and, if it is a module, the estimator."""
+
+    def __init__(self, model: nn.Module, estimator: Estimator) -> None:
+        super().__init__()
+        self.model, self.estimator = model, estimator
+
+    @abstractmethod
+    def forward(self, inputs: Any, keys: Keys, controls: Controls) -> Tensor:
+        """Return the loss, with noise from the given keys and at the given values of the schedules."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """What a run trains, and how."""
+
+    recipe: RunRecipe
+    """The settings, which a checkpoint stores."""
+    device: torch.device
+    key: Hashable
+    """A key that is equal for tasks whose steps can be taken together, as one program."""
+    loss: MemberLoss
+    monitor: MemberLoss | None
+    """The loss of the discrete graph, which is measured at every tenth step, or None if it is not measured.
+
+    If there are `metrics`, it returns a vector: the loss, followed by the metrics.
+    """
+    metrics: tuple[str, ...] = ()
+    """The names of what the monitor measures."""
+    feed: Feed
+    """Where the batches come from."""
+    digest: str
+    """The digest of the data, which must not change during a run."""
+    source: str
+    """The name of the data, for errors."""
+    lr: float
+    lr_factor: Callable[[int], float]
+    """The factor by which the schedule multiplies the learning rate at a step. It is the same for one `key`."""
+    decay: float
+    """The L2 penalty: this factor times half the squared weights is added to the loss."""
+    controls: tuple[Schedule, ...]
+    """The schedules that the loss depends on."""
+    temperature: Schedule | None
+    """The temperature that rows of the curve show."""
+    weights: frozenset[str]
+    """The parameters of the loss with an L2 penalty. Muon trains these; Adam trains the others."""
+    watched: frozenset[str]
+    """The parameters of the loss whose gradients are finite if and only if all are."""
+    validate: Callable[[], float]
+    """Returns the score of the validation set, of which lower is better."""
+    stacks: Literal["always", "several", "never"] = "always"
+    """Whether members run as one vmapped program on a GPU: always, only if there are several, or never."""
+    control_names: tuple[str, ...] = ()
+    """The names of the schedules in rows of the curve; empty if rows do not show them."""
+    optimizer: OptimizerFactory | None = None
+    """Makes the optimizer, or None for that of the recipe: Adam or Muon."""
+    optimizer_lr: float | None = None
+    """The learning rate to make the optimizer with, or None for its own. Then `lr` is 1."""
+    parts: int = 1
+    """The number of batches whose gradients are averaged in a step."""
+    clip: float | None = None
+    """The largest norm of a gradient, or None if it is not limited."""
+    ema: float | None = None
+    """The decay of the running average of the parameters of the model, or None if there is none."""
+    reseeds: bool = False
+    """Whether torch's global generators are seeded before each step, for programs that draw from them."""
+    units: Mapping[str, int] = field(default_factory=dict)
+    """The number of units of every latent node that is watched for signs of collapse."""
+    examines: bool = False
+    """Whether the first step is tried before anything is written, to say what is wrong with it."""
+    compiles: bool = False
+    """Whether the loss is compiled."""
+    is_bound: bool = True
+    """Whether an objective far below that before training means that training has diverged."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that is trained."""
+        return self.loss.model
+
+    def lr_at(self, step: int) -> float:
+        """Return the learning rate at a step."""
+        return self.lr * self.lr_factor(step)
+
+    def controls_at(self, step: int) -> Sequence[float]:
+        """Return the values of the schedules at a step."""
+        return [at_step(each, step) for each in self.controls]

@@ -1,0 +1,115 @@
+"""Optimizers of `torch.optim` for the parameters of a run."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .optimizer import StepSizes
+from .task import OptimizerFactory
+from .update import Update
+
+PREFIX = "optimizer/"
+"""The prefix of the names of an optimizer's tensors in a checkpoint."""
+
+
+class TorchOptimizer:
+    """An optimizer of `torch.optim`, whose learning rates are multiplied by a factor in each step.
+
+    Its state is saved by the names of the parameters. Numbers in it are saved as tensors.
+    """
+
+    def __init__(self, factory: OptimizerFactory, parameters: Mapping[str, nn.Parameter], *, lr: float | None) -> None:
+        self._parameters, self.device = dict(parameters), next(iter(parameters.values())).device
+        self._optimizer = _made(factory, list(parameters.values()), lr)
+        groups = self._optimizer.param_groups
+        self.lrs = [float(group["lr"]) for group in groups]
+        known = {id(each) for group in groups for each in group["params"]}
+        self.left_out = [name for name, each in parameters.items() if id(each) not in known]
+        if self.device.type != "cpu":  # so that a step can be captured as a CUDA graph
+            for group in groups:
+                group["lr"] = torch.tensor(group["lr"], device=self.device)
+                if "capturable" in group:
+                    group["capturable"] = True
+                elif group.get("fused", 0) is None and isinstance(self._optimizer, torch.optim.SGD):
+                    group["fused"], group["foreach"] = True, False
+
+    def step(self, gradients: Mapping[str, Tensor], factor: Tensor) -> None:
+        """Take a step with the learning rates times a factor. A factor of zero leaves out the step."""
+        if self.device.type == "cpu":
+            value = factor.item()
+            if value == 0:
+                return
+            for group, lr in zip(self._optimizer.param_groups, self.lrs, strict=True):
+                group["lr"] = lr * value
+        else:
+            for group, lr in zip(self._optimizer.param_groups, self.lrs, strict=True):
+                group["lr"].copy_(factor * lr)
+        for name, parameter in self._parameters.items():
+            gradient = gradients.get(name)
+            if gradient is not None and self.device.type != "cpu":
+                gradient = torch.where(factor != 0, gradient, 0)
+            parameter.grad = gradient
+        self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state as tensors."""
+        found = {}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                is_tensor = isinstance(value, Tensor)
+                found[f"{PREFIX}{name}/{key}"] = value if is_tensor else torch.tensor(value, dtype=torch.float64)
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the state to that of a checkpoint."""
+        for name, parameter in self._parameters.items():
+            start = f"{PREFIX}{name}/"
+            own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+            if own:
+                self._optimizer.state[parameter] = {key: self._placed(key, value) for key, value in own.items()}
+
+    def _placed(self, key: str, value: Tensor) -> Tensor:
+        """Return a tensor of the state on its device: counts of steps stay on the CPU unless steps are captured."""
+        captures = any(group.get("capturable") or group.get("fused") for group in self._optimizer.param_groups)
+        return value.clone() if key == "step" and not captures else value.to(self.device, copy=True)
+
+
+class TorchUpdate(Update):
+    """An update of every member by its own optimizer of torch."""
+
+    def __init__(self, optimizers: Sequence[TorchOptimizer]) -> None:
+        self._optimizers = optimizers
+
+    def __call__(self, gradients: Mapping[str, Tensor], sizes: StepSizes) -> None:
+        """Update all parameters."""
+        for member, optimizer in enumerate(self._optimizers):
+            optimizer.step({name: each[member] for name, each in gradients.items()}, sizes.rate[member])
+
+
+def _made(factory: OptimizerFactory, parameters: Sequence[nn.Parameter], lr: float | None) -> torch.optim.Optimizer:
+    """Call a factory with parameters and, if it is given and accepted, the learning rate."""
+    if isinstance(factory, torch.optim.Optimizer):
+        title = type(factory).__name__
+        raise TypeError(f"optimizer must be made by fit, got an instance: pass torch.optim.{title} or a function of it")
+    named: dict[str, Any] = {} if lr is None else {"lr": lr}
+    if named and "lr" not in _accepted(factory):
+        raise ValueError(f"lr must be left out, as the optimizer takes none, got {lr}")
+    found = factory(parameters, **named)
+    if not isinstance(found, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must make a torch.optim.Optimizer, got {type(found).__name__}")
+    if isinstance(found, torch.optim.LBFGS):
+        raise TypeError("optimizer must take a step from one gradient, got LBFGS")
+    return found
+
+
+def _accepted(factory: OptimizerFactory) -> Iterable[str]:
+    try:
+        return inspect.signature(factory.func if isinstance(factory, partial) else factory).parameters
+    except ValueError:
+        return ()

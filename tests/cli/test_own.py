@@ -1,0 +1,214 @@
+"""The command trains, resumes, scores, samples, studies, compares and sweeps a model of one's own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import concretely as c
+from concretely.training.run import load_recipe
+
+from ..training import own
+from .command import call
+
+pytestmark = pytest.mark.usefixtures("unpictured")
+BUILD = "tests.training.own:build"
+GATE = "tests.training.own:Gate"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of bits, with splits."""
+    path, x = tmp_path_factory.mktemp("data") / "my.npz", own.bits(80).numpy()
+    np.savez(path, train=x[:50], valid=x[50:65], test=x[65:])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of bits and labels, without a validation split."""
+    path, x = tmp_path_factory.mktemp("data") / "labelled.npz", own.bits(80).numpy()
+    y = (x.sum(-1) % 3).astype(np.int64)
+    np.savez(path, train_x=x[:60], train_y=y[:60], test_x=x[60:], test_y=y[60:])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, to be read only."""
+    folder = tmp_path_factory.mktemp("runs") / "own"
+    given = ("--data", data, "--steps", "20", "--batch", "8", "--set", "width=5", "--validate", "10")
+    code, stdout, stderr = call("train", BUILD, *given, "--out", str(folder), "--score-samples", "5")
+    assert code == 0, stderr
+    assert stdout.startswith("test NLL ")
+    return folder
+
+
+def test_a_trained_model_leaves_all_files_and_is_loaded(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert {"recipe.toml", "curve.csv", "record.json", "report.html", "model.safetensors"} <= names
+    recipe = load_recipe(trained)
+    assert (recipe.settings["model"], recipe.settings["arguments"]) == (BUILD, {"width": 5})
+    assert c.load(trained).p.decoder[0].weight.shape == (5, 8)
+    record = json.loads((trained / "record.json").read_text())
+    assert {"test_nll", "test_factorised_nll"} <= set(record["metrics"])
+    page = (trained / "report.html").read_text()
+    assert "own.build(width=5)" in page
+    assert "KL" in page
+
+
+def test_a_run_is_evaluated_sampled_studied_and_compared(trained: Path, tmp_path: Path) -> None:
+    run = str(trained)
+    code, stdout, _ = call("evaluate", run, "--samples", "7", "--json", "--relaxed")
+    found = json.loads(stdout)
+    assert (code, found["model"], found["samples"]) == (0, "own.build(width=5)", 7)
+    assert found["test_relaxed"]["value"] > 0
+    assert call("sample", run, "--rows", "2", "--columns", "3", "--out", str(tmp_path))[0] == 0
+    code, stdout, stderr = call(
+        "study", run, "--estimators", "concrete,rloo,nvil", "--repeats", "4", "--samples", "2", "--out", str(tmp_path)
+    )
+    assert code == 0, stderr
+    assert all(name in stdout for name in ("concrete", "rloo", "nvil"))
+    code, stdout, _ = call("compare", run, run)
+    assert code == 0
+    assert stdout.count("own.build(width=5)") == 3
+    assert "independent pixels" in stdout
+
+
+def test_lists_are_trained_together_each_in_its_folder(data: str, tmp_path: Path) -> None:
+    given = ("--data", data, "--steps", "5", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "list"))
+    code, stdout, stderr = call("train", BUILD, *given, "--set", "width=4,6", "--seed", "0..1", "--set", "drop=0.1")
+    assert code == 0, stderr
+    folders = sorted(path.name for path in (tmp_path / "list").iterdir())
+    assert folders == [f"width={width},seed={seed}" for width in (4, 6) for seed in (0, 1)]
+    assert all(folder in stdout for folder in folders)
+
+
+def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None:
+    given = ("--data", data, "--steps", "4", "--batch", "8", "--estimator", "rloo", "--score-samples", "2")
+    code, stdout, stderr = call("sweep", BUILD, *given, "--lr", "1e-2,1e-3", "--out", str(tmp_path / "sweep"))
+    assert code == 0, stderr
+    assert len([line for line in stdout.splitlines() if line.strip().endswith("best")]) == 1
+    best = tmp_path / "sweep" / "best.toml"
+    code, _, stderr = call("train", "--recipe", str(best), "--out", str(tmp_path / "again"), "--score-samples", "2")
+    assert code == 0, stderr
+    assert load_recipe(tmp_path / "again").settings["estimator"] == "rloo"
+
+
+def test_a_program_is_scored_by_its_cost(labelled: str, tmp_path: Path) -> None:
+    run = str(tmp_path / "gate")
+    given = ("--data", labelled, "--steps", "6", "--batch", "8", "--estimator", "rloo", "--score-samples", "3")
+    code, stdout, stderr = call("train", GATE, *given, "--out", run)
+    assert code == 0, stderr
+    assert stdout.startswith("test cost ")
+    assert call("evaluate", run, "--samples", "4", "--split", "valid")[1].startswith("valid cost ")
+    code, stdout, _ = call("compare", run)
+    assert code == 0
+    assert "test cost" in stdout
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_end(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("--data", data, "--batch", "8", "--score-samples", "2", "--beta", "0:1:8", "--temperature", "1:1/2:9")
+    assert call("train", BUILD, *given, "--steps", "12", "--out", str(tmp_path / "straight"))[0] == 0
+    assert call("train", BUILD, *given, "--steps", "7", "--out", str(tmp_path / "parts"))[0] == 0
+    code, _, stderr = call("train", "--resume", str(tmp_path / "parts"), "--steps", "12", "--score-samples", "2")
+    assert code == 0, stderr
+    one, other = (own.saved(tmp_path / name) for name in ("straight", "parts"))
+    assert all(one[name].equal(other[name]) for name in one if not name.startswith("row/"))
+
+
+def test_another_setting_has_another_default_folder(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("--data", data, "--steps", "2", "--batch", "8", "--score-samples", "2")
+    for extra in ((), ("--lr", "1e-2"), ("--set", "width=5", "--lr", "1e-2")):
+        code, _, stderr = call("train", BUILD, *given, *extra)
+        assert code == 0, stderr
+    names = sorted(path.name for path in (tmp_path / "out" / "train").iterdir())
+    assert names == ["own.build-my-seed0", "own.build-my-seed0,lr=0.01", "own.build-width5-my-seed0"]
+    code, _, stderr = call("train", BUILD, *given)
+    assert code == 2
+    assert stderr == (
+        "'out/train/own.build-my-seed0' already holds a run: resume it with --resume, replace it with --overwrite, or "
+        "choose another folder with --out\n"
+    )
+    assert call("train", BUILD, *given, "--overwrite")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([BUILD, "--set", "wide=3"], "tests.training.own:build has no parameter 'wide'"),
+        ([BUILD, "--set", "wide"], "set must be a name and a value, such as width=200, got 'wide'"),
+        (["4H-6V", "--set", "width=3"], "set must be left out, as 4H-6V has no builder, got width"),
+        (["tests.cli.test_own:needs"], "tests.cli.test_own:needs must be given width, got no value"),
+        (["tests.training.own:bild"], "unknown name 'bild' in tests.training.own; did you mean 'build'?"),
+        (
+            ["no.such.module:build"],
+            "model must be importable, such as package.module:build, got 'no.such.module:build'",
+        ),
+        (["missing.py:build"], "model must be importable, such as package.module:build, got 'missing.py:build': there"),
+        ([BUILD, "--estimator", "rlo"], "unknown estimator 'rlo'; did you mean 'rloo'?"),
+        ([BUILD, "--estimator", "rloo", "--samples", "1"], "samples must be at least 2 for estimator 'rloo', got 1"),
+        ([BUILD, "--weight-decay", "1"], "a model of one's own has no key 'weight_decay'"),
+        ([BUILD, "--lr", "fast"], "lr must be a number, got 'fast'"),
+        ([BUILD, "--beta", "0:1"], "beta must be a number, or start:end:steps such as 1:1/2:10000, got '0:1'"),
+        ([GATE], "a program of (x, y) must be given as many inputs, got 1 input"),
+    ],
+)
+def test_bad_input_gets_one_sentence(
+    arguments: list[str], sentence: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, stdout, stderr = call("train", *arguments, "--data", data)
+    assert (code, stdout) == (2, "")
+    assert stderr.startswith(sentence), stderr
+    assert not list(tmp_path.iterdir())
+
+
+def needs(width: int) -> Any:
+    return own.build(width)
+
+
+def write(path: Path, **arrays: Any) -> str:
+    np.savez(path, **arrays)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "sentence"),
+    [
+        ({"images": np.zeros((3, 6))}, "must have arrays train, or train_x, train_y and so on, and likewise for valid"),
+        ({"test": np.zeros((3, 6))}, "must have an array 'train' or arrays 'train_NAME', got none"),
+        (
+            {"train": np.zeros((9, 6)), "test": np.zeros((3, 5))},
+            "must have points of the same shape as train, got (5,)",
+        ),
+        ({"train_x": np.zeros((9, 6)), "train_y": np.zeros(8)}, "must have as many data points in every array"),
+        (
+            {"train": np.zeros((9, 5))},
+            "the model must run on a batch of the data, of float32 (64, 5), got mat1",
+        ),
+        ({"train_x": np.zeros((9, 6)), "test_y": np.zeros((9, 6))}, "must have the inputs x, as train has, got y"),
+    ],
+)
+def test_a_file_that_does_not_fit_gets_one_sentence(arrays: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "bad.npz", **arrays)
+    code, stdout, stderr = call("train", BUILD, "--data", path, "--out", str(tmp_path / "run"))
+    assert (code, stdout) == (2, "")
+    assert sentence in stderr
+    assert len(stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_builder_may_be_in_a_file(data: str, tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text(
+        "from tests.training.own import build as made\n\ndef build():\n    return made()\n"
+    )
+    given = ("--data", data, "--steps", "2", "--batch", "8", "--score-samples", "2", "--out", str(tmp_path / "run"))
+    code, _, stderr = call("train", f"{tmp_path / 'my_model.py'}:build", *given)
+    assert code == 0, stderr
+    assert isinstance(c.load(tmp_path / "run"), c.Model)

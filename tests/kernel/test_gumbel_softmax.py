@@ -1,0 +1,41 @@
+"""The kernel of relaxed and one-hot draws against its definition, on the same noise."""
+
+import pytest
+import torch
+
+from concretely.functional import gumbel_softmax
+from concretely.functional.log_simplex import noise_of_key
+from tests.kernel import DEVICE, fast, kernel
+
+SHAPES = [(1, 2), (7, 3), (2, 35, 8), (5, 130), (3, 5_000)]
+
+
+@kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernel_draws_its_definition(shape: tuple[int, ...], hard: bool, dtype: torch.dtype) -> None:
+    logits = (3 * torch.randn(shape, device=DEVICE)).to(dtype)
+    key = 2**62 + 5, 2**62 + 8
+    kernels, units = fast("gumbel_softmax"), logits.numel() // shape[-1]
+    noise = noise_of_key(torch.tensor([key], device=DEVICE), 1, units, shape[-1]).view(shape)
+    truth = gumbel_softmax.push(logits.double(), 0.7, noise.double())
+    state, soft = kernels.draw(logits, 0.7, key, hard=hard)
+    precision = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 2e-4, "atol": 2e-6}
+    torch.testing.assert_close(soft.double(), truth, **precision)
+    assert state.dtype == soft.dtype == dtype
+    if hard:
+        assert torch.equal(state.double(), gumbel_softmax.push(logits.double(), 0.0, noise.double()))
+    by, share = torch.randn_like(logits).double(), soft.double()
+    slope = (by * share - share * (by * share).sum(-1, keepdim=True)) / 0.7
+    torch.testing.assert_close(kernels.pull(by.to(dtype), soft, 0.7).double(), slope, **precision)
+
+
+@kernel
+def test_impossible_categories_are_never_drawn() -> None:
+    logits = torch.zeros(50, 4, device=DEVICE)
+    logits[:, 1] = -torch.inf
+    state, soft = fast("gumbel_softmax").draw(logits, 0.5, (2**62, 2**62), hard=True)
+    assert (state.sum(-1) == 1).all()
+    assert (soft[:, 1] == 0).all()
+    assert soft.isfinite().all()

@@ -1,0 +1,204 @@
+"""The drop-in functions draw by the exact law, in every dtype, with torch's arguments."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gumbel_softmax as torch_gumbel_softmax
+
+import concretely as c
+from concretely.functional import gumbel_softmax as functional
+from concretely.noise import gumbel
+from tests.budget import assert_frequency
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+SIZES = pytest.mark.parametrize("rows", [50, 5000])
+"""A tensor that takes the path of few elements, and one that does not."""
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_it_has_the_arguments_of_torch_in_their_order() -> None:
+    logits = torch.randn(3, 4)
+    for function in (torch_gumbel_softmax, c.gumbel_softmax):
+        assert function(logits, 0.5, True, 1e-10, 0).sum(0).tolist() == [1.0] * 4
+
+
+@DTYPES
+@SIZES
+def test_hard_draws_are_one_hot_to_the_bit(dtype: torch.dtype, rows: int) -> None:
+    value = c.gumbel_softmax(torch.randn(rows, 7, dtype=dtype, requires_grad=True), 0.1, hard=True)
+    assert value.dtype == dtype
+    assert ((value == 0) | (value == 1)).all()
+    assert (value.sum(-1) == 1).all()
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("tau", [1e-3, 0.7, 10.0])
+def test_values_and_gradients_are_finite(dtype: torch.dtype, rows: int, tau: float) -> None:
+    logits = torch.linspace(-1e4, 1e4, 8).to(dtype).repeat(rows, 1).requires_grad_()
+    for hard in (False, True):
+        value = c.gumbel_softmax(logits, tau, hard=hard)
+        (slope,) = torch.autograd.grad(value[..., 0].sum(), logits)
+        assert value.isfinite().all()
+        assert slope.isfinite().all()
+        torch.testing.assert_close(value.double().sum(-1), torch.ones(rows).double(), rtol=0, atol=0.02)
+
+
+@SIZES
+@pytest.mark.parametrize("hard", [False, True])
+def test_the_gradient_is_that_of_the_relaxed_value_on_the_same_noise(rows: int, hard: bool) -> None:
+    logits = torch.randn(rows, 5, dtype=torch.float64, requires_grad=True)
+    by = torch.randn(rows, 5, dtype=torch.float64)
+    value = c.gumbel_softmax(logits, 0.5, hard=hard, generator=seeded())
+    soft = c.gumbel_softmax(logits, 0.5, generator=seeded()).detach()
+    expected = (by * soft - soft * (by * soft).sum(-1, keepdim=True)) / 0.5
+    torch.testing.assert_close(torch.autograd.grad(value, logits, by)[0], expected)
+    assert torch.equal(value.argmax(-1), soft.argmax(-1))
+
+
+@SIZES
+def test_second_derivatives_are_those_of_the_softmax(rows: int) -> None:
+    logits = torch.randn(rows, 3, dtype=torch.float64, requires_grad=True)
+    value = c.gumbel_softmax(logits, 0.7)
+    cold = (0.7 * value.detach().log()).requires_grad_()  # noisy logits with this value
+    seconds = []
+    for soft, given in ((value, logits), ((cold / 0.7).softmax(-1), cold)):
+        (slope,) = torch.autograd.grad((soft**3).sum(), given, create_graph=True)
+        seconds.append(torch.autograd.grad((slope**2).sum(), given)[0])
+    torch.testing.assert_close(*seconds)
+
+
+@SIZES
+@pytest.mark.parametrize("tau", [0.3, 1])
+def test_the_argmax_is_a_draw_of_the_categorical_variable(rows: int, tau: float) -> None:
+    logits, repeats = torch.tensor([2.0, 0.0, -1.0, -4.0]), 2_000_000 // rows
+    counts = torch.zeros(4, dtype=torch.float64)
+    for seed in range(repeats):
+        counts += c.gumbel_softmax(logits.repeat(rows, 1), tau, generator=seeded(seed)).argmax(-1).bincount(minlength=4)
+    for hits, probability in zip(counts.tolist(), logits.double().softmax(-1).tolist(), strict=True):
+        assert_frequency(int(hits), of=rows * repeats, probability=probability)
+
+
+def test_a_temperature_for_each_row_is_that_of_the_row() -> None:
+    logits, tau = torch.randn(2, 5, 3, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64) + 0.1
+    noise = gumbel(logits.shape, torch.float64)
+    for given in (tau, tau.unsqueeze(-1)):
+        value = c.gumbel_softmax(logits, given, generator=seeded())
+        assert value.shape == logits.shape
+    expected = ((logits + noise) / tau.unsqueeze(-1)).softmax(-1)
+    torch.testing.assert_close(functional.push(logits, tau.unsqueeze(-1), noise), expected)
+    moved = c.gumbel_softmax(logits.movedim(-1, 0), tau, dim=0, generator=seeded())
+    torch.testing.assert_close(moved.movedim(0, -1), c.gumbel_softmax(logits, tau, generator=seeded()))
+
+
+def test_a_learned_temperature_has_a_finite_gradient_beside_impossible_categories() -> None:
+    logits, tau = torch.tensor([[0.0, -math.inf, 1.0]]), torch.tensor([0.5], requires_grad=True)
+    value = c.gumbel_softmax(logits, tau)
+    value[0, 0].backward()
+    assert value[0, 1] == 0
+    assert tau.grad is not None
+    assert tau.grad.isfinite().all()
+
+
+@SIZES
+def test_temperature_zero_is_the_discrete_limit_without_a_gradient(rows: int) -> None:
+    logits = torch.randn(rows, 4, requires_grad=True)
+    value = c.gumbel_softmax(logits, 0)
+    assert not value.requires_grad
+    assert (value.sum(-1) == 1).all()
+    mixed = c.gumbel_softmax(logits, torch.cat([torch.zeros(rows // 2), torch.ones(rows - rows // 2)]))
+    assert ((mixed[: rows // 2] == 0) | (mixed[: rows // 2] == 1)).all()
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("hard", [False, True])
+def test_impossible_categories_are_never_drawn_and_an_impossible_row_is_refused(
+    dtype: torch.dtype, rows: int, hard: bool
+) -> None:
+    logits = torch.randn(rows, 4).to(dtype)
+    logits[:, 2] = -math.inf
+    logits.requires_grad_()
+    value = c.gumbel_softmax(logits, 0.5, hard=hard)
+    assert (value[:, 2] == 0).all()
+    assert torch.autograd.grad(value[:, 0].sum(), logits)[0].isfinite().all()
+    with torch.no_grad():
+        logits[1] = -math.inf
+    with pytest.raises(ValueError, match=r"leave at least one category possible, got .* in row \(1,\)"):
+        c.gumbel_softmax(logits, 0.5, hard=hard)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tau": -0.5}, "tau must be positive, or 0 for one-hot draws, got -0.5"),
+        ({"tau": torch.tensor([-1.0, 1.0, 1.0])}, "tau must be positive, or 0 for one-hot draws, got -1"),
+        ({"tau": math.nan}, "tau must be positive"),
+        ({"tau": "warm"}, "tau must be a number or a floating tensor, got str"),
+        ({"tau": torch.ones(4)}, r"tau must have one temperature for each row, of shape \(3,\), got shape \(4,\)"),
+        ({"dim": 2}, r"dim must be an axis of the logits, got 2 for logits of shape \(3, 4\)"),
+        ({"logits": torch.zeros(3, 4, dtype=torch.int64)}, "logits must be a floating tensor, got torch.int64"),
+        ({"logits": torch.full((3, 4), math.nan)}, "logits must be numbers, got .* in row"),
+        ({"logits": torch.full((3, 4), math.inf)}, "logits must be below infinity, got .* in row"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(change: dict[str, object], sentence: str) -> None:
+    given = {"logits": torch.zeros(3, 4), **change}
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        c.gumbel_softmax(**given)
+
+
+@SIZES
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("function", [c.gumbel_softmax, c.gumbel_sigmoid, c.straight_through])
+@pytest.mark.unchecked
+def test_they_work_compiled_vmapped_and_under_autocast(function: Callable[..., Tensor], rows: int, hard: bool) -> None:
+    draw = function if function is c.straight_through else partial(function, hard=hard)
+    logits = torch.randn(rows, 4, requires_grad=True)
+    compiled = torch.compile(draw, backend="aot_eager", fullgraph=True)(logits)
+    mapped = torch.vmap(draw, randomness="different")(logits)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = draw(logits)
+    for value in (compiled, mapped, cast):
+        assert value.shape == logits.shape
+        assert ((value >= 0) & (value <= 1)).all()
+        value.sum().backward()
+    slope = torch.func.grad(lambda logits: draw(logits)[0, 0])(logits.detach())
+    assert slope.isfinite().all()
+
+
+@DTYPES
+@SIZES
+def test_gates_are_bits_or_lie_between(dtype: torch.dtype, rows: int) -> None:
+    logits = torch.tensor([-1e4, -1.0, 0.0, 1e4]).to(dtype).repeat(rows, 1).requires_grad_()
+    hard, soft = (c.gumbel_sigmoid(logits, 0.5, hard=hard, generator=seeded()) for hard in (True, False))
+    assert ((hard == 0) | (hard == 1)).all()
+    assert (hard[:, 0] == 0).all()
+    assert (hard[:, -1] == 1).all()
+    assert ((soft > 0) & (soft < 1)).all()
+    assert (soft[hard == 1] >= 0.5).all()  # rounding may give one half
+    assert (soft[hard == 0] <= 0.5).all()
+    by = torch.randn_like(hard)
+    slopes = [torch.autograd.grad(value, logits, by)[0] for value in (hard, soft)]
+    torch.testing.assert_close(*slopes)
+
+
+def test_a_gate_is_open_with_the_probability_of_its_logit() -> None:
+    logits, number = torch.tensor([-3.0, 0.5]), 2_000_000
+    drawn = c.gumbel_sigmoid(logits.expand(number, 2), hard=True, generator=seeded()).double().sum(0)
+    for hits, probability in zip(drawn.tolist(), logits.double().sigmoid().tolist(), strict=True):
+        assert_frequency(int(hits), of=number, probability=probability)
+
+
+@pytest.mark.unchecked
+def test_a_gate_refuses_a_temperature_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"tau must broadcast to the logits' shape \(3,\), got shape \(2, 3\)"):
+        c.gumbel_sigmoid(torch.zeros(3), torch.ones(2, 3))

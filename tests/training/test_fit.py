@@ -1,0 +1,206 @@
+"""`fit` takes the steps of a loop by hand, and an interrupted run ends in the bits of an uninterrupted one."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import concretely as c
+from concretely.noise import Keys
+from concretely.schedule import lr_factor
+from concretely.training.callback import Callbacks
+from concretely.training.rng import Order, Purpose, generator_of, keys_of
+
+from . import own
+from .example import assert_same
+from .own import bits, build, build_mixed, build_restless, fitted, saved, stopping
+
+LABELS = (bits().sum(-1) % 3).long()
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "muon": {"optimizer": "muon"},
+    "rloo": {"estimator": c.RLOO(), "samples": 3},
+    "nvil": {"estimator": c.NVIL},
+    "restless": {"model": build_restless},
+    "mixed": {"model": build_mixed, "samples": 2},
+    "program": {"model": own.Gate, "data": (bits(), LABELS), "estimator": c.RLOO(), "samples": 2},
+    "dictionary": {"model": own.Gate, "data": {"y": LABELS, "x": bits()}},
+    "annealed by node": {"temperature": {"code": c.Annealing(2.0, 0.5, 20)}},
+    "everything": {
+        "model": build_restless,
+        "beta": c.Warmup(20),
+        "temperature": c.Annealing(2.0, 0.5, 20),
+        "clip": 0.5,
+        "accumulate": 2,
+        "ema": 0.9,
+        "schedule": "cosine",
+        "valid": bits()[:20],
+        "every": 4,
+    },
+    "adamw": {"model": build_restless, "optimizer": torch.optim.AdamW, "schedule": lambda step: 1 / (1 + step)},
+    "sgd": {"optimizer": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9), "lr": None},
+    "autocast": {"precision": "bfloat16"},
+    "loader": {"data": lambda: DataLoader(TensorDataset(bits()), batch_size=7, shuffle=True)},
+    "batches": {"data": [bits()[:13], bits()[13:40], bits()[40:]]},
+}
+
+
+def given(name: str) -> dict[str, Any]:
+    found = dict(SETTINGS[name])
+    return found | ({"data": found["data"]()} if callable(found.get("data")) else {})
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    straight = fitted(**given(name), out=tmp_path / "straight")
+    assert straight.finished
+    for stop in (7, 20, 21):  # inside rows and at their ends
+        run = fitted(**given(name), out=tmp_path / "stopped", callbacks=stopping(stop))
+        assert (run.step, run.finished) == (stop, False)
+    torch.manual_seed(9)  # the state of torch's generators does not matter
+    run = fitted(**given(name), out=tmp_path / "stopped", checkpoint_seconds=0.0)
+    assert [replace(row, seconds=0.0) for row in run.rows] == [replace(row, seconds=0.0) for row in straight.rows]
+    assert (run.step, run.best, run.finished) == (straight.step, straight.best, True)
+    assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
+    assert_same(own.exported(tmp_path / "stopped"), own.exported(tmp_path / "straight"))
+    assert_same(dict(run.model.state_dict()), own.exported(tmp_path / "straight"))
+
+
+def test_the_steps_are_those_of_a_loop_by_hand() -> None:
+    model, mine, x = build(), build(), bits()
+    mine.load_state_dict(model.state_dict())
+    run = fitted(model, x, estimator=c.Pathwise(0.7), samples=2, schedule="linear")
+    optimizer = torch.optim.Adam(mine.parameters(), lr=0.01, fused=True)
+    order = Order(points=len(x), batch=10, seed=3)
+    for step in range(30):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * lr_factor("linear", step, 30)
+        keys = Keys(keys_of(3, Purpose.NOISE, step))
+        optimizer.zero_grad()
+        c.estimate(mine, x[order.indices(step)], estimator=c.Pathwise(0.7), samples=2, generator=keys).loss.backward()
+        optimizer.step()
+    assert run.model is model
+    assert_same(dict(model.state_dict()), dict(mine.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["adam", "rloo", "restless", "program", "adamw", "loader", "everything", "nvil"])
+def test_a_seed_among_others_ends_in_the_bits_of_the_seed_alone(name: str, tmp_path: Path) -> None:
+    together = fitted(**given(name), seed=range(2, 4), out=tmp_path / "all")
+    alone = fitted(**given(name), out=tmp_path / "one")
+    assert [run.seed for run in together] == [2, 3]
+    assert [run.folder for run in together] == [tmp_path / "all" / "seed=2", tmp_path / "all" / "seed=3"]
+    assert_same(saved(tmp_path / "all" / "seed=3"), saved(tmp_path / "one"))
+    assert_same(dict(together[1].model.state_dict()), dict(alone.model.state_dict()))
+    assert any(
+        not one.equal(other)
+        for one, other in zip(
+            together[0].model.state_dict().values(), together[1].model.state_dict().values(), strict=True
+        )
+    )
+
+
+def test_gradients_of_parts_are_those_of_a_large_batch() -> None:
+    models = [build().double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    data = bits(12).double()
+    large = fitted(models[0], data, estimator=c.Exact(), batch=6, steps=20)
+    parts = fitted(models[1], data, estimator=c.Exact(), batch=2, accumulate=3, steps=20)
+    for one, other in zip(large.model.parameters(), parts.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert parts.rows[-1].bound == pytest.approx(large.rows[-1].bound)
+
+
+def gradient(weight: float) -> list[Tensor]:
+    """The gradient of the first step of `fit` by plain SGD with a learning rate of one."""
+    torch.manual_seed(0)
+    model = build()
+    before = [each.detach().clone() for each in model.parameters()]
+    make = torch.optim.SGD
+    fitted(model, bits(8), estimator=c.Exact(), batch=8, steps=1, optimizer=make, lr=1.0, beta=lambda step: weight)
+    return [old - new for old, new in zip(before, model.parameters(), strict=True)]
+
+
+def test_the_weight_of_the_kl_weighs_the_kl_alone() -> None:
+    none, half, whole = (gradient(weight) for weight in (0.0, 0.5, 1.0))
+    for zero, middle, one in zip(none, half, whole, strict=True):
+        torch.testing.assert_close(middle, (zero + one) / 2, rtol=1e-4, atol=1e-6)
+    assert not none[0].any()  # the prior's logits are in the KL alone
+    assert whole[0].any()
+
+
+def test_clipping_bounds_the_norm_of_a_gradient_and_keeps_its_direction() -> None:
+    def move(clip: float | None) -> Tensor:
+        torch.manual_seed(0)
+        model = build()
+        before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        fitted(model, bits(8), estimator=c.Exact(), batch=8, steps=1, optimizer=torch.optim.SGD, lr=1.0, clip=clip)
+        return before - nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    free, bound, loose = (move(clip) for clip in (None, 0.01, 1e3))
+    assert free.norm() > 0.1
+    torch.testing.assert_close(bound.norm(), torch.tensor(0.01), rtol=1e-3, atol=0)
+    torch.testing.assert_close(bound / bound.norm(), free / free.norm(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(loose, free)
+
+
+def test_the_average_of_parameters_is_that_of_all_steps() -> None:
+    models, seen = [build() for _ in range(2)], list[Tensor]()
+    models[1].load_state_dict(models[0].state_dict())
+    average = nn.utils.parameters_to_vector(models[0].parameters()).detach().clone()
+    run = fitted(models[0], steps=5, ema=0.8)
+    record = Callbacks(step=lambda _: seen.append(nn.utils.parameters_to_vector(models[1].parameters()).clone()))
+    fitted(models[1], steps=5, callbacks=record)
+    for parameters in seen:
+        average = 0.8 * average + 0.2 * parameters.detach()
+    torch.testing.assert_close(nn.utils.parameters_to_vector(run.model.parameters()), average)
+
+
+def test_the_best_parameters_are_returned_and_patience_ends_a_run() -> None:
+    scores = iter([3.0, 1.0, 2.0, 2.0, 0.0])
+    seen = list[dict[str, Tensor]]()
+
+    def score(model: nn.Module) -> float:
+        assert not model.training
+        seen.append({name: each.clone() for name, each in model.state_dict().items()})
+        return next(scores)
+
+    run = fitted(build(), valid=score, every=5, patience=2, steps=100)
+    assert (run.step, run.best, run.finished) == (20, (10, 1.0), True)
+    assert_same(dict(run.model.state_dict()), seen[1])
+    assert [row.valid for row in run.rows if row.valid is not None] == [3.0, 1.0, 2.0, 2.0]
+
+
+def test_validation_data_are_scored_by_the_discrete_graph() -> None:
+    run = fitted(build(), valid=bits()[:20], every=30, validation_samples=4)
+    generator = generator_of(3, Purpose.VALIDATION)
+    expected = c.evaluate(run.model, bits()[:20], samples=4, generator=generator).nll
+    assert run.best == (30, pytest.approx(expected))
+    gate = fitted(own.Gate(), (bits(), LABELS), valid=(bits()[:20], LABELS[:20]), every=30, validation_samples=50)
+    trace = c.run(gate.model, bits()[:20], LABELS[:20], mode=c.mode.Discrete(), samples=2000)
+    assert gate.best[1] == pytest.approx(trace.output.mean().item(), abs=0.05)
+
+
+def test_the_rows_hold_what_is_logged_without_asking() -> None:
+    run = fitted(build(), beta=c.Warmup(15), temperature=c.Annealing(1.0, 0.5, 30), valid=bits()[:9], every=10)
+    row = run.rows[-1]
+    names = {"gradient_norm", "log_likelihood/x", "kl/code", "active/code", "constant/code", "beta", "temperature"}
+    assert set(row.metrics) == names
+    assert (row.metrics["beta"], row.temperature, row.lr) == (1.0, pytest.approx(0.5), 0.01)
+    assert row.metrics["temperature"] == row.temperature
+    assert set(row.values) == names | {"step", "seconds", "lr", "bound", "discrete", "gap", "valid"}
+    model, x = run.model, bits()
+    exact = c.estimate(model, x, estimator=c.Exact())
+    assert row.metrics["kl/code"] == pytest.approx(exact.kl["code"].mean().item(), abs=0.3)
+    assert row.metrics["log_likelihood/x"] == pytest.approx(exact.log_likelihood["x"].mean().item(), abs=1.0)
+    mean = c.run(model.q, x, mode=c.mode.Discrete())["code"].distribution.mean
+    assert row.metrics["active/code"] == pytest.approx((mean.var(0, correction=0).sum(-1) > 0.01).sum().item(), abs=1)
+
+
+def test_a_discrete_estimator_has_no_gap() -> None:
+    rows = fitted(build(), estimator=c.RLOO(), samples=2).rows
+    assert all(abs(row.bound - row.discrete) < 2 for row in rows)

@@ -1,0 +1,237 @@
+"""Data come in many forms; the batches are the same in each, in every seed its own order, and again after a resume."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+
+import concretely as c
+from concretely.data import Bits
+from concretely.training.callback import Callbacks
+from concretely.training.rng import Order
+from concretely.training.source import as_source
+from concretely.training.stream import Stream, why_not_replayable
+
+from . import own
+from .example import assert_same
+from .own import bits, build, fitted, saved, stopping
+
+CPU = torch.device("cpu")
+LABELS = (bits().sum(-1) % 3).long()
+
+
+class Items(Dataset[Tensor]):
+    """A data set of torch that reads one point at a time."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, place: int) -> Tensor:
+        return bits()[place]
+
+
+class Noisy(Items):
+    """One that returns something else at each reading."""
+
+    def __getitem__(self, place: int) -> Tensor:
+        flip = torch.rand(6) < 0.1
+        return torch.where(flip, 1 - bits()[place], bits()[place])
+
+
+class Endless(IterableDataset[Tensor]):
+    """One that can only be iterated."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from bits()
+
+
+def notes(data: Any) -> list[str]:
+    """What is said about data."""
+    said = list[str]()
+    as_source(data, device=CPU, note=said.append)
+    return said
+
+
+FORMS: dict[str, Any] = {
+    "tensor": bits(),
+    "array": bits().numpy(),
+    "tuple": (bits(),),
+    "dictionary": {"x": bits()},
+    "tensor data set": TensorDataset(bits()),
+    "data set": Items(),
+    "bits": Bits.pack(bits()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_all_forms_of_the_same_points_give_the_same_batches(form: str) -> None:
+    source = as_source(FORMS[form], device=CPU, note=lambda sentence: pytest.fail(sentence))
+    feed, order = source.feed(seed=4, batch=7, parts=2), Order(points=60, batch=14, seed=4)
+    for step in (0, 3, 11):
+        expected = bits()[order.indices(step)].split(7)
+        for found, true in zip(feed.inputs(step, CPU), expected, strict=True):
+            leaf = found["x"] if isinstance(found, dict) else found[0] if isinstance(found, tuple | list) else found
+            assert leaf.equal(true)
+    if form in ("tensor", "array", "data set"):
+        assert source.digest == as_source(bits(), device=CPU, note=print).digest != ""
+
+
+def test_a_data_set_of_this_library_is_known_by_its_name() -> None:
+    source = as_source("digits", device=CPU, note=print)
+    (found,) = source.feed(seed=0, batch=5, parts=1).inputs(0, CPU)
+    expected = c.load_data("digits").train[Order(points=1297, batch=5, seed=0).indices(0)].float()
+    assert found.equal(expected)
+
+
+def test_points_that_are_random_are_read_for_each_step_and_follow_from_the_seed() -> None:
+    assert notes(Noisy()) == [
+        "the points of data differ from one reading to the next, so that each is read when a step needs it"
+    ]
+    first, second = (as_source(Noisy(), device=CPU, note=lambda _: None) for _ in range(2))
+    one, other = (source.feed(seed=1, batch=5, parts=1) for source in (first, second))
+    torch.manual_seed(77)
+    assert one.inputs(3, CPU)[0].equal(other.inputs(3, CPU)[0])
+    assert not one.inputs(3, CPU)[0].equal(one.inputs(15, CPU)[0])
+
+
+def test_a_resumed_run_reads_the_same_random_points(tmp_path: Path) -> None:
+    quiet = Callbacks(note=lambda sentence: None)
+    fitted(build, Noisy(), out=tmp_path / "straight", callbacks=quiet)
+    fitted(build, Noisy(), out=tmp_path / "stopped", callbacks=stopping(13))
+    fitted(build, Noisy(), out=tmp_path / "stopped", callbacks=quiet)
+    assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
+
+
+def loaders() -> dict[str, DataLoader[Any]]:
+    data, generator = TensorDataset(bits()), torch.Generator()
+    return {
+        "plain": DataLoader(data, batch_size=8),
+        "shuffled": DataLoader(data, batch_size=8, shuffle=True),
+        "without a rest": DataLoader(data, batch_size=8, shuffle=True, drop_last=True),
+        "drawn": DataLoader(data, batch_size=8, sampler=RandomSampler(data, replacement=True, num_samples=40)),
+        "random": DataLoader(Noisy(), batch_size=8, shuffle=True),
+        "own generator": DataLoader(data, batch_size=8, shuffle=True, generator=generator),
+        "iterable": DataLoader(Endless(), batch_size=8),
+    }
+
+
+@pytest.mark.parametrize("name", ["plain", "shuffled", "without a rest", "drawn", "random"])
+def test_a_loader_is_replayed_from_any_step(name: str) -> None:
+    straight, later = (Stream(loaders()[name], seed=5, parts=2) for _ in range(2))
+    batches = [straight.host(step) for step in range(12)]
+    torch.manual_seed(1)
+    for step in (7, 8, 2):
+        for one, other in zip(later.host(step), batches[step], strict=True):
+            leaves = [each[0] if isinstance(each, list) else each for each in (one, other)]
+            assert leaves[0].equal(leaves[1])
+    assert why_not_replayable(loaders()[name]) is None
+
+
+def test_the_order_of_a_loader_follows_from_the_seed() -> None:
+    one, same, other = (Stream(loaders()["shuffled"], seed=seed).host(0)[0][0] for seed in (1, 1, 2))
+    assert one.equal(same)
+    assert not one.equal(other)
+    epochs = [
+        torch.cat([Stream(loaders()["shuffled"], seed=1).host(step)[0][0] for step in steps])
+        for steps in (range(8), range(8, 16))
+    ]
+    assert epochs[0].sum(0).equal(epochs[1].sum(0))
+    assert not epochs[0].equal(epochs[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("own generator", "its sampler has a generator of its own"),
+        ("iterable", "its data set is iterable, and may not begin again at the same place"),
+    ],
+)
+def test_a_loader_that_cannot_be_replayed_is_named_once(name: str, why: str) -> None:
+    start = "data cannot be replayed, so that a resumed run may see other batches than an uninterrupted one: "
+    assert notes(loaders()[name]) == [start + why]
+    said = list[str]()
+    fitted(
+        build(),
+        loaders()[name],
+        inputs=lambda batch: batch[0] if isinstance(batch, list) else batch,
+        steps=12,
+        callbacks=Callbacks(note=said.append),
+    )
+    assert said == [start + why]
+
+
+def test_batches_may_differ_in_size() -> None:
+    run = fitted(build(), [bits()[:7], bits()[7:30], bits()[30:31]], steps=9)
+    assert run.finished
+
+
+def test_an_iterator_that_ends_early_is_saved_and_named(tmp_path: Path) -> None:
+    quiet = Callbacks(note=lambda sentence: None)
+    sentence = "data ended after 12 batches, before the last step: pass a DataLoader or a list, which can be read again"
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        fitted(build, (bits()[:8] for _ in range(12)), out=tmp_path, callbacks=quiet)
+    assert any(tmp_path.glob("checkpoint-*.json"))
+    run = fitted(build, (bits()[:8] for _ in range(99)), out=tmp_path, callbacks=quiet)
+    assert (run.step, run.finished) == (30, True)
+
+
+class Short:
+    """Batches fewer than their length says."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from bits().split(20)
+
+
+def test_an_epoch_shorter_than_its_length_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^an epoch of data must have 5 batches, as its len says, got 3$"):
+        fitted(build(), Short(), callbacks=Callbacks(note=lambda sentence: None))
+
+
+def test_dictionaries_are_passed_by_name_or_as_one_input() -> None:
+    class Whole(own.Gate):
+        def forward(self, draw: c.Draw, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+            return super().forward(draw, batch["image"], batch["label"])
+
+    torch.manual_seed(0)
+    by_name = fitted(own.Gate, {"y": LABELS, "x": bits()}, steps=5)
+    whole = fitted(Whole, {"image": bits(), "label": LABELS}, steps=5)
+    assert_same(dict(by_name.model.state_dict()), dict(whole.model.state_dict()))
+
+
+def test_a_program_may_need_no_data() -> None:
+    logits = torch.nn.Parameter(torch.zeros(3))
+
+    def program(draw: c.Draw) -> Tensor:
+        return (draw("b", c.Bernoulli(logits=logits)) - 0.45).square().sum(-1)
+
+    run = fitted(program, [()], estimator=c.RLOO(), samples=4, steps=200, lr=0.1)
+    assert run.finished
+    assert (logits < -1).all()  # zero costs less than one
+    assert c.fit(program, None, estimator=c.RLOO(), samples=4, steps=2).finished
+
+
+def test_other_data_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    fitted(build, out=tmp_path, callbacks=stopping(7))
+    sentence = "^data must be those that the run was trained on, got others in 'data': bring them back, or begin a new"
+    with pytest.raises(ValueError, match=sentence):
+        fitted(build, 1 - bits(), out=tmp_path)
+    assert fitted(build, out=tmp_path).finished
+
+
+def test_real_values_labels_and_masks_are_whatever_the_program_takes() -> None:
+    def program(draw: c.Draw, x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=layer(x)))
+        return ((z.sum(-1) - c.tile(y, z)) ** 2) * c.tile(mask, z)
+
+    layer = torch.nn.Linear(4, 2)
+    data = (torch.randn(30, 4), torch.rand(30) < 0.5, np.arange(30) % 3)
+    run = fitted(program, data, steps=4)
+    assert run.rows[-1].bound < 0

@@ -1,0 +1,189 @@
+"""Bad input gets one sentence before any work is lost, and folders are never overwritten unasked."""
+
+import random
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import concretely as c
+from concretely.training.callback import Callbacks
+from concretely.training.fit import TrainingWarning
+from concretely.training.loop import DivergedError
+
+from . import own
+from .example import assert_same
+from .own import bits, build, fitted, saved, stopping
+
+LABELS = (bits().sum(-1) % 3).long()
+
+
+def needs_width(width: int) -> c.Model:
+    return build(width)
+
+
+class Silent(nn.Module):
+    """A program whose cost has nothing to do with its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("z", c.Bernoulli(logits=self.layer(x).detach())).sum(-1)
+
+
+SENTENCES: list[tuple[dict[str, Any], str]] = [
+    ({"model": needs_width}, "tests.training.test_fit_input:needs_width must be given width, got no value "),
+    ({"model": build, "arguments": {"wide": 3}}, "tests.training.own:build has no parameter 'wide'"),
+    ({"model": 3}, "a model must be a Model, a program or a function that builds one, got int"),
+    ({"model": lambda: 3}, "the builder must return a Model or a program, got int"),
+    ({"model": build(), "seed": range(2)}, "several seeds or settings need a function that builds the model, got 2 of"),
+    ({"model": build(), "arguments": {"width": 3}}, "several seeds or settings need a function that builds the model"),
+    ({"seed": []}, "seed must have at least one value, got none"),
+    ({"data": 3}, "data must be tensors, a data set, a DataLoader or batches, got int"),
+    ({"data": bits()[:0]}, "data must have at least one data point, got a tensor of shape (0, 6)"),
+    ({"data": (bits(), bits()[:3])}, "data must have as many data points in every tensor, got 60 and 3"),
+    ({"data": (bits(), LABELS)}, "a model of (x) must be given as many inputs, got 2 inputs: pass inputs=, a function"),
+    ({"model": own.Gate, "data": bits()}, "a program of (x, y) must be given as many inputs, got 1 input: pass inputs"),
+    ({"estimator": 3}, "estimator must be an estimator, such as Pathwise(temperature=2/3), got int"),
+    ({"estimator": c.RLOO(), "temperature": 0.5}, "temperature must be left out, as RLOO has none, got 0.5"),
+    ({"estimator": c.RLOO(), "samples": 1}, "samples must be at least 2 for RLOO, got 1"),
+    ({"temperature": {"cod": 0.5}}, "temperature must name"),
+    ({"model": own.Gate, "data": (bits(), LABELS), "beta": 0.5}, "beta must be left out, as only a model with q has a"),
+    ({"optimizer": "adan"}, "unknown optimizer 'adan'; did you mean 'adam'?"),
+    ({"optimizer": torch.optim.LBFGS}, "optimizer must take a step from one gradient, got LBFGS"),
+    ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'?"),
+    ({"precision": "half"}, "unknown precision 'half'"),
+    ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+    ({"batch": 2.5}, "batch must be a whole number of at least 1, got 2.5"),
+    ({"lr": -1.0}, "lr must be positive, got -1.0"),
+    ({"ema": 1.0}, "ema must be at least 0 and below 1, such as 0.999, got 1.0"),
+    ({"patience": 2}, "patience must be 0 unless valid is given, got 2"),
+    ({"valid": iter([bits()])}, "valid must be data that can be read again, got an iterator: pass a DataLoader or"),
+    ({"seed": range(2), "data": iter([bits()])}, "data must be readable once for each seed, got an iterator: pass a"),
+    ({"callbacks": [3]}, "callbacks must be functions of a row, or loggers such as ProgressBar(), got int"),
+    ({"callbacks": c.ProgressBar}, "callbacks must be functions of a row, or loggers such as ProgressBar(), got the"),
+    ({"model": Silent}, "the loss must depend on the parameters of the model, got"),
+    ({"model": lambda: lambda draw, x: draw("z", c.Bernoulli(logits=x)).sum(-1)}, "a model must have parameters to"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::concretely.training.fit.TrainingWarning")
+@pytest.mark.parametrize(("given", "sentence"), SENTENCES)
+def test_bad_input_gets_a_sentence_and_leaves_nothing(given: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, TypeError), match=f"^{re.escape(sentence)}") as error:
+        fitted(**given, out=tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_class_as_an_instance_of_an_optimizer_is_refused() -> None:
+    model = build()
+    with pytest.raises(TypeError, match=r"^optimizer must be made by fit, got an instance: pass torch.optim.SGD or"):
+        fitted(model, optimizer=torch.optim.SGD(model.parameters(), 0.1), lr=None)
+
+
+def said(model: Any, data: Any = None, **given: Any) -> list[str]:
+    """What is said during a run."""
+    found = list[str]()
+    fitted(model, data, callbacks=Callbacks(note=found.append), **given)
+    return found
+
+
+class Spare(own.Posterior):
+    """An encoder with a layer that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(3, 3)
+
+
+def test_parameters_without_a_gradient_are_named() -> None:
+    (sentence,) = said(c.Model(own.Prior(), Spare()))
+    assert sentence == "no gradient reaches 2 of 11 parameters: q.spare.weight, q.spare.bias"
+    with pytest.warns(TrainingWarning, match="no gradient reaches 2 of 11 parameters"):
+        fitted(c.Model(own.Prior(), Spare()))
+
+
+def test_a_frozen_parameter_stays_and_is_not_named() -> None:
+    model = build()
+    model.p.decoder[0].weight.requires_grad_(False)
+    before = model.p.decoder[0].weight.clone()
+    assert said(model, ema=0.5) == []
+    assert model.p.decoder[0].weight.equal(before)
+
+
+class Dice(own.Posterior):
+    """An encoder that depends on numbers from outside of torch."""
+
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        super().forward(draw, x * random.choice([0.1, 9.0]))
+
+
+def test_numbers_from_outside_of_torch_are_noticed() -> None:
+    random.seed(1)
+    (sentence,) = said(c.Model(own.Prior(), Dice()))
+    assert sentence.startswith(
+        "the loss differs between two runs on the same batch with the same noise: it uses numbers"
+    )
+
+
+def test_a_run_that_diverges_is_an_error_with_a_way_back(tmp_path: Path) -> None:
+    with pytest.raises(
+        DivergedError,
+        match=r"; the last good checkpoint is that of step 1\d: begin a new run with a smaller lr in another folder$",
+    ):
+        fitted(build, out=tmp_path, schedule=lambda step: 1.0 if step < 15 else 1e38, checkpoint_seconds=0.0)
+    runs = fitted(build, lr=[0.01, 1e38], callbacks=Callbacks(note=lambda sentence: None))
+    assert [run.error is None for run in runs] == [True, False]
+    assert "try a smaller lr" in str(runs[1].error)
+
+
+def test_another_setting_in_the_same_folder_is_refused_and_the_run_stays(tmp_path: Path) -> None:
+    fitted(build, out=tmp_path, callbacks=stopping(7))
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    sentence = "^a run must keep its recipe but for steps, got other values of lr: put them back, or begin a new run$"
+    with pytest.raises(ValueError, match=sentence):
+        fitted(build, out=tmp_path, lr=0.02)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+    assert fitted(build, out=tmp_path, lr=0.02, overwrite=True).finished
+    assert fitted(build, out=tmp_path, lr=0.02, steps=40).step == 40  # and it may go on for longer
+
+
+def test_several_settings_are_trained_each_in_its_folder(tmp_path: Path) -> None:
+    runs = fitted(build, arguments={"width": [4, 8], "drop": 0.1}, lr=[0.01, 0.02], steps=5, out=tmp_path)
+    names = [f"width={width},lr={lr}" for width in (4, 8) for lr in (0.01, 0.02)]
+    assert [run.folder.name for run in runs] == names
+    assert [dict(run.recipe.arguments) for run in runs] == [{"width": w, "drop": 0.1} for w in (4, 4, 8, 8)]
+    alone = fitted(partial(build, drop=0.1), arguments={"width": 8}, lr=0.02, steps=5, out=tmp_path / "alone")
+    assert_same(dict(runs[3].model.state_dict()), dict(alone.model.state_dict()))
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    found = list[str]()
+    given = stopping(7)
+    fitted(build, out=tmp_path, callbacks=[Callbacks(step=given.step), Callbacks(note=found.append)])
+    assert found == ["stopped after step 7 and saved; the same call goes on from there"]
+    assert saved(tmp_path)
+
+
+def test_a_node_that_is_ignored_is_named_once() -> None:
+    found = said(build, bits()[:1].expand(40, -1).clone(), steps=400, lr=0.03, estimator=c.RLOO(), samples=2)
+    assert len(found) == 1
+    assert re.match(r"the KL of node 'code' is \S+ nats a unit at step \d+: the model ignores it; try beta=", found[0])
+
+
+def test_one_category_for_all_data_is_named_once() -> None:
+    gate = own.Gate()
+    with torch.no_grad():
+        gate.gate.bias[0] = 50.0
+    found = said(gate, (bits(), LABELS), steps=200, estimator=c.RLOO(), samples=2)
+    assert found == [
+        "node 'gate' has one category for all data at step 110: it has collapsed; try a higher temperature or another "
+        "estimator"
+    ]

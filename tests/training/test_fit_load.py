@@ -1,0 +1,151 @@
+"""The model of a run comes back by its folder, and callbacks see every row."""
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import concretely as c
+from concretely.training.callback import Callbacks
+from concretely.training.fit import FittedRun
+from concretely.training.train_state import Row
+
+from . import own
+from .example import assert_same
+from .own import bits, build, fitted, stopping
+
+LABELS = (bits().sum(-1) % 3).long()
+
+
+class Whole(c.Model):
+    """A model that can be built without arguments."""
+
+    def __init__(self) -> None:
+        super().__init__(own.Prior(), own.Posterior())
+
+
+@pytest.mark.parametrize("given", [{"ema": 0.9}, {"valid": bits()[:20], "every": 10}, {"arguments": {"width": 5}}])
+def test_the_model_of_a_builder_is_loaded_by_its_name(given: dict[str, Any], tmp_path: Path) -> None:
+    run = fitted(build, **given, out=tmp_path)
+    model = c.load(tmp_path)
+    assert isinstance(model, c.Model)
+    assert not model.training
+    assert_same(dict(model.state_dict()), dict(run.model.state_dict()))
+
+
+def test_the_model_of_a_class_without_arguments_is_loaded_by_its_name(tmp_path: Path) -> None:
+    run = fitted(Whole(), out=tmp_path)
+    assert_same(dict(c.load(tmp_path).state_dict()), dict(run.model.state_dict()))
+
+
+def test_another_model_is_loaded_into_a_new_one(tmp_path: Path) -> None:
+    run = fitted(lambda: build(5), out=tmp_path)
+    sentence = (
+        "the model of this run cannot be built by its name: it has no name by which it can be imported; build it "
+    )
+    with pytest.raises(
+        ValueError, match=f"^{re.escape(sentence)}and call concretely.load\\(folder, model=build\\(\\)\\)$"
+    ):
+        c.load(tmp_path)
+    assert_same(dict(c.load(tmp_path, model=build(5)).state_dict()), dict(run.model.state_dict()))
+    with pytest.raises(
+        ValueError, match=r"^model must be that of the run, got one whose 'p.decoder.0.weight' has shape"
+    ):
+        c.load(tmp_path, model=build(6))
+    with pytest.raises(ValueError, match=r"^model must be that of the run, got one with another parameter"):
+        c.load(tmp_path, model=own.Gate())
+
+
+def test_a_program_that_is_a_function_is_loaded_as_one(tmp_path: Path) -> None:
+    layer = nn.Linear(6, 2)
+
+    def program(draw: c.Draw, x: Tensor) -> Tensor:
+        return draw("z", c.Bernoulli(logits=layer(x))).sum(-1)
+
+    fitted(program, out=tmp_path, estimator=c.RLOO(), samples=2)
+    trained = {name: each.clone() for name, each in layer.state_dict().items()}
+    nn.init.zeros_(layer.weight)
+    assert c.load(tmp_path, model=program) is program
+    assert_same(dict(layer.state_dict()), trained)
+
+
+def test_an_unfinished_run_is_loaded_at_its_last_checkpoint(tmp_path: Path) -> None:
+    run = fitted(build, out=tmp_path, callbacks=stopping(13))
+    assert_same(dict(c.load(tmp_path).state_dict()), dict(run.model.state_dict()))
+
+
+def test_a_loaded_model_is_evaluated_and_studied(tmp_path: Path) -> None:
+    fitted(build, out=tmp_path)
+    model = c.load(tmp_path)
+    assert c.evaluate(model, bits(), samples=10).nll > 0
+    study = c.gradient_study(model, bits(4), estimators={"rloo": c.RLOO()}, samples=2, repeats=12)
+    assert not study["rloo"].is_biased
+
+
+def test_a_run_says_how_it_stands() -> None:
+    run = fitted(build(), valid=lambda model: 1.5, every=30)
+    assert isinstance(run, FittedRun)
+    assert repr(run).startswith("FittedRun(step 30, finished, objective -")
+    assert repr(run).endswith(", best validation 1.5 at step 30)")
+
+
+def test_functions_of_a_row_are_called_with_every_row(tmp_path: Path) -> None:
+    rows, steps = list[Row](), list[int]()
+    run = fitted(build(), callbacks=[rows.append, Callbacks(step=steps.append)])
+    assert tuple(rows) == run.rows
+    assert steps == list(range(1, 31))
+
+
+def test_a_csv_log_goes_on_after_a_resume(tmp_path: Path) -> None:
+    log = c.CSVLog(tmp_path / "log" / "rows.csv")
+    given: dict[str, Any] = {"out": tmp_path / "run", "valid": bits()[:9], "every": 20}
+    fitted(build, **given, callbacks=[log, stopping(24)])
+    run = fitted(build, **given, callbacks=log)
+    with (tmp_path / "log" / "rows.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in table] == [10, 20, 30]
+    assert [float(row["kl/code"]) for row in table] == [row.metrics["kl/code"] for row in run.rows]
+    assert [row["valid"] != "" for row in table] == [False, True, False]
+
+
+def test_a_progress_bar_shows_the_last_row(capsys: pytest.CaptureFixture[str]) -> None:
+    fitted(build(), callbacks=c.ProgressBar())
+    shown = capsys.readouterr().err
+    assert "30/30" in shown
+    assert "objective -" in shown
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what tensorboard imports
+def test_events_hold_every_metric(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = fitted(build(), callbacks=c.TensorBoard(tmp_path))
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == set(run.rows[-1].values) - {"step", "seconds"}
+    assert [event.step for event in events.Scalars("kl/code")] == [10, 20, 30]
+
+
+def test_the_curve_holds_every_metric(tmp_path: Path) -> None:
+    run = fitted(build, out=tmp_path)
+    with (tmp_path / "curve.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["active/code"]) for row in table] == [row.metrics["active/code"] for row in run.rows]
+
+
+def test_a_tied_parameter_comes_back(tmp_path: Path) -> None:
+    def tied() -> c.Model:
+        shared = nn.Linear(6, 6)
+
+        def p(draw: c.Draw, x: Tensor | None = None) -> Tensor:
+            z = draw("z", c.Bernoulli(logits=torch.zeros(6)))
+            return draw("x", c.Bernoulli(logits=shared(z)), observed=x)
+
+        return c.Model(p, lambda draw, x: draw("z", c.Bernoulli(logits=shared(x))))
+
+    run = fitted(tied, out=tmp_path)
+    assert_same(dict(c.load(tmp_path, model=tied()).state_dict()), dict(run.model.state_dict()))

@@ -1,0 +1,167 @@
+"""Own models as one vmapped program, as on a GPU: a member takes the steps of the run alone, up to rounding."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import concretely as c
+from concretely.training import engine as stepping
+from concretely.training.engine import Engine, why_not_stacked
+from concretely.training.own import Options, own_task
+from concretely.training.own_recipe import OwnRecipe
+from concretely.training.source import as_source
+from concretely.training.train_state import TrainState
+
+from . import own
+from .own import bits, build, build_mixed
+
+CPU = torch.device("cpu")
+LABELS = (bits().sum(-1) % 3).long()
+
+
+def quiet(sentence: str) -> None:
+    raise AssertionError(sentence)
+
+
+def states(
+    make: Callable[[], Any] = build, data: Any = None, *, seeds: int = 3, options: Any = None, **given: Any
+) -> list[TrainState]:
+    """Runs that differ by their seed, their learning rate and their first parameters."""
+    source = as_source(bits() if data is None else data, device=CPU, note=quiet)
+    found = []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        recipe = OwnRecipe(**{"model": "", "steps": 40, "batch": 8, "lr": 0.01 * (1 + seed), "seed": seed} | given)
+        chosen = Options(**{"estimator": c.Pathwise(0.7)} | (options or {}))
+        found.append(TrainState(own_task(recipe, make(), source, chosen, key=0)))
+    return found
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "pathwise": {},
+    "rloo": {"options": {"estimator": c.RLOO()}, "samples": 3},
+    "nvil": {"options": {"estimator": c.NVIL}},
+    "vimco": {"options": {"estimator": c.VIMCO()}, "samples": 3},
+    "program": {"make": own.Gate, "data": (bits(), LABELS)},
+    # not by Adam, which would divide the rounding of gradients that batch norm makes zero by its size
+    "norm": {"make": lambda: build(norm=True), "options": {"optimizer": torch.optim.SGD}},
+    "schedules": {"options": {"temperature": {"code": c.Annealing(2.0, 0.5, 20)}, "beta": c.Warmup(20)}},
+    "everything": {
+        "options": {"optimizer": torch.optim.AdamW, "temperature": c.Annealing(2.0, 0.5, 20)},
+        "accumulate": 2,
+        "clip": 0.3,
+        "ema": 0.9,
+    },
+    "muon": {"options": {"optimizer": "muon"}, "optimizer": "muon"},
+    "batches": {"data": [bits()[:13], bits()[13:40], bits()[40:]]},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_member_of_one_program_is_the_run_alone(name: str) -> None:
+    together, alone = (states(**CASES[name]) for _ in range(2))
+    assert why_not_stacked(together) is None
+    Engine(together, stacked=True).advance(12)
+    for state in alone:
+        Engine([state]).advance(12)
+    for found, expected in zip(together, alone, strict=True):
+        one, other = found.tensors(), expected.tensors()
+        assert one.keys() == other.keys()
+        for key in one:
+            torch.testing.assert_close(one[key], other[key], rtol=1e-3, atol=1e-3, msg=f"{key} of {name}")
+        for a, b in zip(found.row().metrics.values(), expected.row().metrics.values(), strict=True):
+            assert a == pytest.approx(b, rel=1e-2, abs=1e-2)
+
+
+def test_members_draw_other_numbers_from_torch() -> None:
+    """Dropout masks differ between members, though their parameters and data are the same."""
+    together = states(lambda: build(drop=0.5), seeds=2)
+    together[1].bind({name: tensor.clone() for name, tensor in together[0].state.items()})
+    engine = Engine(together, stacked=True)
+    engine.advance(3)
+    one, other = (state.model.state_dict() for state in together)
+    assert any(not one[name].equal(other[name]) for name in one)
+
+
+class HostValue(nn.Module):
+    """A program that asks a tensor for its value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=self.layer(x)))
+        return z.sum(-1) * (1.0 if z.sum().item() > 0 else 2.0)
+
+
+def build_loose() -> Any:
+    """A program whose parameter is in no module."""
+    bias = nn.Parameter(torch.zeros(2))
+    return lambda draw, x: (draw("z", c.Bernoulli(logits=x[:, :2] + bias)) - 0.3).square().sum(-1)
+
+
+def test_what_vmap_does_not_support_runs_one_by_one() -> None:
+    together = states(HostValue, seeds=2)
+    why = why_not_stacked(together)
+    assert why is not None
+    assert "item" in why
+    notes = list[str]()
+    engine = Engine(together, stacked=False, note=notes.append)
+    engine.advance(3)
+    alone = states(HostValue, seeds=2)[1]
+    Engine([alone]).advance(3)
+    for one, other in zip(together[1].model.parameters(), alone.model.parameters(), strict=True):
+        assert one.equal(other)
+
+
+def test_a_parameter_outside_of_modules_cannot_be_stacked() -> None:
+    found = states(lambda: c.model.base.as_module("program", build_loose()), seeds=2)  # type: ignore[attr-defined]
+    assert found[0].task.stacks == "never"
+    assert states(seeds=1)[0].task.stacks == "several"
+
+
+def test_normal_nodes_follow_from_the_seed_and_the_step() -> None:
+    one, other = states(build_mixed, seeds=1), states(build_mixed, seeds=1)
+    Engine(one).advance(5)
+    torch.manual_seed(123)
+    Engine(other).advance(2)
+    torch.randn(7)
+    Engine(other).advance(5)
+    for a, b in zip(one[0].model.parameters(), other[0].model.parameters(), strict=True):
+        assert a.equal(b)
+
+
+def test_the_global_generators_are_not_moved() -> None:
+    (state,) = states(own.build_restless, seeds=1)
+    before = torch.get_rng_state()
+    Engine([state]).advance(3)
+    state.dry_run()
+    assert before.equal(torch.get_rng_state())
+
+
+class Fake(stepping.Captured):
+    """Work that counts how often it would be replayed."""
+
+    made: list[Any] = []  # noqa: RUF012 (of the test)
+
+    def __init__(self, function: Callable[[], None], stream: Any, *, note: Any = None) -> None:
+        super().__init__(function, None, note=note)
+        Fake.made.append(self)
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        super().__call__()
+
+
+def test_batches_of_one_shape_are_one_captured_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "Captured", Fake)
+    Fake.made.clear()
+    (state,) = states(data=[bits()[:13], bits()[13:26], bits()[26:30]], seeds=1)
+    Engine([state]).advance(30)
+    # with and without the monitor, for batches of 13 and of 4 points
+    assert sorted(work.calls for work in Fake.made) == [1, 2, 9, 18]
