@@ -77,7 +77,7 @@ def main(steps: int = 600) -> None:
     rate = data.mean(0).clamp(1e-3, 1 - 1e-3)
     independent = -c.Bernoulli(probs=rate).log_prob(held_out).flatten(1).sum(-1).mean()
     print(f"independent pixels: {independent:.2f} nats a picture")
-    for name, estimator in {"concrete": c.Pathwise(temperature=2 / 3), "vimco": c.VIMCO()}.items():
+    for name, estimator in {"pathwise": c.Pathwise(), "vimco": c.VIMCO()}.items():
         model = c.Model(Generative(), Inference())
         train(model, estimator, samples=5, data=data, steps=steps)
         print(f"{name}: {c.evaluate(model, held_out, samples=200)}")

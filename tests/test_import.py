@@ -18,6 +18,7 @@ ORDER = [
     "environment",
     "notation",
     "schedule",
+    "temperature",
     "kernel",
     "noise",
     "functional",

@@ -11,6 +11,10 @@ import pytest
 
 from concretely.experiment.history import CellHistory, read_history
 from concretely.experiment.paper import Cell, experiment_names, load_experiment
+from concretely.experiment.task import TASKS
+from concretely.experiment.task_study import CONTENDERS, read_study
+from concretely.report.table import format_task_score
+from concretely.temperature import ANALYTIC, TEMPERATURES
 
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
@@ -296,6 +300,60 @@ def test_recipes_are_those_of_the_record(name: str) -> None:
         f"{case['seconds']:.1f}",
         f"{test['nll']:.2f} ± {test['standard_error']:.2f}",
     ]
+
+
+STUDY = read_study(RECORDS / "tasks.json")
+START = PAGES["use.md"].partition("### What to start with")[2].partition("\n## ")[0]
+
+
+def test_the_tasks_to_start_with_are_those_of_the_record() -> None:
+    assert STUDY.tasks == list(TASKS)
+    assert {run.steps == TASKS[run.task].steps for run in STUDY.runs} == {True}
+    assert cells("estimator", START) == [f"`{name}`" for name in TASKS]
+    assert all(f"`{name}`: {task.description}" in " ".join(START.split()) for name, task in TASKS.items())
+    seeds = {score.seeds for task in TASKS for name in STUDY.estimators if (score := STUDY.score(task, name))}
+    assert f"± the standard error over {seeds.pop()} seeds" in " ".join(START.split())
+    assert not seeds
+
+
+@pytest.mark.parametrize("name", CONTENDERS)
+def test_what_to_start_with_is_that_of_the_record(name: str) -> None:
+    found = {task: format_task_score(STUDY.score(task, name)) for task in TASKS}
+    expected = [f"**{text}**" if STUDY.best(task) == name else text for task, text in found.items()]
+    assert cells(f"`{CONTENDERS[name].code}`", START) == expected
+
+
+MEASURED = record("temperature")["results"]
+
+
+def mean_nlls(row: dict[str, Any]) -> list[float]:
+    """The NLL after a third of the steps and at the end, averaged over seeds."""
+    return [sum(seeds) / len(seeds) for seeds in row["nll"]]
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["states"])
+def test_temperatures_are_those_of_the_record(case: dict[str, Any]) -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    found = [", ".join(f"{nll:.2f}" for nll in mean_nlls(row)) for row in case["rows"]]
+    assert cells(f"{case['states']}, {case['units']}", text) == found
+    assert [row["kl"] for row in case["rows"]] == ["analytic"] * 4 + ["density", "warm-up"]
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case["states"])
+def test_a_default_temperature_is_the_papers_or_one_half_and_as_good_as_the_best(case: dict[str, Any]) -> None:
+    nll = {row["temperature"]: sum(mean_nlls(row)) / 2 for row in case["rows"] if row["kl"] == "analytic"}
+    good = {temperature for temperature, value in nll.items() if value <= min(nll.values()) + 0.1}
+    paper = TEMPERATURES.get(case["states"], (None,))[0]
+    assert ANALYTIC[case["states"]] == (paper if paper in good else 1 / 2)
+    assert 1 / 2 in good
+
+
+def test_the_kl_between_densities_collapses_where_the_pages_say_so() -> None:
+    last = {(case["states"], row["kl"]): mean_nlls(row)[-1] for case in MEASURED for row in case["rows"][-3:]}
+    assert {key for key, nll in last.items() if nll > 27} == {
+        (4, "density"), (8, "density"), (16, "density"), (64, "density"), (64, "warm-up")
+    }  # fmt: skip
+    assert sorted(ANALYTIC) == [case["states"] for case in MEASURED]
 
 
 def test_likelihoods_on_a_chip_are_those_of_the_record() -> None:

@@ -2,7 +2,8 @@
 
 Relaxed latents allow three treatments of the KL between q and p. `density` replaces masses by densities; only then is
 the objective a lower bound, on the log-likelihood of the relaxed model. `mass` uses the discrete log masses, weighted
-by the relaxed value. `analytic` uses the KL of the discrete distributions. See [maddison2017concrete], appendix C.2.
+by the relaxed value. `analytic` uses the closed-form KL of the distributions as the programs state them, discrete ones
+for discrete nodes. See [maddison2017concrete], appendix C.2.
 """
 
 from collections.abc import Callable, Mapping
@@ -119,9 +120,9 @@ def log_weights(
     """Run a target and return the terms of its log-weights.
 
     The log-weight of a program is minus its cost. The log-weight of a model is log p(x, z) - log q(z | x) or, without
-    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms. The terms of
-    the latents are multiplied by the model's weight of the KL. `mode` draws the latents, and `prior_mode`, by default
-    the same, scores them under p.
+    q, the log probability of the observed nodes. With `analytic`, -KL(q || p) replaces the latents' terms (see
+    `divergence`). The terms of the latents are multiplied by the model's weight of the KL. `mode` draws the latents,
+    and `prior_mode`, by default the same, scores them under p.
     """
     if not isinstance(target, Model):
         trace = run(target, *inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
@@ -151,7 +152,19 @@ def is_pathwise(distribution: Distribution) -> bool:
 
 
 def divergence(p: Trace, q: Trace, name: str) -> Tensor:
-    """Return KL(q || p) at a node, summed over its units, for every sample and data point."""
+    """Return KL(q || p) at a node, summed over its units, for every sample and data point.
+
+    At a continuous node without a known formula, it is estimated by log q - log p of the drawn value.
+    """
+    try:
+        return _exact_divergence(p, q, name)
+    except (NotImplementedError, TypeError, ValueError):  # no formula, or rows that cannot be split
+        if isinstance(q[name].distribution, DiscreteVariable):
+            raise
+        return q[name].log_prob - p[name].log_prob
+
+
+def _exact_divergence(p: Trace, q: Trace, name: str) -> Tensor:
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
     aligned = q.rows.aligned(*both, axes=axes)
     shape = broadcast_shapes(*(each.batch_shape for each in aligned))

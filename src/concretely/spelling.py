@@ -1,10 +1,13 @@
-"""Suggestions for misspelt names, checks, parsing and formatting of numbers, and text that is safe to print."""
+"""Suggestions for misspelt names, checks, parsing, formatting and meaning of numbers, and text safe to print."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
+
+LOOSE = 10
+"""The mean effective sample size below which an estimated likelihood counts as loose."""
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
@@ -89,3 +92,18 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode("ascii") for each in text
     )
+
+
+def is_loose(effective_sample_size: float | None) -> bool:
+    """Return whether a likelihood is loose, given its mean effective sample size; False if that is unknown."""
+    return effective_sample_size is not None and effective_sample_size < LOOSE
+
+
+def explain_loose(effective_sample_size: float | None) -> str:
+    """Return a sentence about a likelihood if it is loose, else nothing.
+
+    >>> explain_loose(3.2), explain_loose(10)
+    ('The NLL would fall with more samples: the mean effective sample size is below 10.', '')
+    """
+    sentence = f"The NLL would fall with more samples: the mean effective sample size is below {LOOSE}."
+    return sentence if is_loose(effective_sample_size) else ""

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import page
 from benchmarks.chip import __main__ as chip
-from benchmarks.chip import ablation, kernel, law, node, recipe, step, switch, turn, work
+from benchmarks.chip import ablation, kernel, law, node, own, recipe, step, switch, turn, work
 from benchmarks.chip.law import Law
 from benchmarks.chip.peer.case import Case
 from benchmarks.chip.turn import Contender
@@ -321,3 +321,17 @@ def test_the_ablation_has_a_record_without_kernels_too(monkeypatch: pytest.Monke
     assert found["recipe"]["laws"] == []
     assert [result["notation"] for result in found["results"]] == [row.notation for row in ablation.QUICK]
     assert all(result["off"] is None and "error" not in result for result in found["results"])
+
+
+@pytest.mark.parametrize("case", own.QUICK, ids=lambda case: case.kind)
+def test_own_models_by_fit_and_by_hand_find_the_same_bound(case: Any) -> None:
+    said = list[str]()
+    entrants = own._entrants(case, own.images(case, 100, 0), CPU, "high", 16)
+    chosen = {name: entrants[name] for name in (own.OURS, own.EAGER, own.SEVERAL)}
+    ready = turn.made(chosen, said.append, suits=step.same_bound())
+    assert [timing.contender.name for timing in ready] == list(chosen), said
+    result = own._result(case, turn.timed_once(ready, rounds=1, seed=0), said.append, limits=True)
+    assert [row["what"].rpartition(", ")[2] for row in result["asked"]] == [
+        "faster than eager PyTorch",
+        "8 seeds cheaper than one per model",
+    ]

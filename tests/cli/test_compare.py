@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("unpictured")
 @pytest.fixture
 def scored(run: Path) -> Path:
     """A run with a record."""
-    assert call("evaluate", str(run), "--samples", "20")[0] == 0
+    assert call("evaluate", str(run), "--samples", "100")[0] == 0
     return run
 
 
@@ -41,11 +41,23 @@ def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
     assert "; next +0.00, independent pixels " in sentence
 
 
+def test_runs_that_more_samples_would_improve_are_named(scored: Path) -> None:
+    record = json.loads((scored / "record.json").read_text())
+    assert record["metrics"]["test_nll"]["effective_sample_size"] > 10
+    loose = scored.with_name("loose")
+    loose.mkdir()
+    record["metrics"]["test_nll"]["effective_sample_size"] = 9.9
+    (loose / "record.json").write_text(json.dumps(record))
+    sentence = "the NLL of loose would fall with more samples: the mean effective sample size is below 10"
+    assert call("compare", str(scored), str(loose))[1].splitlines()[-1] == sentence
+    assert call("compare", str(loose))[1].splitlines()[-1] == sentence
+
+
 def test_a_survey_is_told(scored: Path) -> None:
     record = read_record(scored / "record.json")
     record["metrics"]["test_nll"]["thorough"] = 40
     write_record(scored / "record.json", record)
-    assert " 20 for 40 points " in call("compare", str(scored))[1]
+    assert " 100 for 40 points " in call("compare", str(scored))[1]
 
 
 def test_folders_without_the_score_are_refused(scored: Path, tmp_path: Path) -> None:

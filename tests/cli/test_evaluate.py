@@ -54,6 +54,16 @@ def test_json_is_one_object_that_the_record_agrees_with(run: Path) -> None:
     assert f"{found['nll']:.2f}" in (run / "report.html").read_text()
 
 
+def test_a_loose_score_says_so_and_leaves_the_json_alone(run: Path) -> None:
+    sentence = "The NLL would fall with more samples: the mean effective sample size is below 10."
+    for samples, is_loose in (("5", True), ("100", False)):
+        code, stdout, stderr = call("evaluate", str(run), "--samples", samples, "--json")
+        assert (code, json.loads(stdout)["effective_sample_size"] < 10) == (0, is_loose)
+        assert (sentence in stderr.splitlines()) == is_loose
+        assert (sentence in (run / "report.html").read_text()) == is_loose
+    assert call("evaluate", str(run), "--samples", "5")[1].endswith(f" s). {sentence}\n")
+
+
 def test_some_points_may_have_all_samples_and_the_others_few(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(likelihood, "FEW", 3)
     code, stdout, _ = call("evaluate", str(run), "--samples", "20", "--full-points", "40")

@@ -1,5 +1,8 @@
 """The study is that of the library, on a model before training or that of a run."""
 
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,10 @@ import torch
 from concretely import VIMCO, Pathwise, evaluation
 from concretely.data import load_data
 from concretely.evaluation import GradientStudy, gradient_study
+from concretely.experiment import task_study
+from concretely.experiment.task import TASKS, Gates
+from concretely.experiment.task_study import read_study
+from concretely.report.table import format_task_score
 from concretely.training import checkpoint
 from concretely.training import run as training
 from concretely.training.paper import build_model
@@ -162,6 +169,69 @@ def test_what_an_estimator_refuses_gets_one_sentence(tmp_path: Path) -> None:
     code, stdout, stderr = call("study", "32H-64V", "--estimators", "exact", "--out", str(tmp_path))
     assert (code, stdout) == (2, "")
     assert stderr == "a graph must have at most 2^20 states to be enumerated, got 2^32 up to node 'h1'\n"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the gates of the task have few states."""
+    monkeypatch.setitem(TASKS, "gate", replace(TASKS["gate"], build=lambda: Gates(blocks=2, width=2)))
+
+
+TASK = ("study", "--tasks", "gate", "--estimators", "rloo,exact", "--steps", "5")
+
+
+@pytest.mark.usefixtures("small")
+def test_tasks_are_told_in_a_table_and_kept_in_a_record(tmp_path: Path) -> None:
+    code, stdout, stderr = call(*TASK, "--seeds", "2", "--out", str(tmp_path))
+    assert code == 0
+    assert [note.partition(":")[0] for note in stderr.splitlines()] == [
+        f"gate, {name}, seed {seed}" for name in ("rloo", "exact") for seed in (0, 1)
+    ]
+    study = read_study(tmp_path / "tasks.json")
+    rows = [line.split() for line in stdout.splitlines() if line.startswith((" rloo", " exact"))]
+    assert rows == [[name, *format_task_score(study.score("gate", name)).split()] for name in ("rloo", "exact")]
+    assert stdout.splitlines()[-1] == str(tmp_path / "tasks.json")
+    assert call(*TASK, "--out", str(tmp_path), "--seeds", "1")[::2] == (0, "")  # nothing is left to train
+
+
+@pytest.mark.usefixtures("small")
+def test_tasks_that_were_interrupted_keep_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, begun = task_study._run, list[str]()
+
+    def interrupted(name: str, estimator: str, **options: Any) -> Any:
+        begun.append(estimator)
+        if estimator == "exact":
+            os.kill(os.getpid(), signal.SIGINT)
+        return run(name, estimator, **options)
+
+    monkeypatch.setattr(task_study, "_run", interrupted)
+    code, stdout, stderr = call(*TASK, "--seeds", "1", "--out", str(tmp_path))
+    record = tmp_path / "tasks.json"
+    assert (code, stdout) == (130, "")
+    assert stderr.splitlines()[-1] == f"stopped; finished runs are in {record}: run the same command to go on"
+    assert [run.estimator for run in read_study(record).runs] == ["rloo"]
+    monkeypatch.setattr(task_study, "_run", run)
+    assert call(*TASK, "--seeds", "1", "--out", str(tmp_path))[0] == 0
+    assert begun == ["rloo", "exact"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--estimators", "rloo"], "notation or run must be given, or --tasks, got None"),
+        (["6H-64V", "--seeds", "2"], "seeds must be left out without --tasks, got 2"),
+        (["6H-64V", "--steps", "2"], "steps must be left out without --tasks, got 2"),
+        (["--tasks", "gate", "--repeats", "9"], "repeats must be left out with --tasks, got 9"),
+        (["--tasks", "gate", "--temperature", "1"], "temperature must be left out with --tasks, got '1'"),
+        (["--tasks", "gate", "--seeds", "0"], "seeds must be at least 1, got 0"),
+        (["--tasks", "gate", "--steps", "0"], "steps must be at least 1, got 0"),
+        (["--tasks", "gates"], "unknown task 'gates'; did you mean 'gate'?"),
+        (["--tasks", "gate", "--estimators", "vimco"], "estimators must suit one of the tasks, got vimco for gate"),
+    ],
+)
+def test_flags_of_the_other_study_are_refused(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    assert call("study", *arguments, "--out", str(tmp_path / "out")) == (2, "", f"{sentence}\n")
+    assert not (tmp_path / "out").exists()
 
 
 def _retell(run: Path, recipe: str) -> None:

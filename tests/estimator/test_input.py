@@ -205,9 +205,9 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "temperature must be a number or a tensor, got str at node 'h1'",
     ),
     "temperature that is missing": (
-        lambda: c.StraightThroughGumbelSoftmax(None),
+        lambda: c.Pathwise({"h1": None}),
         TypeError,
-        "temperature must be a number or a tensor, got NoneType",
+        "temperature must be a number or a tensor, got NoneType at node 'h1'",
     ),
     "unknown noise": (
         lambda: c.Pathwise(0.5, noise="gauss"),

@@ -386,6 +386,17 @@ def test_result_is_told_in_one_line() -> None:
     assert "(50,000 samples for 3 of 4 data points, mean effective sample size 1,812," in str(survey)
 
 
+@pytest.mark.parametrize(("effective", "is_loose"), [(9.94, True), (10.0, False)])
+def test_a_loose_result_says_so(effective: float, is_loose: bool) -> None:
+    result = result_of(-92.0, -91.0)
+    text = str(replace(result, effective_sample_size=torch.full_like(result.effective_sample_size, effective)))
+    sentence = "The NLL would fall with more samples: the mean effective sample size is below 10."
+    end = (
+        f"mean effective sample size 9.9, 41.2 s). {sentence}" if is_loose else "mean effective sample size 10, 41.2 s)"
+    )
+    assert text.endswith(end)
+
+
 def test_standard_error_of_a_single_data_point_is_infinite() -> None:
     assert result_of(-92.0).standard_error == math.inf
     assert str(result_of(-92.0)).startswith("NLL 92.00 ± inf (")

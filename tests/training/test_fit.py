@@ -57,13 +57,13 @@ def given(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_an_interrupted_run_ends_in_the_bits_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    straight = fitted(**given(name), out=tmp_path / "straight")
+    straight = fitted(**given(name), steps=22, out=tmp_path / "straight")
     assert straight.finished
-    for stop in (7, 20, 21):  # inside rows and at their ends
-        run = fitted(**given(name), out=tmp_path / "stopped", callbacks=stopping(stop))
+    for stop in (7, 20):  # inside a row and at its end
+        run = fitted(**given(name), steps=22, out=tmp_path / "stopped", callbacks=stopping(stop))
         assert (run.step, run.finished) == (stop, False)
     torch.manual_seed(9)  # the state of torch's generators does not matter
-    run = fitted(**given(name), out=tmp_path / "stopped", checkpoint_seconds=0.0)
+    run = fitted(**given(name), steps=22, out=tmp_path / "stopped")
     assert [replace(row, seconds=0.0) for row in run.rows] == [replace(row, seconds=0.0) for row in straight.rows]
     assert (run.step, run.best, run.finished) == (straight.step, straight.best, True)
     assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
@@ -88,10 +88,10 @@ def test_the_steps_are_those_of_a_loop_by_hand() -> None:
     assert_same(dict(model.state_dict()), dict(mine.state_dict()))
 
 
-@pytest.mark.parametrize("name", ["adam", "rloo", "restless", "program", "adamw", "loader", "everything", "nvil"])
+@pytest.mark.parametrize("name", ["rloo", "program", "loader", "everything"])
 def test_a_seed_among_others_ends_in_the_bits_of_the_seed_alone(name: str, tmp_path: Path) -> None:
-    together = fitted(**given(name), seed=range(2, 4), out=tmp_path / "all")
-    alone = fitted(**given(name), out=tmp_path / "one")
+    together = fitted(**given(name), steps=11, seed=range(2, 4), out=tmp_path / "all")
+    alone = fitted(**given(name), steps=11, out=tmp_path / "one")
     assert [run.seed for run in together] == [2, 3]
     assert [run.folder for run in together] == [tmp_path / "all" / "seed=2", tmp_path / "all" / "seed=3"]
     assert_same(saved(tmp_path / "all" / "seed=3"), saved(tmp_path / "one"))

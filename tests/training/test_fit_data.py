@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 import concretely as c
 from concretely.data import Bits
+from concretely.data import Dataset as BitData
 from concretely.training.callback import Callbacks
-from concretely.training.rng import Order
+from concretely.training.rng import Order, Purpose, generator_of
 from concretely.training.source import as_source
 from concretely.training.stream import Stream, why_not_replayable
 
@@ -81,11 +82,13 @@ def test_all_forms_of_the_same_points_give_the_same_batches(form: str) -> None:
         assert source.digest == as_source(bits(), device=CPU, note=print).digest != ""
 
 
-def test_a_data_set_of_this_library_is_known_by_its_name() -> None:
-    source = as_source("digits", device=CPU, note=print)
-    (found,) = source.feed(seed=0, batch=5, parts=1).inputs(0, CPU)
-    expected = c.load_data("digits").train[Order(points=1297, batch=5, seed=0).indices(0)].float()
-    assert found.equal(expected)
+def test_a_data_set_of_this_library_brings_its_validation_points() -> None:
+    parts = [Bits.pack(bits()[start:end]) for start, end in ((0, 40), (40, 50), (50, 60))]
+    data = BitData("dots", *parts, source="made up.")
+    run = fitted(build(), data, every=10, steps=10)
+    generator = generator_of(3, Purpose.VALIDATION)
+    assert run.best == (10, c.evaluate(run.model, bits()[40:50], samples=10, generator=generator).nll)
+    assert fitted(build(), data, steps=2).best is None
 
 
 def test_points_that_are_random_are_read_for_each_step_and_follow_from_the_seed() -> None:
@@ -212,7 +215,7 @@ def test_a_program_may_need_no_data() -> None:
     def program(draw: c.Draw) -> Tensor:
         return (draw("b", c.Bernoulli(logits=logits)) - 0.45).square().sum(-1)
 
-    run = fitted(program, [()], estimator=c.RLOO(), samples=4, steps=200, lr=0.1)
+    run = fitted(program, [()], estimator=c.RLOO(), samples=4, steps=60, lr=0.3)
     assert run.finished
     assert (logits < -1).all()  # zero costs less than one
     assert c.fit(program, None, estimator=c.RLOO(), samples=4, steps=2).finished

@@ -173,7 +173,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_ignored_is_named_once() -> None:
-    found = said(build, bits()[:1].expand(40, -1).clone(), steps=400, lr=0.03, estimator=c.RLOO(), samples=2)
+    found = said(build, bits()[:1].expand(40, -1).clone(), steps=120, lr=0.05, estimator=c.RLOO(), samples=2)
     assert len(found) == 1
     assert re.match(r"the KL of node 'code' is \S+ nats a unit at step \d+: the model ignores it; try beta=", found[0])
 
@@ -182,7 +182,7 @@ def test_one_category_for_all_data_is_named_once() -> None:
     gate = own.Gate()
     with torch.no_grad():
         gate.gate.bias[0] = 50.0
-    found = said(gate, (bits(), LABELS), steps=200, estimator=c.RLOO(), samples=2)
+    found = said(gate, (bits(), LABELS), steps=120, estimator=c.RLOO(), samples=2)
     assert found == [
         "node 'gate' has one category for all data at step 110: it has collapsed; try a higher temperature or another "
         "estimator"

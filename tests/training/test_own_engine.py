@@ -124,6 +124,35 @@ def test_a_parameter_outside_of_modules_cannot_be_stacked() -> None:
     assert states(seeds=1)[0].task.stacks == "several"
 
 
+class Replacing(own.Posterior):
+    """An encoder that replaces a buffer in each step."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, draw: c.Draw, x: Tensor) -> None:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        super().forward(draw, x - self.mean)
+
+
+def test_a_buffer_that_is_replaced_is_kept_and_its_model_not_stacked() -> None:
+    def make() -> c.Model:
+        return c.Model(own.Prior(), Replacing())
+
+    (state,), mean = states(make, seeds=1), torch.zeros(6)
+    kept = state.model.q.mean
+    for step in range(3):
+        Engine([state]).advance(step + 1)
+        mean = 0.9 * mean + 0.1 * state.task.feed.inputs(step, CPU)[0].mean(0)
+    assert state.model.q.mean is kept
+    torch.testing.assert_close(state.tensors()["model/q.mean"], mean)
+    assert why_not_stacked(states(make, seeds=2)) == "the buffer 'q.mean' is replaced, not changed in place"
+
+
 def test_normal_nodes_follow_from_the_seed_and_the_step() -> None:
     one, other = states(build_mixed, seeds=1), states(build_mixed, seeds=1)
     Engine(one).advance(5)

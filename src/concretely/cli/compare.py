@@ -18,16 +18,19 @@ def compare(
     split: Annotated[str, typer.Option(help="Split: test, valid or train.")] = "test",
 ) -> None:
     """Print the negative log-likelihoods of runs in nats, and that of a baseline of independent pixels."""
-    from ..report.table import likelihood_summary, likelihood_table
+    from ..report.table import likelihood_summary, likelihood_table, loose_summary
 
     require_known("split", split, SPLITS)
     records = [_record(run, split) for run in runs]
     keys = ("notation", "model", "arguments", "data", "estimator", "samples")
     titles = [[record["recipe"].get(key) for key in keys] for record in records]
     alike = any(titles.count(title) > 1 for title in titles)
-    show(likelihood_table(records, split, [run.name for run in runs] if alike else ()))
+    names = [run.resolve().name for run in runs]
+    show(likelihood_table(records, split, names if alike else ()))
     if len(runs) > 1:
         show_text(likelihood_summary(records, split))
+    if sentence := loose_summary(records, split, names):
+        show_text(sentence)
 
 
 def _record(run: Path, split: str) -> dict[str, Any]:

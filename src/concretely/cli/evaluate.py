@@ -53,6 +53,7 @@ def evaluate(
     from ..experiment import scoring
     from ..experiment.record import finite_or_none, format_metric, model_title
     from ..experiment.subject import has_context, relaxes
+    from ..spelling import explain_loose
     from ..training.own_recipe import OwnRecipe
 
     terminal.require_known("split", split, SPLITS)
@@ -75,6 +76,8 @@ def evaluate(
         metric, kind = scoring.score_metric(found), scoring.score_name(found, split).rpartition("_")[2]
         content = {**about, "step": past.chosen, "split": split, kind: metric.pop("value"), **metric, **others}
         terminal.show_text(json.dumps(finite_or_none(content)))
+        if sentence := explain_loose(content.get("effective_sample_size")):
+            terminal.remark(sentence)
     else:
         terminal.show_text(f"{split} {found}")
         for other in others.values():

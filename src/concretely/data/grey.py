@@ -64,3 +64,10 @@ def digits(rule: Rule) -> Dataset:
     splits = binarized(dict(zip(SPLITS, shades, strict=True)), rule, top=16, random=random)
     source = f"The handwritten digits of scikit-learn, 8×8 pixels in 17 shades, {how(rule)}."
     return Dataset("digits", **splits, source=source)
+
+
+def digit_labels() -> dict[str, NDArray[np.int64]]:
+    """Load the labels of the digits by split, in the order of the points of `digits`."""
+    label = need("sklearn.datasets", "scikit-learn", what="the data set 'digits'").load_digits().target
+    shuffled = label[RandomState(SEED).permutation(len(label))].astype(np.int64)
+    return dict(zip(SPLITS, np.split(shuffled, [-500, -250]), strict=True))

@@ -180,6 +180,12 @@ class DiscreteVariable(Variable, Distribution):
         own, *shapes = self._split(check.as_logits(given, infinite=self._infinite, validate=validate))
         super().__init__(own, *shapes, validate=validate)
 
+    @property
+    def states(self) -> int:
+        """The number of states."""
+        law, logits, _ = self._law
+        return logits.shape[-1] if law.category_axes else 2
+
     @staticmethod
     @abstractmethod
     def _split(logits: Tensor) -> tuple[Tensor, Size, Size]:

@@ -57,15 +57,8 @@ class Estimate:
         it is estimated by log q - log p of the drawn values. Without q, the result is empty.
         """
         p, q = self.trace, self.posterior
-
-        def at(name: str) -> Tensor:
-            try:
-                return divergence(p, q, name)
-            except (NotImplementedError, TypeError, ValueError):  # a distribution whose rows cannot be split
-                return q[name].log_prob - p[name].log_prob
-
         with torch.no_grad():
-            return {name: self._mean(at(name)) for name in q.latent if p is not q}
+            return {name: self._mean(divergence(p, q, name)) for name in q.latent if p is not q}
 
     @property
     def log_likelihood(self) -> dict[str, Tensor]:

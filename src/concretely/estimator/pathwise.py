@@ -9,6 +9,7 @@ from ..model.base import Model
 from ..noise import Source
 from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
 from ..spelling import require_one_of
+from ..temperature import MEASURED, PAPER, PAPER_PRIOR, ByStates
 from .base import Estimate
 
 NoBound = Literal["mass", "analytic"]
@@ -24,23 +25,32 @@ class Pathwise:
     Requires: a cost that is differentiable between the states.
     Bias: none for the relaxed objective, which is a lower bound on the relaxed log-likelihood only if `kl` is
         "density". For the discrete objective, the bias vanishes as the temperature falls, but not with an inference
-        network: the KL between relaxed nodes exceeds the discrete KL by an amount that does not depend on the
-        temperature. See [maddison2017concrete].
+        network and "density": the KL between relaxed nodes exceeds the discrete KL by an amount that does not depend
+        on the temperature. See [maddison2017concrete].
+
+    Without arguments, each node has a temperature that suits its number of states (`concretely.temperature`), and `kl`
+    is "analytic". With "density", the KL between relaxed nodes is so large that small models with categorical latents
+    may learn to ignore them. What the default gives up: the objective is not a bound, and at a fixed temperature very
+    long training may move it away from the discrete objective; lower the temperature then. With a temperature, `kl` is
+    by default "density", and `Pathwise(kl="density")` takes the paper's temperatures.
 
     `noise="normal"` replaces Gumbel by Gaussian noise, as in a control experiment of the paper. Its relaxed graph does
     not converge to the discrete graph as the temperature falls.
 
-    >>> Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
-    'density'
+    >>> Pathwise().kl, Pathwise(temperature=2 / 3, prior_temperature=1 / 2).kl
+    ('analytic', 'density')
     """
 
-    temperature: Temperatures
+    temperature: Temperatures | None = None
     prior_temperature: Temperatures | None = None
-    kl: Treatment = "density"
+    kl: Treatment | None = None
     noise: Noise = "gumbel"
     _modes: tuple[Mode, Mode] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.kl is None:
+            is_given = self.temperature is not None or self.prior_temperature is not None
+            object.__setattr__(self, "kl", "density" if is_given else "analytic")
         require_one_of("kl", self.kl, "density", "mass", "analytic")
         object.__setattr__(self, "_modes", self._chosen_modes())
 
@@ -72,8 +82,12 @@ class Pathwise:
 
     def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
-        prior = self.temperature if self.prior_temperature is None else self.prior_temperature
-        return Relaxed(self.temperature, scored_by, self.noise), Relaxed(prior, scored_by, self.noise)
+        temperature, prior = self.temperature, self.prior_temperature
+        if prior is None:
+            prior = PAPER_PRIOR if temperature is None else temperature
+        if temperature is None:
+            temperature = _by_states(self.kl)
+        return Relaxed(temperature, scored_by, self.noise), Relaxed(prior, scored_by, self.noise)
 
 
 @dataclass(frozen=True)
@@ -82,13 +96,13 @@ class GumbelSoftmax:
 
     Approximates: the gradient of the objective of the discrete graph.
     With: relaxed draws, scored by the discrete log masses weighted by the value or, if `kl` is "analytic", by the KL of
-        the discrete distributions.
+        the discrete distributions. Without a temperature, each node has one for its number of states.
     Requires: a cost that is differentiable between the states.
     Bias: yes; the objective is not a bound, and long training moves it away from the discrete objective.
         See [jang2017categorical] and [maddison2017concrete], appendix C.2.
     """
 
-    temperature: Temperatures
+    temperature: Temperatures | None = None
     kl: NoBound = "mass"
 
     def __post_init__(self) -> None:
@@ -143,18 +157,21 @@ class StraightThroughGumbelSoftmax:
     """Discrete draws that are differentiated as if they were relaxed draws.
 
     Approximates: the gradient of the objective of the discrete graph.
-    With: discrete draws in the forward pass, and relaxed draws of the same noise in the backward pass.
+    With: discrete draws in the forward pass, and relaxed draws of the same noise in the backward pass. Without a
+        temperature, each node has one for its number of states.
     Requires: a cost that is differentiable at the states.
     Bias: yes; as the temperature falls, it uses the mean slope of the cost at the states instead of the difference
         between the costs of the states. The value of the objective is exact. See [jang2017categorical].
     """
 
-    temperature: Temperatures
+    temperature: Temperatures | None = None
     kl: NoBound = "mass"
+    _mode: Mode = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require_one_of("kl", self.kl, "mass", "analytic")
-        Relaxed(self.temperature)
+        temperature = _by_states(self.kl) if self.temperature is None else self.temperature
+        object.__setattr__(self, "_mode", Surrogate(temperature))
 
     def __call__(
         self,
@@ -166,8 +183,7 @@ class StraightThroughGumbelSoftmax:
         batch_dims: int = 1,
     ) -> Estimate:
         """Estimate an objective."""
-        mode = Surrogate(self.temperature)
-        return _straight_through(self, mode, target, inputs, samples, objective, generator, batch_dims)
+        return _straight_through(self, self._mode, target, inputs, samples, objective, generator, batch_dims)
 
 
 def _straight_through(
@@ -188,6 +204,11 @@ def _straight_through(
     # with an analytic KL, the mean of several weights may exceed the likelihood
     bounds = None if analytic and samples > 1 else bound_target(target, objective)
     return Estimate.of(weights, objective, bound_target=bounds)
+
+
+def _by_states(kl: Treatment | None) -> ByStates:
+    """Return the temperatures of nodes for which none is given."""
+    return MEASURED if kl == "analytic" else PAPER
 
 
 def _require_gradient(weights: LogWeights) -> None:

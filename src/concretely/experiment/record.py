@@ -23,6 +23,8 @@ FILE = "record.json"
 
 KEYS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """The keys that every record has."""
+NUMBERS = ("value", "standard_error", "effective_sample_size", "seconds")
+"""The numbers of a metric, which may be null."""
 COUNTS = ("samples", "points", "thorough")
 """The integers of a metric."""
 SHOWN = ("data", "estimator")
@@ -41,8 +43,11 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     write_text(path, f"{json.dumps(content, indent=2, ensure_ascii=False)}\n")
 
 
-def read_checked(path: Path, *, remedy: str) -> Any:
-    """Read a file of `write_record` without its checksum; raise an error with a remedy if it was changed since."""
+def read_checked(path: Path, *, remedy: str, has_checksum: bool = True) -> Any:
+    """Read a file of `write_record` without its checksum; raise an error with a remedy if it was changed since.
+
+    Without `has_checksum`, a file that has none, as older versions wrote it, is read as it is.
+    """
     try:
         found = parse_json(read_bytes(path, most=MOST))
     except (ValueError, OSError) as error:
@@ -50,9 +55,9 @@ def read_checked(path: Path, *, remedy: str) -> Any:
         raise ValueError(f"a record must be JSON, got a damaged file {str(path)!r} ({why}): {remedy}") from None
     if not isinstance(found, dict):
         raise ValueError(f"a record must be a JSON object, got {type(found).__name__} in {str(path)!r}: {remedy}")
-    if CHECKSUM not in found:
+    if has_checksum and CHECKSUM not in found:
         raise ValueError(f"a record must have a checksum, got none in {str(path)!r}: {remedy}")
-    if found.pop(CHECKSUM) != json_digest(found):
+    if CHECKSUM in found and found.pop(CHECKSUM) != json_digest(found):
         raise ValueError(f"a record must be as it was written, got changes since then in {str(path)!r}: {remedy}")
     return finite_or_none(found)
 
@@ -205,7 +210,7 @@ def _is_metric(metric: Any) -> bool:
     """Return whether a value has the keys of a metric. Numbers may be null, if they were not finite."""
     return (
         isinstance(metric, dict)
-        and all(metric.get(name) is None or is_number(metric[name]) for name in ("value", "standard_error"))
+        and all(metric.get(name) is None or is_number(metric[name]) for name in NUMBERS)
         and all(is_count(metric.get(name, 0)) for name in COUNTS)
         and all(isinstance(metric.get(name, ""), str) for name in ("title", "meaning"))
     )

@@ -24,6 +24,7 @@ from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
 from ..functional.draw import Drawn, sum_axes
 from ..noise import Source, seeded
 from ..spelling import did_you_mean, require_one_of
+from ..temperature import ByStates
 from .trace import Outcome, Rows, Trace
 
 __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "Surrogate"]
@@ -31,8 +32,8 @@ __all__ = ["Discrete", "Enumerate", "Mode", "Relaxed", "Replay", "Surrogate"]
 STATES = 2**20
 """The maximum number of joint states to enumerate."""
 
-Temperatures = Temperature | Mapping[str, Temperature]
-"""One temperature for all nodes, or a mapping from node names to temperatures."""
+Temperatures = Temperature | Mapping[str, Temperature] | ByStates
+"""One temperature for all nodes, a mapping from node names to temperatures, or one for each number of states."""
 
 Noise = Literal["gumbel", "normal"]
 """The noise added to logits: Gumbel (logistic for a binary node), or Gaussian for a control experiment of the paper."""
@@ -354,6 +355,8 @@ def _relaxed(name: str, mass: DiscreteVariable, temperature: Temperatures, noise
         if name not in temperature:
             raise ValueError(f"temperature must name every node, got none for {name!r}")
         temperature = temperature[name]
+    elif isinstance(temperature, ByStates):
+        temperature = temperature(mass.states)
     relaxed = mass.relax(temperature) if noise == "gumbel" else mass.relax_gaussian(temperature)
     if relaxed.batch_shape != mass.batch_shape:  # added axes would be mistaken for sample or batch axes
         raise ValueError(
@@ -368,6 +371,8 @@ def _names(temperature: Temperatures) -> frozenset[str]:
 
 
 def _require_positive(temperature: Temperatures) -> None:
+    if isinstance(temperature, ByStates):
+        return
     by_name = temperature if isinstance(temperature, Mapping) else {"": temperature}
     for name, entry in by_name.items():
         place = f" at node {name!r}" if name else ""

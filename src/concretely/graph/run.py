@@ -148,7 +148,7 @@ def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> 
         shape = distribution.batch_shape
         if shape[: len(batch_shape)] != batch_shape:
             raise ValueError(_no_rows(name, shape, batch_shape))
-        shapes[name] = Shape(shape[len(batch_shape) :], len(distribution.enumerate_support(expand=False)))
+        shapes[name] = Shape(shape[len(batch_shape) :], distribution.states)
         return distribution.mode
 
     # torch.compile cannot trace eval_mode

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ..experiment.picture import Picture
 from ..experiment.record import format_metric, format_value, is_corrected, model_title
 from ..file import atomic_write, write_text
-from ..spelling import printable
+from ..spelling import explain_loose, printable
 from ..training.own_recipe import OwnRecipe
 from ..training.run import Run
 from .curve import Row, draw_curve
@@ -58,7 +58,8 @@ def write_report(folder: Path, run: Run, record: Mapping[str, Any], pictures: Ma
     for name, image in {**images, "curve": curve}.items():
         with atomic_write(folder / f"{name}.png") as file:
             file.write_bytes(image.content)
-    write_text(folder / FILE, page(record, curve if run.rows else None, list(images.values())))
+    nodes = node_table(run.rows[-1].metrics if run.rows else {})
+    write_text(folder / FILE, page(record, curve if run.rows else None, list(images.values()), nodes))
     return folder / FILE
 
 
@@ -77,8 +78,28 @@ def curve_image(rows: Sequence[Row]) -> Image:
     return embed_figure(caption, draw_curve(rows))
 
 
-def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequence[Image] = ()) -> str:
-    """Return the HTML page of a record, its curve and its pictures. Missing parts of the record are omitted.
+def node_table(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Return what the last row of a curve says about every node, in words.
+
+    >>> node_table({"kl/code": 1.234, "active/code": 3.0, "log_likelihood/x": -20.0, "gradient_norm": 2.0})
+    {'code': 'KL 1.23 nats, 3 active units', 'x': 'log-likelihood −20 nats'}
+    """
+    words = {"kl": "KL {} nats", "active": "{} active units", "log_likelihood": "log-likelihood {} nats"}
+    found = dict[str, list[str]]()
+    for name, value in metrics.items():
+        kind, _, node = name.partition("/")
+        if node and kind in words:
+            found.setdefault(node, []).append(words[kind].format(f"{value:.3g}".replace("-", "−")))
+    return {node: ", ".join(parts) for node, parts in found.items()}
+
+
+def page(
+    record: Mapping[str, Any],
+    curve: Image | None = None,
+    pictures: Sequence[Image] = (),
+    nodes: Mapping[str, str] | None = None,
+) -> str:
+    """Return the HTML page of a record, its curve, its pictures and its nodes. Missing parts are omitted.
 
     >>> text = page({"recipe": {"notation": "32H~64V", "data": "digits", "estimator": "concrete"}})
     >>> "<h1>32H~64V on digits by concrete</h1>" in text
@@ -93,6 +114,7 @@ def page(record: Mapping[str, Any], curve: Image | None = None, pictures: Sequen
         metrics=[_metric(name, metric) for name, metric in record.get("metrics", {}).items()],
         curve=curve,
         pictures=pictures,
+        nodes=dict(nodes or {}),
         recipe=recipe,
         toml=OwnRecipe.of(recipe).toml() if "model" in recipe else _toml(recipe),
         environment=dict(_environment(record)),
@@ -137,7 +159,7 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     if "samples" in metric:
         some = f" for {metric['thorough']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
-        meaning.append(f"Estimated from {samples}.")
+        meaning += [f"Estimated from {samples}.", explain_loose(metric.get("effective_sample_size"))]
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))
     about = {"text": format_metric(metric), "meaning": " ".join(filter(None, meaning))}
     return {"name": title, "value": metric.get("value"), **about}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -11,8 +11,11 @@ from rich.text import Text
 from ..experiment.grid import differing_keys, flat, format_setting
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, model_title, score_key, validation_nll
-from ..spelling import format_difference, format_number, printable
+from ..spelling import LOOSE, format_difference, format_number, is_loose, printable
 from ..training.recipe import Member
+
+if TYPE_CHECKING:
+    from ..experiment.task_study import Score, TaskStudy  # imports torch, which tables of records do without
 
 MISSING = "–"
 
@@ -170,6 +173,48 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     pixels = best["metrics"].get(f"{split}_factorised_nll", {}).get("value")
     baseline = "" if pixels is None else f", independent pixels {pixels - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
+
+
+def loose_summary(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str]) -> str:
+    """Return a sentence that names the runs whose NLL would fall with more samples, or nothing if there are none.
+
+    >>> record = {"metrics": {"test_nll": {"value": 22.5, "effective_sample_size": 3.2}}}
+    >>> loose_summary([record], "test", ["mine"])
+    'the NLL of mine would fall with more samples: the mean effective sample size is below 10'
+    """
+    scores = [record["metrics"][score_key(record["metrics"], split)] for record in records]
+    loose = [name for name, score in zip(names, scores, strict=True) if is_loose(score.get("effective_sample_size"))]
+    why = f"would fall with more samples: the mean effective sample size is below {LOOSE}"
+    return f"the NLL of {' and '.join(loose)} {why}" if loose else ""
+
+
+def task_table(study: "TaskStudy") -> Table:
+    """Return the test scores of estimators on tasks as a table for the terminal, the best of each task in bold."""
+    table = plain_table("", "test score in nats ± standard error over seeds, of the discrete graph; lower is better")
+    table.add_column("estimator", no_wrap=True)
+    for task in study.tasks:
+        table.add_column(task, justify="right")
+    best = {task: study.best(task) for task in study.tasks}
+    for name in study.estimators:
+        cells = [format_task_score(study.score(task, name)) for task in study.tasks]
+        bold = [Text(cell, style="bold" if best[task] == name else "") for task, cell in zip(best, cells, strict=True)]
+        table.add_row(Text(printable(name)), *bold)
+    return table
+
+
+def format_task_score(score: "Score | None") -> str:
+    """Format the score of an estimator on a task, or a dash if it does not suit the task.
+
+    >>> from ..experiment.task_study import Score
+    >>> format_task_score(Score(22.934, 0.0312, 3)), format_task_score(Score(22.934, None, 1)), format_task_score(None)
+    ('22.93 ± 0.03', '22.93', '–')
+    """
+    if score is None:
+        return MISSING
+    if not math.isfinite(score.mean):
+        return "diverged"
+    error = "" if score.standard_error is None else f" ± {score.standard_error:.2f}"
+    return f"{score.mean:.2f}{error}"
 
 
 def plain_table(title: str = "", caption: str = "") -> Table:

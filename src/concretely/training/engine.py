@@ -6,15 +6,15 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
@@ -164,6 +164,7 @@ class _Program:
         own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
+        self._buffers = [] if vmapped else list(_own_buffers(task.loss))
         self._update = _update_of(runs, state, list(own))
         self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
         self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
@@ -194,7 +195,7 @@ class _Program:
     def try_step(self, step: int) -> None:
         """Compute the gradients of a step without an update. Buffers of the model may change."""
         self._loss.train()
-        with torch_generators(self._runs[0].device):
+        with torch_generators(self._runs[0].device), _unreplaced(self._loss):
             self._table.prepare(step)
             self._table.read()
             self._differentiated()
@@ -211,6 +212,7 @@ class _Program:
         self._table.read()
         loss, gradients, inputs = self._differentiated()
         with torch.no_grad():
+            self._keep_buffers()
             sizes, watched = self._table.sizes, list[Tensor]()
             norm = self._norm(gradients) if self._task.clip or (gap and self._metrics is not None) else None
             if gap:
@@ -249,6 +251,15 @@ class _Program:
                     own = slope if self._vmapped else slope.unsqueeze(0)
                     gradients[name] = gradients[name] + own if name in gradients else own
         return total, gradients, inputs
+
+    def _keep_buffers(self) -> None:
+        """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
+        for module, name, own in self._buffers:
+            if module._buffers[name] is not own:
+                found = module._buffers[name]
+                assert found is not None
+                own.copy_(found)
+                module._buffers[name] = own
 
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
         """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
@@ -309,6 +320,35 @@ def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str])
         name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
     }
     return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
+
+
+@contextmanager
+def _unreplaced(loss: nn.Module) -> Iterator[None]:
+    """Inside this context, raise if a call of a loss replaces a buffer, since a stacked program would lose it."""
+    before = dict[str, Tensor]()
+
+    def remember(module: nn.Module, inputs: object) -> None:
+        before.update(module.named_buffers())
+
+    def compare(module: nn.Module, inputs: object, output: object) -> None:
+        for name, buffer in module.named_buffers():
+            if buffer is not before[name]:
+                raise RuntimeError(f"the buffer {name.partition('.')[2]!r} is replaced, not changed in place")
+
+    hooks = loss.register_forward_pre_hook(remember), loss.register_forward_hook(compare)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _own_buffers(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield the modules of a loss with the names of their buffers and the buffers."""
+    for module in loss.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module, name, buffer
 
 
 def over(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset as TorchDataset
 
+from ..data import Dataset
+from ..data.arrays import Arrays
 from ..estimator import RLOO, VIMCO, Pathwise
 from ..graph.program import Program
 from ..model import Model
-from ..model.base import as_module, require_estimator
-from ..objective import Objective
+from ..model.base import as_module, checked_objective
+from ..objective import Objective, average
 from ..schedule import Schedule
 from ..spelling import did_you_mean
 from .builder import built, is_builder, name_of, name_of_class, require_arguments
@@ -139,9 +141,9 @@ def fit(
 
     `model` is a `Model`, a program, or a function without required arguments that builds one. `data` are tensors with
     points along their first axis (one, or a tuple or dictionary of them), a data set of torch, a `DataLoader` or
-    another iterable of batches, such as a list, or a data set of this library or its name. Batches are passed to the
-    program: tuples by position, dictionaries by the names of its parameters if they match, else as one input. `inputs`
-    is a function from a batch to the inputs, if another is needed.
+    another iterable of batches, such as a list, or a data set of this library, its name, or the path of an `.npz` file.
+    Batches are passed to the program: tuples by position, dictionaries by the names of its parameters if they match,
+    else as one input. `inputs` is a function from a batch to the inputs, if another is needed.
 
     With `out`, the run is saved there every `checkpoint_seconds`, when it ends and when it is interrupted (SIGINT,
     SIGTERM), and the same call goes on where the last one stopped. On a CPU an interrupted run then has the same bits
@@ -154,7 +156,7 @@ def fit(
     Args:
         model: What to train.
         data: What to train it on.
-        estimator: The gradient estimator, or its class: `NVIL` is built for each model.
+        estimator: The gradient estimator, by default `Pathwise()`, or its class: `NVIL` is built for each model.
         samples: The number of samples, by default 1, or 5 for estimators that need several.
         objective: The objective, as in `estimate`.
         steps: The number of updates.
@@ -163,7 +165,8 @@ def fit(
         lr: The learning rate, by default 1e-3, or the optimizer's own.
         schedule: "constant", "linear", "cosine", or a function of the step that returns a factor of the learning rate.
         valid: Validation data, or a function of the model that returns a score of which lower is better. Data are
-            scored by the negative log-likelihood or, for a program, the expected cost of the discrete graph.
+            scored by the negative log-likelihood or, for a program, the expected cost of the discrete graph. A data set
+            of this library brings its own, which is used if `every` or `patience` is given.
         every: The number of steps between validations, by default a twentieth of all. The best parameters are kept.
         patience: The number of validations without improvement after which training stops, or 0 to never stop early.
         validation_samples: The number of samples for each data point in a validation.
@@ -186,7 +189,7 @@ def fit(
 
     >>> import torch, concretely as c
     >>> x = (torch.rand(100, 6) < 0.3).float()
-    >>> run = c.fit(c.density("2H-6V"), x, estimator=c.Pathwise(2 / 3), steps=20, batch=10)
+    >>> run = c.fit(c.density("2H-6V"), x, estimator=c.Pathwise(), steps=20, batch=10)
     >>> run.step, run.finished, len(run.rows)
     (20, True, 2)
     """
@@ -200,10 +203,12 @@ def fit(
         for given in settings.arguments:
             require_arguments(model, given)
     module = None if builds else as_module("program", model)
-    estimator = Pathwise(2 / 3) if estimator is None else estimator
+    estimator = Pathwise() if estimator is None else estimator
     if not isinstance(estimator, type):
-        require_estimator(estimator)
+        checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
     folder, place = None if out is None else Path(out), _device(device, module)
+    if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
+        valid = data  # whose validation points are kept apart
     if patience and valid is None:
         raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
     with ExitStack() as stack:

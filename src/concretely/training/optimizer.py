@@ -23,6 +23,8 @@ _ADAM = partial(adam, fused=True, amsgrad=False, beta1=BETA1, beta2=BETA2, eps=E
 MOMENTUM, ROUNDS, SMALL, LENGTH = 0.95, 5, 1e-7, 0.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The polynomial of Muon. Applied a few times, it maps singular values between 0 and 1 to about 1."""
+MANY = 64
+"""The maximum number of tensors that one launch of Adam or of the guard gets: its code grows with their number."""
 FEW = 2**21
 """Up to this number of elements, kernel launches take longer than the matrix products."""
 
@@ -76,13 +78,13 @@ def guard_(
 
     The logged objective is minus the loss. The returned step sizes have a learning rate of zero for stopped members.
     """
-    kernel = kernels("adam", loss)
+    kernel = kernels("adam", loss) if len(tensors) <= MANY else None
     if kernel is not None:
         rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
         return sizes._replace(rate=rate)
     log.sums[:, :2] += torch.stack([-loss, torch.ones_like(loss)], -1)
     # the largest and the smallest entry are finite if and only if all are; a norm would take ten times as long
-    flat = [each.reshape(len(loss), -1) for each in (loss, *tensors)]
+    flat = [each.reshape(len(loss), -1) for each in (loss, *tensors) if each.numel()]
     extremes = torch.stack([extreme for each in flat for extreme in (each.amax(-1), each.amin(-1))])
     finite = extremes.isfinite().all(0)
     first = torch.where((log.first_nonfinite < 0) & ~finite, sizes.step, log.first_nonfinite)
@@ -94,11 +96,14 @@ def adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, *, decays: Sequence[bool]
 ) -> None:
     """Update parameters by Adam [kingma2015adam]. `decays` says which of the parameters have an L2 penalty."""
-    kernel = kernels("adam", states[0].parameter)
+    floats = all(state.parameter.dtype == torch.float32 for state in states)
+    kernel = kernels("adam", states[0].parameter) if floats else None
     if kernel is not None:
-        parameters, firsts, seconds = (list(part) for part in zip(*states, strict=True))
-        slopes, constants = list(gradients), (BETA1, BETA2, EPSILON)
-        kernel.adam_(parameters, firsts, seconds, slopes, list(decays), *sizes[:4], *constants)
+        for start in range(0, len(states), MANY):
+            part = slice(start, start + MANY)
+            parameters, firsts, seconds = (list(each) for each in zip(*states[part], strict=True))
+            slopes, constants = list(gradients[part]), (BETA1, BETA2, EPSILON)
+            kernel.adam_(parameters, firsts, seconds, slopes, list(decays[part]), *sizes[:4], *constants)
     elif states[0].parameter.is_cpu:
         _fused_adam_(states, gradients, sizes, decays)
     else:

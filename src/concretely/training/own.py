@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..estimator import Estimator
 from ..evaluation.cost import expected_cost
 from ..evaluation.likelihood import evaluate
+from ..graph.program import signature
 from ..model import Model
 from ..model.base import Function
 from ..noise import Keys
@@ -132,8 +133,8 @@ def _examined(monitor: OwnMonitor, example: Inputs, keys: Keys, values: tuple[fl
 def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | None) -> Arrange:
     """Return how a batch becomes the inputs of a program. Dictionaries are passed by the names of its parameters."""
     program = model if not isinstance(model, Model) else model.p if model.q is None else model.q
-    signature = inspect.signature(program if isinstance(program, Function) else program.forward)
-    names = list(signature.parameters)[1:]
+    expected = signature(program)
+    names = list(expected.parameters)[1:]
 
     def arrange(batch: Inputs) -> tuple[Any, ...]:
         batch = batch if given is None else given(batch)
@@ -143,11 +144,11 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
 
     first = example if given is None else given(example)
     by_name = isinstance(first, Mapping) and set(first) <= set(names)
-    defaults = {name: each.default for name, each in signature.parameters.items()}
+    defaults = {name: each.default for name, each in expected.parameters.items()}
     last = [name for place, name in enumerate(names) if by_name and set(names[place:]) & set(first)]
     inputs = arrange(example)
     try:
-        signature.bind(None, *inputs)
+        expected.bind(None, *inputs)
         if any(value is inspect.Parameter.empty for value in inputs):
             raise TypeError
     except TypeError:

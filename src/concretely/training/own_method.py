@@ -1,25 +1,22 @@
 """The task of a user's own model from its recipe alone: the builder, the estimator and the schedules by their names."""
 
 import ast
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from .. import estimator as estimators
-from ..data import WIDTHS, Dataset, load_data
-from ..data.arrays import Arrays, load_arrays
+from ..data import Dataset
+from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
 from ..model.base import as_module
-from ..spelling import did_you_mean
 from .builder import built, imported
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task
 from .own_recipe import OwnRecipe
 from .own_resolve import own_program_key, read_schedule
-from .recipe import ESTIMATORS
-from .source import as_source
+from .source import as_source, load_splits
 from .task import Task
 
 OwnData = Dataset | Arrays
@@ -30,13 +27,7 @@ def own_data(
     recipe: OwnRecipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
 ) -> OwnData:
     """Load the data that a recipe names: a data set of bits, or a file of arrays. `place` is where they are now."""
-    name = recipe.data if place is None else place
-    if name in WIDTHS:
-        return load_data(name, progress=progress)
-    if not name.endswith(".npz"):
-        must = "data must be a data set name or the path of an .npz file"
-        raise ValueError(f"{must}, got {name!r}{did_you_mean(name, WIDTHS)}")
-    return load_arrays(Path(name).expanduser(), max_bytes=max_bytes)
+    return load_splits(recipe.data if place is None else place, max_bytes=max_bytes, progress=progress)
 
 
 def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:
@@ -92,8 +83,6 @@ def estimator_from_text(text: str, temperature: str | None = None, prior: str | 
             schedule = None if value is None else read_schedule(name, value)
             if schedule is not None:
                 given[name] = schedule(0) if callable(schedule) else schedule
-        if ESTIMATORS[text].has_temperature:
-            given.setdefault("temperature", 2 / 3)
         return CLASSES[text](**given)
     return _written(text)
 

@@ -22,6 +22,7 @@ from ..file import parse_toml, read_bytes
 from ..notation import Architecture, parse
 from ..schedule import Annealing
 from ..spelling import did_you_mean, number
+from ..temperature import PAPER, PAPER_PRIOR
 from . import section
 from .section import WHEN
 
@@ -72,9 +73,6 @@ OF_DATA = ("data", "binarize", "train_on")
 """The keys of a recipe that choose the data."""
 DIFFERENT = (*OF_DATA, "lr", "weight_decay", "temperature", "prior_temperature", "seed")
 """The keys in which the recipes of runs that are trained together may differ."""
-
-TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
-"""The paper's temperature and prior temperature for each arity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,15 +301,14 @@ def _samples(estimator: str) -> int:
 def _defaults(architecture: Architecture, wished: Mapping[str, Any]) -> dict[str, Any]:
     """Return defaults of the settings that depend on others: the paper's values or, if it has none, reasonable ones."""
     arities = {layer.arity for layer in architecture.latent}
-    # for other arities: the paper found 2/3 to be the best across those it tried
-    temperature, prior = TEMPERATURES.get(max(arities), TEMPERATURES[2]) if len(arities) == 1 else TEMPERATURES[2]
+    arity = max(arities) if len(arities) == 1 else 2
     estimator = wished.get("estimator", Recipe.estimator)
     method = ESTIMATORS.get(estimator, Method())
     predicts = architecture.context is not None
     return {
         "samples": _samples(estimator),
-        "temperature": temperature if method.has_temperature else None,
-        "prior_temperature": prior if method.has_prior_temperature and not predicts else None,
+        "temperature": PAPER(arity) if method.has_temperature else None,
+        "prior_temperature": PAPER_PRIOR(arity) if method.has_prior_temperature and not predicts else None,
         "lr": 1e-4 if architecture.nonlinear and not predicts else 3e-4,
         "weight_decay": 1e-3 if predicts else 0.0,
         "validate": max(1, wished.get("steps", Recipe.steps) // 50) if wished.get("patience") else 0,

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchDataset
 
-from ..data import Dataset, load_data
+from ..data import WIDTHS, Dataset, load_data
+from ..data.arrays import Arrays, load_arrays
 from ..data.dataset import Bits
+from ..spelling import did_you_mean
 from .feed import Feed, Indexed, Inputs, PackedPoints, Points, TensorPoints
 from .rng import Order, Purpose, seed_of
 from .stream import Stream, StreamBatches, seeded_everything, to_device, why_not_replayable
@@ -131,9 +133,9 @@ class Source:
 def as_source(data: Any, *, device: torch.device, note: Note, split: str = "train", name: str = "data") -> Source:
     """Return data as a source on a device. Points are moved there once if they fit."""
     if isinstance(data, str | Path):
-        return as_source(load_data(data), device=device, note=note, split=split, name=str(data))
-    if isinstance(data, Dataset):
-        return as_source(data.split(split), device=device, note=note, name=data.name if name == "data" else name)
+        data = load_splits(str(data))
+    if isinstance(data, Dataset | Arrays):
+        return as_source(data.split(split), device=device, note=note, name=data.name)
     if isinstance(data, Bits):
         bits = data.to(device)
         return Source(name, device, PackedPoints(bits), is_resident=True, hashed=data.packed)
@@ -150,6 +152,16 @@ def as_source(data: Any, *, device: torch.device, note: Note, split: str = "trai
     if isinstance(data, Iterable):
         return _of_batches(data, name, device, note)
     raise TypeError(f"{name} must be tensors, a data set, a DataLoader or batches, got {type(data).__name__}")
+
+
+def load_splits(name: str, *, max_bytes: int | None = None, progress: bool = False) -> Dataset | Arrays:
+    """Load data for a model of one's own: a data set of bits by its name, or the arrays of an `.npz` file."""
+    if name in WIDTHS:
+        return load_data(name, progress=progress)
+    if not name.endswith(".npz"):
+        must = "data must be a data set name or the path of an .npz file"
+        raise ValueError(f"{must}, got {name!r}{did_you_mean(name, WIDTHS)}")
+    return load_arrays(Path(name).expanduser(), max_bytes=max_bytes)
 
 
 def _of_tensors(tensors: Inputs, name: str, device: torch.device) -> Source:

@@ -48,7 +48,8 @@ class Stream(Feed):
 
     def host(self, step: int) -> list[Inputs]:
         """Return the batches of a step, in the memory of the host."""
-        if step != self._step:
+        is_past = isinstance(self._batches, Iterator) and step * self._parts < self._taken
+        if step != self._step and not is_past:  # the last batches are the best that is left of an iterator
             first = step * self._parts
             if first < self._taken:
                 self._begin_epoch(0)

@@ -1,0 +1,36 @@
+"""The temperatures of a node for which none is given, by its number of states."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TEMPERATURES = {2: (2 / 3, 1 / 2), 4: (1.0, 2 / 3), 8: (2 / 3, 2 / 5)}
+"""The paper's temperature and prior temperature by number of states, for the KL between densities.
+
+See [maddison2017concrete], appendix D.5.
+"""
+ANALYTIC = {2: 2 / 3, 4: 1 / 2, 8: 2 / 3, 16: 1 / 2, 64: 1 / 2}
+"""The temperature by number of states for the KL of the discrete distributions, measured by `benchmarks.temperature`.
+
+It is the paper's where that is within a tenth of a nat of the best that was tried, and else 1/2, which is.
+"""
+
+
+@dataclass(frozen=True)
+class ByStates:
+    """A temperature for each number of states; one that is not in the table gets that of the nearest by ratio.
+
+    >>> temperature = ByStates({2: 0.6, 8: 0.5})
+    >>> [temperature(states) for states in (2, 3, 5, 100)]
+    [0.6, 0.6, 0.5, 0.5]
+    """
+
+    table: Mapping[int, float]
+
+    def __call__(self, states: int) -> float:
+        """Return the temperature of a node."""
+        return self.table[min(self.table, key=lambda known: max(known, states) / min(known, states))]
+
+
+PAPER = ByStates({states: temperature for states, (temperature, _) in TEMPERATURES.items()})
+PAPER_PRIOR = ByStates({states: prior for states, (_, prior) in TEMPERATURES.items()})
+MEASURED = ByStates(ANALYTIC)
