@@ -4,6 +4,7 @@ The attacks in `tests/attack` say how much they have tried.
 """
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -48,6 +49,14 @@ def seed() -> None:
     """Start every test from the same seed and with nothing compiled, so that a failure repeats."""
     torch.manual_seed(0)
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the key that marks runs as trained here out of the home of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from concretely.estimator import RLOO
 from concretely.experiment.scoring import add_scores, score_split
+from concretely.training.fit import fit
 from concretely.training.run import restored
 
 from ..conftest import ATTACK
+from ..training import own
 from ..training.example import data, trained
 
 if TYPE_CHECKING:
@@ -61,7 +64,21 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> "Path":
     return folder
 
 
+@pytest.fixture(scope="session")
+def own_run(tmp_path_factory: pytest.TempPathFactory) -> "Path":
+    """The same of a model of one's own, without a record, to be read only."""
+    folder = tmp_path_factory.mktemp("attack") / "own"
+    how: dict[str, Any] = {"estimator": RLOO(), "batch": 8, "valid": own.bits(20), "every": 4, "out": folder}
+    for steps in (5, 8):
+        fit(own.build, own.bits(40), steps=steps, **how)
+    return folder
+
+
 @pytest.fixture
-def victims(sound: "Path", tmp_path: "Path") -> Callable[[int], "Path"]:
-    """A function that copies the sound run, to be changed."""
-    return lambda number: copytree(sound, tmp_path / str(number), symlinks=True)
+def victims(sound: "Path", own_run: "Path", tmp_path: "Path") -> Callable[..., "Path"]:
+    """A function that copies a sound run, to be changed."""
+
+    def victim(number: int, kind: str = "paper") -> "Path":
+        return copytree(sound if kind == "paper" else own_run, tmp_path / str(number), symlinks=True)
+
+    return victim

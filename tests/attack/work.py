@@ -44,7 +44,18 @@ def sweep(folder: Path) -> int:
     return _call(["sweep", "4H-12V", *LIST, *SETTINGS, "--data", str(points(folder)), "--out", str(folder)])
 
 
-CASES: dict[str, Callable[[Path], int]] = {"run": run, "list": several, "sweep": sweep}
+def fit(folder: Path) -> int:
+    """Train a model of one's own, from Python."""
+    import concretely as c
+
+    from ..training import own
+
+    data, how = own.bits(40), {"steps": 60, "batch": 8, "valid": own.bits(20), "every": 10, "checkpoint_seconds": 0.02}
+    found = c.fit(own.build, data, estimator=c.RLOO(), samples=2, **how, out=folder)
+    return 0 if found.finished else 130
+
+
+CASES: dict[str, Callable[[Path], int]] = {"run": run, "list": several, "sweep": sweep, "fit": fit}
 
 
 def work(name: str, folder: Path, log: Path) -> None:

@@ -12,6 +12,7 @@ from .option import (
     Device,
     FullPoints,
     MaxBytes,
+    ModelName,
     Precision,
     RunFolder,
     option,
@@ -41,6 +42,7 @@ def evaluate(
         int | None, option("Pairs of a sample and a data point to run at once.", "depends on the device")
     ] = None,
     data_path: DataPath = None,
+    model_name: ModelName = None,
     max_bytes: MaxBytes = None,
     device_name: Device = None,
     precision: Precision = None,
@@ -57,7 +59,7 @@ def evaluate(
     from ..training.own_recipe import OwnRecipe
 
     terminal.require_known("split", split, SPLITS)
-    past, model, data = restore_run(run, device=device, data=data_path, max_bytes=max_bytes)
+    past, model, data = restore_run(run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes)
     recipe, others = past.recipe, dict[str, dict[str, Any]]()
     if relaxed and not relaxes(recipe):
         terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")

@@ -41,6 +41,10 @@ def folder_of(name: str) -> Any:
 
 
 RunFolder = Annotated[Path, typer.Argument(**folder_of("run") | {"metavar": "RUN"}, help="Folder of a run.")]
+ModelName = Annotated[
+    str | None,
+    option("Own models: the function that builds the model, to allow a run of others to call it.", "none", "--model"),
+]
 MaxBytes = Annotated[
     int | None, option("Largest memory of the arrays of a .npz file, in bytes.", "1 GiB", "--max-bytes")
 ]
@@ -114,6 +118,8 @@ def with_recipe(verb: Verb) -> Verb:
             given = read(file) if file is not None else {}
             given = overridden(given, {name: value for name, value in flags.items() if value is not None})
         model = arguments.get("notation")
+        if given.get("model") is not None and model is None:
+            fail(f"model must be named by the caller too, as it is called: add {given['model']!r} as first argument")
         if model is not None:
             given["model" if is_builder_name(model) else "notation"] = model
         if own:
@@ -167,13 +173,18 @@ def load_data(
 
 
 def restore_run(
-    folder: Path, *, device: "torch.device", data: str | None, max_bytes: int | None = None
+    folder: Path,
+    *,
+    device: "torch.device",
+    data: str | None,
+    model_name: str | None = None,
+    max_bytes: int | None = None,
 ) -> tuple["Run", Any, Any]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
     from ..training.run import require_same, restored
 
     with report_errors():
-        run, model, damaged = restored(folder, device=device)
+        run, model, damaged = restored(folder, model=model_name, device=device)
         found = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
         require_same(run, found.digest, found.name)
     for sentence in damaged:

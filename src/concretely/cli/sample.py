@@ -10,6 +10,7 @@ from .option import (
     DataPath,
     Device,
     MaxBytes,
+    ModelName,
     RunFolder,
     folder_of,
     option,
@@ -34,6 +35,7 @@ def sample(
     seed: Annotated[int | None, option("Random seed.", "that of the run")] = None,
     out: Annotated[Path, typer.Option(**folder_of("out"), help="Output folder.")] = Path("out/sample"),
     data_path: DataPath = None,
+    model_name: ModelName = None,
     max_bytes: MaxBytes = None,
     device_name: Device = None,
 ) -> None:
@@ -50,7 +52,7 @@ def sample(
     from ..training.paper import paper_recipe
     from ..training.rng import Purpose, generator_of
 
-    past, model, data = restore_run(run, device=device, data=data_path, max_bytes=max_bytes)
+    past, model, data = restore_run(run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes)
     if not isinstance(past.recipe, OwnRecipe) and paper_recipe(past.recipe).architecture.context is not None:
         require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)

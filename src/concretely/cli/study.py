@@ -9,7 +9,7 @@ import typer
 
 from ..spelling import number
 from ..training.recipe import ESTIMATORS
-from .option import Device, MaxBytes, folder_of, load_data, option, restore_run, select_device
+from .option import Device, MaxBytes, ModelName, folder_of, load_data, option, restore_run, select_device
 from .terminal import (
     console,
     interruptible,
@@ -64,6 +64,7 @@ def study(
     seeds: Annotated[int | None, option("With --tasks: number of seeds.", "3")] = None,
     steps: Annotated[int | None, option("With --tasks: training steps.", "those of each task")] = None,
     out: Annotated[Path, typer.Option(**folder_of("out"), help="Output folder.")] = Path("out/study"),
+    model_name: ModelName = None,
     max_bytes: MaxBytes = None,
     device_name: Device = None,
 ) -> None:
@@ -82,7 +83,7 @@ def study(
     else:
         require(subject is not None, "notation or run", "be given, or --tasks", subject)
         given = {name: value for name, value in gradients.items() if value is not None}
-        how: dict[str, Any] = {"out": out, "max_bytes": max_bytes, "device_name": device_name}
+        how: dict[str, Any] = {"out": out, "model_name": model_name, "max_bytes": max_bytes, "device_name": device_name}
         _study_gradients(str(subject), names or COMPARED.split(","), given, **how)
 
 
@@ -92,6 +93,7 @@ def _study_gradients(
     given: dict[str, Any],
     *,
     out: Path,
+    model_name: str | None,
     max_bytes: int | None,
     device_name: str | None,
 ) -> None:
@@ -115,7 +117,9 @@ def _study_gradients(
     recipes: Any = {}
     with report_errors():
         if os.sep in notation_or_run or folder.exists():
-            run, model, found = restore_run(folder, device=device, data=data, max_bytes=max_bytes)
+            run, model, found = restore_run(
+                folder, device=device, data=data, model_name=model_name, max_bytes=max_bytes
+            )
             step, title = run.step, folder.resolve().name
             if isinstance(run.recipe, OwnRecipe):
                 how = {"points": points, "repeats": repeats, "progress": True}

@@ -148,8 +148,9 @@ def _train_one(recipe: "RunRecipe", folder: Path, *, tensorboard: bool, **how: A
 def _smaller_lr(recipe: "RunRecipe", folder: Path) -> str:
     """Return the command that trains a recipe again with a smaller learning rate, in another folder."""
     lr, recipe_file = f"{recipe.settings.get('lr', 1e-3) / 10:.1g}", shlex.quote(str(folder / FILE))
-    out = shlex.quote(f"{folder}-lr{lr}")
-    return f"concretely train --recipe {recipe_file} --lr {lr} --out {out}"
+    out, name = shlex.quote(f"{folder}-lr{lr}"), recipe.settings.get("model")
+    model = "" if name is None else f"{shlex.quote(name)} "
+    return f"concretely train {model}--recipe {recipe_file} --lr {lr} --out {out}"
 
 
 def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> None:
@@ -178,9 +179,11 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> 
 
 def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecipe":
     """Return the recipe of a run to resume."""
+    from ..training.origin import require_named
+    from ..training.own_recipe import OwnRecipe
     from ..training.run import load_recipe, runs_in
 
-    others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data")]
+    others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data", "model")]
     if others:
         fail(f"a resumed run keeps its recipe except for steps and the path of its data, got {', '.join(others)}")
     with terminal.report_errors():
@@ -189,6 +192,8 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecip
         except ValueError as error:
             several = not (folder / FILE).exists() and runs_in(folder)
             fail(f"{error}{', or resume all with the command that started them' if several else ''}")
+        if isinstance(recipe, OwnRecipe):
+            require_named(folder, recipe, given.get("model"))
         if "steps" not in given:
             return recipe
         steps = resolve(notation="1H-1V", steps=given["steps"]).steps

@@ -18,7 +18,8 @@ from ..data import Bits
 from ..file import write_text
 from ..training import loop
 from ..training.callback import Callbacks
-from ..training.own_recipe import RunRecipe
+from ..training.origin import sign_run
+from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.recipe import FILE, Member
 from ..training.run import Run, data_of, load_recipe, restored
 from . import scoring
@@ -135,6 +136,8 @@ def require_trainable(members: Sequence[Member], *, longer: bool = False) -> Non
             if name not in free and recipe.settings.get(name) != was.settings.get(name)
         ]:
             raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder")
+        if isinstance(recipe, OwnRecipe):
+            sign_run(folder, recipe)  # the caller has named the same function
         run = None if longer else last_run(folder)
         if run is not None and run.step > recipe.steps:
             raise ValueError(

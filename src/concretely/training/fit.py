@@ -206,6 +206,8 @@ def fit(
     estimator = Pathwise() if estimator is None else estimator
     if not isinstance(estimator, type):
         checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
+    if out is not None and not str(out):  # Python would take it for the current folder
+        raise ValueError("out must be the path of a folder, got ''")
     folder, place = None if out is None else Path(out), _device(device, module)
     if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
         valid = data  # whose validation points are kept apart

@@ -20,7 +20,8 @@ from . import checkpoint
 from .callback import Callbacks
 from .collapse import CollapseWatch
 from .engine import GAP_INTERVAL, Engine
-from .own_recipe import RunRecipe
+from .origin import sign_run
+from .own_recipe import OwnRecipe, RunRecipe
 from .recipe import FILE, Member
 from .run import Run, export, require_same, resume, save_checkpoint
 from .stream import EndOfDataError
@@ -163,6 +164,8 @@ def _start(
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)
     write_text(folder / FILE, task.recipe.toml())  # only now: a failed check must leave the old recipe
+    if isinstance(task.recipe, OwnRecipe) and task.recipe.model:
+        sign_run(folder, task.recipe)
     if run.finished:
         export(run, state, folder)  # again, in case a file was lost
     return _Job(folder, state, run if run.finished else replace(run, environment=environment), watch)

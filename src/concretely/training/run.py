@@ -23,6 +23,7 @@ from ..model.base import Function
 from ..spelling import is_count, is_number
 from . import checkpoint
 from .checkpoint import require_tensors
+from .origin import require_named
 from .own_method import own_data, own_model
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import empty_model, paper_recipe
@@ -79,7 +80,7 @@ def load(folder: str | Path, *, model: Any = None, device: torch.device | str = 
 
     Its parameters are those of the best validation or, without validations, of the last checkpoint. The model of `fit`
     is built again by its name if that can be imported; otherwise pass a new one as `model`, whose parameters are then
-    replaced.
+    replaced. If the run was not trained by you on this machine, pass that name as `model` to allow it to be called.
     """
     _, found, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:
@@ -110,14 +111,17 @@ def restored(
     """Return a run, its model in evaluation mode, and an error message for each damaged checkpoint.
 
     The parameters are those of the best validation or, without validations, of the last checkpoint. `model` is one of
-    the user's own to load them into.
+    the user's own to load them into, or the name of the function that builds it, as in `load`.
     """
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
     run = _run(recipe, last)
     if isinstance(recipe, OwnRecipe):
-        own = own_model(recipe, model)
+        name = model if isinstance(model, str) else None
+        if recipe.model and (model is None or name is not None):
+            require_named(Path(folder), recipe, name)
+        own = own_model(recipe, model if name is None else None)
         _load_parameters(own, last.tensors)
     elif model is not None:
         raise ValueError("model must be left out, as this run is of a model in the paper's notation, got one")
