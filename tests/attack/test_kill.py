@@ -20,7 +20,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="t
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PRELOADED = ["pytest", "torch._dynamo", "concretely.cli", "concretely.experiment.search"]
-PRELOADED += ["concretely.report.page", "concretely.report.table", "concretely.training.run", "tests.attack.work"]
+PRELOADED += [
+    "concretely.report.page",
+    "concretely.report.table",
+    "concretely.training.run",
+    "tests.attack.work",
+    "tests.training.own",
+    "concretely.training.fit",
+]
 PATIENCE = 120.0
 """Seconds after which work hangs."""
 
