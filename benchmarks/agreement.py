@@ -1,4 +1,4 @@
-"""Whether contenders estimate the same loss and the same gradient, up to the noise of their draws."""
+"""Check that contenders estimate the same loss and the same gradient, up to the noise of their draws."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 LIMIT = 5.0
-"""How many standard errors two averages may lie apart."""
+"""The largest difference of two means, in standard errors."""
 
 
 class Probe(NamedTuple):
-    """What one draw says of a loss: its value, and its derivatives along two directions that know no order or layout.
+    """The value of a loss in one draw, and its derivatives along two directions that do not depend on the layout.
 
-    Along the first all parameters grow in proportion, along the second those that are zero grow by the same amount.
+    The first direction scales all parameters. The second adds the same amount to the parameters that are zero.
     """
 
     loss: float
@@ -22,12 +22,12 @@ class Probe(NamedTuple):
 
 
 def probed(probe: Callable[[int], Probe], draws: int) -> NDArray[np.float64]:
-    """Probes of so many draws, as rows."""
+    """Return the probes of several draws, one in each row."""
     return np.array([probe(seed) for seed in range(draws)])
 
 
 def apart(found: NDArray[np.float64], expected: NDArray[np.float64]) -> Probe:
-    """How many standard errors the averages of two sets of probes lie apart.
+    """Return the difference of the means of two sets of probes, in standard errors.
 
     >>> apart(np.array([[0.0] * 3, [2.0] * 3]), np.array([[3.0] * 3, [5.0] * 3])).loss.item()
     2.1213203435596424

@@ -13,14 +13,14 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from concretely.report.style import DARK, INK, PALE, STRONG
 
 WIDTH = 4.6
-"""In inches, so that a figure is readable on a narrow screen."""
+"""The width in inches, at which a figure is readable on a narrow screen."""
 
 LINES = [(color, style) for style in ("-", "--", ":") for color in (INK, DARK, "#cc5500", STRONG)]
-"""The colours and styles of curves; one colour is no blue, or so many lines could not be told apart."""
+"""The colours and styles of curves. One colour is not blue, since there are too many lines for shades of blue."""
 
 
 def dots(rows: Sequence[Mapping[str, Any]], *, of: str, unit: str, limit: float | None = None) -> Figure:
-    """A number of each contender with its quartiles, the smallest first; ours are dark, a limit is a line.
+    """Draw a number of every contender with its quartiles, sorted; ours are dark, and a limit is a line.
 
     >>> spread = {"median": 2.0, "quartiles": [1.5, 2.5]}
     >>> len(dots([{"name": "this", "ours": True, "us": spread}], of="us", unit="µs").axes[0].texts)
@@ -56,7 +56,7 @@ def dots(rows: Sequence[Mapping[str, Any]], *, of: str, unit: str, limit: float 
 
 
 def cost(result: Mapping[str, Any]) -> Figure:
-    """The cost of a step against one size; beside it, dotted, what grows in proportion from the last point backwards.
+    """Draw the cost of a step against one size. A dotted line is proportional to the size and ends in the last point.
 
     >>> spread = {"median": 2.0, "quartiles": [1.5, 2.5]}
     >>> points = [{"value": value, "us": spread, "us_per_model": spread} for value in (1, 10)]
@@ -88,7 +88,7 @@ def cost(result: Mapping[str, Any]) -> Figure:
 
 
 def curves(results: Sequence[Mapping[str, Any]]) -> Figure:
-    """The validation NLL of recipes against seconds of training; each ends in a dot.
+    """Draw the validation NLL of recipes against seconds of training. Each curve ends in a dot.
 
     >>> curve = [{"seconds": 1.0, "nll": 110.0}, {"seconds": 2.0, "nll": 95.0}]
     >>> len(curves([{"name": "paper", "valid": {"curve": curve}}]).axes[0].lines)
@@ -110,7 +110,7 @@ def curves(results: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def svg(figure: Figure) -> str:
-    """A figure as the element of a page, the same every time."""
+    """Return a figure as an HTML element with reproducible bytes."""
     file = StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "concretely"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
@@ -119,7 +119,7 @@ def svg(figure: Figure) -> str:
 
 
 def _tidy(axes: Axes, label: str) -> None:
-    """The axes as in the reports, with plain numbers on them."""
+    """Style the axes as in the reports, with plain numbers."""
     axes.set_xlabel(label, fontsize=9, color=INK)
     axes.tick_params(labelsize=8, labelcolor=INK, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
@@ -129,7 +129,7 @@ def _tidy(axes: Axes, label: str) -> None:
 
 
 def number(value: float) -> str:
-    """A number to three digits, as one would write it.
+    """Format a number to three digits.
 
     >>> number(1234.5), number(0.01234)
     ('1,234', '0.0123')

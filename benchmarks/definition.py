@@ -1,4 +1,4 @@
-"""The equations of the paper in float64, and how far a result lies from them."""
+"""The equations of the paper in float64, and the error of a result."""
 
 import math
 from typing import Any
@@ -12,20 +12,20 @@ from .contender.base import Result, Space
 from .task import Kind, Task
 
 TOLERANCE = 1e-5
-"""A few times what rounding costs float32 on a million entries."""
+"""A few times the rounding error of float32 over a million entries."""
 
 INSIDE = 1e-2
-"""How far from the edge a value on the unit interval must lie for float32 to tell its log-odds."""
+"""The distance from the edge above which float32 values on the unit interval determine their log-odds."""
 
 
 def push(logits: Tensor, noise: Tensor, *, kind: Kind, temperature: float) -> Tensor:
-    """The node that noise becomes."""
+    """Return the node made from noise."""
     node = (logits + noise) / temperature
     return node if kind == "binary" else node.log_softmax(-1)
 
 
 def log_density(logits: Tensor, node: Tensor, *, kind: Kind, temperature: float) -> Tensor:
-    """The log density of a node [maddison2017concrete, cheat sheet]."""
+    """Return the log density of a node [maddison2017concrete, cheat sheet]."""
     a = logits - temperature * node
     if kind == "binary":
         return math.log(temperature) + a - 2 * softplus(a, threshold=math.inf)
@@ -34,16 +34,16 @@ def log_density(logits: Tensor, node: Tensor, *, kind: Kind, temperature: float)
 
 
 def log_slope(node: Tensor, *, kind: Kind) -> Tensor:
-    """The logarithm of the volume that squashing makes of a unit volume around a node."""
+    """Return the log absolute determinant of the Jacobian of the squashing at a node."""
     if kind == "binary":
         return -softplus(node, threshold=math.inf) - softplus(-node, threshold=math.inf)
     return node.sum(-1)
 
 
 def error(result: Result, *, task: Task, space: Space) -> float:
-    """The largest error of a value's log densities and of the gradients, relative where they exceed one.
+    """Return the largest error of a value's log densities and of the gradients, relative where they exceed one.
 
-    The noise behind the value is found from the value, so that a result needs nothing but itself to be judged.
+    The noise is recovered from the value, so that nothing but the result is needed.
     """
     (value, *densities), gradients = (tuple(map(_wide, part)) for part in result)
     logits = [_wide(array).requires_grad_() for array in task.logits]

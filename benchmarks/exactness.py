@@ -36,7 +36,7 @@ OUT = Path(__file__).parent / "records" / "exactness.json"
 
 
 class Family(NamedTuple):
-    """A class under trial: how to build it, and whether its logits have a category axis or its values an edge."""
+    """A class to test: how to build it, whether its logits have a category axis, and if its values have an edge."""
 
     name: str
     build: Callable[[Tensor, float], Any]
@@ -67,7 +67,7 @@ FAMILIES = (
 
 
 def main(out: Annotated[Path, typer.Option(help="Where to write the record.", show_default=False)] = OUT) -> None:
-    """Count where this library and torch are right."""
+    """Count where this library and torch are correct."""
     console = Console(width=None if sys.stdout.isatty() else 120)
     torch.manual_seed(SEED)
     results = [
@@ -95,7 +95,7 @@ def main(out: Annotated[Path, typer.Option(help="Where to write the record.", sh
 
 
 def counted(family: Family) -> dict[str, Any]:
-    """The shares of configurations in which any draw goes wrong; gradients are looked at in nodes."""
+    """Return the shares of configurations with a wrong draw. Gradients are checked for nodes."""
     wrong = dict.fromkeys(SHARES, 0)
     total = 0
     for logits, temperature in sweep(family):
@@ -112,7 +112,7 @@ def counted(family: Family) -> dict[str, Any]:
 
 
 def sweep(family: Family) -> Iterator[tuple[Tensor, float]]:
-    """The logits and temperatures that a class is tried at."""
+    """Yield the logits and temperatures at which a class is tested."""
     for dtype in DTYPES:
         for temperature in TEMPERATURES:
             largest = torch.finfo(dtype).max * min(temperature, 1)
@@ -128,7 +128,7 @@ def sweep(family: Family) -> Iterator[tuple[Tensor, float]]:
 
 
 def right_gradient(family: Family, logits: Tensor, temperature: float, value: Tensor) -> Tensor:
-    """Whether the pathwise gradient of a node is that of the definition at the drawn value, within a twentieth."""
+    """Return whether the pathwise gradient of a node is within 5 % of that of the definition at the drawn value."""
     cotangent = torch.randn_like(value)
     (gradient,) = torch.autograd.grad(value, logits, cotangent)
     weight = cotangent.double()
@@ -142,7 +142,7 @@ def right_gradient(family: Family, logits: Tensor, temperature: float, value: Te
 
 
 def divergence(library: str, temperature: float) -> dict[str, Any]:
-    """The divergence of a relaxed Bernoulli variable of logit 8 from one of logit 0, estimated from its own draws."""
+    """Estimate the KL divergence of a relaxed Bernoulli variable of logit 8 from one of logit 0 from its own draws."""
     if library == "concretely":
         p, q = (c.BinaryConcrete(logits=torch.full((1000,), logit), temperature=temperature) for logit in (8.0, 0.0))
         ratio = c.monte_carlo_kl(p, q, samples=1000).double()

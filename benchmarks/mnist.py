@@ -1,4 +1,4 @@
-"""How good models become in 20,000 steps on real MNIST: on two CPU cores, in minutes.
+"""Train models of MNIST for 20,000 steps on two CPU cores, which takes minutes, and score them.
 
 Density estimation with Concrete relaxations and with VIMCO, scored by 1,000 samples, and structured prediction of the
 lower half of a digit from the upper one, scored by 100. Runs go on from where they were stopped.
@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from concretely.cli.terminal import training_progress
+from concretely.training.folder import data_of, restored
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
-from concretely.training.run import data_of, restored
 
 from . import record
 
 STEPS = 20_000
 TARGET = 115.0
-"""What a density must be below, in nats."""
+"""The limit for the NLL of a density, in nats."""
 
 COMMON: dict[str, Any] = {"data": "mnist", "steps": STEPS, "lr": 1e-3, "lr_schedule": "cosine"}
 RECIPES = [
@@ -31,7 +31,7 @@ RECIPES = [
 
 
 def main() -> None:
-    """Train, score, write the record."""
+    """Train and score the models, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/mnist"), help="where the runs are")
     parser.add_argument("--record", type=Path, default=Path(__file__).parent / "records" / "mnist.json")
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _result(recipe: Recipe, samples: int, folder: Path, console: Console) -> dict[str, Any]:
-    """What a recipe comes to."""
+    """Return the result of a recipe."""
     console.print(recipe.title, markup=False)
     data = data_of(recipe, progress=True)
     with training_progress(recipe, Console(stderr=True), None) as watch:

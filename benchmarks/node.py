@@ -83,7 +83,7 @@ def main(
 
 
 def forget_compilations() -> None:
-    """Let a first call compile all it needs, and find nothing on disk."""
+    """Clear the compiler's caches, so that a first call compiles everything."""
     torch.compiler.config.force_disable_caches = True
     warnings.filterwarnings("ignore", message="dynamo_pgo force disabled")
 

@@ -24,7 +24,7 @@ RECORDS, OUT = HERE / "records", Path("out/benchmarks.html")
 
 
 class Picture(NamedTuple):
-    """A figure with what it shows in words, and the numbers in it."""
+    """A figure, its caption and its numbers."""
 
     caption: str
     svg: str
@@ -32,7 +32,7 @@ class Picture(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Figures of one kind, and how to read them."""
+    """Figures of one kind, and an explanation."""
 
     title: str
     text: str
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The records of a chip in a folder."""
+    """Return the records of `benchmarks.chip` in a folder."""
     paths = [path for part in PARTS for path in sorted(folder.glob(f"chip-{part}*.json"))]
     found = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     if not found:
@@ -64,7 +64,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def page(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as HTML."""
+    """Return records as HTML."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
     report = files("concretely.report").joinpath("page.html").read_text(encoding="utf-8")
@@ -79,11 +79,11 @@ def page(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _asked(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    """Each limit beside what was measured."""
+    """Yield every limit and the measurement."""
     for record in records:
         for row in (row for result in record["results"] for row in result.get("asked", [])):
             yield {
-                "what": row["what"] + _products(record),
+                "what": row["what"] + _precision(record),
                 "limit": f"{'≤' if row['sense'] == 'at most' else '≥'} {row['limit']:g} {row['unit']}",
                 "measured": _measured(row),
                 "verdict": "yes" if row["holds"] else "no",
@@ -99,24 +99,24 @@ def _section(record: Mapping[str, Any]) -> Section:
         case "steps":
             text = "The time of a forward pass, a backward pass and an update, in microseconds for each model of one "
             text += "program."
-            return Section(f"Training steps{_products(record)}", text, [_step(result) for result in record["results"]])
+            return Section(f"Training steps{_precision(record)}", text, [_step(result) for result in record["results"]])
         case "likelihood":
             text = "The time to compute the multi-sample bound of a test set, in seconds."
             pictures = [_likelihood(result) for result in record["results"]]
-            return Section(f"Likelihood{_products(record)}", text, pictures)
+            return Section(f"Likelihood{_precision(record)}", text, pictures)
         case "recipes":
             text = "The validation NLL of a model of MNIST against seconds of training. Seconds do not include "
             text += "validation, nor the first steps, in which programs are compiled and recorded. Each test NLL is "
             text += "that of one run, with its standard error over test points."
-            return Section(f"Time to a likelihood{_products(record)}", text, _recipes(record["results"]))
+            return Section(f"Time to a likelihood{_precision(record)}", text, _recipes(record["results"]))
         case "programs":
             text = "The time of a step of each of several programs that share the device. Each program has a thread "
             text += "and a stream."
-            return Section(f"Several programs at once{_products(record)}", text, _costs(record["results"]))
+            return Section(f"Several programs at once{_precision(record)}", text, _costs(record["results"]))
         case _:
             text = "The time of a training step of this library as one size grows. Where a line is as steep as the "
             text += "dotted one, the time is proportional to the size. Where it is flat, a larger size costs nothing."
-            return Section(f"Cost against size{_products(record)}", text, _costs(record["results"]))
+            return Section(f"Cost against size{_precision(record)}", text, _costs(record["results"]))
 
 
 def _node(result: Mapping[str, Any]) -> Picture:
@@ -137,7 +137,7 @@ def _likelihood(result: Mapping[str, Any]) -> Picture:
 
 
 def _contenders(caption: str, result: Mapping[str, Any], *, of: str, unit: str) -> Picture:
-    """The contenders of a result as dots, and their ratios to the fastest of ours."""
+    """Return a figure of the contenders of a result, and their ratios to our fastest."""
     known = [row for row in result["contenders"] if of in row]
     limits = [row["limit"] for row in result["asked"] if row["sense"] == "at most"]
     ours = min((row for row in known if row["ours"]), key=lambda row: row[of]["median"], default=None)
@@ -150,7 +150,7 @@ def _contenders(caption: str, result: Mapping[str, Any], *, of: str, unit: str) 
 
 
 def _costs(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """A line for every size of which there are two values at least."""
+    """Return a figure for every size with at least two values."""
     return [_cost(result) for result in results if len(result["points"]) > 1]
 
 
@@ -160,7 +160,7 @@ def _cost(result: Mapping[str, Any]) -> Picture:
 
 
 def _recipes(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """All recipes as curves in one figure, with what each has come to; nothing if there are none."""
+    """Return one figure with the curves of all recipes and their results, or none if there are no curves."""
     known = [result for result in results if result["valid"]["curve"]]
     if not known:
         return []
@@ -180,7 +180,7 @@ def _recipes(results: Sequence[Mapping[str, Any]]) -> list[Picture]:
 
 
 def _length(result: Mapping[str, Any]) -> str:
-    """How long a recipe was trained by, and of how many steps these are a part.
+    """Return how long a recipe was trained, in steps and seconds.
 
     >>> _length({"step": 10, "seconds": 2.0, "settings": {"steps": 1000}})
     '10 of 1,000 in 2 s'
@@ -190,7 +190,7 @@ def _length(result: Mapping[str, Any]) -> str:
 
 
 def _laws(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """The laws that held before anything was timed, each with the largest number found."""
+    """Return the laws that held before anything was timed, each with the largest number found."""
     found: dict[tuple[str, float], float] = {}
     for law in (law for record in records for law in record["recipe"]["laws"]):
         key = law["name"], law["limit"]
@@ -200,7 +200,7 @@ def _laws(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]
 
 
 def _environment(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The device, the versions and the commit, in words."""
+    """Return the device, the versions and the commit in words."""
     device, commit = record["device"], record["commit"]
     cores = f"{device['cpu']}, {device['cores']} core{'s' * (device['cores'] != 1)}"
     return (
@@ -210,15 +210,15 @@ def _environment(record: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _products(record: Mapping[str, Any]) -> str:
-    """How precise products were, where there are any."""
+def _precision(record: Mapping[str, Any]) -> str:
+    """Return the precision of matrix products in words, or an empty string for nodes, which have none."""
     recipe = record["recipe"]
     words = {"highest": "float32", "high": "TF32", "medium": "bfloat16"}
-    return "" if recipe["benchmark"] == "chip nodes" else f", {words[recipe['products']]} products"
+    return "" if recipe["benchmark"] == "chip nodes" else f", {words[recipe['matmul_precision']]} products"
 
 
 def _measured(row: Mapping[str, Any]) -> str:
-    """What stands beside a limit: many measurements, or one with a standard error.
+    """Format a measurement: the spread of many, or one with a standard error.
 
     >>> _measured({"measured": {"median": 91.97, "quartiles": [91.97, 91.97]}, "standard_error": 0.23})
     '91.97 ± 0.23'
@@ -228,7 +228,7 @@ def _measured(row: Mapping[str, Any]) -> str:
 
 
 def _spread(spread: Mapping[str, Any]) -> str:
-    """A median and its quartiles.
+    """Format a median and its quartiles.
 
     >>> _spread({"median": 2.0, "quartiles": [1.5, 2.25]})
     '2 (1.5 – 2.25)'

@@ -1,4 +1,4 @@
-"""What surrounds every timing: the cores, the contenders that can be imported, the turns they take."""
+"""The setup of a timing: the cores, the contenders that can be imported, and their turns."""
 
 import importlib
 import os
@@ -15,16 +15,16 @@ from .timing import Entrant, Timing, first_call, interleaved
 THREADS = 2
 BUSY = 0.5
 WIDTH = 160
-"""The columns of a table that goes into a file."""
+"""The width of a table in a file, in columns."""
 
 
 def opened() -> Console:
-    """Where tables are printed."""
+    """Return the console for tables."""
     return Console(width=None if sys.stdout.isatty() else WIDTH)
 
 
 def load(console: Console) -> float:
-    """The load that the machine carries before anything is timed, with a line if it is busy."""
+    """Return the load of the machine before the timing; print a line if it is busy."""
     carried = os.getloadavg()[0]
     if carried > BUSY:
         console.print(
@@ -34,14 +34,14 @@ def load(console: Console) -> float:
 
 
 def share_cores() -> None:
-    """Give all libraries the same cores, of which JAX would otherwise take as many as there are."""
+    """Give all libraries the same cores. JAX would otherwise use all of them."""
     torch.set_num_threads(THREADS)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
 
 
 def installed(modules: Mapping[str, str], *, package: str, console: Console) -> Iterator[str]:
-    """The modules of a package whose library can be imported, with a line about each that cannot."""
+    """Return the modules of a package whose library can be imported; print a line about each of the others."""
     for module, library in modules.items():
         try:
             importlib.import_module(f"{package}.{module}")
@@ -52,7 +52,7 @@ def installed(modules: Mapping[str, str], *, package: str, console: Console) -> 
 
 
 def entered(modules: Sequence[str], task: Any, *, package: str) -> list[Any]:
-    """The contenders of some modules of a package, none of them compiled yet."""
+    """Return the contenders of some modules of a package, before anything is compiled."""
     torch.compiler.reset()
     loaded = [importlib.import_module(f"{package}.{module}") for module in modules]
     return [contender for module in loaded for contender in module.contenders(task)]
@@ -61,7 +61,7 @@ def entered(modules: Sequence[str], task: Any, *, package: str) -> list[Any]:
 def timed(
     entrants: Sequence[Entrant], title: str, *, rounds: int, seed: int, console: Console
 ) -> list[Timing[Entrant]]:
-    """The timings of all contenders that can do a task, with a line about each that cannot."""
+    """Return the timings of all contenders that can do a task; print a line about each of the others."""
     contenders, first = [], []
     for contender in entrants:
         try:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the environment of its numbers, and nothing that tells whose machine it was."""
+"""The record of a benchmark, with its environment but nothing that identifies a user or a host."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,13 +22,13 @@ PACKAGES = (
 
 
 def write(path: Path, recipe: Mapping[str, Any], *, seed: int, results: Any, on: str = "cpu") -> None:
-    """Write the record of a run on a device, with the environment of its numbers."""
+    """Write the record of a benchmark on a device, with its environment."""
     found = environment.describe_environment(on, packages=PACKAGES)
     record.write_record(path, {"recipe": recipe, **found, "seed": seed, "results": results})
 
 
 def described(task: Any, timings: Sequence[Timing[Any]]) -> dict[str, Any]:
-    """The timings of a task; ratios are against each contender of this library."""
+    """Return the timings of a task as a record stores them, with ratios to our contenders."""
     ours = [timing for timing in timings if timing.contender.ours]
     return {
         **task.described,
@@ -45,7 +45,7 @@ def described(task: Any, timings: Sequence[Timing[Any]]) -> dict[str, Any]:
 
 
 def described_spread(spread: Spread) -> dict[str, Any]:
-    """What a record says of measurements."""
+    """Return measurements as a record stores them."""
     return {"median": _rounded(spread.median), "quartiles": [_rounded(spread.lower), _rounded(spread.upper)]}
 
 

@@ -1,4 +1,4 @@
-"""Time a whole training step against the same step written by hand: forwards, backwards, update of Adam.
+"""Time a training step against the same step written by hand: forward pass, backward pass, update by Adam.
 
 Run it with `python -m benchmarks.step`. One layer of binary units is trained relaxed, and two layers by VIMCO. Nothing
 is timed unless all contenders estimate the same loss and the same gradient.
@@ -68,7 +68,7 @@ def main(
 
 
 def agreed(task: Training, modules: list[str], *, draws: int, console: Console) -> dict[str, dict[str, float]]:
-    """How many standard errors every other contender lies from ours; the run ends here if they are too many."""
+    """Return the distance of every other contender from ours in standard errors; exit if it is too large."""
     ours, *others = race.entered(modules, task, package=PACKAGE)
     expected = agreement.probed(ours.probe, draws)
     distances = {}

@@ -1,4 +1,4 @@
-"""Timings as a table for people."""
+"""Timings as a table for the terminal."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ SPACES = ("node", "unit")
 
 
 def by_space(title: str, timings: Sequence[Timing[Any]]) -> Table:
-    """The contenders for a node, fastest first; ratios are against this library in the same space."""
+    """Return a table of the contenders for a node, fastest first, with ratios to this library in the same space."""
     shown = blank(title, labels=("value",), references=("ours", "ours compiled"))
     shown.caption = "ratio: times as long as ours takes, in the same space"
     for space in SPACES:
@@ -22,7 +22,7 @@ def by_space(title: str, timings: Sequence[Timing[Any]]) -> Table:
 
 
 def blank(title: str, *, labels: Iterable[str] = (), references: Iterable[str]) -> Table:
-    """A table to be filled with rows, each of which begins with its labels."""
+    """Return an empty table whose rows begin with their labels."""
     shown = Table(*labels, "contender", title=title)
     for heading in ("first call ms", "median ms", "quartiles ms", *(f"÷ {reference}" for reference in references)):
         shown.add_column(heading, justify="right")
@@ -30,7 +30,7 @@ def blank(title: str, *, labels: Iterable[str] = (), references: Iterable[str]) 
 
 
 def rows(timings: Sequence[Timing[Any]]) -> Iterator[list[str]]:
-    """The cells of contenders, fastest first; ratios are against each of this library."""
+    """Return the cells of contenders, fastest first, with ratios to each of ours."""
     references = [timing for timing in timings if timing.contender.ours]
     for timing in sorted(timings, key=lambda timing: Spread.of(timing.rounds).median):
         spread = Spread.of(timing.rounds * 1e3)
@@ -44,7 +44,7 @@ def rows(timings: Sequence[Timing[Any]]) -> Iterator[list[str]]:
 
 
 def ratio(spread: Spread) -> str:
-    """A ratio with its quartiles.
+    """Format a ratio with its quartiles.
 
     >>> ratio(Spread(2.0, 1.5, 2.25))
     '2.00 (1.50 – 2.25)'

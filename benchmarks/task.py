@@ -12,7 +12,7 @@ Kind = Literal["binary", "n-ary"]
 
 @dataclass(frozen=True)
 class Task:
-    """Draw a variable, score the draw under it and under any further ones, and pull cotangents back to all logits.
+    """Draw a variable, score the draw under it and under other variables, and backpropagate to all logits.
 
     >>> task = Task("node", kind="binary", shape=(64, 200), temperatures=(2 / 3,), seed=0)
     >>> len(task.logits), len(task.cotangents)
@@ -27,12 +27,12 @@ class Task:
 
     @property
     def title(self) -> str:
-        """The task in a line."""
+        """The task in one line."""
         return f"{self.name}, {self.kind} {self.shape}"
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a record says of the task."""
+        """The task as a record stores it."""
         return {"task": self.name, "kind": self.kind, "shape": self.shape, "temperatures": self.temperatures}
 
     @property
@@ -57,7 +57,7 @@ def scored(
     logits: Sequence[Any],
     temperatures: Sequence[Any],
 ) -> tuple[Any, ...]:
-    """A draw of the first variable, then its log density under every variable, the first one included."""
+    """Return the draw of the first variable, and its log density under every variable, including the first."""
     first, *others = map(build, logits, temperatures)
     value, log_density = draw(first)
     return value, log_density, *(other.log_prob(value) for other in others)

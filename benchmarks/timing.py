@@ -1,4 +1,4 @@
-"""Times of many contenders, taken in turns so that a busy machine is busy for all of them."""
+"""Time many contenders in turns, so that a busy machine affects all of them alike."""
 
 import math
 import random
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 WARM_UPS = 5
 TURN_SECONDS = 0.02
-"""The least that a turn lasts: threads of OpenMP spin for 5 ms after their last work, on a core that others need."""
+"""The minimum seconds of a turn. OpenMP threads spin for 5 ms after their last work, on a core that others need."""
 
 
 class Contender(Protocol):
-    """A way of doing a task, whose work is done when the call returns."""
+    """A way of doing a task. The work is done when the call returns."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, measurements: NDArray[np.float64]) -> Self:
-        """The spread of measurements.
+        """Return the spread of measurements.
 
         >>> Spread.of(np.arange(5.0))
         Spread(median=2.0, lower=1.0, upper=3.0)
@@ -58,19 +58,19 @@ class Timing(Generic[Entrant]):
     rounds: NDArray[np.float64]
 
     def over(self, reference: "Timing[Any]") -> Spread:
-        """How many times longer than another a contender takes, round by round."""
+        """Return the ratio of the times of two contenders, round by round."""
         return Spread.of(self.rounds / reference.rounds)
 
 
 def first_call(contender: Contender) -> float:
-    """The seconds of a first call, with all that is traced and compiled in it."""
+    """Return the seconds of a first call, including tracing and compilation."""
     return _seconds(contender, range(1))
 
 
 def interleaved(
     contenders: Sequence[Contender], rounds: int, *, seed: int, finished: Callable[[], None]
 ) -> NDArray[np.float64]:
-    """The seconds of a call, by contender and round; every round runs all contenders in a new order."""
+    """Return the seconds of a call, by contender and round. Every round runs all contenders in a new order."""
     shuffle = random.Random(seed).shuffle
     calls = [_calls(contender) for contender in contenders]
     seconds = np.empty((len(contenders), rounds))
@@ -87,7 +87,7 @@ def interleaved(
 
 
 def _calls(contender: Contender) -> int:
-    """How many calls fill a turn."""
+    """Return the number of calls that fill a turn."""
     quickest = min(_seconds(contender, range(i, i + 1)) for i in range(WARM_UPS))
     return math.ceil(TURN_SECONDS / quickest)
 

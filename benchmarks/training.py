@@ -15,17 +15,17 @@ WIDTH = 200
 TEMPERATURE, PRIOR_TEMPERATURE = 2 / 3, 1 / 2
 LEARNING_RATE, BETAS, EPSILON = 1e-4, (0.9, 0.999), 1e-8
 RATE = 0.9
-"""How much of a running average is kept in a step."""
+"""The decay of a running average in a step."""
 
 Affine = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""A matrix, of as many rows as there are outputs, and a bias."""
+"""A matrix, with a row for every output, and a bias."""
 
 Link = list[Affine]
-"""What leads from one stochastic layer to the next: affine maps with tanh between them."""
+"""The link between two stochastic layers: affine maps with tanh between them."""
 
 
 class Weights(NamedTuple):
-    """What training starts from: the top logits, then the links of the posterior upwards and of the model downwards."""
+    """The initial weights: the top logits, the links of the posterior upwards, and those of the model downwards."""
 
     top: NDArray[np.float32]
     encoder: list[Link]
@@ -34,7 +34,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """A model of binary pixels in the notation of the paper, with how it is trained: `concrete` or `vimco`.
+    """A model of binary pixels in the notation of the paper, and its training method: `concrete` or `vimco`.
 
     >>> task = Training("200H~784V", method="concrete", samples=5, seed=0)
     >>> [[matrix.shape for matrix, bias in link] for link in task.weights.decoder]
@@ -48,12 +48,12 @@ class Training:
 
     @property
     def title(self) -> str:
-        """The task in a line."""
+        """The task in one line."""
         return f"training step of {self.architecture}, {self.method}, samples {self.samples}"
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a record says of the task."""
+        """The task as a record stores it."""
         return {"architecture": self.architecture, "method": self.method, "samples": self.samples}
 
     @property
@@ -63,14 +63,14 @@ class Training:
 
     @property
     def batch(self) -> NDArray[np.float32]:
-        """Pixels, of which about 13 in 100 are on, some often and most hardly ever."""
+        """Random pixels, about 13 % of which are on, some often and most rarely."""
         random = np.random.default_rng((self.seed, 0))
         rates = random.beta(0.3, 2.0, PIXELS)
         return (random.random((BATCH, PIXELS)) < rates).astype(np.float32)
 
     @property
     def weights(self) -> Weights:
-        """Matrices uniform as Glorot has it, biases and top logits of zero."""
+        """Matrices with Glorot's uniform initialization, biases and top logits of zero."""
         random = np.random.default_rng((self.seed, 1))
         inner = 2 if "~" in self.architecture else 0
 
@@ -87,6 +87,6 @@ class Training:
 
 
 def affine(random: np.random.Generator, inputs: int, outputs: int) -> Affine:
-    """A matrix uniform as Glorot has it, and a bias of zero."""
+    """Return a matrix with Glorot's uniform initialization, and a bias of zero."""
     edge = (6 / (inputs + outputs)) ** 0.5
     return random.uniform(-edge, edge, (outputs, inputs)).astype(np.float32), np.zeros(outputs, np.float32)

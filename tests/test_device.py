@@ -11,9 +11,9 @@ import concretely as c
 from concretely.data import load_data
 from concretely.functional.hypercube import corners, mean_corner, mean_corner_by_sums
 from concretely.training.engine import Engine
+from concretely.training.folder import restored
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
-from concretely.training.run import restored
 from concretely.training.train_state import TrainState
 from tests.cases import DEVICES
 

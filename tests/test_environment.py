@@ -36,7 +36,7 @@ def test_a_device_is_a_processor_and_beside_it_a_graphics_card_if_one_was_used(m
     assert plain["cores"] == os.cpu_count()
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda name: f"card {name}")
     products = torch.get_float32_matmul_precision()
-    assert environment.device("cuda:1") == {**plain, "gpu": "card cuda:1", "float32_products": products}
+    assert environment.device("cuda:1") == {**plain, "gpu": "card cuda:1", "matmul_precision": products}
 
 
 def test_nothing_identifies_the_user_or_the_host() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from concretely import noise
+from concretely.functional import noise
 from tests.budget import assert_likely
 from tests.cases import DEVICES
 

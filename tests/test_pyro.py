@@ -4,12 +4,13 @@ import pytest
 import torch
 
 import concretely as c
-from tests.cases import MASSES, TEMPERED, Case, each
+from tests.cases import EDGE, MASSES, TEMPERED, Case, each
 
 pytestmark = [
     pytest.mark.unchecked,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
+    EDGE,
 ]
 pyro = pytest.importorskip("pyro", reason="needs the extra 'pyro'")
 
@@ -17,7 +18,7 @@ pyro = pytest.importorskip("pyro", reason="needs the extra 'pyro'")
 @each(*MASSES, *TEMPERED)
 def test_variable_is_a_site(case: Case) -> None:
     options = () if case in MASSES else (0.5,)
-    logits = case.logits(4, batch=(3,), dtype=torch.float32)
+    logits = case.logits(case.determined, batch=(3,), dtype=torch.float32)
 
     def program() -> torch.Tensor:
         with pyro.plate("batch", 3):
@@ -57,3 +58,14 @@ def test_elbo_of_a_program_is_minus_the_divergence() -> None:
         c.BinaryConcrete(logits=logits, temperature=0.5), c.BinaryConcrete(logits=torch.zeros(3), temperature=0.5)
     )
     assert elbo.loss(model, guide) == pytest.approx(exact.sum().item(), abs=0.2)
+
+
+def test_nuts_moves_through_a_relaxed_variable_up_to_its_edge() -> None:
+    relaxed = c.Concrete(logits=torch.tensor([1.0, 0.0, -1.0]), temperature=0.3)
+    chain = pyro.infer.MCMC(
+        pyro.infer.NUTS(lambda: pyro.sample("z", relaxed)), num_samples=60, warmup_steps=40, disable_progbar=True
+    )
+    chain.run()
+    value = chain.get_samples()["z"]
+    assert relaxed.support.check(value).all()
+    assert len(value.argmax(-1).unique()) > 1

@@ -13,10 +13,10 @@ from torch.testing import assert_close
 import concretely as c
 from concretely import mode
 from concretely.functional import bernoulli, logistic
+from concretely.functional.noise import Keys
 from concretely.graph.program import Draw
 from concretely.graph.run import run
 from concretely.graph.trace import Trace
-from concretely.noise import Keys
 from tests.kernel import DEVICE, MARKS, PATHS, key, on, precise
 
 FAST = pytest.mark.parametrize("path", [pytest.param("fast", marks=MARKS)])

@@ -1,4 +1,4 @@
-"""Look at the laws on a device, then time on it what was asked for, writing each record as it grows."""
+"""Check the laws on a device, then time the requested parts on it, and write every record as it grows."""
 
 import argparse
 import os
@@ -16,18 +16,18 @@ from .law import Law
 from .work import SEED
 
 PARTS = ("laws", "nodes", "steps", "own", "likelihood", "costs", "programs", "recipes", "ablation")
-PRODUCTS = ("highest", "high", "medium")
+PRECISIONS = ("highest", "high", "medium")
 
 
 def main() -> int:
-    """Time what the flags say."""
+    """Run the benchmarks that the flags select."""
     wished = _flags()
-    # or it would take three quarters of the memory of a device as soon as it is imported
+    # JAX would otherwise allocate three quarters of the device memory when it is imported
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     device = torch.device(wished.device)
-    torch.set_float32_matmul_precision(wished.products)
-    _say(f"products of precision {wished.products!r} on {device}")
-    checked = {"device": device, "products": wished.products, "quick": wished.quick, "say": _say}
+    torch.set_float32_matmul_precision(wished.precision)
+    _say(f"matrix products of precision {wished.precision!r} on {device}")
+    checked = {"device": device, "precision": wished.precision, "quick": wished.quick, "say": _say}
     laws = [] if wished.skip_laws else law.kept(**checked)
     if laws is None:
         return 1
@@ -40,24 +40,24 @@ def main() -> int:
 
 
 def _written(part: str, wished: argparse.Namespace, laws: list[Law], device: torch.device) -> None:
-    """Time a part, and write its record after each of its results."""
+    """Time a part, and write its record after every result."""
     rounds = 3 if wished.quick else wished.rounds
     settings = {
         "benchmark": f"chip {part}",
-        "products": wished.products,
+        "matmul_precision": wished.precision,
         "dtype": "float32",
         "rounds": {"likelihood": wished.likelihood_rounds, "recipes": 1, "ablation": ablation.ROUNDS}.get(part, rounds),
         "quick": wished.quick,
         "laws": [{**each._asdict(), "holds": each.holds} for each in laws],
     }
     # nodes multiply nothing
-    path = wished.out / (f"chip-{part}.json" if part == "nodes" else f"chip-{part}-{wished.products}.json")
+    path = wished.out / (f"chip-{part}.json" if part == "nodes" else f"chip-{part}-{wished.precision}.json")
     once = {"device": device, "quick": wished.quick, "say": _say}
     given = {**once, "rounds": rounds}
     parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "nodes": lambda: node.results(**given),
-        "steps": lambda: step.results(**given, products=wished.products, cases=wished.cases),
-        "own": lambda: own.results(**given, products=wished.products),
+        "steps": lambda: step.results(**given, precision=wished.precision, cases=wished.cases),
+        "own": lambda: own.results(**given, precision=wished.precision),
         "likelihood": lambda: likelihood.results(**{**given, "rounds": wished.likelihood_rounds}, points=wished.points),
         "costs": lambda: cost.results(cost.COSTS, **given),
         "programs": lambda: cost.results(cost.PROGRAMS, **given),
@@ -74,20 +74,25 @@ def _flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chip", description=__doc__)
     folder = Path(__file__).parent.parent / "records"
     here = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--out", type=Path, help="the folder of the records, by default the committed ones of a GPU")
-    parser.add_argument("--only", type=_chosen, default=PARTS, help=f"parts with commas between: {','.join(PARTS)}")
-    parser.add_argument("--device", default=here, help="where to run, by default on a GPU where there is one")
-    parser.add_argument("--products", choices=PRODUCTS, default="high", help="how precise products of float32 are")
-    parser.add_argument("--rounds", type=int, default=10, help="how often every contender is timed")
-    parser.add_argument("--likelihood-rounds", type=int, default=3, help="the same for a likelihood, which takes long")
-    parser.add_argument("--points", type=int, help="how many points a likelihood is of, by default 10,000")
-    parser.add_argument("--recipe-seconds", type=float, default=60.0, help="how long the paper's recipe is trained by")
+    parser.add_argument("--out", type=Path, help="folder of the records, by default the committed ones on a GPU")
+    parser.add_argument("--only", type=_chosen, default=PARTS, help=f"parts, separated by commas: {','.join(PARTS)}")
+    parser.add_argument("--device", default=here, help="device, by default a GPU if there is one")
+    parser.add_argument("--precision", choices=PRECISIONS, default="high", help="precision of float32 matrix products")
+    parser.add_argument("--rounds", type=int, default=10, help="number of timed rounds")
     parser.add_argument(
-        "--ablation-seconds", type=float, default=ablation.SECONDS, help="when no more of the ablation is begun"
+        "--likelihood-rounds", type=int, default=3, help="number of timed rounds of a likelihood, which takes long"
     )
-    parser.add_argument("--skip-laws", action="store_true", help="time without a look at the laws, if they held before")
-    parser.add_argument("--cases", type=_places, help="which of the steps, by their places from 0, as 0,2; else all")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that all runs")
+    parser.add_argument("--points", type=int, help="number of data points of a likelihood, by default 10,000")
+    parser.add_argument("--recipe-seconds", type=float, default=60.0, help="seconds of training by the paper's recipe")
+    parser.add_argument(
+        "--ablation-seconds",
+        type=float,
+        default=ablation.SECONDS,
+        help="seconds after which the ablation starts no more pairs",
+    )
+    parser.add_argument("--skip-laws", action="store_true", help="time without checking the laws first")
+    parser.add_argument("--cases", type=_places, help="indices of the steps to time, such as 0,2; by default all")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to check that everything runs")
     wished = parser.parse_args()
     if wished.out is None:  # those of a CPU are no records of a chip
         wished.out = folder if torch.device(wished.device).type == "cuda" else Path("out") / "benchmarks"

@@ -1,8 +1,7 @@
-"""What each Triton kernel is worth: steps and likelihoods of this library with all kernels, and without one of them.
+"""The worth of every Triton kernel: time steps and likelihoods of this library with all kernels and without one.
 
-A kernel that is switched off leaves its work to its definition in operations of torch, on the same device. Every pair
-of a row and a switch is timed in turns against the same row with all kernels, and gives one result; a pair that fails
-gives its error.
+If a kernel is switched off, its definition in torch operations runs instead, on the same device. Every pair of a row
+and a switch is timed in turns against the same row with all kernels, and gives one result, or the error if it fails.
 """
 
 import math
@@ -29,10 +28,10 @@ from .switch import counted, off, switched_off, switches
 from .turn import Say, wait
 
 SECONDS = 270.0
-"""How long all rows may take; pairs that would begin later are recorded as left out."""
+"""The time limit of all rows in seconds. Pairs that would start later are recorded as left out."""
 ROUNDS = 5
 TURN_SECONDS = 0.02
-"""The least that a turn lasts with all kernels."""
+"""The minimum seconds of a turn with all kernels."""
 WARM_UP = 40
 """Steps before the first turn, in which both programs of an engine are captured: one of them runs in every tenth."""
 PLAIN = 32
@@ -42,14 +41,14 @@ POINTS, SAMPLES = 200, 50_000
 
 @dataclass(frozen=True)
 class Run:
-    """Work that can be repeated: so many times in a call."""
+    """Work that a call repeats a given number of times."""
 
     turn: Callable[[int], None]
     times: int
     calls: Counter[str]
-    """How often it has called each kernel in its first step."""
+    """How often the first step called every kernel."""
     found: float
-    """The bound or the log-likelihood, by which two runs are known to do the same work."""
+    """The bound or the log-likelihood, which shows that two runs do the same work."""
     captured: bool | None = None
     """Whether it was recorded as a CUDA graph, if that was tried."""
     warned: tuple[str, ...] = ()
@@ -68,17 +67,17 @@ class Step:
 
     @property
     def title(self) -> str:
-        """The row in a line."""
+        """The row in one line."""
         many = f"{self.members} model{'s' * (self.members > 1)}"
         return f"step {self.notation}, {self.estimator}, m = {self.samples}, {self.optimizer}, {many}"
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a record says of the row."""
+        """The row as a record stores it."""
         return {"work": "step", **vars(self)}
 
     def run(self, switch: str | None, device: torch.device, quick: bool) -> Run:
-        """An engine that has taken its first steps."""
+        """Return an engine that has taken its first steps."""
         given = {"batch": self.batch, "samples": self.samples, "estimator": self.estimator}
         recipe = work.recipe(self.notation, optimizer=self.optimizer, **given)
         engine = Engine(work.states(recipe, _data(recipe.width, device), members=self.members, device=device))
@@ -101,7 +100,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Score:
-    """The log-likelihood of some points by many samples."""
+    """The log-likelihood of data points from many samples."""
 
     notation: str
     points: int = POINTS
@@ -110,16 +109,16 @@ class Score:
 
     @property
     def title(self) -> str:
-        """The row in a line."""
+        """The row in one line."""
         return f"L_{self.samples:,} of {self.points:,} points, {self.notation}"
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a record says of the row."""
+        """The row as a record stores it."""
         return {"work": "likelihood", **vars(self)}
 
     def run(self, switch: str | None, device: torch.device, quick: bool) -> Run:
-        """A model that has scored a few points."""
+        """Return a model that has scored a few data points."""
         model, bits = likelihood.model_and_bits(self.notation, points=self.points, device=device)
         # the same for all switches: left to itself, it depends on the memory that other runs have left free
         chunk = _chunk(self.notation, device)
@@ -152,7 +151,7 @@ ROWS: tuple[Row, ...] = (
     Step(8, 5, "vimco", notation="240H:8~784V"),
     Step(8, 1, "logistic-normal"),
 )
-"""Those that together use every kernel come first, in case time is short."""
+"""The first rows together use every kernel, in case time runs out."""
 QUICK: tuple[Row, ...] = (
     Score("6H~20V", points=20, samples=50),
     Step(1, 1, notation="4H~12V", batch=8),
@@ -161,7 +160,7 @@ QUICK: tuple[Row, ...] = (
 
 
 def results(*, device: torch.device, quick: bool, say: Say, seconds: float = SECONDS) -> Iterator[dict[str, Any]]:
-    """For every row, the kernels that it calls, and then a result for each switch."""
+    """Yield, for every row, the kernels that it calls, and then a result for every switch."""
     end = time.perf_counter() + seconds
     for row in QUICK if quick else ROWS:
         yield from row_results(row, device=device, quick=quick, say=say, end=end)
@@ -172,7 +171,7 @@ def results(*, device: torch.device, quick: bool, say: Say, seconds: float = SEC
 def row_results(
     row: Row, *, device: torch.device, quick: bool, say: Say, end: float = math.inf
 ) -> Iterator[dict[str, Any]]:
-    """The results of one row; work that would begin after the end is recorded as left out."""
+    """Yield the results of one row. Pairs that would start after the deadline are recorded as left out."""
     on, failed = _tried(_run_in_time, row, None, device, quick, end)
     about = failed if on is None else {"calls": dict(sorted(on.calls.items())), **_about(on)}
     say(f"{row.title}: {failed['error'] if on is None else _calls(on.calls)}")
@@ -185,7 +184,7 @@ def row_results(
 
 
 def _measured(row: Row, on: Run, switch: str, *, device: torch.device, quick: bool, end: float) -> dict[str, Any]:
-    """How many times longer a row takes with a kernel switched off."""
+    """Return how many times longer a row takes with a kernel switched off."""
     without = _run_in_time(row, switch, device, quick, end)
     still = [name for name in switched_off(switch) if without.calls[name]]
     if still:
@@ -222,7 +221,7 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 def _tried(attempt: Callable[..., Any], *given: Any, **named: Any) -> tuple[Any, dict[str, Any]]:
-    """What a call gives, or nothing and its error as text."""
+    """Return the result of a call, or None and its error as text."""
     try:
         return attempt(*given, **named), {}
     except Exception as reason:  # whatever is wrong with one pair, the others are timed
@@ -234,7 +233,7 @@ def _calls(calls: Counter[str]) -> str:
 
 
 def _line(result: dict[str, Any]) -> str:
-    """A result in words."""
+    """Return a result in words."""
     if "error" in result:
         return str(result["error"])
     ratio = result["ratio"]

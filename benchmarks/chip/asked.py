@@ -1,4 +1,4 @@
-"""What is asked of this library on an H200, beside what was measured."""
+"""Limits for this library on an H200, and the measurements."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -7,7 +7,7 @@ from ..timing import Spread
 
 
 class Asked(NamedTuple):
-    """A limit for a number, which lower or higher ones keep.
+    """An upper or lower limit for a number.
 
     >>> Asked("a step", "at most", 80.0, "µs").beside(Spread(70.0, 69.0, 71.0))["holds"]
     True
@@ -19,7 +19,7 @@ class Asked(NamedTuple):
     unit: str
 
     def beside(self, measured: Spread) -> dict[str, Any]:
-        """What a record says of a limit and of what was measured."""
+        """Return the limit and the measurement as a record stores them."""
         low = self.sense == "at most"
         return {
             **self._asdict(),
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 
 
 def line(row: dict[str, Any]) -> str:
-    """A limit and what was measured, as text."""
+    """Return a limit and the measurement as text."""
     (low, high), median = row["measured"]["quartiles"], row["measured"]["median"]
     spread = f"± {row['standard_error']:.2g}" if "standard_error" in row else f"({low:g} – {high:g})"
     verdict = "holds" if row["holds"] else "does not hold"

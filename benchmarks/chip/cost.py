@@ -1,4 +1,4 @@
-"""What a training step of this library costs as one size grows, all others being fixed."""
+"""The cost of a training step of this library against one size, with all other sizes fixed."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ SIZES = {
 """Each but the last over more than a decade; n is the number of categories of a node, of which a layer of 240 bits has
 fewer. Programs share the device, a thread and a stream each."""
 COSTS, PROGRAMS = tuple(SIZES)[:-1], tuple(SIZES)[-1:]
-"""What is timed together."""
+"""The values of a size that are timed in the same rounds."""
 
 QUICK_FIXED = {"batch": 8, "m": 1, "n": 2, "width": 12, "members": 2, "programs": 1}
 QUICK = {
@@ -40,7 +40,7 @@ TIMES = step.TIMES
 def results(
     against: Sequence[str], *, device: torch.device, rounds: int, quick: bool, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """The cost of a step against each size."""
+    """Yield the cost of a step against every size."""
     fixed, pixels = (QUICK_FIXED, QUICK_PIXELS) if quick else (FIXED, PIXELS)
     for name in against:
         values = (QUICK if quick else SIZES)[name]
@@ -57,7 +57,7 @@ def results(
 
 
 def notation(sizes: dict[str, int], pixels: int) -> str:
-    """A model of so many bits, in nodes of so many categories.
+    """Return the notation of a model with a given number of latent bits, in nodes of n categories.
 
     >>> notation({"width": 240, "n": 8}, 784), notation({"width": 240, "n": 2}, 784)
     ('240H:8~784V', '240H~784V')
@@ -69,11 +69,11 @@ def notation(sizes: dict[str, int], pixels: int) -> str:
 def _points(
     sizes: dict[str, int], name: str, pixels: int, *, device: torch.device, rounds: int, quick: bool, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """The cost at one value of a size, or nothing but a line if that cannot be."""
+    """Return the cost at one value of a size, or print why it cannot be timed and return None."""
 
     def make() -> Contender:
-        warmth = {"temperature": 2 / 3, "prior_temperature": 1 / 2}  # the paper has none of its own for every n
-        recipe = work.recipe(notation(sizes, pixels), batch=sizes["batch"], samples=sizes["m"], **warmth)
+        temperatures = {"temperature": 2 / 3, "prior_temperature": 1 / 2}  # the paper has none of its own for every n
+        recipe = work.recipe(notation(sizes, pixels), batch=sizes["batch"], samples=sizes["m"], **temperatures)
         data = work.bits(pixels)
         programs = [
             Engine(work.states(recipe, data, members=sizes["members"], device=device)) for _ in range(sizes["programs"])
@@ -92,7 +92,7 @@ def _points(
 
 
 def together(name: str, programs: Sequence[Engine], times: int) -> Contender:
-    """Programs that take so many steps in a turn, all at once."""
+    """Return several programs that take steps at the same time, as one contender."""
     if len(programs) == 1:
         return step.engine(name, programs[0], times)
     device = programs[0].device

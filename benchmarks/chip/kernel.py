@@ -1,4 +1,4 @@
-"""How far the kernels of this library lie from their definitions on the same keys, in value and in gradient."""
+"""Compare the kernels of this library with their definitions on the same keys, in value and in gradient."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ from concretely.functional.signal import normalize, vimco
 from concretely.training.optimizer import orthogonal
 
 LIMIT = 1e-4
-"""For numbers whose size is about one, in float32: a hundred times what rounding does, a hundredth of what is wrong."""
+"""The largest distance in float32 of numbers of about size one: far above rounding errors, far below real errors."""
 
 PRODUCTS = {"highest": 1e-5, "high": 4e-3, "medium": 3e-2}
-"""The same for sums of products, by their precision."""
+"""The largest distance of sums of products, by their precision."""
 
 FLIPPED = 1e-3
 """The share of states that rounding may flip."""
@@ -31,8 +31,8 @@ ROWS = (64, 300)
 """The rows of a map; with more of them, other kernels are used."""
 
 
-def distances(device: torch.device, products: str) -> Iterator[tuple[str, float, float]]:
-    """The name of each operation, how far it lies from its definition, and how far it may."""
+def distances(device: torch.device, precision: str) -> Iterator[tuple[str, float, float]]:
+    """Yield the name of every operation, its distance from its definition, and the largest distance allowed."""
     with precise("highest"):  # or definitions that multiply would be the ones that are off
         yield from _nodes(device)
         yield "log likelihood", _log_likelihood(device), LIMIT
@@ -42,13 +42,13 @@ def distances(device: torch.device, products: str) -> Iterator[tuple[str, float,
         yield "signal of NVIL", _normalized(device), LIMIT
         yield "orthogonal momentum", _orthogonal(device), LIMIT
     for rows in ROWS:
-        yield f"affine, {rows} rows, {products}", _affine(device, rows), PRODUCTS[products]
-    yield f"observed, {products}", _observed(device), PRODUCTS[products]
+        yield f"affine, {rows} rows, {precision}", _affine(device, rows), PRODUCTS[precision]
+    yield f"observed, {precision}", _observed(device), PRODUCTS[precision]
 
 
 @contextmanager
 def precise(precision: str) -> Iterator[None]:
-    """Have products of a precision for a while."""
+    """Set the precision of matrix products inside this context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -78,7 +78,7 @@ def _nodes(device: torch.device) -> Iterator[tuple[str, float, float]]:
 
 
 def distance(found: Tensor, defined: Tensor, *, relative_to: float = 1.0) -> float:
-    """The largest difference, relative to a size or to numbers that exceed it; infinite where it is not known.
+    """Return the largest difference, relative to a size or to larger numbers; infinity if it is not a number.
 
     >>> distance(torch.tensor([1.0, 11.0]), torch.tensor([0.5, 10.0]))
     0.5
@@ -91,13 +91,13 @@ def distance(found: Tensor, defined: Tensor, *, relative_to: float = 1.0) -> flo
 
 
 def _apart(operator: Any, *arguments: Any) -> float:
-    """How far a kernel lies from its definition, in its outputs and in the gradients of its float32 arguments."""
+    """Return the distance of a kernel from its definition, in outputs and in gradients of float32 arguments."""
     outcomes = [_outcome(call, arguments) for call in (operator, operator.definition)]
     return max(distance(*pair) for pair in zip(*outcomes, strict=True))
 
 
 def _outcome(call: Any, arguments: Sequence[Any]) -> list[Tensor]:
-    """The outputs of a call and, by fixed gradients of these, the gradients of its float32 arguments."""
+    """Return the outputs of a call and, for fixed gradients of these, the gradients of its float32 arguments."""
     leaves: list[Tensor] = []
 
     def leaf(argument: Any) -> Any:
@@ -119,7 +119,7 @@ def _outcome(call: Any, arguments: Sequence[Any]) -> list[Tensor]:
 
 
 def _states(law: ModuleType, logits: Tensor, key: Tensor) -> float:
-    """The share of states that are not those of the definition."""
+    """Return the share of states that differ from those of the definition."""
     found, expected = (call(logits, key, SAMPLES, "corner", 1)[0] for call in (law.draw, law.draw.definition))
     return float((found != expected).double().mean())
 
@@ -131,7 +131,7 @@ def _log_likelihood(device: torch.device) -> float:
 
 
 def _loss(device: torch.device) -> float:
-    """Minus the mean bound of three terms less two, and the gradient of each, with signals and without."""
+    """Compare the loss of three terms minus two, and all gradients, with signals and without."""
     worst = 0.0
     for count, averages in ((0, False), (2, False), (2, True)):
         log_p, log_q = ([10 * torch.randn(MEMBERS, 50, 17, device=device) for _ in range(k)] for k in (3, 2))
@@ -168,14 +168,14 @@ def _orthogonal(device: torch.device) -> float:
 
 
 def _affine(device: torch.device, rows: int) -> float:
-    """A map with tanh behind it and its gradients, against float64; sums are compared by their own size."""
+    """Compare an affine map with tanh, and its gradients, with float64; sums relative to their own size."""
     shapes = (((rows, 200), 1.0), ((UNITS, 200), 200**0.5), ((UNITS,), 1.0))
     given = [torch.randn(MEMBERS, *shape, device=device).div_(size) for shape, size in shapes]
     return _against_double(lambda x, weight, bias: affine(x, weight, bias, True), given)
 
 
 def _observed(device: torch.device) -> float:
-    """The log likelihood of bits without their logits, and its gradients, against float64."""
+    """Compare the log-likelihood of bits that never stores the logits, and its gradients, with float64."""
     shapes = (((SAMPLES, 100, 200), 1.0), ((UNITS, 200), 200**0.5), ((UNITS,), 1.0))
     given = [torch.randn(MEMBERS, *shape, device=device).div_(size) for shape, size in shapes]
     bits = torch.randint(2, (MEMBERS, 100, UNITS), device=device).float()
@@ -183,7 +183,7 @@ def _observed(device: torch.device) -> float:
 
 
 def _against_double(call: Any, given: Sequence[Tensor]) -> float:
-    """How far a call of float32 lies from one of float64, which runs the definition, in value and in gradient."""
+    """Return the distance of a float32 call from a float64 call, which runs the definition, in value and gradient."""
     outcomes = []
     for dtype in (torch.float32, torch.float64):
         leaves = [each.detach().to(dtype).requires_grad_() for each in given]

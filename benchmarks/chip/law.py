@@ -1,4 +1,4 @@
-"""What must hold on a device before anything is timed on it."""
+"""Laws that must hold on a device before anything is timed on it."""
 
 import math
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from .peer import torch_likelihood
 from .turn import Say
 
 ERRORS = 5.0
-"""How many standard errors two estimates may lie apart."""
+"""The largest distance of two estimates, in standard errors."""
 
 STEPS = 25
 
 
 class Law(NamedTuple):
-    """That a number is no larger than another.
+    """The law that a number is at most a limit.
 
     >>> Law("the same result", found=2.0, limit=1.0).sentence
     'the same result: must be within 1, got 2'
@@ -35,7 +35,7 @@ class Law(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether it is, which what is not a number is not."""
+        """Whether the law holds. It does not if the number is NaN."""
         return self.found <= self.limit
 
     @property
@@ -44,10 +44,10 @@ class Law(NamedTuple):
         return f"{self.name}: must be within {self.limit:.3g}, got {self.found:.3g}"
 
 
-def kept(*, device: torch.device, products: str, quick: bool, say: Say) -> list[Law] | None:
-    """All laws, or none at the first that is broken, with a sentence that says which."""
+def kept(*, device: torch.device, precision: str, quick: bool, say: Say) -> list[Law] | None:
+    """Return all laws; print the first that is broken and return None."""
     found = []
-    for law in laws(device=device, products=products, quick=quick):
+    for law in laws(device=device, precision=precision, quick=quick):
         say(f"{'holds' if law.holds else 'BROKEN'}  {law.sentence}")
         if not law.holds:
             say(f"nothing is timed, as a law is broken: {law.sentence}")
@@ -56,10 +56,10 @@ def kept(*, device: torch.device, products: str, quick: bool, say: Say) -> list[
     return found
 
 
-def laws(*, device: torch.device, products: str, quick: bool) -> Iterator[Law]:
-    """The laws, each looked at as it is asked for."""
+def laws(*, device: torch.device, precision: str, quick: bool) -> Iterator[Law]:
+    """Yield the laws, each computed when it is requested."""
     torch.manual_seed(work.SEED)
-    for name, distance, limit in kernel.distances(device, products):
+    for name, distance, limit in kernel.distances(device, precision):
         yield Law(f"kernel against definition, {name}", distance, limit)
     for estimator in ("concrete", "vimco", "nvil"):
         with kernel.precise("highest"):  # or states that are drawn would differ in the end
@@ -74,7 +74,7 @@ def laws(*, device: torch.device, products: str, quick: bool) -> Iterator[Law]:
 
 
 def _apart(recipes: list[Recipe], data: Dataset, device: torch.device) -> float:
-    """How far parameters and moments of members lie from those of runs alone, the largest of each tensor being one."""
+    """Return the largest distance of members from the same runs alone, in parameters and moments scaled to size one."""
     alone, together = ([TrainState.of(each, data, device=device) for each in recipes] for _ in range(2))
     for state in alone:
         Engine([state], stacked=False).advance(STEPS)
@@ -88,7 +88,7 @@ def _apart(recipes: list[Recipe], data: Dataset, device: torch.device) -> float:
 
 
 def _bounds(notation: str, device: torch.device) -> float:
-    """How far the bounds of the first steps of members lie from those of runs alone, as a share of them."""
+    """Return the relative distance of the bounds of members' first steps from those of the same runs alone."""
     recipe = work.recipe(notation)
     data = work.bits(recipe.width, points=1_000)
     alone, together = (work.states(recipe, data, members=2, device=device) for _ in range(2))
@@ -100,7 +100,7 @@ def _bounds(notation: str, device: torch.device) -> float:
 
 
 def _against_enumeration(device: torch.device) -> float:
-    """How far an estimated log-likelihood lies from the exact one, in standard errors of the average over points."""
+    """Return the distance of an estimated log-likelihood from the exact one, in standard errors over points."""
     samples = 10_000
     model, bits = likelihood.model_and_bits("4H~12V", points=64, device=device)
     found = evaluate(model, bits, samples=samples)
@@ -110,7 +110,7 @@ def _against_enumeration(device: torch.device) -> float:
 
 
 def _against_loop(notation: str, device: torch.device) -> float:
-    """How far two estimates lie apart, in standard errors of their difference over points."""
+    """Return the distance of two estimates, in standard errors of their difference over points."""
     model, bits = likelihood.model_and_bits(notation, points=256, device=device)
     ours, theirs = (
         score(model, bits, samples=1_000).cpu() for score in (likelihood.ours, torch_likelihood.log_likelihood)
@@ -120,14 +120,14 @@ def _against_loop(notation: str, device: torch.device) -> float:
 
 
 def _small(estimator: str) -> list[Recipe]:
-    """Recipes of members that differ in seed, learning rate and decay."""
+    """Return recipes of members that differ in seed, learning rate and weight decay."""
     given: dict[str, Any] = {"batch": 16, "estimator": estimator, "samples": 2 if estimator == "vimco" else 1}
     others = ({"seed": 1, "lr": 0.02}, {"seed": 2, "lr": 0.01, "weight_decay": 3.0}, {"seed": 3, "lr": 0.02})
     return [work.recipe("4H~12V", **{**given, **other}) for other in others]
 
 
 def _dots() -> Dataset:
-    """Points of twelve bits, the last four of which repeat the first."""
+    """Return data points of twelve bits, the last four of which repeat the first."""
     free = torch.rand(70, 8, generator=torch.Generator().manual_seed(7)) < torch.linspace(0.1, 0.7, 8)
     points = torch.cat([free, free[:, :4]], -1)
     return Dataset("dots", *(Bits.pack(part) for part in points.split([40, 20, 10])), source="made up.")

@@ -1,4 +1,4 @@
-"""The log-likelihood of a test set by 50,000 samples, against a plain loop. Models are untrained: time is the same."""
+"""Time the log-likelihood of a test set from 50,000 samples, against a plain loop. The models are not trained."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,32 +16,32 @@ from .peer import torch_likelihood
 from .turn import Contender, Say
 
 CASES = {"200H~784V": 4.0, "200H~200H~784V": 8.0}
-"""The seconds that are asked of each model."""
+"""The limit in seconds for every model."""
 
 QUICK = {"6H~20V": 4.0, "6H~6H~20V": 8.0}
 POINTS, SAMPLES = 10_000, 50_000
 FEW = 20
-"""How many points are looked at once before, with all that is compiled on first use."""
+"""The number of data points scored once before the timing, when everything is compiled."""
 
 
 def results(
     *, device: torch.device, rounds: int, points: int | None, quick: bool, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """The seconds of each model; those of fewer points are told as what all would take."""
+    """Yield the seconds of every model, scaled to all points if fewer are scored."""
     number, samples = points or (200 if quick else POINTS), 500 if quick else SAMPLES
     for notation, limit in (QUICK if quick else CASES).items():
         yield _result(notation, limit, device=device, rounds=rounds, points=number, samples=samples, say=say)
 
 
 def model_and_bits(notation: str, *, points: int, device: torch.device) -> tuple[c.Model, Tensor]:
-    """A model before training, and random bits for it."""
+    """Return a model before training, and random bits for it."""
     data = work.bits(c.parse(notation).observed.units, points=points)
     generator = torch.Generator().manual_seed(work.SEED)
     return c.density(notation, base_rate=data.train.rate, generator=generator).to(device), data.test[:].to(device)
 
 
 def ours(model: c.Model, bits: Tensor, *, samples: int) -> Tensor:
-    """The log-likelihood of every point, by this library."""
+    """Return the log-likelihood of every data point, by this library."""
     return evaluate(model, bits, samples=samples).log_likelihood
 
 

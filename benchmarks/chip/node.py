@@ -1,7 +1,7 @@
-"""Stochastic nodes: sample, log density and gradient, in passes of one read and one write of the logits.
+"""Time stochastic nodes: sample, log density and gradient, in units of one read and one write of the logits.
 
-No contender checks its arguments, as that costs each of them further passes. Where work is captured it is recorded once
-and replayed, so that a device is never kept waiting by Python; like is compared with like.
+No contender checks its arguments, since that takes further passes. Captured work is recorded once and replayed, so that
+the device never waits for Python; it is compared with captured work only.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ PASSES, OVER_EAGER, OVER_COMPILED = 3.5, 15.0, 1.7
 
 
 def results(*, device: torch.device, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
-    """The timings of each kind of node."""
+    """Yield the timings of every kind of node."""
     checked = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:
@@ -47,7 +47,7 @@ def results(*, device: torch.device, rounds: int, quick: bool, say: Say) -> Iter
 
 
 def entrants(task: Task, device: torch.device) -> Entrants:
-    """This library and its peers, on the same numbers."""
+    """Return the contenders: this library and its peers, on the same numbers."""
     arrays = task.logits, task.cotangents
     logits = [torch.from_numpy(array).to(device).requires_grad_() for array in arrays[0]]
     cotangents = [torch.from_numpy(array).to(device) for array in arrays[1]]
@@ -87,13 +87,13 @@ def entrants(task: Task, device: torch.device) -> Entrants:
 
 
 def family(families: tuple[Family, ...], task: Task) -> Family:
-    """The class of a library for the node of a task, in the space of log-odds or log probabilities."""
+    """Return the class of a library for the node of a task, before squashing."""
     (found,) = (each for each in families if (each.kind, each.space) == (task.kind, "node"))
     return found
 
 
 def result(task: Task, timings: list[Timing[Contender]], say: Say) -> dict[str, Any]:
-    """What a record says of a node."""
+    """Return the timings of a node as a record stores them."""
     by_name = {timing.contender.name: timing for timing in timings}
     copy = by_name.get(COPY + CAPTURED)
     say(turn.lines(task.title, timings, unit=1e-6, name="µs"))
@@ -108,7 +108,7 @@ def result(task: Task, timings: list[Timing[Contender]], say: Say) -> dict[str, 
 
 
 def _limits(task: Task, by_name: dict[str, Timing[Contender]]) -> Iterator[tuple[Asked, Spread]]:
-    """What is asked of a node of full size, where both sides of it were timed."""
+    """Yield the limits for a node of full size for which both sides were timed."""
     if task.shape not in SHAPES.values():
         return
     where = f"{task.kind} node {' × '.join(f'{size:,}' for size in task.shape)}"
@@ -129,7 +129,7 @@ def _copy(logits: Tensor) -> Callable[[], Any]:
 
 
 def _jax(task: Task, logits: Any, cotangents: Any) -> Contender:
-    """The node by hand, jitted."""
+    """Return the node written by hand in JAX, jitted."""
     import jax
 
     from ..contender import jax_by_hand, xla

@@ -40,13 +40,13 @@ OURS, COMPILED, SEVERAL = "concretely fit", "concretely fit, compiled", f"concre
 EAGER, REDUCED, JAX = "torch by hand, eager", "torch by hand, reduce-overhead", "jax by hand, jit, scan"
 
 
-def results(*, device: torch.device, products: str, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
+def results(*, device: torch.device, precision: str, rounds: int, quick: bool, say: Say) -> Iterator[dict[str, Any]]:
     """The timings of each case."""
     times = 8 if quick else TIMES
     for case in QUICK if quick else CASES:
         torch.compiler.reset()
         data = images(case, 100 if quick else work.POINTS, work.SEED)
-        ready = turn.made(_entrants(case, data, device, products, times), say, suits=step.same_bound())
+        ready = turn.made(_entrants(case, data, device, precision, times), say, suits=step.same_bound())
         timings = turn.timed(ready, rounds=rounds, seed=work.SEED)
         yield _result(case, timings, say, limits=device.type == "cuda" and not quick)
 
@@ -64,7 +64,7 @@ def fitted(case: OwnCase, data: Tensor, device: torch.device, *, seeds: int, com
     return Engine(states)
 
 
-def _entrants(case: OwnCase, data: Tensor, device: torch.device, products: str, times: int) -> Entrants:
+def _entrants(case: OwnCase, data: Tensor, device: torch.device, precision: str, times: int) -> Entrants:
     def by_hand(name: str, *, compiled: bool) -> Contender:
         from .peer import torch_own
 
@@ -73,7 +73,7 @@ def _entrants(case: OwnCase, data: Tensor, device: torch.device, products: str, 
     def jax_scan() -> Contender:
         from .peer import jax_own
 
-        return jax_own.contender(case, seeded(case, 0), data.numpy(), products=products, times=times)
+        return jax_own.contender(case, seeded(case, 0), data.numpy(), precision=precision, times=times)
 
     made: dict[str, Callable[[], Contender]] = {
         OURS: lambda: _ours(OURS, fitted(case, data, device, seeds=1), times),

@@ -30,31 +30,31 @@ from .asked import Asked
 from .turn import Say
 
 FIRST = GAP_INTERVAL * WARM_UPS + 1
-"""The steps before the clock starts: the last of them records the rarer of the two programs."""
+"""The steps before the clock starts. The last of them captures the rarer of the two programs."""
 
 HORIZON = 0.05
-"""That of averaged weights, as a share of all steps."""
+"""The horizon of averaged weights, as a share of all steps."""
 
 OFTEN = 50
-"""How many times weights are averaged within it."""
+"""The number of times that weights are added to the average within the horizon."""
 
 LIMIT = 92.1
-"""What the paper reports, in nats."""
+"""The test NLL in the paper, in nats."""
 
 
 class Size(NamedTuple):
-    """What is trained and how closely it is looked at."""
+    """The model to train, and how it is validated and scored."""
 
     notation: str
-    looks: int
-    """How many there are at the validation set, evenly spaced."""
+    validations: int
+    """The number of validations, evenly spaced."""
     valid_points: int
     valid_samples: int
     test_points: int | None
-    """All by default."""
+    """The number of data points to score, by default all."""
     test_samples: int
     changes: dict[str, Any]
-    """What is trained otherwise than the recipes say."""
+    """Keys that replace those of the recipes."""
 
 
 WHOLE = Size("200H~784V", 20, 2_000, 1_000, None, 50_000, {})
@@ -62,20 +62,20 @@ QUICK = Size("12H~784V", 2, 50, 20, 50, 20, {"steps": 40, "batch": 64})
 
 
 class Case(NamedTuple):
-    """A recipe and what is done beside it."""
+    """A recipe, its time limit and its options."""
 
     name: str
     settings: dict[str, Any]
     seconds: float = math.inf
-    """After which training ends, wherever it is."""
-    products: str | None = None
-    """How precise they are in training, if not as elsewhere."""
+    """The number of seconds after which training ends."""
+    matmul_precision: str | None = None
+    """The precision of matrix products in training, by default that of the benchmark."""
     averages: bool = False
-    """Whether the average of the weights is scored beside the last ones."""
+    """Whether the average of the weights is scored too."""
 
 
 def cases(seconds: float) -> tuple[Case, ...]:
-    """The paper's recipe for so many seconds, the fast one, and what the latter might have been.
+    """Return the paper's recipe with a time limit, the fast recipe, and variants of it.
 
     >>> [case.name for case in cases(60.0) if case.seconds == 60.0]
     ['paper']
@@ -87,15 +87,15 @@ def cases(seconds: float) -> tuple[Case, ...]:
         Case("fast, by Adam", {**fast, "optimizer": "adam", "lr": 3e-3, "steps": 50_000}),
         Case("fast, Adam and batch 512", {**fast, "optimizer": "adam", "batch": 512, "lr": 1.5e-3, "steps": 100_000}),
         Case("fast, at a rate that stays", {**fast, "lr_schedule": "constant"}, averages=True),
-        Case("fast, products of bfloat16", fast, products="medium"),
-        Case("fast, products of float32", fast, products="highest"),
+        Case("fast, products of bfloat16", fast, matmul_precision="medium"),
+        Case("fast, products of float32", fast, matmul_precision="highest"),
     )
 
 
 def results(
     *, device: torch.device, seconds: float, points: int | None, quick: bool, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """What each recipe comes to, or nothing but a line where there is no MNIST."""
+    """Yield the result of every recipe, or print a line if MNIST is not available."""
     try:
         data = load_data("mnist").to(device)
     except (ImportError, OSError, ValueError) as reason:
@@ -112,7 +112,7 @@ def results(
 
 
 class Average:
-    """A model whose parameters are averages of those that another has had, the older the less.
+    """A model whose parameters are exponential moving averages of those of another model.
 
     >>> import concretely as c
     >>> model = c.density("2H-6V")
@@ -126,19 +126,19 @@ class Average:
         self.model, self._share, self._taken = deepcopy(model), share, 0
 
     def take(self, model: Model) -> None:
-        """Move towards the parameters that a model has now; at first all that were taken weigh the same."""
+        """Add the current parameters of a model. The first ones all have the same weight."""
         self._taken += 1
         for mean, now in zip(self.model.parameters(), model.parameters(), strict=True):
             mean.data.lerp_(now.data, max(self._share, 1 / self._taken))
 
 
 class Run:
-    """A recipe that is being trained, with its clock."""
+    """A run of a recipe, with a clock for its steps."""
 
     def __init__(self, case: Case, recipe: Recipe, data: Dataset) -> None:
         self.case, self.recipe, self.seconds = case, recipe, 0.0
         self.first = min(FIRST, recipe.steps)
-        self.products = case.products or torch.get_float32_matmul_precision()
+        self.matmul_precision = case.matmul_precision or torch.get_float32_matmul_precision()
         self.state = TrainState.of(recipe, data, device=data.train.packed.device)
         self.engine = Engine([self.state])
         horizon = HORIZON * recipe.steps
@@ -148,13 +148,13 @@ class Run:
 
     @property
     def models(self) -> dict[str, Model]:
-        """What is to be scored, by its name."""
+        """Return the models to score, by name."""
         average = {} if self._average is None else {f"{self.case.name}, averaged": self._average.model}
         return {self.case.name: self.state.model, **average}
 
     @property
     def goes_on(self) -> bool:
-        """Whether there are steps and seconds left, and none of the former has failed."""
+        """Return whether steps and seconds are left, and no step has failed."""
         left = self.engine.step < self.recipe.steps and self.seconds < self.case.seconds
         return left and self.state.first_nonfinite() is None
 
@@ -162,21 +162,21 @@ class Run:
         """Take the first steps, without the clock."""
         self._advance(self.first, math.inf)
 
-    def advance(self, looks: int) -> None:
-        """Train until the next of so many looks is due, by steps or by seconds."""
+    def advance(self, validations: int) -> None:
+        """Train until the next of this number of validations is due, by steps or by seconds."""
         taken, all_of_them = self.engine.step - self.first, self.recipe.steps - self.first
-        until = self.first + math.ceil(mark(taken, all_of_them, looks))
+        until = self.first + math.ceil(mark(taken, all_of_them, validations))
         started = time.perf_counter()
-        self._advance(until, started + mark(self.seconds, self.case.seconds, looks) - self.seconds)
+        self._advance(until, started + mark(self.seconds, self.case.seconds, validations) - self.seconds)
         self.seconds += time.perf_counter() - started
 
     def _advance(self, until: int, end: float) -> None:
-        """Take steps until one is reached, or a time; they are done when this returns."""
+        """Take steps until a step or a time is reached, and wait for the device."""
 
         def late() -> bool:
             return time.perf_counter() >= end
 
-        with kernel.precise(self.products):
+        with kernel.precise(self.matmul_precision):
             while self.engine.step < until and not late():
                 self.engine.advance(min(until, self.engine.step + self._stretch), pause=late)
                 if self._average is not None:
@@ -184,17 +184,17 @@ class Run:
         turn.wait(self.engine.device)
 
 
-def mark(now: float, last: float, looks: int) -> float:
-    """The next of evenly spaced marks, so many up to the last.
+def mark(now: float, last: float, validations: int) -> float:
+    """Return the next of evenly spaced marks; the last argument is their number.
 
     >>> mark(0, 100, 4), mark(25, 100, 4), mark(26, 100, 4), mark(3, math.inf, 4)
     (25.0, 50.0, 50.0, inf)
     """
-    return last * ((now * looks // last + 1) / looks)
+    return last * ((now * validations // last + 1) / validations)
 
 
 def chosen(points: int, of: int) -> Tensor:
-    """The places of some points among all, evenly spaced, as a test set may be sorted.
+    """Return evenly spaced indices of some points among all, since a test set may be sorted.
 
     >>> chosen(3, 10)
     tensor([0, 3, 6])
@@ -203,7 +203,7 @@ def chosen(points: int, of: int) -> Tensor:
 
 
 def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[str, Any]]:
-    """What the last weights come to, and what their average does where there is one."""
+    """Return the scores of the last weights and, if there is one, of their average."""
     recipe = resolve(**{**case.settings, "notation": size.notation, "data": "mnist", "seed": work.SEED, **size.changes})
     say(f"{case.name}: {recipe.steps:,} steps" + f", {case.seconds:g} s at most" * math.isfinite(case.seconds))
     run = Run(case, recipe, data)
@@ -211,7 +211,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
     valid = data.valid[: size.valid_points]
     curves: dict[str, list[dict[str, Any]]] = {name: [] for name in run.models}
     while run.goes_on:
-        run.advance(size.looks)
+        run.advance(size.validations)
         place = {"step": run.engine.step, "seconds": _rounded(run.seconds)}
         for name, model in run.models.items():
             found = _scored(recipe, model, valid, size.valid_samples, Purpose.VALIDATION)
@@ -231,7 +231,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
         yield {
             "name": name,
             "settings": recipe.settings,
-            "products": run.products,
+            "matmul_precision": run.matmul_precision,
             "seconds_at_most": case.seconds,
             "steps_before_the_clock": run.first,
             "step": run.engine.step,
@@ -244,7 +244,7 @@ def _results(case: Case, size: Size, data: Dataset, say: Say) -> Iterator[dict[s
 
 
 def _scored(recipe: Recipe, model: Model, bits: Tensor, samples: int, purpose: Purpose) -> Likelihood:
-    """The likelihood of a model, by draws that are the same every time."""
+    """Return the likelihood of a model, from the same draws in every call."""
     return evaluate(model, bits, samples=samples, generator=generator_of(recipe.seed, purpose, device=bits.device))
 
 
@@ -259,7 +259,7 @@ def _described(found: Likelihood) -> dict[str, Any]:
 
 
 def _asked(found: Likelihood) -> dict[str, Any]:
-    """The limit beside what was found, in one run: its chance is told by a standard error instead of quartiles."""
+    """Return a limit and the result of one run, with a standard error instead of quartiles."""
     limit = Asked(f"test NLL of {WHOLE.notation}, fast recipe", "at most", LIMIT, "nats")
     return {**limit.beside(Spread(found.nll, found.nll, found.nll)), "standard_error": found.standard_error}
 

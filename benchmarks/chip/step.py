@@ -1,7 +1,7 @@
-"""Training steps of many models at once, for each of them: forwards, backwards, and the update of Adam.
+"""Time training steps of many models at once: the forward and backward pass, and the update by Adam.
 
-All contenders start from the same weights and see data of the same law, and those that do not find the same bound in
-their first steps do other work and are left out. Ours also guards against gradients that are not finite, and looks at
+All contenders start from the same weights and see data of the same distribution. A contender whose bound differs in the
+first steps does other work and is left out. Our step also checks that gradients are finite, and computes the bound of
 the discrete graph in every tenth step.
 """
 
@@ -34,22 +34,22 @@ QUICK = (
     Case(2, 1, "nvil", **SMALL),
 )
 TIMES = LINES
-"""How many steps a turn has: as many as ours prepares for at once, so that each turn pays for it once."""
+"""The number of steps of a turn, as many as our step table has lines, so that every turn refills it once."""
 
 SAME = 0.03
-"""How far the bounds of two contenders may lie apart, as a share of either."""
+"""The largest relative difference of the bounds of two contenders."""
 
 OURS = "concretely, ensemble"
 
 
 def results(
-    *, device: torch.device, products: str, rounds: int, quick: bool, say: Say, cases: tuple[int, ...] | None = None
+    *, device: torch.device, precision: str, rounds: int, quick: bool, say: Say, cases: tuple[int, ...] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The timings of each case, or of some by their places."""
+    """Yield the timings of every case, or of those with the given indices."""
     known = QUICK if quick else CASES
     relaxed: dict[tuple[int, int], Timing[Contender]] = {}
     for case in known if cases is None else [known[place] for place in cases]:
-        ready = turn.made(_entrants(case, device, products, TIMES // 4 if quick else TIMES), say, suits=same_bound())
+        ready = turn.made(_entrants(case, device, precision, TIMES // 4 if quick else TIMES), say, suits=same_bound())
         timings = turn.timed(ready, rounds=rounds, seed=work.SEED)
         ours = next((timing for timing in timings if timing.contender.ours), None)
         if ours is not None and case.estimator == "concrete":
@@ -58,7 +58,7 @@ def results(
 
 
 def same_bound() -> Callable[[Contender], None]:
-    """A function that refuses a contender whose bound is not that of the first it has met.
+    """Return a function that raises for a contender whose bound differs from that of the first contender.
 
     >>> refuse = same_bound()
     >>> refuse(Contender("ours", print, bound=lambda: -100.0)), refuse(Contender("theirs", print, bound=lambda: -101.0))
@@ -86,7 +86,7 @@ def same_bound() -> Callable[[Contender], None]:
 def result(
     case: Case, timings: list[Timing[Contender]], say: Say, *, relaxed: Timing[Contender] | None = None
 ) -> dict[str, Any]:
-    """What a record says of a case, and of how it compares with ours of as many relaxed models and samples."""
+    """Return a case as a record stores it, compared with our Concrete step of the same size."""
     say(turn.lines(case.title, timings, unit=1e-6 * case.members, name="µs per model and step"))
     beside = []
     for timing in timings:
@@ -101,13 +101,13 @@ def result(
     return {**case.described, "contenders": turn.described(timings, models=case.members), "asked": beside}
 
 
-def _entrants(case: Case, device: torch.device, products: str, times: int) -> Entrants:
-    """This library and its peers, from the same weights."""
+def _entrants(case: Case, device: torch.device, precision: str, times: int) -> Entrants:
+    """Return the contenders: this library and its peers, with the same weights."""
     recipe = work.recipe(case.notation, batch=case.batch, samples=case.samples, estimator=case.estimator)
     data = work.bits(recipe.width)
     members = work.states(recipe, data, members=case.members, device=device)
     packed = data.train.packed.numpy()
-    given = Given(work.start(members), packed, recipe.width, device=device, products=products, times=times)
+    given = Given(work.start(members), packed, recipe.width, device=device, precision=precision, times=times)
 
     def ours() -> Contender:
         return engine(OURS, Engine(members), times)
@@ -136,7 +136,7 @@ def _entrants(case: Case, device: torch.device, products: str, times: int) -> En
 
 
 def engine(name: str, own: Engine, times: int) -> Contender:
-    """An engine of this library, which takes so many steps in a turn."""
+    """Return an engine of this library as a contender."""
 
     def step(seed: int) -> None:
         work.taken(own, times)

@@ -1,4 +1,4 @@
-"""Counting the calls of the Triton kernels, and switching kernels off so that their definitions run instead."""
+"""Count the calls of the Triton kernels, and switch kernels off so that their definitions run instead."""
 
 import inspect
 from collections import Counter
@@ -29,11 +29,11 @@ KERNELS = (
 """The modules that have kernels. Those of `bound` include the loss, of `exp_concrete` the logistic-normal node."""
 
 LAYERS, ALL = "layers", "all"
-"""Two more switches: layers by operations of torch, without both kernels of affine maps; and every kernel at once."""
+"""Two more switches: both kernels of affine maps, and all kernels."""
 
 
 def switches(calls: Counter[str]) -> list[str]:
-    """The switches that change anything for work that calls these kernels.
+    """Return the switches that change work which calls these kernels.
 
     >>> switches(Counter(affine=2, bits=1))
     ['affine', 'bits', 'layers', 'all']
@@ -43,13 +43,13 @@ def switches(calls: Counter[str]) -> list[str]:
 
 
 def switched_off(switch: str) -> tuple[str, ...]:
-    """The kernels that do not run under a switch."""
+    """Return the kernels that do not run under a switch."""
     return {ALL: KERNELS, LAYERS: ("affine", "affine_likelihood")}.get(switch, (switch,))
 
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count the calls of every kernel module, those of replayed graphs excepted."""
+    """Count the calls of every kernel module inside this context, except those of replayed graphs."""
     calls: Counter[str] = Counter()
     with ExitStack() as stack:
         for name in KERNELS if has_triton() else ():
@@ -64,7 +64,7 @@ def counted() -> Iterator[Counter[str]]:
 
 @contextmanager
 def off(switch: str | None) -> Iterator[None]:
-    """Run definitions in place of a kernel, of several, or of none."""
+    """Run definitions instead of the kernels of a switch inside this context."""
     with disabled(*(() if switch is None else switched_off(switch))):
         yield
 

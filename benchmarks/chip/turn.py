@@ -1,4 +1,4 @@
-"""Turns that contenders take on a device, each so many times the same work, and what is said of them."""
+"""Time contenders in turns on a device. A turn repeats the same work a given number of times."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -14,27 +14,27 @@ from .. import record
 from ..timing import Spread, Timing, first_call, interleaved
 
 Say = Callable[[str], None]
-"""Where lines for people go."""
+"""Prints a line."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A way of doing some work, so many times in a call; all of it is done when the call returns."""
+    """A way of doing some work. A call repeats it a given number of times and returns when all of it is done."""
 
     name: str
     step: Callable[[int], Any]
     times: int = 1
     ours: bool = False
     bound: Callable[[], float] | None = None
-    """Where it trains, the average bound of its first steps, as many for all; asked for after a first call."""
+    """Returns the mean bound of the first steps of a contender that trains. It is called after the first call."""
 
 
 Entrants = Mapping[str, Callable[[], Contender]]
-"""How each contender is made, by its name; what is made may turn out to be missing or to fail."""
+"""Functions that build the contenders, by name. A contender may be missing or fail."""
 
 
 def repeated(work: Callable[[], Any], times: int, device: torch.device) -> Callable[[int], None]:
-    """A turn of work that torch puts in the queue of a device."""
+    """Return a turn of work that torch queues on a device."""
 
     def step(seed: int) -> None:
         for _ in range(times):
@@ -45,12 +45,12 @@ def repeated(work: Callable[[], Any], times: int, device: torch.device) -> Calla
 
 
 def captured(work: Callable[[], Any], device: torch.device) -> Captured:
-    """Work that is recorded once and replayed, on a device that can."""
+    """Return work that is captured as a CUDA graph and replayed, on a device that supports it."""
     return Captured(work, torch.cuda.Stream(device) if device.type == "cuda" else None)
 
 
 def wait(device: torch.device) -> None:
-    """Return when a device has done all it was told to."""
+    """Wait for a device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -58,7 +58,7 @@ def wait(device: torch.device) -> None:
 def made(
     entrants: Entrants, say: Say, *, suits: Callable[[Contender], None] = lambda contender: None
 ) -> list[Timing[Contender]]:
-    """The contenders whose first call works and suits, with its seconds; and a line about each of the others."""
+    """Return the contenders whose first call succeeds, with its seconds; print a line about each of the others."""
     found = []
     for name, make in entrants.items():
         try:
@@ -73,14 +73,14 @@ def made(
 
 
 def timed(ready: Sequence[Timing[Contender]], *, rounds: int, seed: int) -> list[Timing[Contender]]:
-    """The seconds of the work of each contender, in rounds of turns of at least a fiftieth of a second."""
+    """Return the seconds of the work of every contender, in rounds of turns of at least 20 ms."""
     contenders = [timing.contender for timing in ready]
     seconds = interleaved(contenders, rounds, seed=seed, finished=lambda: None) if contenders else []
     return _per_work(ready, seconds)
 
 
 def timed_once(ready: Sequence[Timing[Contender]], *, rounds: int, seed: int) -> list[Timing[Contender]]:
-    """The same for work so long that a round is one call of each, and nothing has to come to rest before it."""
+    """Return the seconds of long work, of which every contender does one call in a round."""
     shuffle, order = random.Random(seed).shuffle, list(range(len(ready)))
     seconds = np.empty((len(ready), rounds))
     for number in range(rounds):
@@ -91,7 +91,7 @@ def timed_once(ready: Sequence[Timing[Contender]], *, rounds: int, seed: int) ->
 
 
 def described(timings: Sequence[Timing[Contender]], *, models: int = 1) -> list[dict[str, Any]]:
-    """What a record says of timings, for one of so many models; ratios are against each contender of this library."""
+    """Return timings for one of several models as a record stores them, with ratios to our contenders."""
     ours = [timing for timing in timings if timing.contender.ours]
     return [
         {
@@ -106,7 +106,7 @@ def described(timings: Sequence[Timing[Contender]], *, models: int = 1) -> list[
 
 
 def lines(title: str, timings: Sequence[Timing[Contender]], *, unit: float, name: str) -> str:
-    """Timings as text, the fastest first, in a unit of so many seconds; ratios are against the fastest of ours."""
+    """Return timings as text, the fastest first, with ratios to our fastest contender."""
     ranked = sorted(timings, key=lambda timing: Spread.of(timing.rounds).median)
     ours = next((timing for timing in ranked if timing.contender.ours), None)
     rows = [f"{title}, {name}"]

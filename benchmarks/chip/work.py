@@ -1,4 +1,4 @@
-"""Random bits to train on, runs that train on them, and the weights that they start from."""
+"""Random bits to train on, runs that train on them, and their initial weights."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from ..training import LEARNING_RATE
 SEED = 0
 POINTS = 10_000
 STEPS = 100_000_000
-"""More than will ever be taken, so that a learning rate that falls would hardly do so."""
+"""More steps than are ever taken, so that a falling learning rate stays nearly constant."""
 
 Affine = tuple[NDArray[np.float32], NDArray[np.float32]]
-"""Matrices, of as many rows as there are outputs, and biases, of all members."""
+"""The matrices, with a row for every output, and the biases of all members."""
 
 
 class Start(NamedTuple):
-    """What training starts from: the weights of all members, the first axis of each array."""
+    """The initial weights of all members, which are the first axis of every array."""
 
     top: NDArray[np.float32]
     encoder: list[Affine]
@@ -33,11 +33,11 @@ class Start(NamedTuple):
     baseline: list[Affine]
     """The network of NVIL, if there is one."""
     offset: NDArray[np.float32]
-    """What it takes from the data, if there is one."""
+    """The offset that the baseline subtracts from the data, if there is one."""
 
 
 def bits(width: int, *, points: int = POINTS) -> Dataset:
-    """Points of which about 13 bits in 100 are set, some often and most hardly ever."""
+    """Return data points with about 13 % of the bits set, some often and most rarely."""
     random = np.random.default_rng(SEED)
     rates = random.beta(0.3, 2.0, width)
     parts = (Bits.pack(random.random((size, width)) < rates) for size in (points, 1, points))
@@ -45,12 +45,12 @@ def bits(width: int, *, points: int = POINTS) -> Dataset:
 
 
 def recipe(notation: str, **given: Any) -> Recipe:
-    """How a model is trained, at the pace that all contenders have."""
+    """Return the recipe of a model, with the learning rate that all contenders have."""
     return resolve(**{"notation": notation, "data": "bits", "lr": LEARNING_RATE, "steps": STEPS} | given)
 
 
 def states(first: Recipe, data: Dataset, *, members: int, device: torch.device) -> list[TrainState]:
-    """Runs that differ by their seed."""
+    """Return runs that differ in their seed."""
     seeds = range(SEED, SEED + members)
     recipes = [resolve(**{**first.settings, "seed": seed}) for seed in seeds]
     data = data.to(device)
@@ -58,14 +58,14 @@ def states(first: Recipe, data: Dataset, *, members: int, device: torch.device) 
 
 
 def taken(engine: Engine, steps: int) -> None:
-    """Have an engine take so many steps; they are done when this returns."""
+    """Take steps with an engine, and wait for the device."""
     engine.advance(engine.step + steps)
     if engine.device.type == "cuda":
         torch.cuda.current_stream(engine.device).synchronize()  # others may be recording on theirs
 
 
 def start(members: Sequence[TrainState]) -> Start:
-    """The weights of runs of one latent layer with two layers of tanh on either side."""
+    """Return the weights of runs with one latent layer and two tanh layers on either side."""
     models = [member.model.state_dict() for member in members]
     own = [member.estimator.state_dict() if isinstance(member.estimator, torch.nn.Module) else {} for member in members]
     is_nvil = "offset" in own[0]

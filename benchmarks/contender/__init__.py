@@ -1,1 +1,1 @@
-"""Everything that is timed, one library a file; each file is imported only if its library is installed."""
+"""The contenders, one library per file. A file is imported only if its library is installed."""

@@ -1,4 +1,4 @@
-"""How a family written in PyTorch does a task."""
+"""A task with a family written in PyTorch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def step(
     temperatures: Sequence[float | Tensor],
     compiled: bool = False,
 ) -> Callable[[int], Result]:
-    """Forwards and backwards of a task."""
+    """Return a contender that runs the forward and backward pass of a task."""
     logits = [torch.from_numpy(array).requires_grad_() for array in task.logits]
     cotangents = [torch.from_numpy(array) for array in task.cotangents]
     run = work(build, draw, logits=logits, cotangents=cotangents, temperatures=temperatures, compiled=compiled)
@@ -34,7 +34,7 @@ def work(
     temperatures: Sequence[float | Tensor],
     compiled: bool = False,
 ) -> Callable[[], Result]:
-    """Forwards and backwards, with noise from the global generator, which moves on by itself."""
+    """Run the forward and backward pass, with noise from the global generator."""
 
     def forward(*logits: Tensor) -> tuple[Tensor, ...]:
         return scored(build, draw, logits=logits, temperatures=temperatures)
@@ -53,6 +53,6 @@ def work(
 
 
 def draw_then_score(variable: Any) -> tuple[Tensor, Tensor]:
-    """A draw and its log density, the way every subclass of torch's distributions offers them."""
+    """Return a draw and its log density, by the methods of torch's distributions."""
     value = variable.rsample()
     return value, variable.log_prob(value)

@@ -1,4 +1,4 @@
-"""What a contender is."""
+"""The interface of a contender."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 from ..task import Kind
 
 Space = Literal["node", "unit"]
-"""Where the value lives: before the squashing, as log-odds or log probabilities, or after it."""
+"""The space of a value: before squashing, as log-odds or log probabilities, or after it."""
 
 Result = tuple[tuple[Any, ...], tuple[Any, ...]]
 """The value and its log densities, then the gradients of the logits."""
@@ -25,7 +25,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way of doing a task, from a seed to a result that is there when the call returns."""
+    """A way of doing a task. A call takes a seed and returns a finished result."""
 
     name: str
     space: Space
@@ -34,5 +34,5 @@ class Contender:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a record says of the contender."""
+        """The contender as a record stores it."""
         return {"name": self.name, "space": self.space}

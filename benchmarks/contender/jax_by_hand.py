@@ -1,4 +1,4 @@
-"""The best that JAX can do: the node written out by hand in its stable form, with the density taken from the noise."""
+"""The node written by hand in JAX in its stable form, with the density computed from the noise."""
 
 import math
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from .base import Contender, Family
 
 
 def log_logistic(noise: jax.Array) -> jax.Array:
-    """The log density of standard logistic noise."""
+    """Return the log density of standard logistic noise."""
     size = -jnp.abs(noise)
     return size - 2 * jnp.log1p(jnp.exp(size))
 
@@ -24,12 +24,12 @@ class Logistic(NamedTuple):
     temperature: float
 
     def sample_and_log_prob(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A draw and its log density."""
+        """Return a draw and its log density."""
         noise = jax.random.logistic(key, self.logits.shape)
         return (self.logits + noise) / self.temperature, log_logistic(noise) + math.log(self.temperature)
 
     def log_prob(self, value: jax.Array) -> jax.Array:
-        """The log density of a value."""
+        """Return the log density of a value."""
         return log_logistic(self.temperature * value - self.logits) + math.log(self.temperature)
 
 
@@ -40,13 +40,13 @@ class ExpConcrete(NamedTuple):
     temperature: float
 
     def sample_and_log_prob(self, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """A draw and its log density."""
+        """Return a draw and its log density."""
         noise = jax.random.gumbel(key, self.logits.shape)
         value = jax.nn.log_softmax((self.logits + noise) / self.temperature)
         return value, self._log_density_of_noise(noise)
 
     def log_prob(self, value: jax.Array) -> jax.Array:
-        """The log density of a value."""
+        """Return the log density of a value."""
         return self._log_density_of_noise(self.temperature * value - self.logits)
 
     def _log_density_of_noise(self, noise: jax.Array) -> jax.Array:
@@ -59,7 +59,7 @@ FAMILIES = (Family("Logistic", "binary", "node", Logistic), Family("ExpConcrete"
 
 
 def contenders(task: Task) -> list[Contender]:
-    """The node."""
+    """Return the node."""
     return [
         Contender(
             f"jax {family.name} by hand, jit",

@@ -16,13 +16,13 @@ FAMILIES = (
 
 
 def draw(variable: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A draw and its log density."""
+    """Return a draw and its log density."""
     value = variable.sample(key)
     return value, variable.log_prob(value)
 
 
 def contenders(task: Task) -> list[Contender]:
-    """Both spaces; there is no n-ary class."""
+    """Return the contenders of both spaces. There is no n-ary class."""
     return [
         Contender(f"numpyro {family.name}, jit", space=family.space, step=xla.step(family.build, draw, task=task))
         for family in FAMILIES

@@ -1,4 +1,4 @@
-"""This library, as it comes and compiled."""
+"""This library, eager and compiled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from .base import Contender, Family
 
 
 def _built(cls: Any) -> Callable[..., Any]:
-    """A function that builds a class from logits and a temperature, which it takes by name."""
+    """Return a function that builds a class from logits and a temperature, which it takes by name."""
     return lambda logits, temperature, **more: cls(logits=logits, temperature=temperature, **more)
 
 
@@ -24,7 +24,7 @@ FAMILIES = (
 
 
 def contenders(task: Task) -> list[Contender]:
-    """Both spaces, eager and compiled."""
+    """Return the contenders of both spaces, eager and compiled."""
     return [
         Contender(
             f"concretely {family.name}" + ", compiled" * compiled,

@@ -1,4 +1,4 @@
-"""What pyro adds to torch.distributions: a logistic variable, and relaxations that are rounded on the way forwards."""
+"""What pyro adds to torch.distributions: a logistic variable, and relaxations rounded in the forward pass."""
 
 import torch
 from pyro.distributions import Logistic, RelaxedBernoulliStraightThrough, RelaxedOneHotCategoricalStraightThrough
@@ -25,7 +25,7 @@ FAMILIES = (
 
 
 def contenders(task: Task) -> list[Contender]:
-    """The node where there is one, and the straight-through class."""
+    """Return the node, if pyro has it, and the straight-through class."""
     temperatures = [torch.tensor(temperature) for temperature in task.temperatures]
     return [
         Contender(

@@ -28,13 +28,13 @@ FAMILIES = (
 
 
 def draw(variable: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A draw and its log density."""
+    """Return a draw and its log density."""
     value = variable.sample(seed=key)
     return value, variable.log_prob(value)
 
 
 def contenders(task: Task) -> list[Contender]:
-    """Both spaces."""
+    """Return the contenders of both spaces."""
     return [
         Contender(f"tfp {family.name}, jit", space=family.space, step=xla.step(family.build, draw, task=task))
         for family in FAMILIES

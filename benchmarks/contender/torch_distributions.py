@@ -18,7 +18,7 @@ FAMILIES = (
 
 
 def contenders(task: Task) -> list[Contender]:
-    """Both spaces."""
+    """Return the contenders of both spaces."""
     # a number would be refused by log_prob
     temperatures = [torch.tensor(temperature) for temperature in task.temperatures]
     return [

@@ -1,4 +1,4 @@
-"""How a family written in JAX does a task."""
+"""A task with a family written in JAX."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from .base import Result
 def step(
     build: Callable[[Any, Any], Any], draw: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]], *, task: Task
 ) -> Callable[[int], Result]:
-    """Forwards and backwards of a task."""
+    """Return a contender that runs the forward and backward pass of a task."""
     run = work(build, draw, logits=task.logits, cotangents=task.cotangents, temperatures=task.temperatures)
     return lambda seed: jax.block_until_ready(run(seed))
 
@@ -26,9 +26,9 @@ def work(
     cotangents: Sequence[Any],
     temperatures: Sequence[float],
 ) -> Callable[[int], Result]:
-    """Forwards and backwards as one jitted program, which returns all it computes so that none of it is dropped.
+    """Return the forward and backward pass as one jitted program. It returns everything, so that nothing is dropped.
 
-    The device may still be at work when the call returns.
+    The device may still be busy when the call returns.
     """
     arrays = jax.tree.map(jax.device_put, (tuple(logits), tuple(cotangents)))
 

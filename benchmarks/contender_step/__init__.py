@@ -1,1 +1,1 @@
-"""Ways of writing a training step, one a file; each file is imported only if its library is installed."""
+"""Implementations of a training step, one per file. A file is imported only if its library is installed."""

@@ -1,4 +1,4 @@
-"""What a contender is."""
+"""The interface of a contender."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from ..agreement import Probe
 
 @dataclass(frozen=True)
 class Contender:
-    """A way of training a model, from a seed to parameters that are there when the call returns.
+    """A way of training a model. A call takes a seed and returns finished parameters.
 
-    A probe draws as a step does and leaves the parameters alone.
+    A probe draws as a step does, but does not change the parameters.
     """
 
     name: str
@@ -21,5 +21,5 @@ class Contender:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a record says of the contender."""
+        """The contender as a record stores it."""
         return {"name": self.name}

@@ -1,4 +1,4 @@
-"""How a loss written in PyTorch is stepped and probed."""
+"""Steps and probes of a loss written in PyTorch."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from .base import Contender
 def contender(
     name: str, model: nn.Module, loss: Callable[[Tensor], Tensor], *, task: Training, ours: bool = False
 ) -> Contender:
-    """Forwards, backwards and update, with noise from the global generator, which moves on by itself."""
+    """Return a contender that runs the forward and backward pass and the update, with the global generator."""
     x = torch.from_numpy(task.batch)
     # of the three ways in which torch writes this update, the fastest
     optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True)

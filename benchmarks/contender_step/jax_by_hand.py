@@ -1,4 +1,4 @@
-"""Plain JAX, the whole step one jitted program that updates its state in place."""
+"""Plain JAX: the whole step is one jitted program that updates its state in place."""
 
 import math
 from functools import partial
@@ -29,7 +29,7 @@ Loss = tuple[jax.Array, jax.Array]
 
 
 class State(NamedTuple):
-    """All that a step changes: weights, the moments of their gradients, the running average of the lower layer."""
+    """Everything that a step changes: weights, moments of the gradients, the running average of the lower layer."""
 
     weights: Weights
     first: Weights
@@ -39,7 +39,7 @@ class State(NamedTuple):
 
 
 def apply(link: Any, h: jax.Array) -> jax.Array:
-    """Affine maps with tanh between them."""
+    """Apply affine maps with tanh between them."""
     *inner, (matrix, bias) = link
     for inner_matrix, inner_bias in inner:
         h = jnp.tanh(h @ inner_matrix + inner_bias)
@@ -47,17 +47,17 @@ def apply(link: Any, h: jax.Array) -> jax.Array:
 
 
 def log_mass(logits: jax.Array, bit: jax.Array) -> jax.Array:
-    """The log mass of a bit."""
+    """Return the log mass of a bit."""
     return bit * logits - softplus(logits)
 
 
 def bound(log_w: jax.Array) -> jax.Array:
-    """The bound of many samples, for every data point."""
+    """Return the bound of many samples, for every data point."""
     return jax.nn.logsumexp(log_w, axis=0) - math.log(len(log_w))
 
 
 def concrete(weights: Weights, average: jax.Array, key: jax.Array, x: jax.Array, samples: int) -> Loss:
-    """The loss of one relaxed layer, scored before the sigmoid."""
+    """Return the loss of one relaxed layer, scored before the sigmoid."""
     logits = apply(weights.encoder[0], 2 * x - 1)
     q = Logistic(jnp.broadcast_to(logits, (samples, *logits.shape)), TEMPERATURE)
     y, log_q = q.sample_and_log_prob(key)
@@ -67,7 +67,7 @@ def concrete(weights: Weights, average: jax.Array, key: jax.Array, x: jax.Array,
 
 
 def discrete(weights: Weights, average: jax.Array, key: jax.Array, x: jax.Array, samples: int) -> Loss:
-    """The loss of two discrete layers, by VIMCO with the geometric mean."""
+    """Return the loss of two discrete layers, by VIMCO with the geometric mean."""
     lower, upper = jax.random.split(key)
     logits1 = apply(weights.encoder[0], 2 * x - 1)
     b1 = jax.random.bernoulli(lower, sigmoid(logits1), (samples, *logits1.shape)).astype(x.dtype)
@@ -85,7 +85,7 @@ def discrete(weights: Weights, average: jax.Array, key: jax.Array, x: jax.Array,
 
 
 def contenders(task: Training) -> list[Contender]:
-    """The method of the task."""
+    """Return the contender for the method of the task."""
     loss = partial(concrete if task.method == "concrete" else discrete, samples=task.samples)
     gradient = jax.value_and_grad(loss, has_aux=True)
 
@@ -120,14 +120,14 @@ def contenders(task: Training) -> list[Contender]:
 
 
 def initial(task: Training) -> State:
-    """The weights of the task, with a column for every output, and moments of zero."""
+    """Return the weights of the task, transposed, and moments of zero."""
     weights = jax.tree.map(lambda array: jnp.array(array.T), task.weights)
     first, second = (jax.tree.map(jnp.zeros_like, weights) for _ in range(2))
     return State(weights, first, second, count=jnp.zeros(()), average=jnp.zeros(WIDTH))
 
 
 def adam(state: State, slope: Weights) -> State:
-    """The state after an update of its weights."""
+    """Return the state after an update of its weights."""
     count = state.count + 1
     first = jax.tree.map(lambda m, g: BETAS[0] * m + (1 - BETAS[0]) * g, state.first, slope)
     second = jax.tree.map(lambda v, g: BETAS[1] * v + (1 - BETAS[1]) * g**2, state.second, slope)

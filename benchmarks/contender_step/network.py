@@ -11,7 +11,7 @@ from ..training import RATE, WIDTH, Affine, Link, Training
 
 
 class Network(nn.Module):
-    """The deterministic part of a model: what turns the states of one layer into the logits of the next."""
+    """The deterministic part of a model, which maps the states of one layer to the logits of the next."""
 
     average: Tensor
 
@@ -24,14 +24,14 @@ class Network(nn.Module):
         self.register_buffer("average", torch.zeros(WIDTH))
 
     def centred(self, states: Tensor) -> Tensor:
-        """States less their running average, which moves on."""
+        """Return states minus their running average, and update the average."""
         centred = states - self.average
         self.average.lerp_(states.mean((0, 1)), 1 - RATE)
         return centred
 
 
 def sequential(link: Link) -> nn.Sequential:
-    """A link as a module, with its weights."""
+    """Return a link as a module, with its weights."""
     layers = [nn.Linear(*reversed(matrix.shape)) for matrix, _ in link]
     fill(layers, link)
     return nn.Sequential(*itertools.chain.from_iterable((layer, nn.Tanh()) for layer in layers))[:-1]
@@ -39,19 +39,19 @@ def sequential(link: Link) -> nn.Sequential:
 
 @torch.no_grad()
 def fill(layers: Iterable[nn.Module], affines: Iterable[Affine]) -> None:
-    """Give layers their weights."""
+    """Set the weights of layers."""
     for layer, weights in zip(layers, affines, strict=True):
         for parameter, array in zip((layer.weight, layer.bias), weights, strict=True):
             parameter.copy_(torch.from_numpy(array))
 
 
 def bound(log_w: Tensor) -> Tensor:
-    """The bound of many samples, for every data point."""
+    """Return the bound of many samples, for every data point."""
     return log_w.logsumexp(0) - math.log(len(log_w))
 
 
 def vimco(log_w: Tensor, log_q: Tensor) -> Tensor:
-    """The bound, with the gradient of its draws by VIMCO with the geometric mean."""
+    """Return the bound, with the gradient of its draws by VIMCO with the geometric mean."""
     with torch.no_grad():
         others = (log_w.sum(0) - log_w) / (len(log_w) - 1)
         alone = torch.eye(len(log_w), dtype=torch.bool).unsqueeze(-1)

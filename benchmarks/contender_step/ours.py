@@ -1,4 +1,4 @@
-"""This library, as it comes: a model from the paper's notation, and an estimator."""
+"""This library: a model from the paper's notation, and an estimator."""
 
 from itertools import chain
 
@@ -14,7 +14,7 @@ from .network import fill
 
 
 def contenders(task: Training) -> list[Contender]:
-    """The method of the task."""
+    """Return the contender for the method of the task."""
     model = c.density(task.architecture)
     for program, links in ((model.q, task.weights.encoder), (model.p, task.weights.decoder)):
         fill([layer for layer in program.modules() if isinstance(layer, nn.Linear)], chain.from_iterable(links))

@@ -12,7 +12,7 @@ from .network import Network, bound, vimco
 
 
 def concrete(network: Network, x: Tensor, samples: int) -> Tensor:
-    """The loss of one relaxed layer, scored before the sigmoid."""
+    """Return the loss of one relaxed layer, scored before the sigmoid."""
     q = LogitRelaxedBernoulli(torch.tensor(TEMPERATURE), logits=network.encoder[0](2 * x - 1), validate_args=False)
     p = LogitRelaxedBernoulli(torch.tensor(PRIOR_TEMPERATURE), logits=network.top, validate_args=False)
     y = q.rsample((samples,))
@@ -21,7 +21,7 @@ def concrete(network: Network, x: Tensor, samples: int) -> Tensor:
 
 
 def discrete(network: Network, x: Tensor, samples: int) -> Tensor:
-    """The loss of two discrete layers, by VIMCO."""
+    """Return the loss of two discrete layers, by VIMCO."""
     q1 = Bernoulli(logits=network.encoder[0](2 * x - 1), validate_args=False)
     b1 = q1.sample((samples,))
     h1 = 2 * b1 - 1
@@ -36,7 +36,7 @@ def discrete(network: Network, x: Tensor, samples: int) -> Tensor:
 
 
 def contenders(task: Training) -> list[Contender]:
-    """The method of the task."""
+    """Return the contender for the method of the task."""
     network = Network(task)
     loss = concrete if task.method == "concrete" else discrete
     name = "torch by hand, torch.distributions"

@@ -1,4 +1,4 @@
-"""This library's variables in a function written by hand: what remains when graph, model and estimator are left out."""
+"""This library's variables in a function written by hand, without graph, model and estimator."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .network import Network, bound, vimco
 
 
 def concrete(network: Network, x: Tensor, samples: int) -> Tensor:
-    """The loss of one relaxed layer."""
+    """Return the loss of one relaxed layer."""
     q, p = unit(network.encoder[0](2 * x - 1)).relax(TEMPERATURE), unit(network.top).relax(PRIOR_TEMPERATURE)
     node, log_q = q.node.rsample_and_log_prob((samples,))
     log_p, h = p.node.log_prob(node), torch.tanh(node / 2)
@@ -21,7 +21,7 @@ def concrete(network: Network, x: Tensor, samples: int) -> Tensor:
 
 
 def discrete(network: Network, x: Tensor, samples: int) -> Tensor:
-    """The loss of two discrete layers, by VIMCO."""
+    """Return the loss of two discrete layers, by VIMCO."""
     h1, log_q1 = unit(network.encoder[0](2 * x - 1)).sample_and_log_prob((samples,))
     h2, log_q2 = unit(network.encoder[1](network.centred(h1.squeeze(-1)))).sample_and_log_prob()
     log_p2 = unit(network.top).log_prob(h2)
@@ -32,12 +32,12 @@ def discrete(network: Network, x: Tensor, samples: int) -> Tensor:
 
 
 def unit(logits: Tensor) -> c.Hypercube:
-    """Binary units on minus and plus one."""
+    """Return binary units on -1 and 1."""
     return c.Hypercube(logits=logits.unsqueeze(-1), validate_args=False)
 
 
 def contenders(task: Training) -> list[Contender]:
-    """The method of the task."""
+    """Return the contender for the method of the task."""
     network = Network(task)
     loss = concrete if task.method == "concrete" else discrete
     name = "concretely variables, no graph"

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .schedule import *
     from .training.callback import CSVLog, ProgressBar, TensorBoard
     from .training.fit import FittedRun, fit
+    from .training.folder import load
     from .training.recipe import Recipe
-    from .training.run import load
 
 __version__ = "0.1.0"
 
@@ -104,7 +104,7 @@ _ELSEWHERE = {
     "Recipe": ".training.recipe",
     "TensorBoard": ".training.callback",
     "fit": ".training.fit",
-    "load": ".training.run",
+    "load": ".training.folder",
     "load_data": ".data",
     "report": ".report",
 }

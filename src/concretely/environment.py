@@ -14,6 +14,9 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
+PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
+"""The precisions of matrix products, and torch's names for them."""
+
 PACKAGES = ("concretely", "torch", "numpy")
 """Packages whose versions can change the numbers of a run."""
 
@@ -71,7 +74,7 @@ def device(on: str = "cpu") -> dict[str, Any]:
         import torch  # not at the top, so that records can be read without torch
 
         found["gpu"] = torch.cuda.get_device_name(on)
-        found["float32_products"] = torch.get_float32_matmul_precision()
+        found["matmul_precision"] = torch.get_float32_matmul_precision()
     return found
 
 

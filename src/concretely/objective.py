@@ -14,15 +14,16 @@ from torch import Tensor
 from torch.distributions import Distribution, kl_divergence
 
 from .distribution.check import broadcast_shapes
+from .distribution.divergence import discrete_kl
 from .distribution.variable import DiscreteVariable
 from .functional import bound as functional
 from .functional.bound import average, bound, total
+from .functional.noise import Source
 from .graph.mode import Mode
 from .graph.program import Program
 from .graph.run import run
 from .graph.trace import Trace
-from .model.base import Model
-from .noise import Source
+from .model.model import Model
 
 __all__ = ["average", "bound"]
 
@@ -138,7 +139,7 @@ def log_weights(
         return LogWeights({name: p[name].log_prob for name in p.observed}, p, q, divides=False)
     terms = dict(p.log_prob) if not analytic else {}
     for name in p if analytic else ():
-        terms[name] = -divergence(p, q, name) if name in q else p[name].log_prob
+        terms[name] = -divergence(p, q, name) if name in q.latent else p[name].log_prob
     if not target.is_weighed:
         return LogWeights(terms, p, q, divides=not analytic)
     weight = target.kl_weight
@@ -156,21 +157,21 @@ def divergence(p: Trace, q: Trace, name: str) -> Tensor:
 
     At a continuous node without a known formula, it is estimated by log q - log p of the drawn value.
     """
+    if isinstance(q[name].distribution, DiscreteVariable):
+        return _exact_divergence(p, q, name, discrete_kl)
     try:
-        return _exact_divergence(p, q, name)
+        return _exact_divergence(p, q, name, kl_divergence)
     except (NotImplementedError, TypeError, ValueError):  # no formula, or rows that cannot be split
-        if isinstance(q[name].distribution, DiscreteVariable):
-            raise
         return q[name].log_prob - p[name].log_prob
 
 
-def _exact_divergence(p: Trace, q: Trace, name: str) -> Tensor:
+def _exact_divergence(p: Trace, q: Trace, name: str, formula: Callable[..., Tensor]) -> Tensor:
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
     aligned = q.rows.aligned(*both, axes=axes)
     shape = broadcast_shapes(*(each.batch_shape for each in aligned))
     if any(each.batch_shape != shape for each in aligned):  # some formulas of torch do not broadcast
         aligned = [each.expand(shape) for each in aligned]
-    return q[name].total(kl_divergence(*aligned))
+    return q[name].total(formula(*aligned))
 
 
 def _cost(trace: Trace) -> Tensor:

@@ -1,5 +1,6 @@
 """The temperatures of a node for which none is given, by its number of states."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,12 @@ class ByStates:
 
     def __call__(self, states: int) -> float:
         """Return the temperature of a node."""
-        return self.table[min(self.table, key=lambda known: max(known, states) / min(known, states))]
+        nearest, found = math.inf, math.nan
+        for known, temperature in self.table.items():  # a loop, which torch.compile can trace
+            ratio = max(known, states) / min(known, states)
+            if ratio < nearest:
+                nearest, found = ratio, temperature
+        return found
 
 
 PAPER = ByStates({states: temperature for states, (temperature, _) in TEMPERATURES.items()})

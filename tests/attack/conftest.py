@@ -15,7 +15,7 @@ import pytest
 from concretely.estimator import RLOO
 from concretely.experiment.scoring import add_scores, score_split
 from concretely.training.fit import fit
-from concretely.training.run import restored
+from concretely.training.folder import restored
 
 from ..conftest import ATTACK
 from ..training import own

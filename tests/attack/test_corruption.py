@@ -15,8 +15,8 @@ from torch import Tensor
 
 from concretely.experiment.record import read_record
 from concretely.training import checkpoint
+from concretely.training.folder import load, load_recipe, restored
 from concretely.training.loop import train
-from concretely.training.run import load, load_recipe, restored
 
 from ..training.example import assert_same, data
 from .conftest import Attack

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from concretely.training import checkpoint
-from concretely.training.run import restored
+from concretely.training.folder import restored
 
 from ..training.example import assert_same
 from .conftest import Attack
@@ -23,7 +23,7 @@ PRELOADED = ["pytest", "torch._dynamo", "concretely.cli", "concretely.experiment
 PRELOADED += [
     "concretely.report.page",
     "concretely.report.table",
-    "concretely.training.run",
+    "concretely.training.folder",
     "tests.attack.work",
     "tests.training.own",
     "concretely.training.fit",

@@ -11,7 +11,7 @@ from concretely.data import load_data
 from concretely.experiment.record import read_record, write_record
 from concretely.experiment.scoring import add_scores
 from concretely.file import exclusive_dir, file_lock, read_bytes, write_text
-from concretely.training.run import load, restored
+from concretely.training.folder import load, restored
 
 from ..training.example import assert_same, data
 from .conftest import Attack

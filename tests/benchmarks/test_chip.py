@@ -128,7 +128,7 @@ def test_every_recipe_has_a_curve_and_an_end(monkeypatch: pytest.MonkeyPatch, tm
         "fast, products of bfloat16",
         "fast, products of float32",
     ]
-    assert [result["products"] for result in found] == ["high"] * 6 + ["medium", "highest"]
+    assert [result["matmul_precision"] for result in found] == ["high"] * 6 + ["medium", "highest"]
     for result in found:
         first, last = result["valid"]["curve"]
         assert recipe.FIRST < first["step"] < last["step"] == result["step"] == 40
@@ -166,11 +166,11 @@ def test_a_recipe_ends_when_its_seconds_are_over(dots: Dataset) -> None:
     ended = recipe.Run(recipe.Case("paper", {}, seconds=0.1), settings, dots)
     ended.begin()
     assert (ended.engine.step, ended.seconds) == (recipe.FIRST, 0.0)
-    looks = 0
+    validations = 0
     while ended.goes_on:
         ended.advance(2)
-        looks += 1
-    assert 1 <= looks <= 3
+        validations += 1
+    assert 1 <= validations <= 3
     assert recipe.FIRST < ended.engine.step < 10**6
     assert ended.seconds > 0.09
 
@@ -239,7 +239,7 @@ def test_the_page_shows_what_was_asked_beside_what_was_measured(tmp_path: Path) 
         "recipes": [{**ended, "valid": curve, "test": test, "asked": [limit]}],
     }
     for part, results in parts.items():
-        recipe = {"benchmark": f"chip {part}", "products": "high", "quick": False}
+        recipe = {"benchmark": f"chip {part}", "matmul_precision": "high", "quick": False}
         recipe["laws"] = [{"name": "a law", "found": 0.1, "limit": 1.0, "holds": True}]
         made = {"commit": None, "versions": {"torch": "2.11"}, "device": {"cpu": "CPU", "cores": 1, "gpu": "H200"}}
         written = {"recipe": recipe, **made, "seed": 0, "results": results}

@@ -19,7 +19,7 @@ import pytest
 
 from concretely.cli import terminal
 from concretely.experiment.record import read_record, write_record
-from concretely.training.run import restored
+from concretely.training.folder import restored
 
 from .command import call
 

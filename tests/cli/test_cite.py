@@ -56,7 +56,9 @@ def test_the_list_has_a_line_for_each_entry() -> None:
     code, stdout, _ = call("cite", "--list")
     assert code == 0
     assert [line.split()[0] for line in stdout.splitlines()] == list(entries())
-    assert "kool2019buy                 Buy 4 REINFORCE Samples, Get a Baseline for Free!" in stdout.splitlines()
+    titles = dict(line.split(maxsplit=1) for line in stdout.splitlines())
+    assert titles["kool2019buy"] == "Buy 4 REINFORCE Samples, Get a Baseline for Free!"
+    assert len({line.index(titles[line.split()[0]]) for line in stdout.splitlines()[1:]}) == 1  # one column
 
 
 def test_an_unknown_key_gets_the_nearest_one_and_prints_nothing_else() -> None:

@@ -55,7 +55,7 @@ def test_runs_that_more_samples_would_improve_are_named(scored: Path) -> None:
 
 def test_a_survey_is_told(scored: Path) -> None:
     record = read_record(scored / "record.json")
-    record["metrics"]["test_nll"]["thorough"] = 40
+    record["metrics"]["test_nll"]["full_points"] = 40
     write_record(scored / "record.json", record)
     assert " 100 for 40 points " in call("compare", str(scored))[1]
 

@@ -14,10 +14,10 @@ from concretely.experiment import scoring
 from concretely.experiment.scoring import relaxed_objective, score_split
 from concretely.report import page
 from concretely.training import checkpoint
+from concretely.training.folder import restored
 from concretely.training.loop import train
 from concretely.training.recipe import resolve
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.run import restored
 
 from .command import call
 from .conftest import STEPS
@@ -45,7 +45,7 @@ def test_json_is_one_object_that_the_record_agrees_with(run: Path) -> None:
     assert code == 0
     found = json.loads(stdout)
     described = {"notation": "6H-64V", "data": "digits", "estimator": "concrete", "step": STEPS, "split": "valid"}
-    numbers = ["nll", "standard_error", "samples", "points", "thorough", "effective_sample_size", "seconds"]
+    numbers = ["nll", "standard_error", "samples", "points", "full_points", "effective_sample_size", "seconds"]
     assert list(found) == [*described, *numbers]
     assert {name: found[name] for name in described} == described
     assert (found["samples"], found["points"]) == (20, 250)
@@ -70,7 +70,7 @@ def test_some_points_may_have_all_samples_and_the_others_few(run: Path, monkeypa
     assert code == 0
     assert "(20 samples for 40 of 250 data points, " in stdout
     metric = json.loads((run / "record.json").read_text())["metrics"]["test_nll"]
-    assert (metric["samples"], metric["points"], metric["thorough"]) == (20, 250, 40)
+    assert (metric["samples"], metric["points"], metric["full_points"]) == (20, 250, 40)
 
 
 @pytest.fixture
@@ -242,8 +242,8 @@ def test_a_record_keeps_where_a_run_was_trained_wherever_it_is_scored(
     call("evaluate", str(run), "--samples", "3")
     after = json.loads((run / "record.json").read_text())
     assert {key: after[key] for key in elsewhere} == {key: before[key] for key in elsewhere}
-    assert after["metrics"]["test_nll"]["made"] == elsewhere
-    assert "made" not in before["metrics"]["test_nll"]
+    assert after["metrics"]["test_nll"]["environment"] == elsewhere
+    assert "environment" not in before["metrics"]["test_nll"]
 
 
 def archive(path: Path, *, seed: int) -> Path:

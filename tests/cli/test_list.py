@@ -9,7 +9,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from concretely.training.run import restored
+from concretely.training.folder import restored
 
 from .command import call
 from .conftest import Interrupt

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import concretely as c
-from concretely.training.run import load_recipe
+from concretely.training.folder import load_recipe
 
 from ..training import own
 from .command import call

@@ -13,8 +13,9 @@ import pytest
 from concretely.evaluation import likelihood
 from concretely.experiment import paper, scoring
 from concretely.experiment.record import read_record
-from concretely.training import run
+from concretely.training.folder import restored
 
+from ..cases import exhaustive
 from .command import call, change, lines
 from .conftest import Interrupt
 
@@ -63,7 +64,7 @@ def test_more_steps_go_on_and_fewer_are_taken_as_done(trained: list[Path]) -> No
     call(*one)
     code, stdout, _ = call(*one, "--steps", "20")
     assert (code, lines(stdout)[0][-2]) == (0, "20")
-    assert run.restored(trained[0])[0].step == 20
+    assert restored(trained[0])[0].step == 20
     assert len(trained) == 2
     assert call(*one)[1] == call(*one, "--steps", "20")[1]
     assert len(trained) == 2
@@ -92,7 +93,7 @@ def test_only_some_training_points_may_get_all_samples(trained: list[Path], monk
         call(*one, *flags)
         (record,) = Path().rglob("record.json")
         test, train = (read_record(record)["metrics"][f"{part}_nll"] for part in ("test", "train"))
-        assert (test["thorough"], train["thorough"], train["points"]) == (250, full_points, 1297)
+        assert (test["full_points"], train["full_points"], train["points"]) == (250, full_points, 1297)
     assert len(trained) == 1
 
 
@@ -266,7 +267,7 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(trained: list[Path
     interrupt(lambda: not trained)
     call("reproduce", "tiny", "--rows", "nonlinear")
     folder, data = trained[0], load_data("digits")
-    begun, model, _ = run.restored(folder)
+    begun, model, _ = restored(folder)
     parts = {part: scoring.score_split(begun.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
     scoring.add_scores(folder, begun, model, data=data, found=parts)
     early = read_record(folder / "record.json")
@@ -306,7 +307,7 @@ def test_a_temperature_figure_is_drawn_from_the_records(trained: list[Path]) -> 
     assert (len(trained), files[1].read_bytes()) == (2, before)
 
 
-@pytest.mark.parametrize("name", ["simplex", "binary", "graph"])
+@pytest.mark.parametrize("name", [*exhaustive("simplex"), "binary", "graph"])
 def test_figures_without_training_are_those_of_the_figure_verb(name: str) -> None:
     code, stdout, _ = call("reproduce", name)
     files = [Path(f"out/reproduce/{name}/{name}.{kind}") for kind in ("png", "svg")]

@@ -9,7 +9,6 @@ import torch
 from concretely.data import Bits, Dataset
 from concretely.experiment import paper
 from concretely.experiment.record import read_record
-from concretely.training import run
 
 from .command import call
 
@@ -35,7 +34,7 @@ def test_a_row_of_the_paper_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "FOLDER", PAPER)
     bits = torch.rand(600, 784, generator=torch.Generator().manual_seed(0)) < 0.3
     made_up = Dataset("mnist", *(Bits.pack(part) for part in bits.split(200)), source="made up.")
-    monkeypatch.setattr(run, "load_data", lambda *_, **__: made_up)
+    monkeypatch.setattr("concretely.training.folder.load_data", lambda *_, **__: made_up)
     code, stdout, stderr = call(
         "reproduce", "table-1", "--smoke", "--rows", "200H-784V", "--samples", "1", "--data", "mnist"
     )

@@ -18,7 +18,7 @@ from concretely.experiment.task import TASKS, Gates
 from concretely.experiment.task_study import read_study
 from concretely.report.table import format_task_score
 from concretely.training import checkpoint
-from concretely.training import run as training
+from concretely.training import folder as training
 from concretely.training.paper import build_model
 from concretely.training.recipe import read, resolve
 from concretely.training.rng import Order

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from concretely.experiment.record import read_record
-from concretely.training import run
+from concretely.training.folder import load_recipe, restored
 from concretely.training.recipe import read, resolve
 
 from .command import call
@@ -122,7 +122,7 @@ def test_an_interrupted_sweep_goes_on_to_the_same_end(
     assert stderr.splitlines()[-1] == "stopped and saved; run the same command to go on"
     assert len(trained) == 8
     assert not (tmp_path / "halves" / "sweep.json").exists()
-    assert run.restored(trained[-1])[0].step == 1
+    assert restored(trained[-1])[0].step == 1
     code, *_ = call(*SMALL, *GRID, "--out", str(tmp_path / "halves"))
     assert (code, len(trained)) == (0, 12)
     whole, halves = (
@@ -136,7 +136,7 @@ def test_data_that_are_loaded_can_be_interrupted_at_once(tmp_path: Path, monkeyp
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
-    monkeypatch.setattr(run, "load_data", slow)
+    monkeypatch.setattr("concretely.training.folder.load_data", slow)
     sentence = "stopped before the data were complete; downloaded files are kept\n"
     assert call("sweep", "6H-64V", "--out", str(tmp_path)) == (130, "", sentence)
 
@@ -202,7 +202,7 @@ def test_folders_of_other_runs_are_left_alone(tmp_path: Path, trained: list[Path
     assert stderr == (
         f"steps must be at least 20, which the run in {str(folder)!r} has taken, got 10: choose another folder\n"
     )
-    assert run.load_recipe(folder).steps == 20
+    assert load_recipe(folder).steps == 20
     assert len(trained) == 1
 
 

@@ -21,9 +21,9 @@ from concretely.cli.terminal import console, describe_rows, training_progress
 from concretely.experiment import scoring
 from concretely.experiment.record import KEYS
 from concretely.training import checkpoint
-from concretely.training import run as training
+from concretely.training import folder as training
+from concretely.training.folder import restored
 from concretely.training.recipe import read, resolve
-from concretely.training.run import restored
 from concretely.training.train_state import Row, TrainState
 
 from .command import call

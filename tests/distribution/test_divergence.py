@@ -7,6 +7,7 @@ import torch
 from torch.distributions import kl_divergence
 
 import concretely as c
+from concretely.distribution.divergence import discrete_kl
 from concretely.distribution.node import Node
 from concretely.functional.integral import mean_log_sum, mean_soft_size
 from tests.budget import assert_mean
@@ -213,3 +214,12 @@ def test_divergences_compile() -> None:
     logits = torch.tensor([1.0, 0.0, -2.0])
     compiled = torch.compile(divergence, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(logits), divergence(logits))
+
+
+@each(*MASSES)
+def test_the_divergence_of_discrete_variables_is_that_of_the_registry(case: Case) -> None:
+    p, q = (case.build(scale * case.logits(4, batch=(3,))) for scale in (1.0, -0.5))
+    torch.testing.assert_close(discrete_kl(p, q), kl_divergence(p, q), rtol=0, atol=0)
+    other = c.Bernoulli(logits=0.0) if case.has_categories else c.OneHotCategorical(logits=torch.zeros(4))
+    with pytest.raises(TypeError, match=r"^p and q must be of the same class, got \w+ and \w+$"):
+        discrete_kl(p, other)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from scipy.integrate import simpson
 from torch import Tensor
 
 import concretely as c
@@ -100,13 +101,13 @@ def test_score_of_a_lost_entry_is_its_average_density(case: Case, temperature: f
 def test_score_of_two_lost_entries_is_their_average_density(case: Case, temperature: float) -> None:
     logits, cell = torch.tensor([0.5, -0.3, 0.2], dtype=torch.float16), near_zero(torch.float16)
     value = torch.tensor([cell.last, cell.last, 1.0], dtype=torch.float16)
-    y = below_border(case, temperature, 2_001)
+    y = below_border(case, temperature, 601)
     one, other = torch.meshgrid(y, y, indexing="ij")
     node = torch.stack([one, other, torch.log1p(-one.exp() - other.exp())], -1)
     logarithm = log_density(case, logits, temperature, node) - node[..., 2]
     scale = logarithm.max()
-    average = torch.trapezoid(torch.trapezoid((logarithm - scale).exp(), y), y)
-    expected = average.log().item() + scale.item() - 2 * math.log(cell.border)
+    average = float(simpson(simpson((logarithm - scale).exp(), x=y), x=y))
+    expected = math.log(average) + scale.item() - 2 * math.log(cell.border)
     assert scored(case.build(logits, temperature), value).item() == pytest.approx(expected, abs=2e-3)
 
 
@@ -137,6 +138,33 @@ def test_score_of_a_copy_is_that_of_the_original_bit_for_bit(
     assert score.isfinite().all()
     for name, other in copies(value).items():
         assert torch.equal(variable.log_prob(other), score), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*RELAXATIONS)
+def test_score_of_a_value_does_not_depend_on_those_beside_it(case: Case, dtype: torch.dtype) -> None:
+    logits = case.logits(2, batch=(), dtype=dtype)
+    variable = case.build(logits, 0.5)
+    edge, inside = (case.build(logits, temperature).sample((200,)) for temperature in (1e-3, 2.0))
+    with pytest.warns(EdgeWarning):
+        together = variable.log_prob(torch.cat([edge, inside]))
+    assert torch.equal(together[200:], variable.log_prob(inside))
+    assert torch.equal(together[:200], variable.log_prob(edge))
+
+
+@pytest.mark.unchecked
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("build", [named(c.BinaryConcrete), named(c.Concrete)])
+def test_traces_of_torch_hold_neither_a_value_nor_where_its_edge_is(build: Callable[..., c.Concrete]) -> None:
+    logits = torch.linspace(-2, 2, 12).view(4, 3)
+    cold, other = build(logits, 0.05), build(logits, 0.5)
+    score = torch.jit.trace(cold.log_prob, (torch.full((4, 3), 1 / 3),), check_trace=False)
+    draw = torch.jit.trace(lambda logits: build(logits, 0.05).rsample(), (logits,), check_trace=False)
+    for _ in range(20):
+        value = draw(logits)
+        torch.testing.assert_close(score(value), cold.log_prob(value), rtol=1e-6, atol=1e-6)
+        assert torch.equal(other.log_prob(value), other.log_prob(value.clone()))
+    assert not torch.equal(draw(logits), draw(logits))
 
 
 @pytest.mark.unchecked

@@ -14,7 +14,7 @@ from tests.budget import assert_likely
 from tests.estimator.expectation import Loss, forced_noise
 
 X = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-ESTIMATORS = {"pathwise": c.Pathwise(2 / 3, prior_temperature=1 / 2), "vimco": c.VIMCO()}
+ESTIMATORS = {"pathwise": c.Pathwise(), "density": c.Pathwise(2 / 3, prior_temperature=1 / 2), "vimco": c.VIMCO()}
 each_estimator = pytest.mark.parametrize("estimator", list(ESTIMATORS.values()), ids=list(ESTIMATORS))
 
 
@@ -35,7 +35,7 @@ def test_compiled_loss_and_gradient_have_the_law_of_the_plain_ones(estimator: c.
     loss = Loss(model, estimator, samples=5, objective=c.bound)
     parameters = list(model.parameters())
 
-    def drawn(loss: Callable[[Tensor], Tensor], times: int = 150) -> Tensor:
+    def drawn(loss: Callable[[Tensor], Tensor], times: int = 60) -> Tensor:
         rows = []
         for _ in range(times):
             value = loss(X)
@@ -48,7 +48,7 @@ def test_compiled_loss_and_gradient_have_the_law_of_the_plain_ones(estimator: c.
     torch.manual_seed(2)
     plain = drawn(loss)
     assert compiled.isfinite().all()
-    assert len(compiled[:, 0].unique()) > 120  # the noise is new at every call
+    assert len(compiled[:, 0].unique()) > 50  # the noise is new at every call
     difference = compiled.double().mean(0) - plain.double().mean(0)
     deviation = ((compiled.double().var(0) + plain.double().var(0)) / len(plain)).sqrt()
     p_value = 2 * stats.norm.sf((difference.abs() / deviation).max().item())

@@ -2,19 +2,14 @@
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from threading import Barrier, Event, Thread, current_thread
-from weakref import finalize
 
-import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import concretely as c
 from concretely.environment import install_command
@@ -318,59 +313,6 @@ def test_two_threads_evaluate_in_evaluation_mode_and_leave_the_modules_as_they_w
 # --- memory ---
 
 
-class Peak(TorchDispatchMode):
-    """The most bytes that tensors took at once, those that were there before excepted."""
-
-    def __init__(self, *before: Tensor) -> None:
-        super().__init__()
-        self.before = {tensor.untyped_storage()._cdata for tensor in before}
-        self.tensors: Counter[int] = Counter()
-        self.now = self.bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                self.watch(tensor)
-        return result
-
-    def watch(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        place, size = storage._cdata, storage.nbytes()
-        if place in self.before:
-            return
-        self.now += size * (self.tensors[place] == 0)
-        self.tensors[place] += 1
-        self.bytes = max(self.bytes, self.now)
-        finalize(tensor, self.forget, place, size).atexit = False
-
-    def forget(self, place: int, size: int) -> None:
-        self.tensors[place] -= 1
-        self.now -= size * (self.tensors[place] == 0)
-
-
-def peak(model: c.Model, data: tuple[Tensor, ...], samples: int) -> int:
-    with Peak(*data, *model.parameters(), *model.buffers()) as watched:
-        evaluate(model, *data, samples=samples, chunk=16)
-    return watched.bytes
-
-
-@pytest.mark.parametrize("build", [NOTATIONS["two layers"], NOTATIONS["prediction"]], ids=["density", "prediction"])
-def test_memory_is_set_by_the_chunk_and_neither_by_samples_nor_by_data(build: Callable[[], c.Model]) -> None:
-    model = build()
-    data = data_of(model, 64)
-    few, some = (tuple(tensor[:points] for tensor in data) for points in (4, 16))
-    start = peak(model, few, 64)
-    assert start > 16 * 5 * 4  # the observed layer alone
-    assert peak(model, few, 64 * 16) == start
-    result = 8 * 2 * 2  # two numbers for each further data point, twice while they are put together
-    assert peak(model, some, 64) <= start + 12 * result
-    assert peak(model, data, 1) <= peak(model, some, 1) + 48 * result
-
-
-# --- what is reported ---
-
-
 def result_of(*log_likelihood: float, samples: int = 50_000) -> Likelihood:
     found = torch.tensor(log_likelihood, dtype=torch.float64)
     return Likelihood(found, torch.full_like(found, 1811.6), samples, seconds=41.23)
@@ -433,116 +375,3 @@ def test_progress_without_rich_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # --- bad input ---
-
-DENSITY = c.density("2H-5V")
-PREDICTION = c.prediction("4V-2H-5V")
-BITS = torch.zeros(6, 5)
-DATA: list[tuple[Callable[..., object], type[Exception], str]] = [
-    (lambda f: f(DENSITY), ValueError, "data must be one or more tensors, the inputs of the model, got none"),
-    (lambda f: f(DENSITY, np.zeros((6, 5))), TypeError, "data must be tensors, got ndarray"),
-    (
-        lambda f: f(DENSITY, torch.tensor(0)),
-        ValueError,
-        "data must have a first axis that counts data points, got shape ()",
-    ),
-    (lambda f: f(DENSITY, BITS[:0]), ValueError, "data must have at least one data point, got shape (0, 5)"),
-    (
-        lambda f: f(PREDICTION, torch.zeros(4, 4), BITS),
-        ValueError,
-        "data must have as many data points in every input, got 4 and 6",
-    ),
-    (
-        lambda f: f(nn.Linear(5, 2), BITS),
-        TypeError,
-        'model must be a Model, such as density("200H~784V"), got Linear',
-    ),
-    (lambda f: f(DENSITY, torch.zeros(6, 4)), ValueError, "x must have a last axis of 5 bits, got shape (6, 4)"),
-    (
-        lambda f: f(DENSITY, torch.zeros(5)),
-        ValueError,
-        "x must have an axis of data points before that of bits, got shape (5,)",
-    ),
-    (
-        lambda f: f(PREDICTION, torch.zeros(6, 3), BITS),
-        ValueError,
-        "context must have a last axis of 4 bits, got shape (6, 3)",
-    ),
-    (
-        lambda f: f(PREDICTION, torch.zeros(6, 4)),
-        ValueError,
-        "p must have an observed node, got no call of draw with observed=: is an input missing?",
-    ),
-]
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("function", [evaluate, exact_log_likelihood])
-@pytest.mark.parametrize(("call", "error", "sentence"), DATA)
-def test_bad_data_are_refused_in_one_sentence(
-    call: Callable[..., object], error: type[Exception], sentence: str, function: Callable[..., object]
-) -> None:
-    with pytest.raises(error) as caught:
-        call(function)
-    assert str(caught.value) == sentence
-
-
-@pytest.mark.unchecked
-@pytest.mark.parametrize("argument", ["samples", "full_points", "chunk"])
-@pytest.mark.parametrize("number", [0, -3, 2.0, True, "5"])
-def test_counts_must_be_positive_whole_numbers(argument: str, number: object) -> None:
-    with pytest.raises(ValueError, match=r"must be a positive whole number") as caught:
-        evaluate(DENSITY, BITS, **{argument: number})
-    assert str(caught.value) == f"{argument} must be a positive whole number, got {number!r}"
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
-@pytest.mark.parametrize("name", ["context", "x"])
-def test_wrong_bit_anywhere_is_refused_at_its_place_before_any_latent_is_drawn(name: str, chunk: int) -> None:
-    inputs = {"context": torch.zeros(50, 4), "x": torch.zeros(50, 5)}
-    inputs[name][41, 2] = 2
-    state = torch.get_rng_state()
-    with pytest.raises(ValueError, match="bits") as caught:
-        evaluate(PREDICTION, *inputs.values(), samples=10, chunk=chunk)
-    assert str(caught.value) == f"{name} must be bits of 0 and 1, got 2 at index (41, 2)"
-    assert torch.get_rng_state().equal(state)
-
-
-def test_what_a_program_of_ones_own_refuses_is_refused_before_any_latent_is_drawn() -> None:
-    model, _ = of_pairs(3)
-    x = torch.zeros(50, 6)
-    x[41, 2] = 0.5
-    state = torch.get_rng_state()
-    with pytest.raises(ValueError, match="support") as caught:
-        evaluate(model, x, samples=10, chunk=7)
-    assert str(caught.value) == "value must lie in the support of Bernoulli, got 0.5 at index (41, 2)"
-    assert torch.get_rng_state().equal(state)
-
-
-@pytest.mark.parametrize("function", [lambda *data: evaluate(*data, samples=3, chunk=7), exact_log_likelihood])
-def test_likelihood_that_is_not_a_number_is_reported_with_its_data_point(function: Callable[..., object]) -> None:
-    model = c.density("2H-5V")
-    with torch.no_grad():
-        model.p.visible.network[0].bias[0] = math.nan
-    with pytest.raises(ValueError, match="nan") as caught:
-        function(model, torch.zeros(6, 5))
-    assert str(caught.value) == "the log-likelihood must be a number, got nan at data point 0: is a parameter nan?"
-
-    def p(draw: c.Draw, x: Tensor) -> Tensor:
-        z = draw("z", c.Bernoulli(logits=torch.zeros(len(x), 1)))
-        unknown = torch.where(x[:, :1] == 1, math.nan, 0.0)
-        return draw("x", c.Bernoulli(logits=z + c.tile(unknown, z), validate_args=False), observed=x)
-
-    x = torch.zeros(30, 2)
-    x[17] = 1
-    with pytest.raises(ValueError, match="nan at data point 17:"):
-        function(c.Model(p), x)
-
-
-def test_too_many_states_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"at most 2\^20 states to be enumerated, got 2\^21 up to node 'h1'"):
-        exact_log_likelihood(c.density("21H-5V"), torch.zeros(3, 5))
-
-
-def test_data_sets_of_the_library_are_evaluated() -> None:
-    data = c.load_data("digits")
-    assert math.isfinite(c.evaluate(c.density("4H-64V"), data.test, samples=2).nll)

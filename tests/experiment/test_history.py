@@ -86,7 +86,7 @@ def test_the_best_is_by_validation_or_the_last_and_all_are_kept(
 def test_a_run_that_is_scored_again_is_one_run_with_the_better_of_its_scores(table: Experiment, tmp_path: Path) -> None:
     first, second = made(table.cells[0], 100.0), made(table.cells[0], 99.0, valid=95.0)
     second["metrics"]["test_nll"] |= {"samples": 60_000}
-    second["metrics"]["train_nll"] |= {"thorough": 5_000}
+    second["metrics"]["train_nll"] |= {"full_points": 5_000}
     second["metrics"]["valid_nll"] |= {"seconds": 1.0}
     third = made(table.cells[0], 99.0, valid=95.0)  # a copy that was scored as well, in another time
     first["valid"] = LOOK
@@ -275,8 +275,8 @@ def test_candidates_that_have_lost_are_passed_over(table: Experiment, tmp_path: 
 def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from concretely.data import load_data
     from concretely.experiment.scoring import add_scores, score_split
+    from concretely.training.folder import restored
     from concretely.training.loop import train
-    from concretely.training.run import restored
 
     (tmp_path / "recipe").mkdir()
     (tmp_path / "recipe/tiny.toml").write_text(

@@ -13,8 +13,8 @@ import pytest
 from concretely.cli.terminal import stop_requested
 from concretely.data import Dataset, load_data
 from concretely.experiment.scheduler import Monitor, train_members
+from concretely.training.folder import restored
 from concretely.training.recipe import Member, Recipe, resolve
-from concretely.training.run import restored
 
 
 def digits(recipe: Recipe) -> Dataset:
@@ -34,8 +34,8 @@ def test_an_interruption_after_training_hides_no_error_in_another_program(tmp_pa
         train_members(members, digits, programs=2, then=then)
 
 
-def test_a_signal_that_comes_to_the_thread_of_a_program_is_heard(tmp_path: Path) -> None:
-    heard = []
+def test_a_signal_that_comes_to_the_thread_of_a_program_is_obeyed(tmp_path: Path) -> None:
+    asked = []
 
     def then(group: Sequence[Member], monitor: Monitor) -> None:
         if group[0].recipe.notation == "5H-64V":
@@ -43,12 +43,12 @@ def test_a_signal_that_comes_to_the_thread_of_a_program_is_heard(tmp_path: Path)
         end = monotonic() + 10
         while not monitor.stop() and monotonic() < end:
             sleep(0.01)
-        heard.append(monitor.stop())
+        asked.append(monitor.stop())
 
     members = [Member(resolve(notation=f"{units}H-64V", steps=2), tmp_path / str(units)) for units in (4, 5)]
     with stop_requested() as stop:
         assert not train_members(members, digits, programs=2, monitor=Monitor(stop), then=then)
-    assert heard == [True, True]
+    assert asked == [True, True]
 
 
 def test_an_error_in_one_program_ends_the_others(tmp_path: Path) -> None:

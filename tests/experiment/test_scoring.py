@@ -13,9 +13,9 @@ from concretely.experiment.picture import report_pictures
 from concretely.experiment.record import KEYS
 from concretely.experiment.scoring import add_scores, independent_pixels, likelihood_metric, score_split
 from concretely.report.page import page, write_report
+from concretely.training.folder import restored
 from concretely.training.loop import train
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.run import restored
 
 from ..training.example import data, recipe
 
@@ -52,7 +52,7 @@ def test_a_metric_has_its_standard_error_its_samples_and_its_points() -> None:
         "standard_error": 1.0,
         "samples": 7,
         "points": 2,
-        "thorough": 2,
+        "full_points": 2,
         "effective_sample_size": 3.0,
         "seconds": 0.5,
     }
@@ -126,7 +126,7 @@ def test_of_two_scores_of_a_part_that_which_tells_more_stays(
     samples, full_points = (first, second)[stays]
     assert metrics(tmp_path) == {"test_nll": (stays, samples)}
     metric = json.loads((tmp_path / "record.json").read_text())["metrics"]["test_nll"]
-    assert metric["thorough"] == full_points
+    assert metric["full_points"] == full_points
     told = "samples of the latents" + (" for 4 of 10 data points." if full_points == 4 else ".")
     assert f"{samples} {told}" in page({"metrics": {"test_nll": metric}})
 

@@ -373,7 +373,7 @@ def test_maps_compile(tanh: bool) -> None:
 
 @kernel
 @pytest.mark.parametrize("path", ["plain", "fast"])
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), *exhaustive((0, 2, 1))], ids=str)
+@pytest.mark.parametrize("order", [(2, 1, 0), *exhaustive((0, 1, 2), (0, 2, 1))], ids=str)
 def test_maps_are_operators_however_their_tensors_lie(order: tuple[int, int, int], path: str) -> None:
     x, weight, by, out = (torch.randn(4, 4, 4, device=DEVICE).permute(order) for _ in range(4))
     bias = torch.randn(4, 4, device=DEVICE)

@@ -18,9 +18,9 @@ from concretely.distribution import (
     LogisticNormal,
 )
 from concretely.functional import exp_concrete, exp_logistic_normal
+from concretely.functional.noise import fractions
 from concretely.functional.squashing import squashed
 from concretely.kernel import tile
-from concretely.noise import fractions
 from tests.kernel import DEVICE, PATHS, gradients, kernel, launched, on, opcheck
 
 # members, samples, units, n: one of all, odd ones, more than a tile, sums in parts, and several thousand categories
@@ -274,8 +274,11 @@ def test_programs_compile(normal: bool, path: str) -> None:
 @kernel
 @pytest.mark.parametrize(
     ("squash", "normal"),
-    [("cube", False), ("none", True)]
-    + [pytest.param(*each, marks=pytest.mark.exhaustive) for each in (("none", False), ("simplex", False))],
+    [("cube", False)]
+    + [
+        pytest.param(*each, marks=pytest.mark.exhaustive)
+        for each in (("none", True), ("none", False), ("simplex", False))
+    ],
 )
 def test_operators_keep_the_rules_of_operators(squash: str, normal: bool) -> None:
     logits, temperature, key = given(2, 3, 4)

@@ -1,12 +1,14 @@
 """Functions of single instructions are as precise as they say; in an interpreter, those that stand for them are."""
 
+import math
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from concretely import noise
+from concretely.functional import noise
+from concretely.functional.edge import near_one, near_zero
 from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import DEVICE, fast, kernel, key
 
@@ -123,3 +125,9 @@ def test_differences_are_exact_at_any_size_of_their_terms(name: str, temperature
 def test_a_difference_from_what_is_infinite_is_infinite(temperature: float) -> None:
     x = torch.tensor([float("inf"), -float("inf")], device=DEVICE)
     assert torch.equal(run("difference", x, torch.ones_like(x), temperature)[0], x)
+
+
+def test_constants_are_those_of_the_definitions() -> None:
+    assert native.SMALLEST.value == near_zero(torch.float32).last
+    assert torch.tensor(native.LARGEST_BELOW_ONE.value).item() == 1 - near_one(torch.float32).last
+    assert native.LOG_2_BY_EXPONENT.value == pytest.approx(math.log(2) / 2**23, rel=1e-9)

@@ -9,8 +9,8 @@ from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
-from concretely import noise
-from concretely.noise import Keys, fractions, words
+from concretely.functional import noise
+from concretely.functional.noise import Keys, fractions, words
 from tests.budget import assert_likely
 from tests.kernel import DEVICE, MARKS, fast, kernel, on, opcheck
 

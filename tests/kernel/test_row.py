@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.testing import assert_close
 
 from concretely.functional import bernoulli, categorical, exp_concrete, exp_logistic_normal, logistic
-from concretely.kernel.operator import row_sums
+from concretely.kernel.layout import row_sums
 from tests.kernel import DEVICE, MARKS, fast, kernel, key, launched, on, opcheck
 
 N = 4

@@ -9,12 +9,13 @@ from tests.cases import CONTINUOUS, DEVICES, EDGE, GUMBEL, LOG_SPACE, MASSES, NO
 
 pytestmark = EDGE
 
+OWN = ("BinaryConcrete", "Concrete", "BinaryCircuit-normal")
 TRACED = [
     GUMBEL,
-    *(case for case in RELAXATIONS if "Hypercube" not in case.name),
-    *exhaustive(*NODES, *(case for case in RELAXATIONS if "Hypercube" in case.name)),
+    *(case for case in RELAXATIONS if case.name in OWN),
+    *exhaustive(*NODES, *(case for case in RELAXATIONS if case.name not in OWN)),
 ]
-"""Variables to compile: relaxations draw their nodes, and those on the hypercube squash once more."""
+"""Variables to compile: relaxations draw their nodes; others have other noise, or squash once more."""
 
 
 def drawn(case: Case, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -72,9 +73,9 @@ def test_compiled_program_takes_changing_shapes_and_temperatures() -> None:
         fullgraph=True,
         backend="aot_eager",
     )
-    for size, temperature in ((4, 0.5), (5, 0.6), (6, 0.7)):
+    for size, temperature in ((4, 0.5), (5, 0.6)):
         assert compiled(torch.zeros(size), temperature).shape == (size,)
-    for size in (4, 5, 6):
+    for size in (4, 5):
         assert compiled(torch.zeros(size), torch.tensor(0.5)).shape == (size,)
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import gumbel_softmax as torch_gumbel_softmax
 
 import concretely as c
 from concretely.functional import gumbel_softmax as functional
-from concretely.noise import gumbel
+from concretely.functional.noise import gumbel
 from tests.budget import assert_frequency
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)

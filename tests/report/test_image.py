@@ -13,8 +13,7 @@ from torch import Generator, Tensor
 from torch.distributions import Normal
 
 from concretely import Bernoulli, Draw, Model, density, mode, prediction, run
-from concretely.evaluation.pixel import reconstruct_pixels, sample_pixels
-from concretely.experiment.picture import Picture
+from concretely.experiment.picture import Picture, reconstruct_pixels, sample_pixels
 from concretely.report import image
 from concretely.report.style import DPI
 from concretely.report.style import save_figure as save

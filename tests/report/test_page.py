@@ -15,8 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from concretely import density
-from concretely.evaluation.pixel import sample_pixels
-from concretely.experiment.picture import Picture
+from concretely.experiment.picture import Picture, sample_pixels
 from concretely.report import image
 from concretely.report.page import Image, curve_image, embed_figure, page
 

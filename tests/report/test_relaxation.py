@@ -14,6 +14,7 @@ from matplotlib.patches import Circle
 from scipy.special import expit
 from scipy.stats import logistic
 
+from concretely.evaluation import illustration
 from concretely.report import relaxation, style
 
 ALPHA = [2.0, 0.5, 1.0]
@@ -51,7 +52,7 @@ def areas(plot: Axes) -> dict[str, float]:
 
 
 def test_the_tiles_are_equal_and_cover_the_simplex() -> None:
-    tiles = relaxation.tiles(7)
+    tiles = illustration.tiles(7)
     assert len(tiles) == 49
     assert tiles.min() == 0
     np.testing.assert_allclose(tiles.sum(-1), 1, rtol=1e-14)
@@ -72,7 +73,7 @@ def test_the_drawn_density_integrates_to_one(temperature: float) -> None:
 
 def test_at_low_temperature_the_mass_missing_from_the_tiles_is_what_lies_in_the_corners() -> None:
     # within a distance r of a vertex lies a mass of order r^λ, so that the error falls by 2^λ when the side doubles
-    coarse, fine = (density_on_simplex(relaxation.tiles(side).mean(1).numpy(), 0.5).mean() / 2 for side in (200, 400))
+    coarse, fine = (density_on_simplex(illustration.tiles(side).mean(1).numpy(), 0.5).mean() / 2 for side in (200, 400))
     assert (2**0.5 * fine - coarse) / (2**0.5 - 1) == pytest.approx(1, abs=2e-3)
     assert shading(0.5).get_array().mean() / 2 == pytest.approx(coarse, rel=1e-10)
 

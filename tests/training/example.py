@@ -10,9 +10,9 @@ from torch import Tensor
 from concretely.data import Bits, Dataset
 from concretely.training import checkpoint
 from concretely.training.engine import Engine
+from concretely.training.folder import Run
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
-from concretely.training.run import Run
 from concretely.training.train_state import Row, TrainState
 
 

@@ -89,7 +89,7 @@ def test_kernel_is_its_definition(members: int) -> None:
 
 
 @PATHS
-def test_a_member_at_rest_does_not_move_whatever_its_gradient(path: str) -> None:
+def test_a_member_with_a_learning_rate_of_zero_does_not_move_whatever_its_gradient(path: str) -> None:
     states = [ParameterState(*torch.rand(3, 3, *shape, device=DEVICE)) for shape in ((2,), (5, 7))]
     before = [ParameterState(*(tensor.clone() for tensor in state)) for state in states]
     slopes = [torch.randn_like(state.parameter) for state in states]

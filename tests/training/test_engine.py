@@ -1,5 +1,6 @@
 """A member is the same run alone, whatever becomes of the others: in the same bits on a CPU, else up to rounding."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,9 @@ from concretely.functional.affine import affine
 from concretely.kernel.deferred import gradient_of_weight
 from concretely.training import engine
 from concretely.training.engine import Engine
+from concretely.training.folder import Run, restored
 from concretely.training.loop import Callbacks, DivergedError, train, train_together
 from concretely.training.recipe import DIFFERENT, ESTIMATORS, OF_DATA, OPTIMIZERS, Member, Recipe, data_key, program_key
-from concretely.training.run import Run, restored
 from concretely.training.train_state import Row, TrainState
 
 from ..cases import DEVICES, grid
@@ -24,6 +25,7 @@ from ..kernel import fast, kernel, launched
 from ..kernel import wished as at_precision
 from .example import assert_alike, assert_same, data, recipe, tensors
 
+STEPS = 12  # with two gaps
 NOTATIONS = ["4H~12V", "4H-4H-12V", "4V-4H-8V", "4H:4-12V"]
 WISHES: list[dict[str, Any]] = [
     {"seed": 1},
@@ -74,10 +76,10 @@ def runs(recipes: list[Recipe], device: str = "cpu") -> list[TrainState]:
 
 
 def trained_alone(recipes: list[Recipe], device: str = "cpu") -> list[TrainState]:
-    """Runs of 25 steps, each by itself and as a plain program."""
+    """Runs of `STEPS`, each by itself and as a plain program."""
     alone = runs(recipes, device)
     for state in alone:
-        Engine([state], stacked=False).advance(25)
+        Engine([state], stacked=False).advance(STEPS)
     return alone
 
 
@@ -86,9 +88,9 @@ def test_a_member_ends_in_the_bits_of_the_run_alone(estimator: str, notation: st
     recipes = wished(estimator, notation, optimizer=optimizer)
     together = runs(recipes)
     engine = Engine(together)
-    engine.advance(11)
-    engine.advance(25)
-    assert engine.step == 25
+    engine.advance(7)
+    engine.advance(STEPS)
+    assert engine.step == STEPS
     for found, expected in zip(together, trained_alone(recipes), strict=True):
         assert_equal(found, expected)
 
@@ -99,9 +101,9 @@ def test_a_member_of_one_program_is_the_run_alone(estimator: str, notation: str,
     recipes = wished(estimator, notation)
     together = runs(recipes, device)
     engine = Engine(together, stacked=True)
-    engine.advance(11)
-    engine.advance(25)
-    assert engine.step == 25
+    engine.advance(7)
+    engine.advance(STEPS)
+    assert engine.step == STEPS
     for found, expected in zip(together, trained_alone(recipes, device), strict=True):
         assert_close(found, expected)
 
@@ -111,7 +113,7 @@ def test_a_member_of_one_program_is_the_run_alone(estimator: str, notation: str,
 def test_a_member_of_one_program_is_the_run_alone_with_any_optimizer(notation: str, device: str) -> None:
     recipes = [recipe(notation=notation, optimizer="muon", **wish) for wish in WISHES]
     together = runs(recipes, device)
-    Engine(together, stacked=True).advance(25)
+    Engine(together, stacked=True).advance(STEPS)
     for found, expected in zip(together, trained_alone(recipes, device), strict=True):
         assert_close(found, expected)
 
@@ -161,9 +163,9 @@ def test_gradients_left_as_factors_take_the_same_steps(
     monkeypatch.setattr(kernels, "FEW", 0)
     recipes = [recipe(notation=notation, estimator=estimator, batch=2, **wish) for wish in WISHES]
     plain, factored = (runs(recipes) for _ in range(2))
-    Engine(plain, stacked=stacked).advance(7)
+    Engine(plain, stacked=stacked).advance(4)
     with launched("affine"), at_precision("high"):
-        Engine(factored, stacked=stacked).advance(7)
+        Engine(factored, stacked=stacked).advance(4)
     assert deferred or not stacked
     for found, expected in zip(factored, plain, strict=True):
         assert_close(found, expected)
@@ -204,8 +206,8 @@ def test_a_gradient_that_is_not_finite_stops_its_member_alone(stacked: bool) -> 
 
 
 def test_members_end_one_by_one_and_each_as_it_would_alone(tmp_path: Path) -> None:
-    wishes: dict[str, Any] = {"steps": 400, "validate": 10, "patience": 2, "lr": 0.05}
-    recipes = [recipe(seed=seed, **wishes) for seed in range(4)]
+    wishes: dict[str, Any] = {"steps": 400, "validate": 5, "patience": 2, "lr": 0.05}
+    recipes = [recipe(seed=seed, **wishes) for seed in range(3)]
     found = train_together([Member(each, tmp_path / str(each.seed)) for each in recipes], data=points)
     alone = [train(each, tmp_path / f"alone-{each.seed}", data=data()) for each in recipes]
     assert len({run.step for run in alone}) > 1
@@ -320,3 +322,18 @@ def test_baselines_follow_from_the_seed_in_any_thread() -> None:
     with ThreadPoolExecutor(4) as pool:
         for state in pool.map(lambda _: TrainState.of(wished, data()), range(8)):
             assert_same(state.tensors(), expected)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("estimator", ["concrete", "vimco"])
+def test_a_step_on_a_cpu_runs_the_code_of_few_files(estimator: str) -> None:
+    (state,) = runs([recipe(notation="4H~12V", estimator=estimator, samples=2)])
+    own, package, files = Engine([state]), str(Path(engine.__file__).parents[1]), set[str]()
+    own.advance(3)  # the first steps prepare what others share
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, argument: files.add(frame.f_code.co_filename))
+    try:
+        own.advance(14)  # with a gap
+    finally:
+        sys.setprofile(before)
+    assert 10 < len([file for file in files if file.startswith(package)]) <= 26

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import concretely as c
-from concretely.noise import Keys
+from concretely.functional.noise import Keys
 from concretely.schedule import lr_factor
 from concretely.training.callback import Callbacks
 from concretely.training.rng import Order, Purpose, generator_of, keys_of

@@ -135,6 +135,17 @@ def test_a_loader_is_replayed_from_any_step(name: str) -> None:
     assert why_not_replayable(loaders()[name]) is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking a process with threads
+def test_workers_end_with_the_call_and_begin_again(tmp_path: Path) -> None:
+    def loader() -> DataLoader[Any]:
+        return DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=1)
+
+    fitted(build, loader(), steps=12, out=tmp_path / "straight")
+    fitted(build, loader(), steps=12, out=tmp_path / "stopped", callbacks=stopping(9))
+    fitted(build, loader(), steps=12, out=tmp_path / "stopped")  # which is not locked by a worker
+    assert_same(saved(tmp_path / "stopped"), saved(tmp_path / "straight"))
+
+
 def test_the_order_of_a_loader_follows_from_the_seed() -> None:
     one, same, other = (Stream(loaders()["shuffled"], seed=seed).host(0)[0][0] for seed in (1, 1, 2))
     assert one.equal(same)

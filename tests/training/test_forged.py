@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from concretely.training import checkpoint
+from concretely.training.folder import load_recipe, restored
 from concretely.training.loop import train
-from concretely.training.run import load_recipe, restored
 
 from .example import data, trained
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from concretely.training import checkpoint
-from concretely.training.run import restored
+from concretely.training.folder import restored
 
 from .child import work
 from .example import assert_alike, assert_same, tensors, trained
@@ -24,8 +24,8 @@ WISHES: dict[str, Any] = {"notation": "4H-4H-12V", "estimator": "nvil", "steps":
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL elsewhere")
 def test_a_run_that_is_killed_at_random_moments_ends_in_the_same_bits(tmp_path: Path) -> None:
-    context, chance, complete = get_context("forkserver"), random.Random(0), 0
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "concretely.data", "concretely.training.run"])
+    context, rng, complete = get_context("forkserver"), random.Random(0), 0
+    context.set_forkserver_preload(["pytest", "torch._dynamo", "concretely.data", "concretely.training.folder"])
     started = []
     for kill in range(KILLS + 1):
         ours, theirs = context.Pipe(duplex=False)
@@ -34,11 +34,11 @@ def test_a_run_that_is_killed_at_random_moments_ends_in_the_same_bits(tmp_path: 
         theirs.close()
         seen = 0
         if kill < KILLS:
-            for _ in range(chance.randrange(1, 12) if kill % 4 else 0):
+            for _ in range(rng.randrange(1, 12) if kill % 4 else 0):
                 seen = ours.recv()
             started.append(seen > 0)
             # from a moment to as long as it takes to start, or to take some steps and write them down
-            time.sleep(chance.random() ** 2 * (0.02 if seen else 0.3))
+            time.sleep(rng.random() ** 2 * (0.02 if seen else 0.3))
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
         try:

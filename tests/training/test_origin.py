@@ -13,8 +13,8 @@ import pytest
 
 import concretely as c
 from concretely.training import checkpoint
+from concretely.training.folder import load_recipe
 from concretely.training.origin import FILE
-from concretely.training.run import load_recipe
 
 from ..cli.command import call
 from . import own

@@ -40,6 +40,18 @@ def states(
     return found
 
 
+class LearnedTemperature(nn.Module):
+    """A program with a parameter without axes, and a node without metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.log = nn.Linear(6, 4), nn.Parameter(torch.zeros(()))
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.OneHotCategorical(logits=self.layer(x)).relax(self.log.exp()))
+        return z.square().sum(-1)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "pathwise": {},
     "rloo": {"options": {"estimator": c.RLOO()}, "samples": 3},
@@ -47,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "vimco": {"options": {"estimator": c.VIMCO()}, "samples": 3},
     "program": {"make": own.Gate, "data": (bits(), LABELS)},
     # not by Adam, which would divide the rounding of gradients that batch norm makes zero by its size
+    "scalar": {"make": lambda: LearnedTemperature(), "clip": 0.5},
     "norm": {"make": lambda: build(norm=True), "options": {"optimizer": torch.optim.SGD}},
     "schedules": {"options": {"temperature": {"code": c.Annealing(2.0, 0.5, 20)}, "beta": c.Warmup(20)}},
     "everything": {
@@ -118,8 +131,43 @@ def test_what_vmap_does_not_support_runs_one_by_one() -> None:
         assert one.equal(other)
 
 
+def build_shared() -> c.Model:
+    """A model whose two programs use the same module, and one weight by two modules."""
+    layer, tied = nn.Linear(6, 6), nn.Linear(6, 6)
+    tied.weight = layer.weight
+
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.tied = layer, tied
+
+    class P(Part):
+        def forward(self, draw: Any, x: Tensor | None = None) -> Tensor:
+            z = draw("z", c.Bernoulli(logits=self.layer.bias))
+            return draw("x", c.Bernoulli(logits=self.tied(z)), observed=x)
+
+    class Q(Part):
+        def forward(self, draw: Any, x: Tensor) -> None:
+            draw("z", c.Bernoulli(logits=self.layer(x)))
+
+    return c.Model(P(), Q())
+
+
+def test_modules_and_weights_that_are_used_twice_are_stacked_and_restored() -> None:
+    data = bits()[:, :6]
+    together, alone = (states(build_shared, data) for _ in range(2))
+    assert why_not_stacked(together) is None
+    Engine(together, stacked=True).advance(5)
+    for one, other in zip(together, alone, strict=True):
+        Engine([other]).advance(5)
+        for name, parameter in other.loss.named_parameters():
+            found = dict(one.loss.named_parameters())[name]
+            assert not torch._C._functorch.is_batchedtensor(found)
+            torch.testing.assert_close(found, parameter, rtol=1e-4, atol=1e-5)
+
+
 def test_a_parameter_outside_of_modules_cannot_be_stacked() -> None:
-    found = states(lambda: c.model.base.as_module("program", build_loose()), seeds=2)  # type: ignore[attr-defined]
+    found = states(lambda: c.model.model.as_module("program", build_loose()), seeds=2)  # type: ignore[attr-defined]
     assert found[0].task.stacks == "never"
     assert states(seeds=1)[0].task.stacks == "several"
 
@@ -191,6 +239,8 @@ def test_batches_of_one_shape_are_one_captured_program(monkeypatch: pytest.Monke
     monkeypatch.setattr(stepping, "Captured", Fake)
     Fake.made.clear()
     (state,) = states(data=[bits()[:13], bits()[13:26], bits()[26:30]], seeds=1)
-    Engine([state]).advance(30)
+    engine = Engine([state])
+    engine._programs[0]._stream = object()  # as on a GPU
+    engine.advance(30)
     # with and without the monitor, for batches of 13 and of 4 points
     assert sorted(work.calls for work in Fake.made) == [1, 2, 9, 18]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from concretely.schedule import Annealing
+from concretely.training.folder import data_of
 from concretely.training.recipe import (
     BINARIZATIONS,
     ESTIMATORS,
@@ -21,7 +22,6 @@ from concretely.training.recipe import (
     read,
     resolve,
 )
-from concretely.training.run import data_of
 
 ODD = [
     'say "x".npz',
@@ -68,8 +68,8 @@ def test_what_is_not_said_is_as_in_the_paper(
 def test_every_estimator_has_the_samples_and_temperatures_that_it_needs_and_no_others(estimator: str) -> None:
     recipe = resolve(notation="200H~784V", estimator=estimator)
     assert recipe.samples == (5 if estimator in ("rloo", "vimco") else 1)
-    cools = estimator in ("concrete", "logistic-normal", "gumbel-softmax", "straight-through-gumbel-softmax")
-    assert recipe.temperature == (2 / 3 if cools else None)
+    has_temperature = estimator in ("concrete", "logistic-normal", "gumbel-softmax", "straight-through-gumbel-softmax")
+    assert recipe.temperature == (2 / 3 if has_temperature else None)
     assert recipe.prior_temperature == (1 / 2 if estimator in ("concrete", "logistic-normal") else None)
 
 
@@ -322,7 +322,7 @@ def test_the_whole_are_also_the_points_that_are_held_out_else() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_protocols_suit_any_model(name: str) -> None:
+def test_presets_suit_any_model(name: str) -> None:
     for notation in ("200H-784V", "200H~200H~784V", "392V-240H:8-392V"):
         found = resolve(notation=notation, **read(Path(name)))
         assert found.steps >= 20_000
@@ -345,7 +345,7 @@ def test_protocols_suit_any_model(name: str) -> None:
         ("392V-240H-392V", "vimco", 50, (50_000, 512, 8e-3, 1_000, 100)),
     ],
 )
-def test_the_fast_protocol_follows_the_model(
+def test_the_fast_preset_follows_the_model(
     notation: str, estimator: str, samples: int, expected: tuple[int, int, float, int, int]
 ) -> None:
     found = resolve(notation=notation, estimator=estimator, samples=samples, **read(Path("fast")))
@@ -355,6 +355,6 @@ def test_the_fast_protocol_follows_the_model(
     assert found.weight_decay == decays[estimator][notation.startswith("392V")]
 
 
-def test_the_protocol_of_the_paper_changes_only_the_number_of_steps() -> None:
+def test_the_preset_of_the_paper_changes_only_the_number_of_steps() -> None:
     given = read(Path("paper"))
     assert resolve(notation="200H~784V", **given) == resolve(notation="200H~784V", steps=given["steps"])

@@ -12,31 +12,31 @@ from ..work import Start
 Estimator = Literal["concrete", "vimco", "nvil"]
 
 RATE = 0.8
-"""How much of NVIL's running mean and variance is kept in a step."""
+"""The decay of NVIL's running mean and variance."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many models of one latent layer, trained as one program; what is asked of a step in µs for each of them."""
+    """Models of one latent layer that are trained as one program, and the limit in µs for a step of each."""
 
     members: int
     samples: int
     estimator: Estimator
     asked: float | None = None
     within: float | None = None
-    """How many times as long as one of concrete relaxations it may take."""
+    """The limit for the time of a step, relative to a step with Concrete relaxations."""
     notation: str = "200H~784V"
     batch: int = 64
 
     @property
     def title(self) -> str:
-        """The case in a line."""
+        """The case in one line."""
         many = f"{self.members} model{'s' * (self.members > 1)}"
         return f"step of {self.notation}, batch {self.batch}, {self.estimator}, m = {self.samples}, {many}"
 
     @property
     def described(self) -> dict[str, Any]:
-        """What a record says of the case."""
+        """The case as a record stores it."""
         return {
             "architecture": self.notation,
             "batch": self.batch,
@@ -48,13 +48,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Given:
-    """What a contender starts from: weights, and packed bits of a width that it draws its batches from."""
+    """What every contender is given: weights, and packed bits from which it draws its batches."""
 
     start: Start
     packed: NDArray[np.uint8]
     width: int
     device: torch.device
-    products: str
-    """How precise products are, in the words of torch."""
+    precision: str
+    """The precision of matrix products, by torch's name."""
     times: int
-    """How many steps a turn has."""
+    """The number of steps of a turn."""

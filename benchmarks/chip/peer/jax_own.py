@@ -17,7 +17,7 @@ from .own_model import CATEGORIES, Network, OwnCase
 Weights = dict[str, jax.Array]
 
 
-def contender(case: OwnCase, network: Network, data: NDArray[np.float32], *, products: str, times: int) -> Contender:
+def contender(case: OwnCase, network: Network, data: NDArray[np.float32], *, precision: str, times: int) -> Contender:
     """The step of a case, from the weights of a network."""
     weights = {name: jnp.array(each.detach().cpu().numpy()) for name, each in network.named_parameters()}
     first, second = (jax.tree.map(jnp.zeros_like, weights) for _ in range(2))
@@ -38,7 +38,7 @@ def contender(case: OwnCase, network: Network, data: NDArray[np.float32], *, pro
 
     def turn(seed: int) -> None:
         nonlocal state
-        with jax.default_matmul_precision(PRECISIONS[products]):
+        with jax.default_matmul_precision(PRECISIONS[precision]):
             state, found = jax.block_until_ready(stretch(state, points, np.uint32(seed)))
         if not seen:
             seen.append(-float(found))

@@ -17,14 +17,14 @@ from ..turn import Contender
 from .case import RATE, Case, Given
 
 PRECISIONS = {"highest": "highest", "high": "tensorfloat32", "medium": "BF16_BF16_F32"}
-"""What JAX calls products of the precision that torch calls so; its default on an H200 is the second."""
+"""JAX's names for torch's matmul precisions. The default of JAX on an H200 is the second."""
 
 Parts = tuple[Weights, Any, jax.Array]
-"""The weights of the model, those of NVIL's baseline, and what that takes from the data."""
+"""The weights of the model, those of NVIL's baseline, and the offset that the baseline subtracts from the data."""
 
 
 def contender(case: Case, given: Given) -> Contender:
-    """The step of a case."""
+    """Return the contender for a case."""
     step = partial(taken, loss=LOSSES[case.estimator], samples=case.samples)
     packed = jax.device_put(given.packed)
 
@@ -44,7 +44,7 @@ def contender(case: Case, given: Given) -> Contender:
 
     def turn(seed: int) -> None:
         nonlocal state
-        with jax.default_matmul_precision(PRECISIONS[given.products]):
+        with jax.default_matmul_precision(PRECISIONS[given.precision]):
             state, loss = jax.block_until_ready(stretch(state, offset, packed, np.uint32(seed)))
         if not first:
             first.append(-float(loss))
@@ -53,7 +53,7 @@ def contender(case: Case, given: Given) -> Contender:
 
 
 def initial(given: Given, members: int) -> tuple[State, jax.Array]:
-    """The weights, with a column for every output, and moments of zero; and NVIL's offset."""
+    """Return the weights, transposed, their moments, which are zero, and NVIL's offset."""
     start = given.start
     encoder, decoder, baseline = (
         [(jnp.array(matrix.swapaxes(-1, -2)), jnp.array(bias)) for matrix, bias in link]
@@ -69,7 +69,7 @@ def initial(given: Given, members: int) -> tuple[State, jax.Array]:
 def taken(
     state: State, offset: jax.Array, key: jax.Array, x: jax.Array, *, loss: Callable[..., Any], samples: int
 ) -> tuple[State, jax.Array]:
-    """One step of one member, and the loss before it."""
+    """Take one step of one member; return the new state and the loss."""
 
     def parted(weights: Any) -> Any:
         return loss((*weights, offset), state.average, key, x, samples)
@@ -79,12 +79,12 @@ def taken(
 
 
 def relaxed(parts: Parts, running: jax.Array, key: jax.Array, x: jax.Array, samples: int) -> Any:
-    """The loss of one relaxed layer."""
+    """Return the loss of one relaxed layer."""
     return concrete(parts[0], running, key, x, samples)
 
 
 def drawn(weights: Weights, key: jax.Array, x: jax.Array, samples: int) -> tuple[jax.Array, jax.Array]:
-    """The log probabilities of data and bits under p, and of bits under q that draws them."""
+    """Return the log probabilities of data and bits under p, and of bits under q that draws them."""
     logits = apply(weights.encoder[0], 2 * x - 1)
     bit = jax.random.bernoulli(key, jax.nn.sigmoid(logits), (samples, *logits.shape)).astype(x.dtype)
     log_x = log_mass(apply(weights.decoder[0], 2 * bit - 1), x).sum(-1)
@@ -92,7 +92,7 @@ def drawn(weights: Weights, key: jax.Array, x: jax.Array, samples: int) -> tuple
 
 
 def vimco(parts: Parts, running: jax.Array, key: jax.Array, x: jax.Array, samples: int) -> Any:
-    """The loss of one discrete layer, by VIMCO with the geometric mean."""
+    """Return the loss of one discrete layer, by VIMCO with the geometric mean."""
     log_p, log_q = drawn(parts[0], key, x, samples)
     log_w = log_p - log_q
     others = (log_w.sum(0) - log_w) / (samples - 1)
@@ -102,7 +102,7 @@ def vimco(parts: Parts, running: jax.Array, key: jax.Array, x: jax.Array, sample
 
 
 def nvil(parts: Parts, running: jax.Array, key: jax.Array, x: jax.Array, samples: int) -> Any:
-    """The loss of one discrete layer, by NVIL with a baseline, a running mean and a running deviation."""
+    """Return the loss of one discrete layer, by NVIL with a baseline, a running mean and a running deviation."""
     weights, baseline, offset = parts
     log_p, log_q = drawn(weights, key, x, samples)
     log_w = log_p - jax.lax.stop_gradient(log_q)
@@ -118,5 +118,5 @@ LOSSES: dict[str, Callable[..., Any]] = {"concrete": relaxed, "vimco": vimco, "n
 
 
 def _silent(score: jax.Array) -> jax.Array:
-    """What has a gradient and no value."""
+    """Return zero with the gradient of a number."""
     return score - jax.lax.stop_gradient(score)

@@ -9,15 +9,15 @@ from torch.nn.functional import logsigmoid
 from concretely.model import Model
 
 PAIRS = 50_000
-"""How many pairs of a sample and a data point are run at once."""
+"""The number of pairs of a sample and a data point that run at once."""
 
 AT_ONCE = 500
-"""How many samples of a data point are."""
+"""The number of samples of a data point that run at once."""
 
 
 @torch.no_grad()
 def log_likelihood(model: Model, bits: Tensor, *, samples: int) -> Tensor:
-    """The logarithm of the mean weight of every data point, in float64.
+    """Return the logarithm of the mean weight of every data point, in float64.
 
     The layers next to the data are the same for all samples, and are run once.
     """
@@ -35,7 +35,7 @@ def log_likelihood(model: Model, bits: Tensor, *, samples: int) -> Tensor:
 def _log_weights(
     logits: Tensor, x: Tensor, up: list[nn.Module], down: list[nn.Module], top: Tensor, samples: int
 ) -> Tensor:
-    """The log-weights of some samples."""
+    """Return the log-weights of some samples."""
     states, log_q = [], torch.zeros((), device=x.device)
     for link in (*up, None):
         shape = (samples, *logits.shape) if not states else logits.shape
@@ -50,7 +50,7 @@ def _log_weights(
 
 
 def _links(model: Model) -> tuple[list[nn.Module], list[nn.Module]]:
-    """Plain networks with the weights of a model, from the data up and from the top down."""
+    """Return plain networks with the weights of a model: the inference network and the generative network."""
     up = [layer.network for layer in model.q.layers]
     down = [*(layer.network for layer in model.p.layers), model.p.visible.network]
     plain = [[nn.Sequential(*network) for network in networks] for networks in (up, down)]

@@ -19,7 +19,7 @@ from ..turn import Contender
 from .case import RATE, Case, Given
 
 EAGER_TIMES = 8
-"""How many steps a turn has where each takes milliseconds."""
+"""The number of steps of a turn if a step takes milliseconds."""
 
 Parameters = dict[str, Tensor]
 Loss = tuple[Tensor, Tensor]
@@ -27,7 +27,7 @@ Loss = tuple[Tensor, Tensor]
 
 
 def eager(case: Case, given: Given) -> Contender:
-    """Every operation by itself, with torch's fused update."""
+    """Return the step in eager operations, with torch's fused Adam."""
     parameters, offset, running = initial(case, given)
     optimiser = torch.optim.Adam(parameters.values(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=True)
     gradient, total = _gradient(case, given), torch.zeros((), device=given.device)
@@ -44,7 +44,7 @@ def eager(case: Case, given: Given) -> Contender:
 
 
 def compiled(case: Case, given: Given) -> Contender:
-    """The whole step compiled, then recorded and replayed."""
+    """Return the whole step compiled, and captured as a CUDA graph."""
     parameters, offset, running = initial(case, given)
     first, second = ({name: torch.zeros_like(each) for name, each in parameters.items()} for _ in range(2))
     gradient, total = _gradient(case, given), torch.zeros((), device=given.device)
@@ -66,7 +66,7 @@ def compiled(case: Case, given: Given) -> Contender:
 
 
 def initial(case: Case, given: Given) -> tuple[Parameters, Tensor, Tensor]:
-    """The weights by name, NVIL's offset, and its running mean and variance."""
+    """Return the weights by name, NVIL's offset, and its running mean and variance."""
     start = given.start
     arrays = {"top": start.top}
     for part, link in (("encoder", start.encoder), ("decoder", start.decoder), ("baseline", start.baseline)):
@@ -79,7 +79,7 @@ def initial(case: Case, given: Given) -> tuple[Parameters, Tensor, Tensor]:
 
 
 def apply(parameters: Parameters, part: str, h: Tensor) -> Tensor:
-    """Affine maps with tanh between them."""
+    """Apply affine maps with tanh between them."""
     places = sum(name.startswith(part) for name in parameters) // 2
     for place in range(places):
         h = linear(h, parameters[f"{part}.{place}.weight"], parameters[f"{part}.{place}.bias"])
@@ -88,7 +88,7 @@ def apply(parameters: Parameters, part: str, h: Tensor) -> Tensor:
 
 
 def concrete(parameters: Parameters, offset: Tensor, running: Tensor, x: Tensor, samples: int) -> Loss:
-    """The loss of one relaxed layer, scored before the sigmoid."""
+    """Return the loss of one relaxed layer, scored before the sigmoid."""
     logits = apply(parameters, "encoder", 2 * x - 1)
     uniform = torch.rand((samples, *logits.shape), device=x.device).clamp(min=torch.finfo(x.dtype).tiny)
     noise = uniform.log() - (-uniform).log1p()
@@ -100,7 +100,7 @@ def concrete(parameters: Parameters, offset: Tensor, running: Tensor, x: Tensor,
 
 
 def vimco(parameters: Parameters, offset: Tensor, running: Tensor, x: Tensor, samples: int) -> Loss:
-    """The loss of one discrete layer, by VIMCO with the geometric mean."""
+    """Return the loss of one discrete layer, by VIMCO with the geometric mean."""
     log_p, log_q = drawn(parameters, x, samples)
     log_w = log_p - log_q
     known = log_w.detach()
@@ -111,7 +111,7 @@ def vimco(parameters: Parameters, offset: Tensor, running: Tensor, x: Tensor, sa
 
 
 def nvil(parameters: Parameters, offset: Tensor, running: Tensor, x: Tensor, samples: int) -> Loss:
-    """The loss of one discrete layer, by NVIL with a baseline, a running mean and a running deviation."""
+    """Return the loss of one discrete layer, by NVIL with a baseline, a running mean and a running deviation."""
     log_p, log_q = drawn(parameters, x, samples)
     log_w = log_p - log_q.detach()
     foreseen = apply(parameters, "baseline", x - offset).squeeze(-1)
@@ -126,7 +126,7 @@ LOSSES: dict[str, Callable[..., Loss]] = {"concrete": concrete, "vimco": vimco, 
 
 
 def drawn(parameters: Parameters, x: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """The log probabilities of data and bits under p, and of bits under q that draws them."""
+    """Return the log probabilities of data and bits under p, and of bits under q that draws them."""
     logits = apply(parameters, "encoder", 2 * x - 1)
     bit = (torch.rand((samples, *logits.shape), device=x.device) < logits.sigmoid()).to(x.dtype)
     log_x = _log_mass(apply(parameters, "decoder", 2 * bit - 1), x)
@@ -134,7 +134,7 @@ def drawn(parameters: Parameters, x: Tensor, samples: int) -> tuple[Tensor, Tens
 
 
 def _gradient(case: Case, given: Given) -> Callable[..., tuple[Parameters, Tensor]]:
-    """The gradient of all members on batches of their own, and their average loss; `running` moves on."""
+    """Return the gradients of all members on their own batches, and their mean loss; update `running`."""
     packed = torch.from_numpy(given.packed).to(given.device)
     places = 7 - torch.arange(8, dtype=torch.uint8, device=given.device)
 
@@ -163,15 +163,15 @@ def _contender(name: str, work: Callable[[], Any], total: Tensor, *, times: int,
 
 
 def _log_logistic(noise: Tensor) -> Tensor:
-    """The log density of standard logistic noise."""
+    """Return the log density of standard logistic noise."""
     return -noise.abs() - 2 * softplus(-noise.abs())
 
 
 def _log_mass(logits: Tensor, bit: Tensor) -> Tensor:
-    """The log mass of bits, all units of a layer together."""
+    """Return the log mass of bits, all units of a layer together."""
     return logsigmoid((2 * bit - 1) * logits).sum(-1)
 
 
 def _silent(score: Tensor) -> Tensor:
-    """What has a gradient and no value."""
+    """Return zero with the gradient of a number."""
     return score - score.detach()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..environment import PRECISIONS
 from ..training.own_resolve import is_builder_name
 from ..training.recipe import ESTIMATORS, overridden, read
 from .terminal import fail, interruptible_loading, remark, report_errors, require_known
@@ -15,13 +16,11 @@ from .terminal import fail, interruptible_loading, remark, report_errors, requir
 if TYPE_CHECKING:
     import torch
 
+    from ..training.folder import Run
     from ..training.own_recipe import RunRecipe
-    from ..training.run import Run
 
 EXAMPLE_RUN = "out/train/32H~64V-digits-concrete-m1-seed0"
 """The folder of the run in the example of `concretely train`, which the examples of other subcommands use."""
-PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
-"""The precisions of matrix products, and torch's names for them."""
 
 
 def option(text: str, default: str, *names: str) -> Any:
@@ -163,7 +162,7 @@ def load_data(
     recipe: "RunRecipe", path: str | None = None, *, resumed: bool = False, max_bytes: int | None = None
 ) -> Any:
     """Load the data of a recipe. The data of a resumed run may have moved."""
-    from ..training.run import data_of
+    from ..training.folder import data_of
 
     with report_errors(), interruptible_loading():
         try:
@@ -181,7 +180,7 @@ def restore_run(
     max_bytes: int | None = None,
 ) -> tuple["Run", Any, Any]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
-    from ..training.run import require_same, restored
+    from ..training.folder import require_same, restored
 
     with report_errors():
         run, model, damaged = restored(folder, model=model_name, device=device)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..environment import PRECISIONS
 from ..experiment.paper import RUNS, experiment_names, load_experiment
 from . import figure
-from .option import PRECISIONS, Device, FullPoints, Precision, folder_of, option, select_device
+from .option import Device, FullPoints, Precision, folder_of, option, select_device
 from .terminal import (
     fail,
     monitor,

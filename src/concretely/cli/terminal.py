@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..experiment.scheduler import Monitor
     from ..training.callback import Callbacks
-    from ..training.run import Run
+    from ..training.folder import Run
     from ..training.train_state import Row
 
 TOO_LARGE = "allocate|out of memory|overflow"

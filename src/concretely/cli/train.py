@@ -157,7 +157,7 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> 
     """Score the trained model in a folder, and write its report."""
     from ..experiment.scoring import add_scores, score_split
     from ..experiment.subject import has_split
-    from ..training.run import restored
+    from ..training.folder import restored
 
     with terminal.report_errors():
         run, model, damaged = restored(folder, device=device)
@@ -179,9 +179,9 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> 
 
 def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecipe":
     """Return the recipe of a run to resume."""
+    from ..training.folder import load_recipe, runs_in
     from ..training.origin import require_named
     from ..training.own_recipe import OwnRecipe
-    from ..training.run import load_recipe, runs_in
 
     others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data", "model")]
     if others:

@@ -11,7 +11,7 @@ from ..functional.arithmetic import bool_or_none, cast, to_float64
 from ..functional.categorical import expectation
 from ..functional.circuit import NormalNoise
 from ..functional.integral import mean_log_sum, mean_soft_size
-from ..noise import Source
+from ..functional.noise import Source
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
 from .concrete import Concrete, LogisticNormal, OneHotCategorical
@@ -20,7 +20,7 @@ from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
 from .node import Node, Relaxation
-from .variable import Variable
+from .variable import DiscreteVariable, Variable
 
 
 def monte_carlo_kl(
@@ -66,7 +66,19 @@ def _categorical(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
 
 @register_kl(Hypercube, Hypercube)
 def _hypercube(p: Hypercube, q: Hypercube) -> Tensor:
-    return kl_divergence(p.state, q.state)
+    return discrete_kl(p.state, q.state)
+
+
+def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
+    """Return KL(p || q) of discrete variables of the same class.
+
+    It is what torch's `kl_divergence` returns, whose search for a formula `torch.compile` cannot trace.
+    """
+    for family, formula in ((Bernoulli, _bernoulli), (OneHotCategorical, _categorical), (Hypercube, _hypercube)):
+        if isinstance(p, family) and isinstance(q, family):
+            found: Tensor = formula(p, q)
+            return found
+    raise TypeError(f"p and q must be of the same class, got {type(p).__name__} and {type(q).__name__}")
 
 
 @register_kl(Logistic, Logistic)

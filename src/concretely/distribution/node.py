@@ -13,8 +13,8 @@ from torch.distributions import Distribution, constraints
 
 from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, to_float64
 from ..functional.draw import Drawn, draw_node, score_node, sum_axes
+from ..functional.noise import Source
 from ..functional.squashing import Score, Squashing
-from ..noise import Source
 from . import check
 from .variable import DiscreteVariable, Variable, expanded
 

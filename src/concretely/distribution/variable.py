@@ -16,7 +16,7 @@ from torch.distributions import Distribution, constraints
 
 from ..functional.arithmetic import Temperature, cast, cast_in_order, compute_dtype
 from ..functional.draw import Drawn, draw_state, score_state
-from ..noise import Source
+from ..functional.noise import Source
 from . import check
 
 if TYPE_CHECKING:

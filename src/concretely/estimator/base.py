@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..functional.bound import average, bound, effective_sample_size
+from ..functional.noise import Source
 from ..graph.program import Program
 from ..graph.trace import Trace
-from ..model.base import Model, checked_objective
-from ..noise import Source
+from ..model.model import Model, checked_objective
 from ..objective import LogWeights, Objective, divergence, loss
 
 

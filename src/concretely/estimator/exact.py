@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..functional.bound import average, total
+from ..functional.noise import Source
 from ..graph.mode import STATES, Enumerate
 from ..graph.program import Program, eval_mode
-from ..model.base import Model
-from ..noise import Source
+from ..model.model import Model
 from ..objective import Objective, bound_target, log_weights
 from .base import Estimate
 

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..functional.bound import average, total
+from ..functional.noise import Source
 from ..functional.signal import normalize
 from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..graph.run import run
 from ..graph.trace import Trace
-from ..model.base import Model
+from ..model.model import Model
 from ..model.paper import MLP
-from ..noise import Source
 from ..objective import LogWeights, Objective, bound_target, is_pathwise, log_weights
 from .base import Estimate
 

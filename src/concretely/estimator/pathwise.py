@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..functional.noise import Source
 from ..graph.mode import Mode, Noise, Relaxed, Surrogate, Temperatures
 from ..graph.program import Program
-from ..model.base import Model
-from ..noise import Source
-from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights
+from ..model.model import Model
+from ..objective import LogWeights, Objective, Treatment, bound_target, log_weights, loss
 from ..spelling import require_one_of
 from ..temperature import MEASURED, PAPER, PAPER_PRIOR, ByStates
 from .base import Estimate
@@ -78,7 +78,7 @@ class Pathwise:
         _require_gradient(weights)
         is_bound = self.kl == "density" or (isinstance(target, Model) and target.q is None)
         bounds = bound_target(target, objective, relaxed=True) if is_bound else None
-        return Estimate.of(weights, objective, bound_target=bounds)
+        return Estimate(*loss(weights, objective), bounds, weights=weights)
 
     def _chosen_modes(self) -> tuple[Mode, Mode]:
         scored_by: Literal["density", "mass"] = "mass" if self.kl == "mass" else "density"
@@ -203,7 +203,7 @@ def _straight_through(
     _require_gradient(weights)
     # with an analytic KL, the mean of several weights may exceed the likelihood
     bounds = None if analytic and samples > 1 else bound_target(target, objective)
-    return Estimate.of(weights, objective, bound_target=bounds)
+    return Estimate(*loss(weights, objective), bounds, weights=weights)
 
 
 def _by_states(kl: Treatment | None) -> ByStates:

@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..functional.bound import average
+from ..functional.noise import Source
 from ..functional.signal import leave_one_out
 from ..graph.mode import Discrete
 from ..graph.program import Program
-from ..model.base import Model
-from ..noise import Source
+from ..model.model import Model
 from ..objective import Objective, bound_target, log_weights
 from .base import Estimate
 from .surrogate import surrogate

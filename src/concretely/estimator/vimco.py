@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..functional import signal
+from ..functional.noise import Source
 from ..graph.mode import Discrete
 from ..graph.program import Program
-from ..model.base import Model
-from ..noise import Source
+from ..model.model import Model
 from ..objective import Objective, bound, bound_target, log_weights
 from ..spelling import require_one_of
 from .base import Estimate

@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 
 from ..estimator import Estimator
 from ..graph.program import Program, eval_mode
-from ..model.base import Model
+from ..model.model import Model
 from ..objective import Objective, average, bound
 from .finding import Finding, GradientStudy
 from .progress import counting

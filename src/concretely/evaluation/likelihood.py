@@ -17,7 +17,7 @@ from ..functional.bound import total
 from ..functional.draw import Drawn
 from ..graph.mode import Discrete, Enumerate, Mode, Request
 from ..graph.program import eval_mode
-from ..model.base import Model
+from ..model.model import Model
 from ..objective import log_weights
 from ..spelling import LOOSE, explain_loose
 from .progress import Advance, counting

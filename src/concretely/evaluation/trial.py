@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from ..estimator import Estimator, estimate
 from ..graph.program import Program
-from ..model.base import Model
+from ..model.model import Model
 from ..objective import Objective
 from .progress import Advance
 from .tally import Tally

@@ -11,13 +11,13 @@ from ..evaluation import GradientStudy
 from ..model import Model
 from ..schedule import at_step
 from ..spelling import did_you_mean
+from ..training.folder import Run
 from ..training.method import estimator_of
 from ..training.own_method import estimator_from_text
 from ..training.own_recipe import OwnRecipe
 from ..training.paper import inputs_of, paper_recipe
 from ..training.recipe import ESTIMATORS, Recipe, resolve
 from ..training.rng import Order, Purpose, generator_of
-from ..training.run import Run
 from .subject import inputs_for, points_of
 
 TEMPERATURES = ("temperature", "prior_temperature")

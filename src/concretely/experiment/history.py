@@ -189,7 +189,9 @@ def _require_scored(result: CellResult, split: str, *, samples: int, both: bool)
     if metric.get("samples", 0) < samples:
         raise ValueError(f"it must be scored with {number} on {split}, got {metric.get('samples', 0):,}")
     if split != "train" and is_corrected(metric):  # models are compared by it
-        raise ValueError(f"all points must be scored with all samples on {split}, got {metric['thorough']:,} of them")
+        raise ValueError(
+            f"all points must be scored with all samples on {split}, got {metric['full_points']:,} of them"
+        )
     if metric.get("points", 0) <= SMOKE_POINTS:
         raise ValueError(f"it is a smoke test, scored on {metric.get('points', 0):,} points")
     if result.score(f"{split}_nll") is None:

@@ -1,14 +1,23 @@
-"""Images of a trained model, as tensors: samples, reconstructions and completions."""
+"""Images of a trained model, as tensors: samples, reconstructions and completions.
+
+Images are pixel probabilities, the means of p(x | z), since they are easier to read than bits drawn from p(x | z).
+"""
 
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float, Shaped
+from torch import Generator, Tensor, nn
 
 from ..data import Dataset
-from ..evaluation.pixel import reconstruct_pixels, sample_pixels
+from ..distribution import Bernoulli
+from ..evaluation.likelihood import require_positive
+from ..graph.mode import Discrete
+from ..graph.program import eval_mode
+from ..graph.run import run
+from ..graph.trace import Trace
 from ..model import Model
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.paper import inputs_of, paper_recipe
@@ -38,7 +47,7 @@ def sample_picture(
     *,
     rows: int,
     columns: int | None = None,
-    generator: torch.Generator,
+    generator: Generator,
 ) -> Picture:
     """Return samples of p(x) or, for a model of p(x | context), completions of contexts from the test set."""
     if not isinstance(model, Model):
@@ -74,7 +83,7 @@ def report_pictures(recipe: RunRecipe, model: nn.Module, data: Any) -> dict[str,
     return {"samples": samples, "reconstructions": Picture(reconstructed.unsqueeze(0), x)}
 
 
-def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: torch.Generator) -> dict[str, Picture]:
+def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: Generator) -> dict[str, Picture]:
     """Return samples and reconstructions if a model describes images of bits, else nothing."""
     split = "test" if isinstance(data, Dataset) or "test" in data.splits else "valid"
     if not isinstance(model, Model) or observed_bits(recipe, model, data, split) is None:
@@ -88,3 +97,40 @@ def _own_pictures(recipe: OwnRecipe, model: nn.Module, data: Any, generator: tor
         made = reconstruct_pixels(model, x, generator=generator)
         pictures["reconstructions"] = Picture(made.flatten(1).unsqueeze(0), x.flatten(1))
     return pictures
+
+
+def sample_pixels(
+    model: Model, samples: int, *context: Shaped[Tensor, "points given"], generator: Generator | None = None
+) -> Float[Tensor, "samples *points width"]:
+    """Return the pixel probabilities p(x | z) of images with latents z drawn from p.
+
+    For a model of p(x | context), pass the `context`: `samples` images are drawn for each of its data points.
+
+    >>> import concretely as c
+    >>> sample_pixels(c.density("2H-9V"), 6).shape
+    torch.Size([6, 9])
+    """
+    require_positive("samples", samples)
+    with eval_mode(model), torch.no_grad():
+        return _probabilities(run(model.p, *context, mode=Discrete(), samples=samples, generator=generator))
+
+
+def reconstruct_pixels(
+    model: Model, x: Shaped[Tensor, "points width"], *, generator: Generator | None = None
+) -> Float[Tensor, "points width"]:
+    """Return the pixel probabilities p(x | z) with latents z drawn from q(z | x), for each data point x."""
+    if model.q is None:
+        raise ValueError("a model must have q to reconstruct data, got none: draw completions instead")
+    if not len(x):
+        raise ValueError(f"x must have at least one data point, got shape {tuple(x.shape)}")
+    with eval_mode(model), torch.no_grad():
+        return _probabilities(model.trace(x, mode=Discrete(), generator=generator)[0])
+
+
+def _probabilities(trace: Trace) -> Tensor:
+    """Return the probabilities of the bits at the last node of a trace."""
+    *_, name = trace
+    law, outcome = trace[name].distribution, trace[name]
+    if not isinstance(law, Bernoulli):
+        raise ValueError(f"p must end with bits to be shown as an image, got {type(law).__name__} at node {name!r}")
+    return outcome.in_trace(law.probs.expand(outcome.seen.shape))

@@ -15,8 +15,8 @@ import torch
 from ..data import Dataset
 from ..file import writable_dir
 from ..spelling import did_you_mean
+from ..training.folder import restored
 from ..training.recipe import OF_DATA, Member, Recipe, overridden, read, resolve
-from ..training.run import restored
 from ..training.section import WHEN, sections
 from . import scheduler, scoring
 from .grid import differing_keys, expand_grid, recipe_names

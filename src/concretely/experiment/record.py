@@ -1,8 +1,7 @@
-"""The record of a run, `record.json`: its recipe, metrics and environment. Nothing in it identifies a user or a host.
+"""The record of a run, `record.json`: its recipe, metrics and environment, and nothing that identifies a user.
 
 A record has a checksum, so that a changed one is not taken for a result, and all that is shown of it is checked when it
-is read. Some keys of the file differ from the names in the code: `thorough` is `full_points`, and `made` is the
-environment in which a score was computed.
+is read.
 """
 
 import json
@@ -25,7 +24,7 @@ KEYS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """The keys that every record has."""
 NUMBERS = ("value", "standard_error", "effective_sample_size", "seconds")
 """The numbers of a metric, which may be null."""
-COUNTS = ("samples", "points", "thorough")
+COUNTS = ("samples", "points", "full_points")
 """The integers of a metric."""
 SHOWN = ("data", "estimator")
 """The texts of a recipe that are shown, besides its notation or its model."""
@@ -131,13 +130,13 @@ def merge_metrics(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
 
 def precision(metric: Mapping[str, Any]) -> tuple[int, int]:
     """Return a sort key for precision: the number of samples, then that of the data points scored with all of them."""
-    return metric.get("samples", 0), metric.get("thorough", metric.get("points", 0))
+    return metric.get("samples", 0), metric.get("full_points", metric.get("points", 0))
 
 
 def is_sufficient(metric: Mapping[str, Any], *, samples: int, full_points: int | None = None) -> bool:
     """Return whether a likelihood is at least as precise as requested. By default all data points need all samples.
 
-    >>> some = {"samples": 1_000, "points": 250, "thorough": 50}
+    >>> some = {"samples": 1_000, "points": 250, "full_points": 50}
     >>> [is_sufficient(some, samples=1_000, full_points=number) for number in (50, 51, None)]
     [True, False, False]
     """
@@ -148,7 +147,7 @@ def is_sufficient(metric: Mapping[str, Any], *, samples: int, full_points: int |
 def is_corrected(metric: Mapping[str, Any]) -> bool:
     """Return whether only some data points were scored with all samples, and the others were corrected."""
     points = metric.get("points", 0)
-    return bool(metric.get("thorough", points) < points)
+    return bool(metric.get("full_points", points) < points)
 
 
 def validation_nll(record: Mapping[str, Any] | None) -> float:

@@ -18,10 +18,10 @@ from ..data import Bits
 from ..file import write_text
 from ..training import loop
 from ..training.callback import Callbacks
+from ..training.folder import Run, data_of, load_recipe, restored
 from ..training.origin import sign_run
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.recipe import FILE, Member
-from ..training.run import Run, data_of, load_recipe, restored
 from . import scoring
 from .record import FILE as RECORD
 from .record import is_sufficient, read_record, recipe_settings, score_key

@@ -20,9 +20,9 @@ from ..file import file_lock
 from ..graph.program import eval_mode
 from ..model import Model
 from ..model.paper import RARE
+from ..training.folder import Run
 from ..training.own_recipe import RunRecipe
 from ..training.rng import Purpose, generator_of
-from ..training.run import Run
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 from .subject import inputs_for, observed_bits, points_of, relaxed_estimator
 
@@ -125,7 +125,7 @@ def likelihood_metric(found: Likelihood) -> dict[str, Any]:
         "standard_error": found.standard_error,
         "samples": found.samples,
         "points": len(found.log_likelihood),
-        "thorough": found.full_points,
+        "full_points": found.full_points,
         "effective_sample_size": found.effective_sample_size.mean().item(),
         "seconds": found.seconds,
     }
@@ -149,7 +149,7 @@ def add_scores(
     environment = describe_environment(str(next(model.parameters()).device))
     new = {score_name(score, split): score_metric(score) for split, score in found.items()} | dict(others)
     if environment != run.environment:  # scored in another environment than trained
-        new = {name: {**metric, "made": environment} for name, metric in new.items()}
+        new = {name: {**metric, "environment": environment} for name, metric in new.items()}
     baselines = {split: independent_pixels(run.recipe, data, split=split, model=model) for split in found}
     new |= {f"{split}_factorised_nll": metric for split, metric in baselines.items() if metric is not None}
     path, before = folder / FILE, dict[str, Any]()

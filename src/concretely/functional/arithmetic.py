@@ -1,6 +1,7 @@
 """Arithmetic that neither overflows nor cancels: conversions of dtypes, temperatures, and recovery of the noise.
 
-`is_hidden` and `bool_or_none` handle tensors whose data cannot be read: in a compiler, CUDA graph capture or `vmap`.
+`is_hidden` and `bool_or_none` handle tensors whose data cannot be read: in a compiler, CUDA graph capture, trace or
+`vmap`.
 """
 
 import math
@@ -12,9 +13,18 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 
+def is_traced(value: Tensor) -> bool:
+    """Return whether operations on a tensor are recorded, to run later on other data: by a compiler or a trace."""
+    return (
+        torch.compiler.is_compiling()
+        or (value.is_cuda and torch.cuda.is_current_stream_capturing())
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 def is_hidden(value: Tensor) -> bool:
-    """Return whether the data of a tensor cannot be read: inside compilation, graph capture or `vmap`."""
-    if torch.compiler.is_compiling() or (value.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """Return whether the data of a tensor cannot be read, or would not be those of later calls (see `bool_or_none`)."""
+    if is_traced(value):
         return True
     try:
         value.data_ptr()
@@ -24,8 +34,8 @@ def is_hidden(value: Tensor) -> bool:
 
 
 def bool_or_none(condition: Tensor) -> bool | None:
-    """Return the value of a condition, or None inside compilation, graph capture or `vmap`."""
-    if torch.compiler.is_compiling() or (condition.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """Return the value of a condition, or None inside compilation, graph capture, `torch.jit.trace` or `vmap`."""
+    if is_traced(condition):
         return None
     try:
         return bool(condition)

@@ -5,10 +5,11 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ..kernel.operator import Arranged, operator, row_sums
-from ..noise import fractions, logistic_of
-from ..noise import logistic as noise
+from ..kernel.layout import row_sums
+from ..kernel.operator import Arranged, operator
 from .arithmetic import cast, compute_dtype
+from .noise import fractions, logistic_of
+from .noise import logistic as noise
 
 __all__ = ["draw", "interpolated_log_mass", "log_likelihood", "log_mass", "noise", "push", "score"]
 

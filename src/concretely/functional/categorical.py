@@ -4,12 +4,13 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Size, Tensor
 
-from ..kernel.operator import operator, row_sums
+from ..kernel.layout import row_sums
+from ..kernel.operator import operator
 from ..kernel.tile import fits
-from ..noise import gumbel as noise
 from .arithmetic import to_float64
 from .hypercube import category_of, corners
 from .log_simplex import noise_of_key, one_hot_argmax, perturb
+from .noise import gumbel as noise
 
 __all__ = ["draw", "expectation", "log_mass", "log_probs", "noise", "push", "score", "weighted"]
 

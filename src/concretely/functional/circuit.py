@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
-from ..noise import Source, uniform
 from ..spelling import did_you_mean
 from . import logistic, normal
 from .arithmetic import Temperature, log_temperature, to_float64
+from .noise import Source, uniform
 
 
 def odd(function: Callable[[Tensor], Tensor], argument: Tensor) -> Tensor:

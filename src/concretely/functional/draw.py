@@ -13,8 +13,8 @@ from jaxtyping import Float64
 from torch import Size, Tensor
 
 from ..kernel.operator import is_plain, is_watched
-from ..noise import Source, key_of
 from .arithmetic import Temperature, cast, compute_dtype
+from .noise import Source, key_of
 from .squashing import Squashing
 
 
@@ -98,11 +98,10 @@ class _Push(torch.autograd.Function):
 
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
     """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
-    if law.score is not None and all(map(_is_one_number, temperature)):
-        scores = _score_by_kernel(law, value, logits, lambda: _of_member(value, *temperature), axes)
-        if scores is not None:
-            return scores
-    return sum_axes(cast(law.log_density(value, logits, *temperature), logits.dtype), axes)
+    defined = partial(law.log_density, value, logits, *temperature)
+    if law.score is None or not all(map(_is_one_number, temperature)):
+        return sum_axes(cast(defined(), logits.dtype), axes)
+    return _scored(law, value, logits, lambda: _of_member(value, *temperature), axes, defined)
 
 
 def draw_state(
@@ -128,10 +127,8 @@ def draw_state(
 
 def score_state(law: Any, value: Tensor, logits: Tensor, *, squash: str, axes: int = 0) -> Tensor:
     """Return the log probabilities of states in the logits' dtype, summed over the last `axes` batch axes."""
-    scores = _score_by_kernel(law, value.detach(), logits, lambda: squash, axes)
-    if scores is not None:
-        return scores
-    return sum_axes(cast(law.log_mass(value, logits, squash), logits.dtype), axes)
+    defined = partial(law.log_mass, value, logits, squash)
+    return _scored(law, value.detach(), logits, lambda: squash, axes, defined)
 
 
 def sum_axes(log_prob: Tensor, axes: int) -> Tensor:
@@ -185,17 +182,18 @@ def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int
     return *drawn, summed
 
 
-def _score_by_kernel(law: Any, value: Tensor, logits: Tensor, last: Callable[[], Any], axes: int) -> Tensor | None:
-    """Return the log probabilities computed by a kernel, or None if it cannot run.
+def _scored(
+    law: Any, value: Tensor, logits: Tensor, last: Callable[[], Any], axes: int, defined: Callable[[], Tensor]
+) -> Tensor:
+    """Return log probabilities computed by a kernel or, if it cannot run, by `defined`.
 
-    It requires that the batch shape of the value ends in that of the logits. `last` returns the third argument of the
-    kernel.
+    A kernel requires that the batch shape of the value ends in that of the logits. `last` returns its third argument.
     """
     batch, lead = logits.shape[: logits.dim() - law.category_axes], value.shape[: value.dim() - law.category_axes]
-    if lead[len(lead) - len(batch) :] != batch or not value.numel() or axes > len(batch):
-        return None
-    values = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])
-    flat, length = logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]), batch[len(batch) - axes :].numel()
-    if not law.score.runs_kernel(values, flat, None, length):
-        return None
-    return cast(law.score.launched(values, flat, last(), length).reshape(lead[: len(lead) - axes]), logits.dtype)
+    if lead[len(lead) - len(batch) :] == batch and value.numel() and axes <= len(batch):
+        values = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])
+        flat, length = logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]), batch[len(batch) - axes :].numel()
+        if law.score.runs_kernel(values, flat, None, length):
+            scores = law.score.launched(values, flat, last(), length)
+            return cast(scores.reshape(lead[: len(lead) - axes]), logits.dtype)
+    return sum_axes(cast(defined(), logits.dtype), axes)

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..noise import gumbel as noise
 from .arithmetic import Temperature, invert_noise, log_temperature, over_categories, to_float64
 from .log_simplex import noise_behind, noise_of_key, pull, push
 from .node import node_operators
+from .noise import gumbel as noise
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "pull", "push", "score"]
 

@@ -14,11 +14,11 @@ from jaxtyping import Bool, Float
 from numpy.polynomial.hermite import hermgauss
 from torch import Tensor
 
-from ..noise import normal as noise
 from . import normal
 from .arithmetic import Temperature, invert_noise, log_temperature, over_categories
 from .log_simplex import noise_behind, noise_of_key, pull, push
 from .node import node_operators
+from .noise import normal as noise
 from .normal import LOG_TWO_PI
 
 __all__ = ["draw", "log_density", "log_density_at_edge", "log_density_of_noise", "noise", "pull", "push", "score"]

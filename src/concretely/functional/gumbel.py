@@ -3,8 +3,8 @@ r"""The Gumbel variable: $X = \log α - \log(-\log U)$, whose log density at z =
 from jaxtyping import Float
 from torch import Tensor
 
-from ..noise import gumbel as noise
 from .arithmetic import to_float64
+from .noise import gumbel as noise
 
 __all__ = ["EULER", "log_density", "log_density_of_noise", "noise", "push"]
 

@@ -16,11 +16,11 @@ from torch import Generator, Tensor
 
 from ..kernel.operator import is_enabled
 from ..kernel.tile import fits
-from ..noise import Keys, Source, few_exponential, gumbel, numbers_of
 from . import exp_concrete
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .draw import draw_node, is_recorded
 from .log_simplex import one_hot_argmax, perturb
+from .noise import Keys, Source, few_exponential, gumbel, numbers_of
 from .squashing import Argmax, Exponential
 
 FEW = 1024

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from ..noise import fractions, gumbel_of, normal_of, uniform_of
 from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, to_float64
+from .noise import fractions, gumbel_of, normal_of, uniform_of
 
 
 def push(

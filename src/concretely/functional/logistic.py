@@ -11,11 +11,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ..noise import fractions, logistic_of
-from ..noise import logistic as noise
 from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
 from .node import node_operators
+from .noise import fractions, logistic_of
+from .noise import logistic as noise
 
 __all__ = [
     "draw",

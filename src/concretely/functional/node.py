@@ -6,7 +6,8 @@ from typing import Any
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from ..kernel.operator import Operator, operator, row_sums
+from ..kernel.layout import row_sums
+from ..kernel.operator import Operator, operator
 from ..kernel.tile import fits
 from .arithmetic import Temperature, invert_noise
 from .squashing import squashed

@@ -224,16 +224,16 @@ def _score_on_simplex(
     temperature: Temperature,
 ) -> Score:
     """Score a point of the simplex. The entries marked `lost` are on the edge: they lie anywhere below `border`."""
-    lost_any = not _has_none(lost.any(-1))
-    value = torch.where(lost, border, value) if lost_any else value
+    on_edge = lost.any(-1)
+    has_none = _has_none(on_edge)
+    value = value if has_none else torch.where(lost, border, value)
     # an entry above 1/2 is more precise as 1 minus the sum of the others
     largest = value > 0.5
     others = torch.where(largest, 0, value).sum(-1, keepdim=True)
     node = torch.where(largest, torch.log1p(-others.clamp(max=0.5)), torch.where(largest, 1, value).log())
-    if lost_any:
-        log_density = law.log_density_at_edge(node, logits, temperature, lost)
-    else:
-        log_density = law.log_density(node, logits, temperature)
+    log_density = law.log_density(node, logits, temperature)
+    if not has_none:  # the score of one point must not depend on the others, not even by rounding
+        log_density = torch.where(on_edge, law.log_density_at_edge(node, logits, temperature, lost), log_density)
     return Score(log_density, node.sum(-1))
 
 

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..noise import Source, exponential
 from .arithmetic import cast, compute_dtype
+from .noise import Source, exponential
 
 Weight = Literal["softmax", "gumbel-softmax", "gumbel-rao", "reinmax"]
 """The names of the surrogates."""

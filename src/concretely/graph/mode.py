@@ -22,7 +22,7 @@ from ..distribution.node import Node, Relaxation
 from ..distribution.variable import DiscreteVariable
 from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
 from ..functional.draw import Drawn, sum_axes
-from ..noise import Source, seeded
+from ..functional.noise import Source, seeded
 from ..spelling import did_you_mean, require_one_of
 from ..temperature import ByStates
 from .trace import Outcome, Rows, Trace

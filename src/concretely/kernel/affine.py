@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .deferred import gradient_of_weight, multiplied
 from .launch import Launched
+from .layout import partial_sums, rows, sum_parts
 from .native import tanh_half
-from .operator import partial_sums, rows, sum_parts
 from .tile import ceil_div
 
 FEW = 256

@@ -13,8 +13,8 @@ from .affine import Tile
 from .affine import product as multiply
 from .deferred import gradient_of_weight, multiplied
 from .launch import Launched
+from .layout import partial_sums, rows, sum_parts
 from .native import both, log1p
-from .operator import partial_sums, rows, sum_parts
 from .tile import ceil_div, power
 
 HIGH, WARPS, STAGES = 128, 4, 3

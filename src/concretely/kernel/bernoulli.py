@@ -7,8 +7,8 @@ from torch import Tensor
 
 from . import row as binary
 from .launch import Launched
+from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
-from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import words_beside
 
 

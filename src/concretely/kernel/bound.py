@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .operator import rows, sum_parts
+from .layout import rows, sum_parts
 from .tile import ceil_div, power
 
 BLOCK = 64

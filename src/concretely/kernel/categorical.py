@@ -8,8 +8,8 @@ from torch import Tensor
 from . import category as nary
 from .exp_concrete import exponential
 from .launch import Launched
+from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import exp, log
-from .operator import partial_sums, row_sums, rows, sum_parts
 from .philox import quarter, words_beside
 from .row import gradients_of_mass, point_of
 from .tile import draw_tile, power, score_tile, unit_tile

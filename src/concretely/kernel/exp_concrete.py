@@ -15,8 +15,8 @@ from torch import Tensor
 
 from . import category as nary
 from .launch import Launched
-from .native import NATIVE, exp, log, precise_log, reciprocal, whole_difference
-from .operator import partial_sums, row_sums, rows, sum_parts
+from .layout import partial_sums, row_sums, rows, sum_parts
+from .native import LARGEST_BELOW_ONE, NATIVE, SMALLEST, exp, log, precise_log, reciprocal, whole_difference
 from .philox import fraction, normal, quarter, words_beside
 from .row import point_of
 from .tile import draw_tile, score_tile, unit_tile
@@ -31,7 +31,7 @@ def log_of_mean(total, N: tl.constexpr):
 @triton.jit
 def exponential(word):
     """Return standard exponential noise, exp(-g) for Gumbel noise g, from the upper tail probability of g."""
-    tail = fraction(word, False) * 0.99999994  # 1 - 2⁻²⁴, since the largest fraction was rounded to 1
+    tail = fraction(word, False) * LARGEST_BELOW_ONE  # since the largest fraction was rounded to 1
     # up to one half by the series of 2 artanh t / (2 - t), in which small terms are not lost
     ratio = tail * reciprocal(2 - tail)
     s = ratio * ratio
@@ -94,7 +94,7 @@ def _draw(
             else:
                 sums += nary.in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
             if SQUASH == "simplex":
-                point = tl.minimum(tl.maximum(exp(found), 9.860761315262648e-32), 1.0)
+                point = tl.minimum(tl.maximum(exp(found), SMALLEST), 1.0)
                 tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
             if SQUASH == "one-hot":
                 largest = category == tl.argmax(cooled, 1)[:, None]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from . import row as binary
 from .launch import Launched
-from .native import difference, exp, log, reciprocal, sigmoid, tanh_half, times
-from .operator import partial_sums, row_sums, rows, sum_parts
+from .layout import partial_sums, row_sums, rows, sum_parts
+from .native import LARGEST_BELOW_ONE, SMALLEST, difference, exp, log, reciprocal, sigmoid, tanh_half, times
 from .philox import fraction, logistic, words_beside
 
 
@@ -25,7 +25,7 @@ def squashed(node, SQUASH: tl.constexpr):
     elif SQUASH == "bit":
         value = (node >= 0).to(tl.float32)
     else:
-        value = tl.clamp(sigmoid(node), 9.860761315262648e-32, 0.99999994, tl.PropagateNan.ALL)
+        value = tl.clamp(sigmoid(node), SMALLEST, LARGEST_BELOW_ONE, tl.PropagateNan.ALL)
     return value
 
 

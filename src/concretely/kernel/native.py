@@ -14,6 +14,14 @@ NATIVE = tl.constexpr(isinstance(_compiled, triton.JITFunction) and torch.versio
 """Whether these instructions exist. They exist neither in the interpreter nor on AMD GPUs."""
 
 
+SMALLEST = tl.constexpr(9.860761315262648e-32)
+"""The smallest value on the unit interval and on the simplex, as in `functional.edge`."""
+LARGEST_BELOW_ONE = tl.constexpr(0.99999994)
+"""1 - 2⁻²⁴, the largest float32 below 1."""
+LOG_2_BY_EXPONENT = tl.constexpr(8.262958320e-08)
+"""The logarithm of 2, divided by 2²³, the unit of an exponent in the bits of a float32."""
+
+
 @triton.jit
 def _instruction(x, CODE: tl.constexpr):
     """Apply an instruction to float32 numbers."""
@@ -49,7 +57,7 @@ def precise_log(x):
     even = ((-0.130310059 * s - 0.121483363) * s - 0.166846052) * s - 0.2499962
     odd = (0.140869141 * s + 0.139814854) * s + 0.200120345
     rest = ((odd * m + even) * m + 0.333331972) * m - 0.5
-    return exponent.to(tl.float32) * 8.262958320e-08 + (rest * s + m)  # log 2, by 2²³
+    return exponent.to(tl.float32) * LOG_2_BY_EXPONENT + (rest * s + m)
 
 
 @triton.jit

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .operator import rows
+from .layout import rows
 from .tile import power
 
 BLOCK = 4096

@@ -386,25 +386,3 @@ def is_plain(leaves: Sequence[Any]) -> bool:
     # tensor subclasses may represent something else
     kinds = {type(each) for each in leaves}
     return not any(issubclass(kind, Tensor) for kind in kinds - {Tensor, nn.Parameter, int, float, bool, str})
-
-
-def rows(tensor: Tensor) -> Tensor:
-    """Return a tensor in which each member is contiguous, copied only if needed. Members may share memory."""
-    whole = tensor.is_contiguous() or (len(tensor) and tensor[0].is_contiguous())
-    return tensor if whole else tensor.contiguous()
-
-
-def partial_sums(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory for partial sums in the shape of `like`, in float32, or in `dtype` if there is one part."""
-    shape = (len(like), parts, *like.shape[1:])
-    return like.new_empty(shape, dtype=dtype if parts == 1 else torch.float32)
-
-
-def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sum of partial sums."""
-    return parts.squeeze(1) if parts.shape[1] == 1 else parts.sum(1).to(dtype)
-
-
-def row_sums(log_prob: Tensor, length: int) -> Tensor:
-    """Return the sums over rows of `length` neighbouring units, along the last axis."""
-    return log_prob if length == 1 else log_prob.unflatten(-1, (log_prob.shape[-1] // length, length)).sum(-1)

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .native import log, log2, product, reciprocal, signed_as
+from .native import LOG_2_BY_EXPONENT, log, log2, product, reciprocal, signed_as
 from .tile import ceil_div
 
 BLOCK = 256
@@ -64,7 +64,7 @@ def logistic(word):
     part = (bits - power).to(tl.float32, bitcast=True)  # from √½ to √2
     # the logarithm of the third power, whose error near 1 is then divided by 3
     size = log2(part * part * part) * -0.23104906018664842 + (rest + rest)
-    return signed_as(power.to(tl.float32) * -8.262958320e-08 + size, word)  # log 2, by 2²³
+    return signed_as(size - power.to(tl.float32) * LOG_2_BY_EXPONENT, word)
 
 
 @triton.jit

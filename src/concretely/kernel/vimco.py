@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
+from .layout import rows
 from .native import log1p
-from .operator import rows
 from .tile import ceil_div
 
 BLOCK = 64

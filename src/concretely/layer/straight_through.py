@@ -9,9 +9,9 @@ from torch import Generator, Tensor
 
 from ..functional.arithmetic import cast, compute_dtype
 from ..functional.categorical import push
+from ..functional.noise import gumbel
 from ..functional.squashing import straight_through as with_gradient_of
 from ..functional.weight import Weight, surrogate
-from ..noise import gumbel
 from ..spelling import did_you_mean
 from .gumbel import gumbel_softmax, require_floating
 
@@ -38,6 +38,7 @@ def straight_through(
 
     As in `gumbel_softmax`, noise is always added: use `logits.argmax(-1)` for a deterministic choice.
 
+    >>> import torch
     >>> gate = straight_through(torch.zeros(2, 3, requires_grad=True), "reinmax")
     >>> gate.sum(-1).tolist(), gate.requires_grad
     ([1.0, 1.0], True)

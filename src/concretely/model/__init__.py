@@ -1,6 +1,6 @@
 """Latent variable models."""
 
-from .base import Model
+from .model import Model
 from .paper import density, prediction
 
 __all__ = ["Model", "density", "prediction"]

@@ -18,7 +18,7 @@ from ..functional.affine import affine
 from ..functional.arithmetic import bool_or_none, cast, compute_dtype, is_hidden
 from ..graph.program import Draw
 from ..notation import Architecture, Layer, Link, parse
-from .base import Model
+from .model import Model
 
 RARE = 1e-3
 """Base rates are clamped to [RARE, 1 - RARE], since a pixel that is always off would have an infinite logit."""

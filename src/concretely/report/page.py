@@ -16,8 +16,8 @@ from ..experiment.picture import Picture
 from ..experiment.record import format_metric, format_value, is_corrected, model_title
 from ..file import atomic_write, write_text
 from ..spelling import explain_loose, printable
+from ..training.folder import Run
 from ..training.own_recipe import OwnRecipe
-from ..training.run import Run
 from .curve import Row, draw_curve
 from .image import CAPTIONS, draw_picture
 from .style import render_figure
@@ -157,7 +157,7 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
     words = name.split("_")
     meaning = [metric.get("meaning", MEANINGS.get(words[-1], ""))]
     if "samples" in metric:
-        some = f" for {metric['thorough']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
+        some = f" for {metric['full_points']:,} of {metric['points']:,} data points" if is_corrected(metric) else ""
         samples = f"{metric['samples']:,} sample{'s' * (metric['samples'] != 1)} of the latents{some}"
         meaning += [f"Estimated from {samples}.", explain_loose(metric.get("effective_sample_size"))]
     title = metric.get("title", " ".join(word.upper() if word == "nll" else word for word in words))

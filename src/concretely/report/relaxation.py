@@ -3,16 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 
-import torch
-from jaxtyping import Float
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Circle, Polygon
-from torch import Tensor
 
-from ..distribution import BinaryConcrete, Concrete, Logistic
-from ..functional.arithmetic import Temperature
+from ..evaluation.illustration import BinaryDensity, SimplexDensity, binary_density, simplex_density
 from ..spelling import format_number
 from .style import DARK, INK, PALE, SHADES, STRONG
 
@@ -27,12 +24,7 @@ def simplex(alpha: Sequence[float], temperatures: Sequence[float]) -> Figure:
     separate scale for each panel. At temperature zero there is no density: each vertex has a white circle whose area is
     the probability of its category. See [maddison2017concrete], figure 2.
     """
-    if len(alpha) != 3:
-        raise ValueError(f"alpha must be three positive numbers, got {len(alpha)}")
-    logits = torch.tensor(alpha, dtype=torch.float64).log()
-    return _page(
-        temperatures, lambda axes, value: _draw_simplex(axes, Concrete(logits=logits, temperature=value)), height=2.5
-    )
+    return _page(temperatures, lambda axes, value: _draw_simplex(axes, simplex_density(alpha, value)), height=2.5)
 
 
 def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
@@ -41,37 +33,7 @@ def binary(alpha: float, temperatures: Sequence[float]) -> Figure:
     `alpha` is the odds of one. Values that round to one are dark and those that round to zero are pale; their shares
     are the same at every temperature. Each density has its own scale. See [maddison2017concrete], figure 3.
     """
-    logits = torch.tensor(alpha, dtype=torch.float64).log()
-    return _page(
-        temperatures,
-        lambda axes, value: _draw_binary(axes, BinaryConcrete(logits=logits, temperature=value)),
-        height=2.9,
-    )
-
-
-def tiles(side: int) -> Float[Tensor, "tiles 3 3"]:
-    """Return the corners of equal triangles that tile the simplex, `side` of them along a side.
-
-    >>> tiles(200).shape
-    torch.Size([40000, 3, 3])
-    """
-    corner = torch.eye(3, dtype=torch.float64)
-    upright = _lattice(side - 1)[:, None] + corner
-    inverted = _lattice(side - 2)[:, None] + 1 - corner
-    return torch.cat([upright, inverted]) / side
-
-
-def ceiling(density: Float[Tensor, "points"], temperature: Temperature, *, n: int) -> float:
-    """Return the density at the top of the scale: the maximum or, if the density is unbounded, the 95th percentile."""
-    bounded = temperature >= n - 1  # at lower temperatures the density is unbounded at the vertices
-    height = float(density.max() if bounded else density.quantile(0.95))
-    return height or 1.0  # all mass may lie between the points
-
-
-def _lattice(total: int) -> Float[Tensor, "points 3"]:
-    """Return all triples of nonnegative integers with a given sum."""
-    points = [(i, j, total - i - j) for i in range(total + 1) for j in range(total + 1 - i)]
-    return torch.tensor(points, dtype=torch.float64).view(-1, 3)
+    return _page(temperatures, lambda axes, value: _draw_binary(axes, binary_density(alpha, value)), height=2.9)
 
 
 def _page(temperatures: Sequence[float], draw: Callable[[Axes, float], None], *, height: float) -> Figure:
@@ -89,20 +51,18 @@ def _page(temperatures: Sequence[float], draw: Callable[[Axes, float], None], *,
     return figure
 
 
-def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
+def _draw_simplex(axes: Axes, found: SimplexDensity) -> None:
     """Draw the density on a triangle, which is dark where the density is zero."""
     radii = [0.0, 0.0, 0.0]
-    if relaxed.temperature == 0:
-        radii = [0.17 * math.sqrt(mass) for mass in relaxed.discretize().probs.tolist()]
+    if found.density is None:
+        radii = [0.17 * math.sqrt(mass) for mass in found.masses]
         axes.add_patch(Polygon(VERTICES, facecolor=DARK))
         for vertex, radius in zip(VERTICES, radii, strict=True):
             axes.add_patch(Circle(vertex, radius, facecolor="white", edgecolor=DARK, linewidth=0.8))
     else:
-        tile = tiles(200)  # two dots wide
-        density = relaxed.log_prob(tile.mean(1)).exp()
-        x, y = (tile @ torch.tensor(VERTICES, dtype=torch.float64)).view(-1, 2).T.numpy()
-        triangles, top = torch.arange(len(x)).view(-1, 3).numpy(), ceiling(density, relaxed.temperature, n=3)
-        shades = axes.tripcolor(x, y, triangles=triangles, facecolors=density.numpy(), cmap=SHADES, vmin=0, vmax=top)
+        x, y = (found.tiles.numpy() @ np.array(VERTICES)).reshape(-1, 2).T
+        triangles, density = np.arange(len(x)).reshape(-1, 3), found.density.numpy()
+        shades = axes.tripcolor(x, y, triangles=triangles, facecolors=density, cmap=SHADES, vmin=0, vmax=found.top)
         shades.set_rasterized(True)  # as vectors the tiles would take megabytes
         axes.add_patch(Polygon(VERTICES, fill=False, edgecolor=DARK, linewidth=0.8))
     for (x, y), name in zip(VERTICES, ("(1, 0, 0)", "(0, 1, 0)", "(0, 0, 1)"), strict=True):
@@ -111,36 +71,31 @@ def _draw_simplex(axes: Axes, relaxed: Concrete) -> None:
     axes.set(xlim=(-0.2, 1.2), ylim=(-0.27, 1.12), aspect="equal")
 
 
-def _draw_binary(axes: Axes, relaxed: BinaryConcrete) -> None:
+def _draw_binary(axes: Axes, found: BinaryDensity) -> None:
     """Draw the sigmoid, the density of its input below it, and the density of its output to its right."""
     box = axes.inset_axes((0.1, 0.48, 0.62, 0.52))
     below = axes.inset_axes((0.1, 0.18, 0.62, 0.26), sharex=box)
     beside = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
 
-    reach = 6 + abs(float(relaxed.logits))
-    half = reach * torch.linspace(1e-9, 1, 200, dtype=torch.float64)  # both sides end next to the step at 0
-    noisy = torch.cat([-half.flip(0), half])
-    law = Logistic(logits=relaxed.logits, temperature=1.0).log_prob(noisy).exp()
+    noisy, law = found.noisy.numpy(), found.noisy_density.numpy()
     for side, color in ((noisy < 0, PALE), (noisy > 0, STRONG)):
-        below.fill_between(noisy[side].numpy(), law[side].numpy(), color=color, linewidth=0)
-    box.plot(noisy.numpy(), relaxed.push(noisy - relaxed.logits).numpy(), color=DARK, linewidth=1.6)
+        below.fill_between(noisy[side], law[side], color=color, linewidth=0)
+    box.plot(noisy, found.squashed.numpy(), color=DARK, linewidth=1.6)
 
-    if relaxed.temperature == 0:
-        mass = float(relaxed.discretize().probs)
-        beside.barh([0, 1], [1 - mass, mass], height=0.06, color=[PALE, STRONG])
+    if found.density is None:
+        beside.barh([0, 1], [1 - found.mass, found.mass], height=0.06, color=[PALE, STRONG])
         beside.set_xlim(0, 1)
     else:
-        value = torch.linspace(0, 1, 401, dtype=torch.float64)[1:-1]
-        density = relaxed.log_prob(value).exp()
+        value, density = found.value.numpy(), found.density.numpy()
         for side, color in ((value <= 0.5, PALE), (value >= 0.5, STRONG)):
-            beside.fill_betweenx(value[side].numpy(), density[side].numpy(), color=color, linewidth=0)
-        beside.set_xlim(0, 1.05 * ceiling(density, relaxed.temperature, n=2))
+            beside.fill_betweenx(value[side], density[side], color=color, linewidth=0)
+        beside.set_xlim(0, 1.05 * found.top)
 
     for plot in (box, below):
         plot.axvline(0, color=INK, linewidth=0.6, linestyle=":")
     for plot in (box, beside):
         plot.axhline(0.5, color=INK, linewidth=0.6, linestyle=":")
-    box.set(xlim=(-reach, reach), ylim=(-0.05, 1.05), yticks=[0, 0.5, 1], yticklabels=["0", "1/2", "1"])
+    box.set(xlim=(noisy[0], noisy[-1]), ylim=(-0.05, 1.05), yticks=[0, 0.5, 1], yticklabels=["0", "1/2", "1"])
     box.tick_params(labelsize=7, bottom=False, labelbottom=False)
     below.set(ylim=(0, None), xticks=[0], yticks=[])
     axes.xaxis.label.set_x(0.41)  # below the curve

@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from ..environment import PRECISIONS
 from ..experiment.claim import TemperaturePoint
 from ..experiment.paper import RUNS, CellResult, Experiment, cell_title
 from ..experiment.plan import train_command
@@ -21,9 +22,6 @@ from .diagram import side_by_side
 from .page import embed_figure, render_template
 from .relaxation import binary, simplex
 from .table import MISSING, Grid, cell_grid, format_comparison, format_cost, format_score
-
-PRECISIONS = {"high": "tf32", "medium": "bfloat16"}
-"""The values of the flag --precision by torch's names of matmul precisions, except the default."""
 
 
 def markdown_report(review: Review) -> str:
@@ -101,8 +99,9 @@ def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
     for row, record in known.items():
         if device := record["device"]:
             devices.add(device.get("gpu") or device.get("cpu") or "an unnamed device")
-        recipe, precision = resolve(**record["recipe"]), PRECISIONS.get(device.get("float32_products", ""))
-        options = {"score_samples": each.score_samples, "precision": precision}
+        recipe, multiplied = resolve(**record["recipe"]), device.get("matmul_precision", "highest")
+        precision = next((name for name, torchs in PRECISIONS.items() if torchs == multiplied), "float32")
+        options = {"score_samples": each.score_samples, "precision": None if precision == "float32" else precision}
         command = train_command(recipe, RUNS / each.name / cell_title(recipe), **options)
         commands.append((row, printable(command).replace("\n", r"\n")))
     return {
@@ -120,7 +119,7 @@ def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
     scores = [score for record in records if is_corrected(score := record["metrics"].get("train_nll", {}))]
     if not scores:
         return ""
-    numbers = " or ".join(f"{number:,}" for number in sorted({score["thorough"] for score in scores}))
+    numbers = " or ".join(f"{number:,}" for number in sorted({score["full_points"] for score in scores}))
     return (
         f"In {len(scores)} of them {numbers} of the training points had all samples and the others 1,000, corrected by "
         f"the mean difference (`evaluate --full-points`)."

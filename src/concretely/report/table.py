@@ -136,7 +136,7 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
         add_row(table, "independent pixels", data, "", "", nll)
     for index, record in enumerate(records):
         recipe, scored = record["recipe"], record["metrics"][score_key(record["metrics"], split)]
-        some = f" for {scored['thorough']:,} points" if is_corrected(scored) else ""
+        some = f" for {scored['full_points']:,} points" if is_corrected(scored) else ""
         add_row(
             table,
             model_title(recipe),

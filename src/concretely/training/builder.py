@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..graph.program import Draw
-from ..model.base import as_module
+from ..model.model import as_module
 from ..spelling import did_you_mean
 from .rng import Purpose, seed_of
 

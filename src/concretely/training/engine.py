@@ -18,18 +18,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
+from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
-from ..noise import Keys
 from .capture import Captured
 from .feed import Inputs
-from .optimizer import ParameterState, StepLog, guard_
+from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
 from .rng import Purpose, seed_torch, torch_generators
 from .step_table import StepTable
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import TorchUpdate
-from .update import OwnUpdate, Update
 
 if TYPE_CHECKING:
     from .train_state import TrainState
@@ -184,7 +183,8 @@ class _Program:
             seed_torch(self._task.recipe.seed, step, self._runs[0].device)
         work = gap, self._table.prepare(step)
         if work not in self._works:
-            self._works[work] = Captured(partial(self._step, gap=gap), self._stream, note=self._note)
+            take = partial(self._step, gap=gap)
+            self._works[work] = take if self._stream is None else Captured(take, self._stream, note=self._note)
         try:
             self._works[work]()
         except ValueError:  # distributions refuse what is not finite
@@ -272,7 +272,7 @@ class _Program:
 
     def _norm(self, gradients: dict[str, Tensor]) -> Float[Tensor, " members"]:
         """Return the norm of the gradient of every member."""
-        each = [torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients.values()]
+        each = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients.values()]
         norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(self._ones.dtype) for one in each]), dim=0)
         return norm
 
@@ -295,20 +295,34 @@ class _Program:
             found: Tensor = function(own, Keys(keys[:, 0], seeds_torch=seeds), tuple(numbers))
             return found.unsqueeze(0)
 
-        known = {name for name, _ in (*function.named_parameters(), *function.named_buffers())}
-        parameters, others = (
-            {name: each for name, each in part.items() if name in known} for part in (self._leaves, self._constants)
-        )
+        places = _places(function)
+        own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
-        def of_member(parameters: State, others: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
+        def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
             given = inputs, Keys(keys, seeds_torch=seeds), tuple(controls)
-            loss: Tensor = functional_call(function, (parameters, others), given)
+            tensors = {place: own[name] for place, name in places.items()}
+            loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
 
-        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 0, 1, 1), randomness="error" if seeds else "different")(
-            parameters, others, inputs, keys, controls
+        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 1, 1), randomness="error" if seeds else "different")(
+            own, inputs, keys, controls
         )
         return stacked
+
+
+def _places(function: nn.Module) -> dict[str, str]:
+    """Return the name of every parameter and buffer for each place where it is used.
+
+    `functional_call` finds such places by itself, but does not restore those of a module that is a part of two others.
+    """
+    names = dict[int, str]()
+    tensors = (
+        (f"{path}.{name}" if path else name, tensor)
+        for path, module in function.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    )
+    return {place: names.setdefault(id(tensor), place) for place, tensor in tensors}
 
 
 def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -47,6 +47,10 @@ class Feed(ABC):
         """Read the data of a step if they are not in memory. Raise if there are none."""
 
     @abstractmethod
+    def close(self) -> None:
+        """End what reads the data, such as worker processes. Reading may begin again afterwards."""
+
+    @abstractmethod
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
         """Return the inputs of all parts of a step, without a member axis."""
 
@@ -74,7 +78,7 @@ class Points(ABC):
 
     @classmethod
     @abstractmethod
-    def joined(cls, sets: Sequence[Self]) -> Self:
+    def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate sets of points."""
 
 
@@ -102,7 +106,7 @@ class PackedPoints(Points):
         return self._identity
 
     @classmethod
-    def joined(cls, sets: Sequence[Self]) -> Self:
+    def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate sets of bits of one width."""
         return cls(Bits(torch.cat([each._packed for each in sets]), sets[0]._width))
 
@@ -131,7 +135,7 @@ class TensorPoints(Points):
         return tuple(id(leaf) for leaf in self._leaves)
 
     @classmethod
-    def joined(cls, sets: Sequence[Self]) -> Self:
+    def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate points of one structure."""
         parts = zip(*(each._leaves for each in sets), strict=True)
         return cls(tree_unflatten([torch.cat(part) for part in parts], sets[0]._tree))
@@ -151,6 +155,9 @@ class Indexed(Feed):
         return self.order.batch
 
     def fetch(self, step: int) -> None:
+        """Do nothing: the points are on the device."""
+
+    def close(self) -> None:
         """Do nothing: the points are on the device."""
 
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:

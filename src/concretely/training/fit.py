@@ -17,19 +17,19 @@ from ..data.arrays import Arrays
 from ..estimator import RLOO, VIMCO, Pathwise
 from ..graph.program import Program
 from ..model import Model
-from ..model.base import as_module, checked_objective
+from ..model.model import as_module, checked_objective
 from ..objective import Objective, average
 from ..schedule import Schedule
 from ..spelling import did_you_mean
 from .builder import built, is_builder, name_of, name_of_class, require_arguments
 from .callback import Callback, joined_callbacks
+from .folder import Run
 from .interrupt import stop_requested
 from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
 from .own_recipe import OwnRecipe, describe, require_possible
 from .own_resolve import remove_runs
 from .recipe import LR_SCHEDULES, OPTIMIZERS
-from .run import Run
 from .source import Source, as_source
 from .task import OptimizerFactory
 from .train_state import Row, TrainState
@@ -208,6 +208,11 @@ def fit(
         checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
     if out is not None and not str(out):  # Python would take it for the current folder
         raise ValueError("out must be the path of a folder, got ''")
+    if settings.count > 1 and isinstance(estimator, nn.Module):
+        must = "estimator must be a class of modules for several seeds or settings, as each has its own parameters"
+        raise ValueError(
+            f"{must}, got one {type(estimator).__name__}: pass the class, called with the model and inputs"
+        )
     folder, place = None if out is None else Path(out), _device(device, module)
     if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
         valid = data  # whose validation points are kept apart

@@ -20,10 +20,10 @@ from . import checkpoint
 from .callback import Callbacks
 from .collapse import CollapseWatch
 from .engine import GAP_INTERVAL, Engine
+from .folder import Run, export, require_same, resume, save_checkpoint
 from .origin import sign_run
 from .own_recipe import OwnRecipe, RunRecipe
 from .recipe import FILE, Member
-from .run import Run, export, require_same, resume, save_checkpoint
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
 from .trial import examine
@@ -108,6 +108,8 @@ def train_states(
     starts = [state.dry_run() for state in states]
     environment = describe_environment(str(states[0].device))
     with ExitStack() as stack:
+        for state in states:
+            stack.callback(state.task.feed.close)
         jobs = []
         for state, folder, start in zip(states, folders, starts, strict=True):
             if folder is not None:

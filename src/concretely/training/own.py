@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..estimator import Estimator
 from ..evaluation.cost import expected_cost
 from ..evaluation.likelihood import evaluate
+from ..functional.noise import Keys
 from ..graph.program import signature
 from ..model import Model
-from ..model.base import Function
-from ..noise import Keys
+from ..model.model import Function
 from ..objective import Objective
 from ..schedule import Schedule, at_step, lr_factor
 from .feed import Inputs

@@ -13,10 +13,10 @@ from ..distribution.variable import DiscreteVariable
 from ..estimator import Estimate, Estimator, Reinforce
 from ..estimator.base import default_objective
 from ..functional.arithmetic import compute_dtype
+from ..functional.noise import Keys
 from ..graph.program import eval_mode
 from ..graph.trace import Trace
 from ..model import Model
-from ..noise import Keys
 from ..objective import Objective
 from .feed import Inputs
 from .task import Controls, MemberLoss
@@ -108,7 +108,7 @@ class OwnMonitor(MemberLoss):
     """The loss of the discrete graph in evaluation mode, and `names`: metrics of every node.
 
     They are `kl/NODE` and `log_likelihood/NODE`, `active/NODE`, the number of active units, and `constant/NODE`, the
-    share of units whose drawn state is the same for all rows of the batch.
+    share of units whose drawn state is the same for all rows of the batch although their distribution is not.
     """
 
     def __init__(self, loss: OwnLoss) -> None:
@@ -152,20 +152,24 @@ def _use(trace: Trace, name: str) -> dict[str, Tensor]:
     rows = trace.rows
     if not rows.batch_shape or not rows.have_any(outcome.seen.shape):
         return found  # shared by all data points
-    mean = _mean(outcome.distribution)
-    if mean is not None and rows.have_any(mean.shape):
-        by_point = rows.unfold(mean).mean(0) if rows.have_samples(mean.shape) and rows.samples else mean
-        variance = by_point.float().flatten(0, len(rows.batch_shape) - 1).var(0, correction=0)
-        event = len(outcome.distribution.event_shape)
-        spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
-        found["active"] = (spread > ACTIVE).sum()
+    mean, event = _mean(outcome.distribution), len(outcome.distribution.event_shape)
+    if mean is None or not rows.have_any(mean.shape):
+        return found
+    by_point = rows.unfold(mean).mean(0) if rows.have_samples(mean.shape) and rows.samples else mean
+    variance = by_point.float().flatten(0, len(rows.batch_shape) - 1).var(0, correction=0)
+    spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
+    found["active"] = (spread > ACTIVE).sum()
     if isinstance(outcome.distribution, DiscreteVariable) and rows.folded.numel() > 1:
-        value = outcome.seen.flatten(0, len(rows.folded) - 1)
-        same = (value == value[:1]).all(0)
-        event = len(outcome.distribution.event_shape)
-        same = same.flatten(same.dim() - event).all(-1) if event else same
-        found["constant"] = same.float().mean()
+        alike, drawn_alike = (_is_same_in_all(each, len(rows.folded), event) for each in (mean, outcome.seen))
+        found["constant"] = (drawn_alike & ~alike).float().mean()
     return found
+
+
+def _is_same_in_all(value: Tensor, row_axes: int, event: int) -> Tensor:
+    """Return for each unit whether its value is the same in all rows."""
+    value = value.flatten(0, row_axes - 1)
+    same = (value == value[:1]).all(0)
+    return same.flatten(same.dim() - event).all(-1) if event else same
 
 
 def _mean(distribution: Distribution) -> Tensor | None:

@@ -10,7 +10,7 @@ from .. import estimator as estimators
 from ..data import Dataset
 from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
-from ..model.base import as_module
+from ..model.model import as_module
 from .builder import built, imported
 from .method import CLASSES
 from .own import MakeEstimator, Options, own_task

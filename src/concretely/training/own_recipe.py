@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ..spelling import number
 
@@ -19,6 +19,7 @@ UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
 """What differs between two processes in the text of an object."""
 
 
+@runtime_checkable
 class RunRecipe(Protocol):
     """What the recipes of all runs have: those of the paper's models, and those of a user's own."""
 

@@ -4,11 +4,15 @@ import torch
 from torch import Tensor
 
 from ..data.dataset import Dataset
-from ..estimator import Estimator, Reinforce
+from ..estimator import Estimator
 from ..estimator.base import default_objective
 from ..evaluation.likelihood import evaluate
+from ..functional.bound import bound
+from ..functional.noise import Keys
+from ..graph.mode import Discrete
 from ..model import Model, density, prediction
-from ..noise import Keys
+from ..objective import log_weights
+from ..objective import loss as loss_of
 from ..schedule import lr_factor
 from .feed import Indexed, PackedPoints
 from .method import at_temperature, estimator_of
@@ -53,7 +57,7 @@ class PaperLoss(MemberLoss):
         super().__init__(model, estimator)
         self.recipe = recipe
         self._objective = default_objective(model, estimator)
-        self._has_temperature = recipe.method.has_temperature and not isinstance(estimator, Reinforce)
+        self._has_temperature = recipe.method.has_temperature
         self._temperatures: Controls | None = None  # those of the estimator
 
     def forward(self, inputs: Tensor, keys: Keys, controls: Controls) -> Tensor:
@@ -70,6 +74,19 @@ class PaperLoss(MemberLoss):
         if temperatures != self._temperatures:
             self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures
         return self.estimator
+
+
+class DiscreteLoss(MemberLoss):
+    """Minus the mean bound of the discrete graph of a recipe."""
+
+    def __init__(self, loss: PaperLoss) -> None:
+        super().__init__(loss.model, loss.estimator)
+        self.recipe = loss.recipe
+
+    def forward(self, inputs: Tensor, keys: Keys, controls: Controls) -> Tensor:
+        """Return the loss of bits."""
+        parts, samples = inputs_of(self.recipe, inputs), self.recipe.samples
+        return loss_of(log_weights(self.model, *parts, mode=Discrete(), samples=samples, generator=keys), bound)[0]
 
 
 def paper_task(recipe: Recipe, data: Dataset, *, device: torch.device | str = "cpu") -> Task:
@@ -93,7 +110,7 @@ def paper_task(recipe: Recipe, data: Dataset, *, device: torch.device | str = "c
         device=device,
         key=program_key(recipe),
         loss=loss,
-        monitor=PaperLoss(model, Reinforce(), recipe) if recipe.method.relaxes else None,
+        monitor=DiscreteLoss(loss) if recipe.method.relaxes else None,
         feed=Indexed(PackedPoints(moved.train), Order(points=len(data.train), batch=recipe.batch, seed=recipe.seed)),
         digest=data.digest,
         source=data.name,

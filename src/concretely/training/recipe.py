@@ -374,9 +374,8 @@ def _plain(value: Any) -> Any:
 
 
 def _require_known(given: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in _KEYS:
-            raise ValueError(f"unknown key {name!r}{did_you_mean(name, _KEYS)}")
+    for name in (name for name in given if name not in _KEYS):
+        raise ValueError(f"unknown key {name!r}{did_you_mean(name, _KEYS)}")
 
 
 def _require_possible(name: str, value: Any) -> None:

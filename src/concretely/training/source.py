@@ -74,6 +74,9 @@ class HostIndexed(Feed):
     def fetch(self, step: int) -> None:
         """Do nothing: all points are at hand."""
 
+    def close(self) -> None:
+        """Do nothing: no process reads the points."""
+
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
         """Return the batches of a step, on a device."""
         return [to_device(batch, device) for batch in self.host(step)]

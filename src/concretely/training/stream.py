@@ -65,6 +65,11 @@ class Stream(Feed):
         """Read the batches of a step."""
         self.host(step)
 
+    def close(self) -> None:
+        """End the worker processes of a loader, which would keep the lock on the folder of the run."""
+        if not isinstance(self._batches, Iterator):
+            self._iterator, self._taken, self._epoch, self._step = None, 0, 0, -1
+
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
         """Return the batches of a step, on a device."""
         return [to_device(batch, device) for batch in self.host(step)]

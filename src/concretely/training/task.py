@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..estimator import Estimator
-from ..noise import Keys
+from ..functional.noise import Keys
 from ..schedule import Schedule, at_step
 from .feed import Feed
 from .own_recipe import RunRecipe
@@ -48,10 +48,10 @@ class Task:
     monitor: MemberLoss | None
     """The loss of the discrete graph, which is measured at every tenth step, or None if it is not measured.
 
-    If there are `metrics`, it returns a vector: the loss, followed by the metrics.
+    Unless `metrics` is None, it returns a vector: the loss, followed by the metrics.
     """
-    metrics: tuple[str, ...] = ()
-    """The names of what the monitor measures."""
+    metrics: tuple[str, ...] | None = None
+    """The names of what the monitor measures besides the loss. If None, the norm of the gradient is not measured."""
     feed: Feed
     """Where the batches come from."""
     digest: str

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .optimizer import StepSizes
+from .optimizer import StepSizes, Update
 from .task import OptimizerFactory
-from .update import Update
 
 PREFIX = "optimizer/"
 """The prefix of the names of an optimizer's tensors in a checkpoint."""

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..estimator import Estimator
+from ..functional.noise import Keys
 from ..graph.program import eval_mode
-from ..noise import Keys
 from ..schedule import at_step
 from .checkpoint import require_tensors
 from .engine import State, path_of
@@ -72,7 +72,7 @@ class TrainState:
         self._draws: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu") -> Self:
+    def of(cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu") -> "TrainState":
         """Return the state of a recipe before its first step."""
         if isinstance(recipe, OwnRecipe):
             return cls(own_task_of(recipe, data, device=device))
@@ -146,7 +146,7 @@ class TrainState:
         *sums, count = self.measured
         self.state["row/metrics"].zero_()
         self.measured = [0.0] * len(self.measured)
-        names = ("gradient_norm", *self.task.metrics) if count else ()
+        names = ("gradient_norm", *(self.task.metrics or ())) if count else ()
         means = {name: total / count for name, total in zip(names, sums, strict=False)}
         return means | dict(zip(self.task.control_names, self.task.controls_at(self.step), strict=True))
 
@@ -315,6 +315,6 @@ def _initial(task: Task) -> State:
             state[f"ema/{name}"] = parameter[None].detach().clone()
     state["row/sums"] = torch.zeros((1, 4), dtype=torch.float64, device=device)
     state["row/first_nonfinite"] = torch.full((1,), -1, device=device)
-    if task.metrics:
+    if task.metrics is not None:
         state["row/metrics"] = torch.zeros((1, len(task.metrics) + 2), dtype=torch.float64, device=device)
     return state

@@ -7,7 +7,7 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
@@ -15,8 +15,8 @@ from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 from torch.types import Device
 
-from .kernel.library import batched
-from .kernel.operator import is_plain, operator
+from ..kernel.library import batched
+from ..kernel.operator import is_plain, operator
 
 
 class Keys:
@@ -140,12 +140,15 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return fractions if fractions.dtype == torch.float64 else fractions.mul_(1 - 2.0**-24)
 
 
-def key_of(source: Source | None, device: torch.device) -> Int64[Tensor, "1 2"]:
-    """Return a key for one kernel draw: the next of `Keys`, or one drawn from a generator."""
-    if isinstance(source, Keys):
-        return source.next()
-    require_source(source)
-    return torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device, generator=source)
+def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
+    """Return the key of one draw: the next of `Keys`, or one drawn from a generator."""
+    return source.next() if isinstance(source, Keys) else random_words(2, device=device, generator=source).view(1, 2)
+
+
+def random_words(count: int, *, device: Device, generator: Generator | None) -> Int64[Tensor, " count"]:
+    """Draw 64-bit integers, each with the same probability."""
+    require_source(generator)
+    return torch.randint(-(2**63), 2**63 - 1, (count,), device=device, generator=generator)
 
 
 def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
@@ -176,12 +179,10 @@ def _fractions(
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
         # inductor's own generator is several times slower and has at most 32 bits
-        key = torch.randint(-(2**63), 2**63 - 1, (1, 2), device=device)
-        found = fractions.definition(key, count, dtype, signed)
+        found = fractions.definition(key_of(None, device), count, dtype, signed)
     else:
-        require_source(source)
-        words = torch.randint(-(2**63), 2**63 - 1, (_count_words(count, dtype),), device=device, generator=source)
-        found = _from_words(words, count, dtype, signed)
+        drawn = random_words(_count_words(count, dtype), device=device, generator=source)
+        found = _from_words(drawn, count, dtype, signed)
     return found.view(tuple(shape))
 
 
@@ -254,8 +255,8 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:
     """Split 64-bit integers into 32-bit words."""
-    try:
-        return pairs.view(torch.int32 if signed else torch.uint32)
-    except RuntimeError:  # vmap does not support this view before torch 2.12
-        low, high = (pairs << 32 >> 32, pairs >> 32) if signed else (pairs & 2**32 - 1, pairs >> 32 & 2**32 - 1)
-        return torch.cat([low, high], -1)
+    if torch._C._get_tracing_state() is None:  # `torch.jit.trace` does not support this view
+        with suppress(RuntimeError):  # nor does vmap before torch 2.12
+            return pairs.view(torch.int32 if signed else torch.uint32)
+    low, high = (pairs << 32 >> 32, pairs >> 32) if signed else (pairs & 2**32 - 1, pairs >> 32 & 2**32 - 1)
+    return torch.cat([low, high], -1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..data import load_data
 from ..environment import require_environment
 from ..file import atomic_write
-from ..model.base import Function
+from ..model.model import Function
 from ..spelling import is_count, is_number
 from . import checkpoint
 from .checkpoint import require_tensors

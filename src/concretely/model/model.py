@@ -11,11 +11,11 @@ from torch.utils._pytree import tree_map
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import average, bound
+from ..functional.noise import Source
 from ..graph.mode import Discrete, MissingNodeError, Mode, Replay
 from ..graph.program import Program, signature, variables
 from ..graph.run import run
 from ..graph.trace import Trace
-from ..noise import Source
 
 
 class Model(nn.Module):

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from concretely.evaluation.likelihood import evaluate
-from concretely.training import checkpoint
 from concretely.training import loop as running
-from concretely.training.engine import _Program
-from concretely.training.loop import Callbacks, DivergedError, train
+from concretely.training.folder import Run, load_recipe, restored
+from concretely.training.loop import Callbacks, train
 from concretely.training.recipe import ESTIMATORS
 from concretely.training.rng import Purpose, generator_of
-from concretely.training.run import Run, load_recipe, restored
 from concretely.training.train_state import Row, TrainState
 
 from .example import assert_alike, assert_same, data, recipe, tensors, timeless, trained
@@ -335,94 +332,6 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before_and_a_word(tm
     assert steps == list(range(14, 31))
     assert_alike(run, straight)
     assert_same(tensors(tmp_path / "damaged"), tensors(tmp_path / "straight"))
-
-
-def poisoned(monkeypatch: pytest.MonkeyPatch, step: int, name: str, value: float = math.nan) -> None:
-    """Have a parameter become something that it must not be, right before a step."""
-    take = _Program.take_step
-
-    def poisonous(program: _Program, index: int, *, gap: bool) -> None:
-        if index == step:
-            with torch.no_grad():
-                program._runs[0].model.get_parameter(name).view(-1)[0] = value
-        take(program, index, gap=gap)
-
-    monkeypatch.setattr(_Program, "take_step", poisonous)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "way"),
-    [(0.0, "the last good checkpoint is that of step 14"), (60.0, "there is no checkpoint yet")],
-)
-def test_a_gradient_that_is_not_finite_ends_the_run_with_the_step_the_layer_and_the_way_back(
-    seconds: float, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        poisoned(patched, 14, "p.visible.network.0.weight")
-        with pytest.raises(DivergedError) as caught:
-            trained(tmp_path / "run", seconds=seconds)
-    assert str(caught.value) == (
-        f"the gradient of step 15 is not finite, first in layer p.visible.network.0; {way}: begin a new run with a "
-        "smaller lr in another folder"
-    )
-    if seconds == 0:
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors(tmp_path / "run").values())
-    run = trained(tmp_path / "run")
-    assert_alike(run, trained(tmp_path / "straight"))
-    assert_same(tensors(tmp_path / "run"), tensors(tmp_path / "straight"))
-
-
-def test_parameters_that_are_not_finite_are_never_saved_though_every_gradient_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poisoned(monkeypatch, 4, "q.layers.1.network.0.bias", math.inf)  # which tanh hides
-    with pytest.raises(DivergedError) as caught:
-        trained(tmp_path, notation="4H~4H-12V", seconds=0.0)
-    assert str(caught.value) == (
-        "the parameters after step 5 are not finite, first in layer q.layers.1.network.0; "
-        "the last good checkpoint is that of step 4: begin a new run with a smaller lr in another folder"
-    )
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors(tmp_path).values())
-
-
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_parameters_that_are_not_finite_are_not_validated(
-    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poisoned(monkeypatch, 4, "q.layers.1.network.0.weight", math.inf)
-    with pytest.raises(DivergedError, match=r"(gradient of step|parameters after step) [5-8] "):
-        trained(tmp_path, notation="4H~4H-12V", seconds=seconds, validate=7)
-
-
-@pytest.mark.parametrize("lr", [1e3, 1e30, 1e38, 1e300])
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_a_learning_rate_that_is_far_too_large_ends_the_run_and_leaves_nothing_that_is_not_finite(
-    lr: float, seconds: float, tmp_path: Path
-) -> None:
-    with pytest.raises(DivergedError, match=r": begin a new run with a smaller lr in another folder$"):
-        trained(tmp_path, lr=lr, seconds=seconds)
-    last = checkpoint.latest(tmp_path)
-    assert last is None or all(bool(torch.isfinite(tensor).all()) for tensor in last.tensors.values())
-    assert not (tmp_path / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize(("seconds", "by"), [(0.0, 8), (60.0, 10)])
-def test_a_bound_beyond_hope_ends_the_run_before_it_is_saved(
-    seconds: float, by: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poisoned(monkeypatch, 7, "p.visible.network.0.bias", 1e6)
-    with pytest.raises(DivergedError) as caught:
-        trained(tmp_path, seconds=seconds)
-    way = "the last good checkpoint is that of step 7" if seconds == 0 else "there is no checkpoint yet"
-    assert re.fullmatch(
-        rf"training has diverged by step {by}: its bound is -[\d.e+,]+, and was -\d\.\d+ at first; "
-        rf"the largest gradient is that of layer \S+; {way}: begin a new run with a smaller lr in another folder",
-        str(caught.value),
-    )
-
-
-def test_bad_luck_is_not_divergence(tmp_path: Path) -> None:
-    assert trained(tmp_path, lr=1.0).finished
 
 
 def test_a_run_is_stopped_while_it_validates_only_after_the_next_step(tmp_path: Path) -> None:

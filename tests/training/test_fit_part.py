@@ -1,0 +1,76 @@
+"""`fit` trains estimators with parameters of their own, and knows choices that do not depend on data."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import concretely as c
+from concretely.training.fit import TrainingWarning
+
+from .own import Gate, bits, fitted
+
+LABELS = (bits().sum(-1) % 3).long()
+
+
+class LearnedTemperature(nn.Module):
+    """Pathwise gradients at a temperature that is learned."""
+
+    def __init__(self, start: float = 1.0) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(start).log())
+
+    def forward(self, target: Any, *inputs: Any, **how: Any) -> c.Estimate:
+        return c.Pathwise(self.log_temperature.exp())(target, *inputs, **how)
+
+
+class Policy(nn.Module):
+    """A choice between costs that is the same for all data points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(2, 3))
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        choice = draw("choice", c.OneHotCategorical(logits=self.logits.expand(len(x), -1, -1)))
+        return (choice * torch.tensor([[0.0, 2.0, 4.0], [4.0, 2.0, 0.0]])).sum((-1, -2))
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_parameter_of_an_estimator_without_axes_is_trained(clip: float | None) -> None:
+    estimator = LearnedTemperature()
+    run = fitted(Gate(), (bits(), LABELS), estimator=estimator, clip=clip)
+    assert estimator.log_temperature.item() != 0
+    assert all(row.metrics["gradient_norm"] > 0 for row in run.rows)
+
+
+def test_several_seeds_do_not_share_the_parameters_of_an_estimator() -> None:
+    class OfModel(LearnedTemperature):
+        def __init__(self, target: Any, *inputs: Any) -> None:
+            super().__init__()
+
+    how: dict[str, Any] = {"estimator": OfModel, "lr": 0.1}
+    together = fitted(Gate, (bits(), LABELS), seed=range(2, 4), **how)
+    alone = fitted(Gate, (bits(), LABELS), seed=3, **how)
+    assert [row.bound for row in together[1].rows] == [row.bound for row in alone.rows]
+    with pytest.raises(ValueError, match="estimator must be a class of modules for several seeds"):
+        fitted(Gate, (bits(), LABELS), seed=range(2, 4), estimator=LearnedTemperature())
+
+
+def test_a_choice_that_does_not_depend_on_data_may_become_certain() -> None:
+    run = fitted(Policy(), bits(), estimator=c.RLOO(), samples=4, steps=300, lr=0.3)
+    assert run.model.logits.argmax(-1).tolist() == [0, 2]
+    assert run.model.logits.softmax(-1).amax(-1).min() > 0.999
+    assert run.rows[-1].metrics["constant/choice"] == 0
+
+
+def test_a_choice_that_depends_on_data_but_is_one_for_all_is_reported() -> None:
+    class Certain(Policy):
+        def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+            logits = self.logits.expand(len(x), -1, -1) + 0.01 * x[:, :3].unsqueeze(1)
+            choice = draw("choice", c.OneHotCategorical(logits=logits + torch.tensor([0.0, 0.0, 30.0])))
+            return choice[..., 0].sum(-1)
+
+    with pytest.warns(TrainingWarning, match="node 'choice' has one category for all data"):
+        fitted(Certain(), bits(), estimator=c.RLOO(), samples=2, steps=150)
