@@ -208,6 +208,18 @@ def test_a_file_that_does_not_fit_gets_one_sentence(arrays: dict[str, Any], sent
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_of_fit_is_scored_with_its_file_or_with_one_of_its_tensors(data: str, tmp_path: Path) -> None:
+    own.fitted(own.build, data, steps=2, out=tmp_path / "named")
+    assert call("evaluate", str(tmp_path / "named"), "--samples", "2")[1].startswith("test NLL ")
+    own.fitted(own.build, steps=2, out=tmp_path / "unnamed")
+    code, _, stderr = call("evaluate", str(tmp_path / "unnamed"), "--samples", "2")
+    assert (code, stderr) == (
+        2,
+        "the data of this run were objects of Python without a name: pass a file of them as --data\n",
+    )
+    assert call("evaluate", str(tmp_path / "unnamed"), "--samples", "2", "--data", data)[0] == 0
+
+
 def test_a_builder_may_be_in_a_file(data: str, tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(
         "from tests.training.own import build as made\n\ndef build():\n    return made()\n"

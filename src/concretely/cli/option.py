@@ -181,11 +181,14 @@ def restore_run(
 ) -> tuple["Run", Any, Any]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
     from ..training.folder import require_same, restored
+    from ..training.own_method import is_named
+    from ..training.own_recipe import OwnRecipe
 
     with report_errors():
         run, model, damaged = restored(folder, model=model_name, device=device)
         found = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
-        require_same(run, found.digest, found.name)
+        if not isinstance(run.recipe, OwnRecipe) or is_named(run.recipe):
+            require_same(run, found.digest, found.name)
     for sentence in damaged:
         remark(f"{sentence}; using the one of step {run.step:,}")
     if not run.finished:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from .. import estimator as estimators
-from ..data import Dataset
+from ..data import WIDTHS, Dataset
 from ..data.arrays import Arrays
 from ..estimator import NVIL, Estimator
 from ..model.model import as_module
@@ -27,7 +27,14 @@ def own_data(
     recipe: OwnRecipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
 ) -> OwnData:
     """Load the data that a recipe names: a data set of bits, or a file of arrays. `place` is where they are now."""
+    if place is None and not is_named(recipe):
+        raise ValueError("the data of this run were objects of Python without a name: pass a file of them as --data")
     return load_splits(recipe.data if place is None else place, max_bytes=max_bytes, progress=progress)
+
+
+def is_named(recipe: OwnRecipe) -> bool:
+    """Return whether the data of a recipe can be loaded again by their name."""
+    return recipe.data in WIDTHS or recipe.data.endswith(".npz")
 
 
 def own_model(recipe: OwnRecipe, model: Any = None) -> nn.Module:

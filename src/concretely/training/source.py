@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,8 @@ class Source:
     """Whether the points are on the device."""
     hashed: Inputs = ()
     """The tensors that the digest depends on."""
+    known_digest: str | None = None
+    """The digest of a data set that these points are a split of, or None if there is none."""
 
     def feed(self, *, seed: int, batch: int, parts: int) -> Feed:
         """Return the batches of a run. A step takes `parts` of them."""
@@ -111,6 +113,8 @@ class Source:
     @property
     def digest(self) -> str:
         """A digest of the data, or an empty text if they are only read batch by batch."""
+        if self.known_digest is not None:
+            return self.known_digest
         leaves = [leaf for leaf in tree_leaves(self.hashed) if isinstance(leaf, Tensor)]
         if not leaves:
             return ""
@@ -138,7 +142,8 @@ def as_source(data: Any, *, device: torch.device, note: Note, split: str = "trai
     if isinstance(data, str | Path):
         data = load_splits(str(data))
     if isinstance(data, Dataset | Arrays):
-        return as_source(data.split(split), device=device, note=note, name=data.name)
+        found = as_source(data.split(split), device=device, note=note, name=data.name)
+        return replace(found, known_digest=data.digest)
     if isinstance(data, Bits):
         bits = data.to(device)
         return Source(name, device, PackedPoints(bits), is_resident=True, hashed=data.packed)
