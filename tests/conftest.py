@@ -1,6 +1,10 @@
-"""A seed for every test, slow tests first, and checks of shapes where `tests/test_annotation.py` asks for them."""
+"""A seed for every test, slow tests first, checks of shapes where `tests/test_annotation.py` asks for them, and counts.
+
+The attacks in `tests/attack` say how much they have tried.
+"""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,11 +30,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=unchecked)
 
 
+ATTACK = "attack"
+"""The property of a test that says what an attack has tried."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the attacks have tried."""
+    reports = terminalreporter.stats.get("", ())  # those of what comes after a test
+    counts = [text for report in reports for name, text in getattr(report, "user_properties", ()) if name == ATTACK]
+    if counts:
+        terminalreporter.section("attacks")
+    for text in sorted(set(counts)):
+        terminalreporter.line(text)
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Start every test from the same seed and with nothing compiled, so that a failure repeats."""
     torch.manual_seed(0)
     torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the key that marks runs as trained here out of the home of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture

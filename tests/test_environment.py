@@ -4,10 +4,13 @@ import getpass
 import json
 import os
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,26 @@ def test_a_variable_names_the_commit_of_a_tree_without_history(
 ) -> None:
     monkeypatch.setenv(environment.COMMIT, told)
     assert environment.commit() == {"hash": "abc", "dirty": dirty}
+
+
+@pytest.mark.parametrize("extra", ["command", "tensorboard"])
+@pytest.mark.parametrize("installed", [True, False])
+def test_packages_are_installed_by_name_into_this_environment(
+    extra: str, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(name: str) -> None:
+        raise PackageNotFoundError(name)
+
+    if not installed:
+        monkeypatch.setattr(environment, "requires", nowhere)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    words = shlex.split(environment.install_command(extra))
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert sorted(words[4:]) == sorted(project[extra])
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    words = shlex.split(environment.install_command(extra))
+    assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
+    assert sorted(words[5:]) == sorted(project[extra])
 
 
 def git(folder: Path, *arguments: str) -> None:

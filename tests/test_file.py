@@ -1,7 +1,10 @@
 """A file is whole or not there, and a folder has one process that works in it."""
 
 import errno
+import os
 import re
+import socket
+from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 
 from concretely import file
-from concretely.file import atomic_write, exclusive_dir, file_lock
+from concretely.file import atomic_write, exclusive_dir, file_lock, open_append, read_bytes, write_text
 
 
 def names(folder: Path) -> list[str]:
@@ -77,6 +80,29 @@ def test_locking_removes_what_dead_processes_left_and_nothing_else(tmp_path: Pat
         assert {*names(tmp_path)} == mine | {".lock"}
 
 
+def test_locking_leaves_what_others_are_writing(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "note.txt") as place:
+        place.write_text("whole")
+        with exclusive_dir(tmp_path):
+            assert place.read_text() == "whole"
+    assert names(tmp_path) == [".lock", "note.txt"]
+
+
+def test_a_draft_that_is_taken_for_a_leftover_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, try_lock = list[Path](), file._try_lock
+
+    def overtaken(folder: Path) -> Any:
+        made.append(folder)
+        if len(made) == 1:
+            folder.rmdir()
+        return try_lock(folder)
+
+    monkeypatch.setattr(file, "_try_lock", overtaken)
+    write_text(tmp_path / "note.txt", "whole")
+    assert len(set(made)) == 2
+    assert names(tmp_path) == ["note.txt"]
+
+
 def test_errors_inside_the_lock_are_raised(tmp_path: Path) -> None:
     with pytest.raises(BlockingIOError, match=r"^a pipe$"), exclusive_dir(tmp_path):
         raise BlockingIOError("a pipe")
@@ -114,3 +140,77 @@ def test_without_file_locks_nothing_waits_and_nothing_is_removed(
             with file_lock(tmp_path / "lock"):
                 pass
     assert {*names(tmp_path)} - {".lock"} == {"note.txt"}
+
+
+def irregular(path: Path, kind: str) -> None:
+    """Put something else than a regular file at a path."""
+    match kind:
+        case "link":
+            path.with_name("mine.txt").write_text("mine")
+            path.symlink_to(path.with_name("mine.txt"))
+        case "dangling link":
+            path.symlink_to(path.with_name("nowhere"))
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            with socket.socket(socket.AF_UNIX) as server, chdir(path.parent):  # a socket has a short name
+                server.bind(path.name)
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "folder":
+            path.mkdir()
+
+
+KINDS = ("link", "dangling link", "pipe", "socket", "device", "folder")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such files elsewhere")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lock", [lambda path: exclusive_dir(path.parent), file_lock])
+def test_a_lock_is_a_regular_file_or_refused_at_once(tmp_path: Path, kind: str, lock: Any) -> None:
+    irregular(tmp_path / ".lock", kind)
+    sentence = f"a lock must be a regular file, got a link or something else at {str(tmp_path / '.lock')!r}: remove it"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"), lock(tmp_path / ".lock"):
+        pass
+    assert not (tmp_path / "nowhere").exists()
+    assert kind != "link" or (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_lock_keeps_the_content_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / ".lock").hardlink_to(tmp_path / "mine.txt")
+    with exclusive_dir(tmp_path), file_lock(tmp_path / "other"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such files elsewhere")
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_regular_files_are_read_and_none_is_waited_for(tmp_path: Path, kind: str) -> None:
+    irregular(tmp_path / "note", kind)
+    if kind == "link":
+        assert read_bytes(tmp_path / "note", most=4) == b"mine"
+        return
+    with pytest.raises(OSError, match=r"not a regular file|No such|Is a directory"):
+        read_bytes(tmp_path / "note", most=4)
+
+
+def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "note").write_bytes(b"whole")
+    assert read_bytes(tmp_path / "note", most=5) == b"whole"
+    with pytest.raises(ValueError, match=r"must have at most 4 bytes, got more$"):
+        read_bytes(tmp_path / "note", most=4)
+
+
+def test_a_failed_write_names_the_file_and_not_the_draft(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_text(tmp_path / "note.txt", "whole")
+    assert caught.value.filename == str(tmp_path / "note.txt")
+
+
+def test_appending_follows_no_link(tmp_path: Path) -> None:
+    irregular(tmp_path / "note", "link")
+    with pytest.raises(OSError, match=r"Too many levels|symbolic"), open_append(tmp_path / "note"):
+        pass
+    assert (tmp_path / "mine.txt").read_text() == "mine"

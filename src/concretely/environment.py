@@ -3,10 +3,15 @@
 import os
 import platform
 import re
+import shlex
 import subprocess
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 PRECISIONS = {"float32": "highest", "tf32": "high", "bfloat16": "medium"}
@@ -22,6 +27,18 @@ COMMIT = "CONCRETELY_COMMIT"
 def describe_environment(on: str = "cpu", *, packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """Return the commit, the package versions and the device, for a record."""
     return {"commit": commit(), "versions": versions(packages), "device": device(on)}
+
+
+def require_environment(found: Mapping[str, Any], place: str) -> None:
+    """Raise an error unless commit, versions and device have their form, as they may have been read from a file."""
+    commit = found["commit"]
+    if commit is not None and not (
+        isinstance(commit, dict) and isinstance(commit.get("hash"), str) and isinstance(commit.get("dirty"), bool)
+    ):
+        raise ValueError(f"commit of {place} must be a hash and whether there were changes, got {shortened(commit)}")
+    for key, must, kinds in (("versions", "text", str), ("device", "text and integers", str | int | None)):
+        if not isinstance(found[key], dict) or not all(isinstance(entry, kinds) for entry in found[key].values()):
+            raise ValueError(f"{key} of {place} must hold {must}, got {shortened(found[key])}")
 
 
 def commit() -> dict[str, Any] | None:
@@ -59,6 +76,27 @@ def device(on: str = "cpu") -> dict[str, Any]:
         found["gpu"] = torch.cuda.get_device_name(on)
         found["matmul_precision"] = torch.get_float32_matmul_precision()
     return found
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs the packages of an optional group into the environment of this process.
+
+    It names the packages and not this one, whose source may be a release, a repository or a folder.
+    """
+    try:
+        wanted = [each for each in requires("concretely") or () if re.search(rf"""extra == ['"]{extra}['"]""", each)]
+        packages = [each.partition(";")[0].strip() for each in wanted]
+    except PackageNotFoundError:  # imported from a source tree
+        project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
+        packages = project["project"]["optional-dependencies"][extra]
+    return pip_install(*packages)
+
+
+def pip_install(*packages: str) -> str:
+    """Return the command that installs packages into the environment of this process."""
+    python = sys.executable
+    pip = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]
+    return shlex.join([*pip, *packages])
 
 
 def _git(*arguments: str) -> str:

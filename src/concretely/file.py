@@ -1,12 +1,21 @@
-"""Atomic writes, and locks on files and directories."""
+"""Atomic writes, reads of regular files, digests, and locks on files and directories.
+
+Files may come from others. Locks follow no link and change no content, and nothing waits for a pipe.
+"""
 
 import errno
+import hashlib
+import json
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 try:
     import fcntl
@@ -17,6 +26,13 @@ DRAFT = ".draft"
 """Suffix of the temporary directories that `atomic_write` creates."""
 LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
 """Pattern of their names; `tempfile` draws the eight characters."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a full disk, a full quota and the largest file that a process may write."""
+
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
@@ -32,21 +48,125 @@ def atomic_write(path: Path) -> Iterator[Path]:
     >>> path.read_text()
     'whole'
     """
-    # in the same folder, so that the rename stays within one file system
-    with TemporaryDirectory(
-        dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
-    ) as folder:
-        temporary = Path(folder, path.name)
-        yield temporary
-        _flush(temporary)
-        temporary.replace(path)
-    _flush(path.parent)
+    try:
+        with _draft(path) as folder:
+            temporary = folder / path.name
+            yield temporary
+            _flush(temporary)
+            temporary.replace(path)
+        _flush(path.parent)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the name of the temporary file
+
+
+@contextmanager
+def _draft(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory in the folder of a path, so that a rename stays within one file system.
+
+    It is locked while it is in use. If another process takes it for a leftover before that, a new one is created.
+    """
+    while True:
+        with (
+            TemporaryDirectory(
+                dir=path.parent, prefix=f".{path.name}-", suffix=DRAFT, ignore_cleanup_errors=True
+            ) as folder,
+            _try_lock(Path(folder)) as locked,
+        ):
+            if locked is not False:
+                yield Path(folder)
+                return
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[BufferedReader]:
+    """Open a regular file for reading. Raise an `OSError` for a pipe, a socket, a device or a directory.
+
+    Links are followed, and nothing waits for a writer, as opening a pipe would.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _NO_WAIT | _BINARY)
+    _require_regular(descriptor, path)
+    with open(descriptor, "rb") as file:
+        yield file
+
+
+@contextmanager
+def open_append(path: Path) -> Iterator[BufferedWriter]:
+    """Open a regular file, which is created if needed, to append to it. Links are not followed."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_LINK | _NO_WAIT | _BINARY, 0o666)
+    _require_regular(descriptor, path)
+    with open(descriptor, "ab") as file:
+        yield file
+
+
+def read_bytes(path: Path, *, most: int | None = None) -> bytes:
+    """Read a regular file, of at most `most` bytes if that is given.
+
+    >>> from tempfile import mkdtemp
+    >>> write_text(path := Path(mkdtemp(), "note.txt"), "whole")
+    >>> read_bytes(path, most=5)
+    b'whole'
+    """
+    with open_regular(path) as file:
+        content = file.read(-1 if most is None else most + 1)
+    if most is not None and len(content) > most:
+        raise ValueError(f"{str(path)!r} must have at most {most:,} bytes, got more")
+    return content
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse JSON that may come from someone else.
+
+    Raise an error unless it can be written again: text without halves of surrogate pairs, integers of 64 bits.
+
+    >>> parse_json(b'{"seed": 3}')
+    {'seed': 3}
+    """
+    try:
+        found = json.loads(content.decode(), parse_int=_integer)
+        json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeError:
+        raise ValueError("it holds text that is not valid Unicode") from None
+    return found
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """Parse TOML that may come from someone else.
+
+    >>> parse_toml(b"seed = 3")
+    {'seed': 3}
+    """
+    try:
+        return tomllib.loads(content.decode())
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeError:
+        raise ValueError("it holds text that is not valid Unicode") from None
+    except ValueError:  # the only other reason is an integer of thousands of digits, which Python refuses
+        raise ValueError("it holds an integer of too many digits") from None
+
+
+def _integer(digits: str) -> int:
+    number = int(digits) if len(digits) <= 20 else 2**63
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("it holds an integer of more than 64 bits")
+    return number
+
+
+def json_digest(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object. The order of its keys does not change it."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def writable_dir(folder: Path) -> None:
@@ -64,7 +184,7 @@ def writable_dir(folder: Path) -> None:
 def exclusive_dir(folder: Path) -> Iterator[None]:
     """Lock a directory for this process; raise if another process holds it. The lock ends with the process.
 
-    Temporary directories left behind by a dead process are removed. On file systems without locks, nothing is locked
+    Temporary directories left behind by dead processes are removed. On file systems without locks, nothing is locked
     and nothing is removed.
     """
     with ExitStack() as stack:
@@ -74,8 +194,9 @@ def exclusive_dir(folder: Path) -> Iterator[None]:
             remedy = "wait for it, or choose another folder"
             raise ValueError(f"{str(folder)!r} is in use by another process: {remedy}") from None
         for left in folder.glob(LEFT) if locked else ():
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
+            with _try_lock(left) as is_left:
+                if is_left:
+                    shutil.rmtree(left, ignore_errors=True)
         yield
 
 
@@ -94,32 +215,91 @@ def file_lock(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Create and lock a file; yield False if the file system has no locks.
+    """Create and lock a regular file; yield False if the file system has no locks.
 
-    If another process holds the lock, wait for it or raise `BlockingIOError`.
+    If another process holds the lock, wait for it or raise `BlockingIOError`. A link is not followed and an existing
+    file keeps its content, as the folder may come from someone else.
     """
     if fcntl is None:
         yield False
         return
     while True:
-        with path.open("w") as file:
+        descriptor = _open_lock(path)
+        try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
                 locked = True
             except BlockingIOError:
                 raise
             except OSError:  # the file system has no locks
                 locked = False
-            if _is_open_file(path, file.fileno()):
+            if _is_open_file(path, descriptor):
                 yield locked
                 return
+        finally:
+            os.close(descriptor)
         # the previous holder has removed the file: try again
+
+
+@contextmanager
+def _try_lock(folder: Path) -> Iterator[bool | None]:
+    """Lock a directory, and yield whether that has succeeded, or None if the file system has no locks.
+
+    It fails if another process holds the lock, or if there is no such directory any more.
+    """
+    if fcntl is None:
+        yield None
+        return
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _NO_LINK | _NO_WAIT)
+    except OSError:
+        yield False
+        return
+    try:
+        locked: bool | None = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked = False
+        except OSError:  # the file system has no locks
+            locked = None
+        yield locked if _is_open_file(folder, descriptor) else False
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(path: Path) -> int:
+    """Return the descriptor of a lock file, which is created if needed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | _NO_WAIT, 0o666)
+    except OSError:
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise _not_a_lock(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_a_lock(path)
+    return descriptor
+
+
+def _not_a_lock(path: Path) -> ValueError:
+    return ValueError(f"a lock must be a regular file, got a link or something else at {str(path)!r}: remove it")
+
+
+def _require_regular(descriptor: int, path: Path) -> None:
+    """Close a descriptor and raise an error if it is not that of a regular file."""
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def _is_open_file(path: Path, descriptor: int) -> bool:
     """Return whether a path still names an open file."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
 

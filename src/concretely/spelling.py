@@ -1,9 +1,10 @@
-"""Suggestions for misspelt names, parsing and formatting of numbers, and what numbers mean in words."""
+"""Suggestions for misspelt names, checks, parsing, formatting and meaning of numbers, and text safe to print."""
 
 import math
 from collections.abc import Iterable
 from difflib import get_close_matches
 from fractions import Fraction
+from typing import Any
 
 LOOSE = 10
 """The mean effective sample size below which an estimated likelihood counts as loose."""
@@ -65,6 +66,32 @@ def format_difference(value: float) -> str:
     '−1.23'
     """
     return f"{value:+z.2f}".replace("-", "−")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value that was read from a file is a number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value that was read from a file is a whole number that is not negative."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def printable(text: str) -> str:
+    r"""Escape all characters that a terminal might not show as they are, except line breaks.
+
+    These are control characters, such as the start of an escape sequence, and halves of surrogate pairs, which cannot
+    be encoded.
+
+    >>> print(printable("red: \x1b[31m, half: \ud800, λ ± 1"))
+    red: \x1b[31m, half: \ud800, λ ± 1
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode("ascii") for each in text
+    )
 
 
 def is_loose(effective_sample_size: float | None) -> bool:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from concretely.experiment.record import read_record, write_record
+
 from .command import call, modules_after
 
 pytestmark = pytest.mark.usefixtures("unpictured")
@@ -40,21 +42,21 @@ def test_what_is_the_same_for_several_runs_is_said_once(scored: Path) -> None:
 
 
 def test_runs_that_more_samples_would_improve_are_named(scored: Path) -> None:
-    record = json.loads((scored / "record.json").read_text())
+    record = read_record(scored / "record.json")
     assert record["metrics"]["test_nll"]["effective_sample_size"] > 10
     loose = scored.with_name("loose")
     loose.mkdir()
     record["metrics"]["test_nll"]["effective_sample_size"] = 9.9
-    (loose / "record.json").write_text(json.dumps(record))
+    write_record(loose / "record.json", record)
     sentence = "the NLL of loose would fall with more samples: the mean effective sample size is below 10"
     assert call("compare", str(scored), str(loose))[1].splitlines()[-1] == sentence
     assert call("compare", str(loose))[1].splitlines()[-1] == sentence
 
 
 def test_a_survey_is_told(scored: Path) -> None:
-    record = json.loads((scored / "record.json").read_text())
+    record = read_record(scored / "record.json")
     record["metrics"]["test_nll"]["full_points"] = 40
-    (scored / "record.json").write_text(json.dumps(record))
+    write_record(scored / "record.json", record)
     assert " 100 for 40 points " in call("compare", str(scored))[1]
 
 

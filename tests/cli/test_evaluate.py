@@ -215,9 +215,11 @@ def test_a_score_from_more_samples_stays_in_the_record(run: Path) -> None:
 
 def test_a_damaged_record_is_put_aside_for_a_new_one(run: Path) -> None:
     (run / "record.json").write_text("{")
-    code, stdout, _ = call("evaluate", str(run), "--samples", "2")
+    code, stdout, stderr = call("evaluate", str(run), "--samples", "2")
     assert code == 0
     assert stdout.startswith("test NLL ")
+    way = "it is kept as record.json.damaged, and a new one is made from the checkpoint"
+    assert f"the record {str(run / 'record.json')!r} is damaged or was changed: {way}\n" in stderr
     assert (run / "record.json.damaged").read_text() == "{"
     assert json.loads((run / "record.json").read_text())["metrics"]["test_nll"]["samples"] == 2
 

@@ -1,6 +1,8 @@
 """Lists are trained as one program, and each member is left as it would be alone."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 from shutil import copytree
 
@@ -71,7 +73,9 @@ def test_a_member_that_diverges_is_told_and_the_others_are_shown(tmp_path: Path)
     code, stdout, stderr = call(*TINY, "--lr", "1e-3,1e30", "--out", str(tmp_path))
     assert code == 1
     assert "lr=1e+30: " in stderr
-    assert "try a smaller lr" in stderr
+    (command,) = re.findall(r"lr=1e\+30 has diverged: concretely (train --recipe .* --lr 1e\+29 --out .*)\n", stderr)
+    words = shlex.split(command)
+    assert (words[2], words[-1]) == (f"{tmp_path}/lr=1e+30/recipe.toml", f"{tmp_path}/lr=1e+30-lr1e+29")
     assert [line.split()[-1] for line in stdout.splitlines()[2:-1]] == ["lr=0.001"]
 
 

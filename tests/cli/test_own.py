@@ -93,7 +93,10 @@ def test_the_best_of_a_sweep_is_trained_again(data: str, tmp_path: Path) -> None
     assert code == 0, stderr
     assert len([line for line in stdout.splitlines() if line.strip().endswith("best")]) == 1
     best = tmp_path / "sweep" / "best.toml"
-    code, _, stderr = call("train", "--recipe", str(best), "--out", str(tmp_path / "again"), "--score-samples", "2")
+    again = ("--recipe", str(best), "--out", str(tmp_path / "again"), "--score-samples", "2")
+    sentence = f"model must be named by the caller too, as it is called: add {BUILD!r} as first argument\n"
+    assert call("train", *again) == (2, "", sentence)
+    code, _, stderr = call("train", BUILD, *again)
     assert code == 0, stderr
     assert load_recipe(tmp_path / "again").settings["estimator"] == "rloo"
 

@@ -103,10 +103,13 @@ def test_a_member_that_diverges_is_reported_once_and_stops_no_other(tmp_path: Pa
 def test_nothing_is_chosen_if_all_diverge(tmp_path: Path) -> None:
     code, stdout, stderr = call(*SMALL, "--lr", "1e9", "--weight-decay", "0", "--out", str(tmp_path))
     assert code == 1
-    assert stderr.splitlines()[-1] == "no member can be selected, as all have diverged: try a smaller lr"
+    way = "run the command again with smaller values of --lr"
+    assert stderr.splitlines()[-1] == f"no member can be selected, as all have diverged: {way}"
     assert "best" not in stdout
     assert not (tmp_path / "best.toml").exists()
     assert told(tmp_path)["best"] is None
+    assert call(*SMALL, "--lr", "1e-3", "--weight-decay", "0", "--out", str(tmp_path))[0] == 0
+    assert told(tmp_path)["best"] is not None
 
 
 def test_an_interrupted_sweep_goes_on_to_the_same_end(

@@ -233,7 +233,14 @@ def test_a_changed_recipe_is_refused_with_the_key(finished: tuple[Path, str, str
 def test_divergence_is_told_in_a_sentence(tmp_path: Path) -> None:
     code, stdout, stderr = call(*TINY, "--lr", "1e30", "--out", str(tmp_path / "run"))
     assert (code, stdout) == (1, "")
-    assert re.search(r"\n(training has diverged|the (gradient|parameters)) .*: try a smaller lr\n$", stderr)
+    way = r"begin a new run with a smaller lr in another folder, such as by: concretely (.*)"
+    told = re.search(rf"\n(training has diverged|the (gradient|parameters)) .*: {way}\n$", stderr)
+    assert told
+    command = shlex.split(told[3])
+    assert command[3:5] == ["--lr", "1e+29"]
+    command[4] = "1e-3"  # what is far too large needs more than one step down
+    assert call(*command, "--steps", "2", "--score-samples", "1")[0] == 0
+    assert resolve(**read(tmp_path / "run-lr1e+29" / "recipe.toml")).lr == 1e-3
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
 """A server on this machine that can be told how to fail."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
 from threading import Event, Thread
 
 Behaviour = Callable[[BaseHTTPRequestHandler, bytes], None]
@@ -125,3 +126,68 @@ def silent(server: Server, *, after: float) -> Behaviour:
         server.over.wait()
 
     return behave
+
+
+def endless(server: Server) -> Behaviour:
+    """The file again and again, of a length that is not said."""
+
+    def behave(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not server.over.is_set():
+            try:
+                handler.wfile.write(body)
+            except OSError:  # nobody reads it any more
+                return
+
+    return behave
+
+
+def saying(length: int) -> Behaviour:
+    """The file, said to have another length."""
+    return lambda handler, body: answer(handler, 200, body, Content_Length=str(length))
+
+
+def dripping(server: Server) -> Behaviour:
+    """One byte of the file after the other, without hurry."""
+
+    def behave(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        answer(handler, 200, b"", Content_Length=str(len(body)))
+        _drip(server, handler, (body[place : place + 1] for place in range(len(body))))
+
+    return behave
+
+
+def dripping_headers(server: Server) -> Behaviour:
+    """One byte after the other of a header that does not end."""
+
+    def behave(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        _drip(server, handler, repeat(b"x"))
+
+    return behave
+
+
+def continuing(server: Server) -> Behaviour:
+    """A request to go on, again and again."""
+    return lambda handler, body: _drip(server, handler, repeat(b"HTTP/1.1 100 Continue\r\n\r\n"))
+
+
+def _drip(server: Server, handler: BaseHTTPRequestHandler, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        if server.over.wait(0.01):
+            return
+        try:
+            handler.wfile.write(piece)
+        except OSError:  # nobody reads it any more
+            return
+
+
+def escaping(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    """An error in words that would change the colour of a terminal, and ring its bell."""
+    handler.wfile.write(b"HTTP/1.1 404 \x1b[31mred\x07\r\nContent-Length: 0\r\n\r\n")
+
+
+def redirecting(place: str) -> Behaviour:
+    """Another address."""
+    return lambda handler, body: answer(handler, 302, b"", Location=place)

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,8 @@ CONTENT = bytes(range(256)) * 400
 SHA256 = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 MD5 = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 SIZE = len(CONTENT)
+LIMIT = 3 * SIZE
+"""The upper limit of a file whose size is not known."""
 MANUAL = "fetch it by hand"
 
 
@@ -39,7 +42,8 @@ def part_of(path: Path) -> Path:
 
 
 def get(server: Server, path: Path, *, digest: str = SHA256, size: int | None = SIZE, progress: bool = False) -> None:
-    fetch(server.url + "some/file.bin", path, digest=digest, size=size, manual=MANUAL, progress=progress)
+    bounds: dict[str, Any] = {"size": LIMIT, "exact": False} if size is None else {"size": size}
+    fetch(server.url + "some/file.bin", path, digest=digest, **bounds, manual=MANUAL, progress=progress)
 
 
 def refusal(server: Server, path: Path, *, size: int | None = SIZE) -> str:
@@ -69,7 +73,7 @@ def test_file_is_downloaded_once(server: Server, path: Path, digest: str, size: 
 
 
 CUT = 3 * SIZE // 5
-FAILURES: list[tuple[str, Callable[[Server], behaviour.Behaviour], int | None, str, int | None]] = [
+FAILURES: list[tuple[str, Callable[[Server], behaviour.Behaviour], int | None, str, Any]] = [
     ("cut", lambda _: behaviour.cut, SIZE, f"the connection was cut after {CUT} of {SIZE} bytes", CUT),
     ("cut, size unknown", lambda _: behaviour.cut, None, f"the connection was cut after {CUT} of {SIZE} bytes", CUT),
     ("cut in chunks", lambda _: behaviour.cut_in_chunks, None, "the connection was cut (IncompleteRead(0 bytes", CUT),
@@ -82,6 +86,16 @@ FAILURES: list[tuple[str, Callable[[Server], behaviour.Behaviour], int | None, s
     ("login", lambda _: behaviour.login_page, SIZE, f"the server has 20 bytes for it instead of {SIZE}", None),
     ("login, size unknown", lambda _: behaviour.login_page, None, f"must have the {SHA256.replace(':', ' ')}", None),
     ("other content", lambda _: behaviour.other_content, SIZE, f"must have the {SHA256.replace(':', ' ')}", None),
+    ("endless", behaviour.endless, SIZE, f"the server sends more than {SIZE} bytes for it", None),
+    ("endless, size unknown", behaviour.endless, None, f"the server sends more than {LIMIT} bytes for it", None),
+    ("too much", lambda _: behaviour.saying(10**30), None, f"instead of at most {LIMIT}", None),
+    ("dripping", behaviour.dripping, SIZE, "it was not complete after 0 seconds; what has arrived is kept", ...),
+    ("dripping headers", behaviour.dripping_headers, SIZE, "it was not complete after 0 seconds", None),
+    ("endless 100", behaviour.continuing, SIZE, "it was not complete after 0 seconds", None),
+    ("another range", lambda _: behaviour.from_elsewhere, SIZE, "the server answers with another range of bytes", None),
+    ("escapes", lambda _: behaviour.escaping, SIZE, r"the server answered 404 \x1b[31mred\x07", None),
+    ("redirected", lambda _: behaviour.redirecting("http://[::1"), SIZE, "could not connect to", None),
+    ("redirected to a file", lambda _: behaviour.redirecting("file:///etc/passwd"), SIZE, "answered 302", None),
 ]
 
 
@@ -95,13 +109,18 @@ def test_failure_is_told_and_the_next_call_succeeds(
     fail: Callable[[Server], behaviour.Behaviour],
     size: int | None,
     why: str,
-    kept: int | None,
+    kept: Any,
 ) -> None:
-    if "silence" in name:
-        monkeypatch.setattr(download, "TIMEOUT", 0.2)
-    server.script = [fail(server)]
-    assert why in refusal(server, path, size=size)
+    with monkeypatch.context() as patch:
+        if "silence" in name:
+            patch.setattr(download, "TIMEOUT", 0.2)
+        if "0 seconds" in why:
+            patch.setattr(download, "DEADLINE", 0.3)
+        server.script = [fail(server)]
+        assert why in refusal(server, path, size=size)
     assert part_of(path).exists() == (kept is not None)
+    if kept is ...:  # as much as had arrived
+        kept = part_of(path).stat().st_size
     if kept is not None:
         assert part_of(path).read_bytes() == CONTENT[:kept]
     get(server, path, size=size)
@@ -114,6 +133,24 @@ def test_login_page_leaves_what_has_arrived(server: Server, path: Path) -> None:
     refusal(server, path)
     refusal(server, path)
     assert part_of(path).read_bytes() == CONTENT[:CUT]
+
+
+def test_a_server_that_always_answers_another_range_is_asked_twice(server: Server, path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    part_of(path).write_bytes(CONTENT[:999])
+    server.script = [behaviour.from_elsewhere] * 9
+    assert "another range of bytes" in refusal(server, path)
+    assert [span for _, span in server.asked] == ["bytes=999-", None]
+    assert part_of(path).read_bytes() == CONTENT[:999]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no such links elsewhere")
+def test_a_part_that_is_a_link_is_not_written_through(server: Server, path: Path, tmp_path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    (tmp_path / "mine").write_bytes(CONTENT[:999])
+    part_of(path).symlink_to(tmp_path / "mine")
+    assert "cannot be written to" in refusal(server, path)
+    assert (tmp_path / "mine").read_bytes() == CONTENT[:999]
 
 
 STALE = b"x" * (2 * SIZE)

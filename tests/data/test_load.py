@@ -344,7 +344,7 @@ def test_data_folder_is_the_named_one_or_that_for_caches(monkeypatch: pytest.Mon
 
 
 def test_missing_package_is_told() -> None:
-    sentence = "the data set 'x' needs scikit-y, which is not installed: pip install scikit-y"
+    sentence = f"the data set 'x' needs scikit-y, which is not installed: {sys.executable} -m pip install scikit-y"
     with pytest.raises(ImportError, match=f"^{re.escape(sentence)}$"):
         need("no_such_module.inside", "scikit-y", what="the data set 'x'")
 

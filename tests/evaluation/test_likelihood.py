@@ -12,6 +12,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import concretely as c
+from concretely.environment import install_command
 from concretely.evaluation.likelihood import Likelihood, evaluate, exact_log_likelihood
 from concretely.functional.bound import bound, effective_sample_size
 from concretely.objective import log_weights
@@ -370,7 +371,7 @@ def test_progress_without_rich_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError) as caught:
         evaluate(c.density("2H-5V"), torch.zeros(3, 5), progress=True)
-    assert str(caught.value) == "progress needs rich, which is not installed: pip install 'concretely[command]'"
+    assert str(caught.value) == f"progress needs rich, which is not installed: {install_command('command')}"
 
 
 # --- bad input ---

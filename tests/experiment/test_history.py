@@ -1,6 +1,5 @@
 """All records of a cell are kept, the best is selected on the validation set, and other runs are left out."""
 
-import json
 import math
 import re
 from pathlib import Path
@@ -12,7 +11,7 @@ from concretely.experiment import paper
 from concretely.experiment.history import collect_records, read_history
 from concretely.experiment.paper import Experiment, load_experiment
 from concretely.experiment.plan import SMOKE_POINTS
-from concretely.experiment.record import recipe_settings, write_record
+from concretely.experiment.record import read_checked, recipe_settings, write_record
 from concretely.training.recipe import resolve
 
 from .archived import TITLES, leave, made
@@ -22,7 +21,7 @@ def test_a_run_becomes_the_record_of_its_cell_once(table: Experiment, tmp_path: 
     leave(tmp_path / "runs", table.cells[0], 106.0)
     for number in (1, 0):
         assert collect_records(table, tmp_path / "runs", tmp_path / "records") == (number, [])
-    content = json.loads((tmp_path / "records/table-1.json").read_text())
+    content = read_checked(tmp_path / "records/table-1.json", remedy="")
     record = made(table.cells[0], 106.0)
     assert content == {"experiment": "table-1", "cells": {TITLES[0]: {"best": record, "history": [record]}}}
     assert [path.name for path in (tmp_path / "records").iterdir()] == ["table-1.json"]
@@ -42,6 +41,7 @@ def test_without_runs_nothing_is_written(table: Experiment, tmp_path: Path) -> N
     assert not (tmp_path / "records").exists()
 
 
+OTHER = made(load_experiment("table-1").cells[0], 100.0)
 SCORE = {"value": 100.0, "standard_error": 0.2, "samples": 50_000, "points": 10_000}
 WARMER, WHOLE = (
     resolve(notation="200H-784V", data="mnist", steps=30_000, **changed)
@@ -110,9 +110,8 @@ def test_what_was_trained_otherwise_is_another_run(other: dict[str, Any], table:
 
 
 def test_numbers_that_are_not_finite_are_not_known(table: Experiment, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "odd").mkdir(parents=True)
     odd = {**made(table.cells[0], 99.0), "valid": {"value": -math.inf, "samples": 10}}
-    (tmp_path / "runs" / "odd" / "record.json").write_text(json.dumps(odd))
+    write_record(tmp_path / "runs" / "odd" / "record.json", odd)
     leave(tmp_path / "runs", table.cells[0], 100.0, seconds=1.0)
     assert collect_records(table, tmp_path / "runs", tmp_path / "records") == (2, [])
     assert collect_records(table, tmp_path / "runs", tmp_path / "records") == (0, [])
@@ -132,7 +131,7 @@ def test_numbers_that_are_not_finite_are_not_known(table: Experiment, tmp_path: 
         ({"step": None, "finished": True}, "step of a record must be a whole number, got None"),
         ({"seconds": None}, "seconds of a record must be a number, got None"),
         ({"metrics": None}, "metrics of a record must be a JSON object, got None"),
-        ({"device": "x"}, "device of a record must be a JSON object, got 'x'"),
+        ({"device": "x"}, "device of a record must hold text and integers, got 'x'"),
         ({"metrics": {"test_nll": 3.0}}, "test_nll of a record must be a metric, got 3.0"),
         ({"metrics": {"test_nll": {**SCORE, "value": "x"}}}, "test_nll of a record must be a metric, got {"),
         ({"metrics": {"test_nll": {**SCORE, "samples": None}}}, "test_nll of a record must be a metric, got {"),
@@ -146,7 +145,10 @@ def test_numbers_that_are_not_finite_are_not_known(table: Experiment, tmp_path: 
             {"recipe": recipe_settings(resolve(notation="9H-784V", data="mnist", steps=30_000))},
             "table-1 has no cell",
         ),
-        ({"recipe": {"notation": "9H-784", "steps": 30_000}}, "notation must have H or V after the units"),
+        (
+            {"recipe": {"notation": "9H-784", "data": "mnist", "estimator": "nvil", "samples": 1, "steps": 30_000}},
+            "recipe of the record PATH must be valid, got another: notation must have H or V after the units",
+        ),
         ({"recipe": recipe_settings(WARMER)}, "prior_temperature must be 0.5, got 5.0"),
         ({"recipe": recipe_settings(WHOLE)}, "train_on must be 'train', got 'whole'"),
     ],
@@ -160,6 +162,7 @@ def test_what_is_no_number_of_the_table_is_refused_in_a_sentence(
     leave(tmp_path, table.cells[1], 104.0)
     number, (refused,) = collect_records(table, tmp_path, tmp_path / "records")
     assert number == 1
+    sentence = sentence.replace("PATH", repr(str(tmp_path / TITLES[0] / "record.json")))
     assert refused.startswith(f"{tmp_path / TITLES[0]} is left out: {sentence}")
     assert list(read_history(table, tmp_path / "records")) == [TITLES[1]]
 
@@ -192,27 +195,33 @@ def test_records_stay_whole_where_writing_fails(
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("content", "sentence"),
     [
-        ("{", "records must be those of an experiment, got a damaged file"),
-        ("[]", "records must be those of an experiment, got a damaged file"),
-        ('{"cells": {"a": {"best": {}}}}', "records must be those of an experiment, got a damaged file"),
-        ('{"cells": {"a": {"best": {}, "history": []}}}', "records must be of cells of table-1, got 'a'"),
-        (
-            '{"cells": {"CELL": {"best": {}, "history": []}}}',
-            "records must have the best of a cell's history, got",
-        ),
-        (
-            '{"cells": {"CELL": {"best": {}, "history": 3}}}',
-            "records must be those of an experiment, got a damaged file",
-        ),
-        ('{"cells": {"CELL": {"best": {}, "history": [{}]}}}', "a record must have recipe, commit, versions, device"),
+        ({}, "records must be those of an experiment, got others"),
+        ({"cells": []}, "records must be those of an experiment, got others"),
+        ({"cells": {"a": {"best": {}}}}, "records must be those of an experiment, got others"),
+        ({"cells": {"a": {"best": {}, "history": []}}}, "records must be of cells of table-1, got 'a'"),
+        ({"cells": {TITLES[0]: {"best": {}, "history": []}}}, "records must have the best of a cell's history, got"),
+        ({"cells": {TITLES[0]: {"best": {}, "history": 3}}}, "records must be those of an experiment, got others"),
+        ({"cells": {TITLES[0]: {"best": {}, "history": [{}]}}}, "a record must have recipe, commit, versions, device"),
+        ({"cells": {TITLES[1]: {"best": OTHER, "history": [OTHER]}}}, "records must stand under the title of their"),
     ],
 )
-def test_damaged_records_are_refused(text: str, sentence: str, table: Experiment, tmp_path: Path) -> None:
-    (tmp_path / "table-1.json").write_text(text.replace("CELL", TITLES[0]))
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+def test_other_records_are_refused(content: Any, sentence: str, table: Experiment, tmp_path: Path) -> None:
+    write_record(tmp_path / "table-1.json", content)
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         read_history(table, tmp_path)
+
+
+def test_changed_records_are_refused_with_the_way_on(table: Experiment, tmp_path: Path) -> None:
+    leave(tmp_path / "runs", table.cells[0], 106.0)
+    collect_records(table, tmp_path / "runs", tmp_path / "records")
+    path = tmp_path / "records" / "table-1.json"
+    path.write_text(path.read_text().replace("106.0", "105.0"))
+    way_on = "restore it, or delete it and collect the runs again with concretely reproduce --report"
+    sentence = f"a record must be as it was written, got changes since then in {str(path)!r}: {way_on}"
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        read_history(table, tmp_path / "records")
 
 
 def test_another_than_the_best_is_not_taken_for_it(table: Experiment, tmp_path: Path) -> None:

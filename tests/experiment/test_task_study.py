@@ -51,7 +51,7 @@ def test_a_record_has_what_a_number_in_the_documentation_needs(tmp_path: Path) -
     record = tmp_path / "tasks.json"
     study = study_tasks(**ONE, seeds=[3, 4], record=record)
     content = json.loads(record.read_text())
-    assert {"recipe", "commit", "versions", "device", "seed", "summary", "results"} == set(content)
+    assert {"recipe", "commit", "versions", "device", "seed", "summary", "results", "checksum"} == set(content)
     assert content["seed"] == [3, 4]
     assert content["recipe"]["tasks"] == {"gate": TASKS["gate"].description}
     for row in content["summary"]:

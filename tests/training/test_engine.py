@@ -177,7 +177,7 @@ def test_a_member_that_diverges_does_not_disturb_the_others(tmp_path: Path) -> N
     members = [Member(each, tmp_path / str(each.seed)) for each in recipes]
     first, second, third = train_together(members, data=points, callbacks=Callbacks(note=notes.append))
     assert isinstance(second, DivergedError)
-    assert "try a smaller lr" in str(second)
+    assert "a smaller lr in another folder" in str(second)
     assert notes == [f"2: {second}"]
     for found, own in ((first, recipes[0]), (third, recipes[2])):
         assert isinstance(found, Run)

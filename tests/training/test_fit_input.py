@@ -134,7 +134,10 @@ def test_numbers_from_outside_of_torch_are_noticed() -> None:
 
 
 def test_a_run_that_diverges_is_an_error_with_a_way_back(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match=r"; the last good checkpoint is that of step 1\d: try a smaller lr$"):
+    with pytest.raises(
+        DivergedError,
+        match=r"; the last good checkpoint is that of step 1\d: begin a new run with a smaller lr in another folder$",
+    ):
         fitted(build, out=tmp_path, schedule=lambda step: 1.0 if step < 15 else 1e38, checkpoint_seconds=0.0)
     runs = fitted(build, lr=[0.01, 1e38], callbacks=Callbacks(note=lambda sentence: None))
     assert [run.error is None for run in runs] == [True, False]

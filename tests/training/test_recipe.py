@@ -254,7 +254,13 @@ def test_a_missing_temperature_is_refused(name: str) -> None:
     [
         (b"lr = ", "recipe must be a file of TOML, got {path!r}: Invalid value (at end of document)"),
         (b"lr = 1\nlr = 2", "recipe must be a file of TOML, got {path!r}: Cannot overwrite a value"),
-        (b"\xff", "recipe must be fast or paper, or a file that can be read, got {path!r}: it is no text"),
+        (b"\xff", "recipe must be a file of TOML, got {path!r}: it holds text that is not valid Unicode"),
+        (
+            b"seed = " + b"9" * 5_000,
+            "recipe must be a file of TOML, got {path!r}: it holds an integer of too many digits",
+        ),
+        (b"seed = " + b"[" * 5_000, "recipe must be a file of TOML, got {path!r}: it is nested too deeply"),
+        (b"#" * (2**20 + 1), "recipe must be a file of TOML, got {path!r}: {path!r} must have at most 1,048,576 bytes"),
         (None, "recipe must be fast or paper, or a file that can be read, got {path!r}: No such file or directory"),
         (b"stepps = 3", "unknown key 'stepps'; did you mean 'steps'? in {path!r}"),
         (b"[table]\nlr = 1", "unknown key 'table'; choose from"),

@@ -9,6 +9,7 @@ import typer
 
 from .. import __version__
 from . import cite, compare, evaluate, figure, reproduce, sample, study, sweep, train
+from .terminal import guarded
 
 app = typer.Typer(
     help="Train, evaluate and compare models with discrete latent variables.",
@@ -21,6 +22,9 @@ for verb in (train, evaluate, compare, sample, study, sweep):
 app.command(epilog=reproduce.EXAMPLE)(reproduce.reproduce)
 app.add_typer(figure.app, name="figure")
 app.command(epilog=cite.EXAMPLE)(cite.cite)
+for command in (*app.registered_commands, *figure.app.registered_commands):
+    assert command.callback is not None
+    command.callback = guarded(command.callback)
 
 
 def _show_version(wanted: bool) -> None:

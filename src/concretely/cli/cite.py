@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .terminal import require_known
+from .terminal import require_known, show_text
 
 EXAMPLE = "Example: concretely cite mnih2016variational"
 
@@ -32,9 +32,9 @@ def cite(
     wanted = dict.fromkeys(keys or (known if listed else ("concretely", "maddison2017concrete")))
     if listed:
         width = max(map(len, wanted))
-        typer.echo("\n".join(f"{key:{width}}  {_title(known[key])}" for key in wanted))
+        show_text("\n".join(f"{key:{width}}  {_title(known[key])}" for key in wanted))
     else:
-        typer.echo("\n\n".join(known[key] for key in wanted))
+        show_text("\n\n".join(known[key] for key in wanted))
 
 
 def entries() -> dict[str, str]:

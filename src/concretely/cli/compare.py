@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import typer
 
-from .option import EXAMPLE_RUN
-from .terminal import fail, report_errors, require_known, show
+from .option import EXAMPLE_RUN, folder_of
+from .terminal import fail, report_errors, require_known, show, show_text
 
 SPLITS = ("test", "valid", "train")
 EXAMPLE = f"Example: concretely compare {EXAMPLE_RUN}"
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(**folder_of("run") | {"metavar": "RUN…"}, help="Folders of runs.")],
     split: Annotated[str, typer.Option(help="Split: test, valid or train.")] = "test",
 ) -> None:
     """Print the negative log-likelihoods of runs in nats, and that of a baseline of independent pixels."""
@@ -28,9 +28,9 @@ def compare(
     names = [run.resolve().name for run in runs]
     show(likelihood_table(records, split, names if alike else ()))
     if len(runs) > 1:
-        typer.echo(likelihood_summary(records, split))
+        show_text(likelihood_summary(records, split))
     if sentence := loose_summary(records, split, names):
-        typer.echo(sentence)
+        show_text(sentence)
 
 
 def _record(run: Path, split: str) -> dict[str, Any]:

@@ -6,7 +6,19 @@ from typing import Annotated, Any
 import typer
 
 from . import terminal
-from .option import EXAMPLE_RUN, DataPath, Device, FullPoints, Precision, RunFolder, option, restore_run, select_device
+from .option import (
+    EXAMPLE_RUN,
+    DataPath,
+    Device,
+    FullPoints,
+    MaxBytes,
+    ModelName,
+    Precision,
+    RunFolder,
+    option,
+    restore_run,
+    select_device,
+)
 
 EXAMPLE = f"Example: concretely evaluate {EXAMPLE_RUN} --samples 1000"
 
@@ -30,11 +42,13 @@ def evaluate(
         int | None, option("Pairs of a sample and a data point to run at once.", "depends on the device")
     ] = None,
     data_path: DataPath = None,
+    model_name: ModelName = None,
+    max_bytes: MaxBytes = None,
     device_name: Device = None,
     precision: Precision = None,
 ) -> None:
     """Print the negative log-likelihood of a run in nats, and add it to the record and the report of the run."""
-    terminal.require_positive(samples=samples, full_points=full_points, chunk=chunk)
+    terminal.require_positive(samples=samples, full_points=full_points, chunk=chunk, max_bytes=max_bytes)
     device = select_device(device_name, precision)
 
     from ..data.dataset import SPLITS
@@ -45,7 +59,7 @@ def evaluate(
     from ..training.own_recipe import OwnRecipe
 
     terminal.require_known("split", split, SPLITS)
-    past, model, data = restore_run(run, device=device, data=data_path)
+    past, model, data = restore_run(run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes)
     recipe, others = past.recipe, dict[str, dict[str, Any]]()
     if relaxed and not relaxes(recipe):
         terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
@@ -63,14 +77,15 @@ def evaluate(
         about = {name: model_title(recipe.settings), "data": recipe.data, "estimator": recipe.estimator}
         metric, kind = scoring.score_metric(found), scoring.score_name(found, split).rpartition("_")[2]
         content = {**about, "step": past.chosen, "split": split, kind: metric.pop("value"), **metric, **others}
-        typer.echo(json.dumps(finite_or_none(content), ensure_ascii=False))
+        terminal.show_text(json.dumps(finite_or_none(content)))
         if sentence := explain_loose(content.get("effective_sample_size")):
             terminal.remark(sentence)
     else:
-        typer.echo(f"{split} {found}")
+        terminal.show_text(f"{split} {found}")
         for other in others.values():
-            typer.echo(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
+            terminal.show_text(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
     with terminal.report_errors(), terminal.stop_requested():  # a signal now must not leave half a report
-        record = scoring.add_scores(run, past, model, data=data, found={split: found}, others=others)
+        scores: dict[str, Any] = {"found": {split: found}, "others": others, "note": terminal.remark}
+        record = scoring.add_scores(run, past, model, data=data, **scores)
         page = terminal.write_run_report(run, past, model, data, record)
     terminal.remark(f"added to {page}")

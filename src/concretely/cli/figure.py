@@ -10,7 +10,7 @@ import typer
 from ..file import writable_dir
 from ..notation import Architecture, parse
 from ..spelling import number
-from .option import option
+from .option import folder_of, option
 from .terminal import fail, report_errors, require, save
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ ALPHA = "2,0.5,1"
 """The example of the paper."""
 
 Temperature = Annotated[str, typer.Option(help="Temperatures λ, separated by commas, one panel each; 0 is discrete.")]
-Out = Annotated[Path, typer.Option(help="Output folder.")]
+Out = Annotated[Path, typer.Option(**folder_of("out"), help="Output folder.")]
 
 
 @app.command(epilog="Example: concretely figure simplex --alpha 1,1,1 --temperature 0,1/2,2")

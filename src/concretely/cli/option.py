@@ -28,7 +28,25 @@ def option(text: str, default: str, *names: str) -> Any:
     return typer.Option(*names, help=text, show_default=default)
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+def folder_of(name: str) -> Any:
+    """Return a function that reads the path of a folder. An empty path, which Python takes for `.`, is refused."""
+
+    def folder(text: str) -> Path:
+        if not str(text):
+            fail(f"{name} must be the path of a folder, got ''")
+        return Path(text)
+
+    return {"parser": folder, "metavar": "PATH"}
+
+
+RunFolder = Annotated[Path, typer.Argument(**folder_of("run") | {"metavar": "RUN"}, help="Folder of a run.")]
+ModelName = Annotated[
+    str | None,
+    option("Own models: the function that builds the model, to allow a run of others to call it.", "none", "--model"),
+]
+MaxBytes = Annotated[
+    int | None, option("Largest memory of the arrays of a .npz file, in bytes.", "1 GiB", "--max-bytes")
+]
 DataPath = Annotated[str | None, option("Path of the data, if they have moved.", "where they were", "--data")]
 Device = Annotated[str | None, option("Device, such as cpu or cuda:1.", "cuda if available", "--device")]
 Precision = Annotated[
@@ -99,6 +117,8 @@ def with_recipe(verb: Verb) -> Verb:
             given = read(file) if file is not None else {}
             given = overridden(given, {name: value for name, value in flags.items() if value is not None})
         model = arguments.get("notation")
+        if given.get("model") is not None and model is None:
+            fail(f"model must be named by the caller too, as it is called: add {given['model']!r} as first argument")
         if model is not None:
             given["model" if is_builder_name(model) else "notation"] = model
         if own:
@@ -138,26 +158,35 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
     return chosen
 
 
-def load_data(recipe: "RunRecipe", path: str | None = None, *, resumed: bool = False) -> Any:
+def load_data(
+    recipe: "RunRecipe", path: str | None = None, *, resumed: bool = False, max_bytes: int | None = None
+) -> Any:
     """Load the data of a recipe. The data of a resumed run may have moved."""
     from ..training.folder import data_of
 
     with report_errors(), interruptible_loading():
         try:
-            return data_of(recipe, place=path, progress=True)
+            return data_of(recipe, place=path, max_bytes=max_bytes, progress=True)
         except FileNotFoundError as error:
             fail(f"{error}{': pass the new path as --data' if resumed else ''}")
 
 
-def restore_run(folder: Path, *, device: "torch.device", data: str | None) -> tuple["Run", Any, Any]:
+def restore_run(
+    folder: Path,
+    *,
+    device: "torch.device",
+    data: str | None,
+    model_name: str | None = None,
+    max_bytes: int | None = None,
+) -> tuple["Run", Any, Any]:
     """Return the run in a folder, its model and its data; print if a checkpoint is damaged or the run not finished."""
     from ..training.folder import require_same, restored
     from ..training.own_method import is_named
     from ..training.own_recipe import OwnRecipe
 
     with report_errors():
-        run, model, damaged = restored(folder, device=device)
-        found = load_data(run.recipe, data, resumed=True)
+        run, model, damaged = restored(folder, model=model_name, device=device)
+        found = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
         if not isinstance(run.recipe, OwnRecipe) or is_named(run.recipe):
             require_same(run, found.digest, found.name)
     for sentence in damaged:

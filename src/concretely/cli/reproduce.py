@@ -9,8 +9,19 @@ import typer
 from ..environment import PRECISIONS
 from ..experiment.paper import RUNS, experiment_names, load_experiment
 from . import figure
-from .option import Device, FullPoints, Precision, option, select_device
-from .terminal import fail, monitor, remark, report_errors, require_known, require_positive, save, show, stop_requested
+from .option import Device, FullPoints, Precision, folder_of, option, select_device
+from .terminal import (
+    fail,
+    monitor,
+    remark,
+    report_errors,
+    require_known,
+    require_positive,
+    save,
+    show,
+    show_text,
+    stop_requested,
+)
 
 if TYPE_CHECKING:
     from ..experiment.plan import Plan
@@ -48,10 +59,12 @@ def reproduce(
     report: Annotated[
         bool, typer.Option("--report", help="Add finished runs to the records, and write the report of all records.")
     ] = False,
-    records: Annotated[Path, typer.Option(help="Folder of the records; the report is written next to it.")] = Path(
-        "reproduction/records"
-    ),
-    out: Annotated[Path, typer.Option(help="Folder of the runs, with a subfolder for each table and figure.")] = RUNS,
+    records: Annotated[
+        Path, typer.Option(**folder_of("records"), help="Folder of the records; the report is written next to it.")
+    ] = Path("reproduction/records"),
+    out: Annotated[
+        Path, typer.Option(**folder_of("out"), help="Folder of the runs, with a subfolder for each table and figure.")
+    ] = RUNS,
     programs: Annotated[int | None, option("Programs that share the device.", "4 on a GPU, 1 elsewhere")] = None,
     device_name: Device = None,
     precision: Precision = None,
@@ -99,7 +112,7 @@ def reproduce(
         if dry_run:
             options = {"score_samples": plan.experiment.score_samples, "precision": precision}
             for member in plan.members:
-                typer.echo(train_command(member.recipe, member.folder, **options))
+                show_text(train_command(member.recipe, member.folder, **options))
         else:
             device = select_device(device_name, precision)
             _reproduce(plan, device=device, programs=programs, full_points=full_points)
@@ -142,7 +155,7 @@ def _reproduce(plan: "Plan", **how: Any) -> None:
     samples = f"{experiment.score_samples:,} sample{'s' * (experiment.score_samples > 1)}"
     show(cell_table(found.results, title=title, caption=f"NLL in nats from {samples} ± standard error"))
     for sentence in found.selections:
-        typer.echo(sentence)
+        show_text(sentence)
     if experiment.figure == "temperature":
         points = temperature_points(found.results, "train")
         if points:
@@ -172,5 +185,5 @@ def _report(runs: Path, records: Path) -> None:
         html = html_report(review, sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5]))
         for name, text in (("README.md", markdown_report(review)), ("index.html", html)):
             write_text(records.parent / name, text)
-            typer.echo(records.parent / name)
-    typer.echo(f"{review.known} of {review.total} cells")
+            show_text(records.parent / name)
+    show_text(f"{review.known} of {review.total} cells")

@@ -5,8 +5,19 @@ from typing import Annotated
 
 import typer
 
-from .option import EXAMPLE_RUN, DataPath, Device, RunFolder, option, restore_run, select_device
-from .terminal import report_errors, require, save
+from .option import (
+    EXAMPLE_RUN,
+    DataPath,
+    Device,
+    MaxBytes,
+    ModelName,
+    RunFolder,
+    folder_of,
+    option,
+    restore_run,
+    select_device,
+)
+from .terminal import report_errors, require, require_positive, save
 
 EXAMPLE = f"Example: concretely sample {EXAMPLE_RUN}"
 
@@ -22,13 +33,16 @@ def sample(
         int | None, option("Images in a row; with a context, completions of it.", "12, or 8 completions")
     ] = None,
     seed: Annotated[int | None, option("Random seed.", "that of the run")] = None,
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/sample"),
+    out: Annotated[Path, typer.Option(**folder_of("out"), help="Output folder.")] = Path("out/sample"),
     data_path: DataPath = None,
+    model_name: ModelName = None,
+    max_bytes: MaxBytes = None,
     device_name: Device = None,
 ) -> None:
     """Draw images from a run, as PNG and SVG: samples or, with a context, completions of test data."""
     for name, number in (("rows", rows), ("columns", columns)):
         require(number is None or 1 <= number <= MOST, name, f"be from 1 to {MOST}", number)
+    require_positive(max_bytes=max_bytes)
     require(seed is None or 0 <= seed < 2**63, "seed", "be from 0 to 2^63 - 1", seed)
     device = select_device(device_name)
 
@@ -38,7 +52,7 @@ def sample(
     from ..training.paper import paper_recipe
     from ..training.rng import Purpose, generator_of
 
-    past, model, data = restore_run(run, device=device, data=data_path)
+    past, model, data = restore_run(run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes)
     if not isinstance(past.recipe, OwnRecipe) and paper_recipe(past.recipe).architecture.context is not None:
         require(rows <= len(data.test), "rows", f"be at most {len(data.test)}, the size of the test set", rows)
     generator = generator_of(past.recipe.seed if seed is None else seed, Purpose.PICTURE, device=device)

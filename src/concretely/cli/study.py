@@ -9,7 +9,7 @@ import typer
 
 from ..spelling import number
 from ..training.recipe import ESTIMATORS
-from .option import Device, load_data, option, restore_run, select_device
+from .option import Device, MaxBytes, ModelName, folder_of, load_data, option, restore_run, select_device
 from .terminal import (
     console,
     interruptible,
@@ -20,6 +20,7 @@ from .terminal import (
     save,
     show,
     show_path,
+    show_text,
     stop_requested,
 )
 
@@ -62,7 +63,9 @@ def study(
     seed: Annotated[int | None, option("Random seed.", "0, or the run's")] = None,
     seeds: Annotated[int | None, option("With --tasks: number of seeds.", "3")] = None,
     steps: Annotated[int | None, option("With --tasks: training steps.", "those of each task")] = None,
-    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("out/study"),
+    out: Annotated[Path, typer.Option(**folder_of("out"), help="Output folder.")] = Path("out/study"),
+    model_name: ModelName = None,
+    max_bytes: MaxBytes = None,
     device_name: Device = None,
 ) -> None:
     """Compare gradient estimators: their bias, noise and time on a batch, or with --tasks what they learn.
@@ -80,16 +83,24 @@ def study(
     else:
         require(subject is not None, "notation or run", "be given, or --tasks", subject)
         given = {name: value for name, value in gradients.items() if value is not None}
-        _study_gradients(str(subject), names or COMPARED.split(","), given, out=out, device_name=device_name)
+        how: dict[str, Any] = {"out": out, "model_name": model_name, "max_bytes": max_bytes, "device_name": device_name}
+        _study_gradients(str(subject), names or COMPARED.split(","), given, **how)
 
 
 def _study_gradients(
-    notation_or_run: str, names: list[str], given: dict[str, Any], *, out: Path, device_name: str | None
+    notation_or_run: str,
+    names: list[str],
+    given: dict[str, Any],
+    *,
+    out: Path,
+    model_name: str | None,
+    max_bytes: int | None,
+    device_name: str | None,
 ) -> None:
     """Print and draw the bias, the noise and the time of estimators."""
     repeats, points = given.pop("repeats", 200), given.pop("points", 16)
     require(repeats >= 2, "repeats", "be at least 2", repeats)
-    require_positive(points=points)
+    require_positive(points=points, max_bytes=max_bytes)
     if (temperature := given.get("temperature")) is not None:
         require(0 < number(temperature) < math.inf, "temperature", "be a positive number", temperature)
     data = given.pop("data", None)
@@ -106,7 +117,9 @@ def _study_gradients(
     recipes: Any = {}
     with report_errors():
         if os.sep in notation_or_run or folder.exists():
-            run, model, found = restore_run(folder, device=device, data=data)
+            run, model, found = restore_run(
+                folder, device=device, data=data, model_name=model_name, max_bytes=max_bytes
+            )
             step, title = run.step, folder.resolve().name
             if isinstance(run.recipe, OwnRecipe):
                 how = {"points": points, "repeats": repeats, "progress": True}
@@ -116,13 +129,13 @@ def _study_gradients(
         else:
             recipes = estimator_recipes(names, notation=notation_or_run, data=data, **given)
             recipe = recipes[names[0]]
-            found = load_data(recipe)
+            found = load_data(recipe, max_bytes=max_bytes)
             model = build_model(recipe, found).to(device)
             title = f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x")
         if result is None:
             result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
         writable_dir(out)
-    typer.echo(f"{result}\n")
+    show_text(f"{result}\n")
     save(draw_study(result), out / title)
 
 

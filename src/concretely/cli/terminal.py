@@ -1,9 +1,13 @@
 """Input errors, signals, and everything that is printed: tables, files, and the progress of training."""
 
+import errno
+import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,9 +16,10 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from ..environment import install_command
 from ..experiment.record import model_title
-from ..file import writable_dir
-from ..spelling import did_you_mean
+from ..file import FULL, writable_dir
+from ..spelling import did_you_mean, printable
 from ..training.interrupt import stop_requested as stop_requested
 from ..training.own_recipe import RunRecipe
 from ..training.recipe import Member, Recipe
@@ -41,8 +46,44 @@ BRIEF = 1_000
 
 def fail(sentence: str, code: int = 2) -> NoReturn:
     """Print an error and exit."""
-    typer.echo(sentence, err=True)
+    print(printable(sentence), file=sys.stderr)
     raise typer.Exit(code)
+
+
+def guarded(verb: Callable[..., None]) -> Callable[..., None]:
+    """Return a verb that prints errors of the operating system, and missing packages, in one sentence.
+
+    Other errors that are not about the input are bugs, whose traceback is shown.
+    """
+
+    @wraps(verb)
+    def call(*arguments: Any, **flags: Any) -> None:
+        try:
+            verb(*arguments, **flags)
+        except OSError as error:
+            if error.errno in (None, errno.EPIPE, errno.EIO):  # the reader of the output is gone
+                raise
+            fail(describe_error(error))
+        except ModuleNotFoundError as error:
+            fail(describe_error(error))
+
+    return call
+
+
+def describe_error(error: Exception) -> str:
+    """Return a sentence about an error, with the path and what to do if it comes from the operating system."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{error.name} is not installed: {install_command('command')}"
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    remedies = {
+        **dict.fromkeys(FULL, "free some space, then run the command again"),
+        errno.ENAMETOOLONG: "choose a shorter name",
+        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose another folder"),
+    }
+    remedy = f"; {remedies[error.errno]}" if error.errno in remedies else ""
+    place = "a file" if error.filename is None else repr(os.fsdecode(error.filename))
+    return f"{place} cannot be read or written: {error.strerror}{remedy}"
 
 
 def require(holds: bool, name: str, must: str, found: Any) -> None:
@@ -70,7 +111,7 @@ def report_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        fail(str(error))
+        fail(describe_error(error))
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not re.search(TOO_LARGE, str(error), re.IGNORECASE):
             raise
@@ -99,17 +140,23 @@ def interruptible_loading() -> Iterator[None]:
 
 def console(*, err: bool = False) -> Console:
     """Return the console: results on stdout, progress and remarks on stderr."""
-    return Console(stderr=err, highlight=False, emoji=False, soft_wrap=True)
+    return Console(stderr=err, highlight=False, emoji=False, markup=False, soft_wrap=True)
 
 
 def remark(sentence: str, *, style: str = "") -> None:
-    """Print a remark on stderr."""
-    console(err=True).print(sentence, markup=False, style=style)
+    """Print a remark on stderr. If nobody can read it any more, do nothing."""
+    with suppress(OSError):
+        console(err=True).print(printable(sentence), style=style)
+
+
+def show_text(text: object) -> None:
+    """Print a result. What it quotes from files is neither markup nor an escape sequence."""
+    print(printable(str(text)))
 
 
 def show_path(path: Path) -> None:
     """Print the path of a result."""
-    console().print(str(path), style="bold", markup=False)
+    console().print(printable(str(path)), style="bold")
 
 
 def save(figure: "Figure", path: Path) -> None:
@@ -180,6 +227,10 @@ def training_progress(
     progress = Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console)
     task = progress.add_task("", total=recipe.steps, rate="")
 
+    def note(sentence: str) -> None:
+        with suppress(OSError):  # a closed terminal must not end a run
+            console.print(printable(sentence))
+
     def step(taken: int) -> None:
         if bar and (taken % REFRESH == 0 or taken == recipe.steps):
             progress.update(task, completed=taken, rate=f"{progress.tasks[0].speed or 0:,.0f}/s")
@@ -192,13 +243,12 @@ def training_progress(
         elif new.step * LINES // recipe.steps > printed:
             printed = new.step * LINES // recipe.steps
             rate = f"{new.step / max(new.seconds, 1e-9):.0f}/s"
-            line = f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}"
-            console.print(line, markup=False)
+            note(f"step {new.step:,} of {recipe.steps:,}  {rate}  {describe_rows(recipe, rows)}")
         log.row(new)
 
     written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
     with progress if bar else nullcontext(), written as log:
-        yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
+        yield Callbacks(step, row, note)
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:

@@ -12,7 +12,7 @@ from ..experiment.grid import expand_grid, format_setting, grid_title
 from ..training.own_resolve import remove_runs, resolve_recipe
 from ..training.recipe import FILE, read, resolve
 from . import terminal
-from .option import Device, Notation, Precision, load_data, option, select_device, with_recipe
+from .option import Device, MaxBytes, Notation, Precision, folder_of, load_data, select_device, with_recipe
 from .terminal import fail
 
 if TYPE_CHECKING:
@@ -28,8 +28,13 @@ def train(
     notation: Notation = None,
     *,
     given: dict[str, Any],
-    resume: Annotated[Path | None, typer.Option(help="Folder of a run to resume; --steps may be larger.")] = None,
-    out: Annotated[Path | None, option("Output folder.", "out/train/ and a name")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(**folder_of("resume"), help="Folder of a run to resume; --steps may be larger.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(**folder_of("out"), help="Output folder.", show_default="out/train/ and a name")
+    ] = None,
+    max_bytes: MaxBytes = None,
     device_name: Device = None,
     precision: Precision = None,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
@@ -44,7 +49,7 @@ def train(
     to go on with an interrupted list.
     """
     terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
-    terminal.require_positive(score_samples=score_samples)
+    terminal.require_positive(score_samples=score_samples, max_bytes=max_bytes)
     if resume is not None:
         recipes, folder = [_resumed(resume, given, out)], resume
     else:
@@ -60,9 +65,10 @@ def train(
         fail("tensorboard must be left out for a list: each member has a curve.csv")
     how: dict[str, Any] = {"device": select_device(device_name, precision), "checkpoint_seconds": checkpoint_seconds}
     if len(recipes) > 1:
-        _train_list(recipes, folder, samples=score_samples, **how)
+        _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, **how)
         return
-    data = load_data(recipes[0], given.get("data") if resume else None, resumed=resume is not None)
+    moved = given.get("data") if resume else None
+    data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
     _train_one(recipes[0], folder, data=data, tensorboard=tensorboard, **how)
     _score(folder, data, device=how["device"], samples=score_samples)
 
@@ -102,14 +108,14 @@ def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> Non
         terminal.show_path(folder)
     for member, record in found:
         if record is None:
-            typer.echo(f"{member.folder.name} has diverged: try a smaller lr", err=True)
+            terminal.remark(f"{member.folder.name} has diverged: {_smaller_lr(member.recipe, member.folder)}")
     if len(records) < len(found):
         raise typer.Exit(1)
 
 
 def _train_one(recipe: "RunRecipe", folder: Path, *, tensorboard: bool, **how: Any) -> None:
     """Train a model until it is finished; exit if it diverges or is interrupted."""
-    from ..file import writable_dir
+    from ..file import FULL, writable_dir
     from ..training.loop import DivergedError, train
     from ..training.train_state import TrainState
 
@@ -129,13 +135,22 @@ def _train_one(recipe: "RunRecipe", folder: Path, *, tensorboard: bool, **how: A
         try:
             run = train(recipe, folder, **how, callbacks=callbacks, stop=stop)
         except DivergedError as error:
-            terminal.remark(str(error))
+            terminal.remark(f"{error}, such as by: {_smaller_lr(recipe, folder)}")
             raise typer.Exit(1) from None
         except OSError as error:
             why = error.strerror or str(error)
-            fail(f"{str(folder)!r} cannot be written to: {why}; free some space, then resume with: {resume}")
+            todo = "free some space, then resume" if error.errno in FULL else "resume"
+            fail(f"{str(folder)!r} cannot be written to: {why}; {todo} with: {resume}")
     if not run.finished:
         fail(f"stopped after step {run.step:,} and saved; resume with: {resume}", 130)
+
+
+def _smaller_lr(recipe: "RunRecipe", folder: Path) -> str:
+    """Return the command that trains a recipe again with a smaller learning rate, in another folder."""
+    lr, recipe_file = f"{recipe.settings.get('lr', 1e-3) / 10:.1g}", shlex.quote(str(folder / FILE))
+    out, name = shlex.quote(f"{folder}-lr{lr}"), recipe.settings.get("model")
+    model = "" if name is None else f"{shlex.quote(name)} "
+    return f"concretely train {model}--recipe {recipe_file} --lr {lr} --out {out}"
 
 
 def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> None:
@@ -152,18 +167,23 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> 
         with terminal.interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
             split = "test" if has_split(data, "test") else "valid"
             found = score_split(run.recipe, model, data, split=split, samples=samples, progress=True)
-        terminal.console().print(f"{split} {found}", markup=False)
-        with terminal.stop_requested():  # a signal now must not leave half a report
-            record = add_scores(folder, run, model, data=data, found={split: found})
-            page = terminal.write_run_report(folder, run, model, data, record)
+        terminal.show_text(f"{split} {found}")
+        try:
+            with terminal.stop_requested():  # a signal now must not leave half a report
+                record = add_scores(folder, run, model, data=data, found={split: found}, note=terminal.remark)
+                page = terminal.write_run_report(folder, run, model, data, record)
+        except OSError as error:
+            fail(f"{terminal.describe_error(error)}; the model is trained and saved; write its report with: {score}")
     terminal.show_path(page)
 
 
 def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecipe":
     """Return the recipe of a run to resume."""
     from ..training.folder import load_recipe, runs_in
+    from ..training.origin import require_named
+    from ..training.own_recipe import OwnRecipe
 
-    others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data")]
+    others = [name for name in (*given, *(["out"] if out else [])) if name not in ("steps", "data", "model")]
     if others:
         fail(f"a resumed run keeps its recipe except for steps and the path of its data, got {', '.join(others)}")
     with terminal.report_errors():
@@ -172,6 +192,8 @@ def _resumed(folder: Path, given: dict[str, Any], out: Path | None) -> "RunRecip
         except ValueError as error:
             several = not (folder / FILE).exists() and runs_in(folder)
             fail(f"{error}{', or resume all with the command that started them' if several else ''}")
+        if isinstance(recipe, OwnRecipe):
+            require_named(folder, recipe, given.get("model"))
         if "steps" not in given:
             return recipe
         steps = resolve(notation="1H-1V", steps=given["steps"]).steps

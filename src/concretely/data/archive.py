@@ -1,5 +1,6 @@
 """Load data sets from `.npz` files."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from .dataset import SPLITS, Bits, Dataset, columns
-from .grey import SEED, Rule, binarized, how
+from .grey import SEED, Rule, binarize, how
+from .npz import MAX_BYTES, Stored, open_arrays
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def load(path: Path, *, width: int | None, rule: Rule) -> Dataset:
+def load(path: Path, *, width: int | None, rule: Rule, max_bytes: int = MAX_BYTES) -> Dataset:
     """Load the arrays `train`, `test` and optionally `valid` of a file, with points along the first axis.
 
     Without `valid`, `train` is shuffled and a tenth of it is held out. Other axes are flattened. The first rule that
@@ -27,148 +29,137 @@ def load(path: Path, *, width: int | None, rule: Rule) -> Dataset:
     - grey values from 0 to 1: all arrays are floating.
 
     One `numpy.random.RandomState(0)` shuffles `train` if needed, then draws the bits of `train`, `valid` and `test`.
+
+    The arrays are read by parts, once to find their format and once to pack their bits. Only the training points of
+    grey values are read as a whole, and only if they must be shuffled before their bits are drawn. `max_bytes` limits
+    the memory that all arrays would take.
     """
-    arrays = read(path, ("train", "test"), optional=("valid", "width"))
-    declared = _declared(path, arrays.pop("width")) if "width" in arrays else None
-    arrays = {name: _flat(_place(path, name), arrays[name]) for name in SPLITS if name in arrays}
-    found = {array.shape[1] for array in arrays.values()}
-    if len(found) > 1:
-        sizes = ", ".join(f"{array.shape[1]} in {name!r}" for name, array in arrays.items())
-        raise ValueError(f"arrays of {str(path)!r} must all have the same width, got {sizes}")
-    random = RandomState(SEED)
-    held_out = "" if "valid" in arrays else _hold_out(path, arrays, random)
-    is_packed = width is not None and arrays["train"].shape[1] == columns(width) != width
-    is_packed = is_packed and all(array.dtype == np.uint8 for array in arrays.values())
-    wanted = declared or (width if is_packed else None)
-    if wanted:
-        for name, array in arrays.items():
-            require_bytes(path, name, array, columns=columns(wanted))
-        splits, meaning = {name: Bits(torch.from_numpy(array), wanted) for name, array in arrays.items()}, "packed bits"
-    elif all(((array == 0) | (array == 1)).all() for array in arrays.values()):
-        splits, meaning = {name: Bits.pack(array) for name, array in arrays.items()}, "bits"
-    else:
-        top = _top(path, arrays)
-        splits = binarized(arrays, rule, top=top, random=random)
-        meaning = f"grey values from 0 to {top}, {how(rule)}"
+    with open_arrays(path, ("train", "test"), optional=("valid", "width"), max_bytes=max_bytes) as found:
+        declared = _declared(found.pop("width")) if "width" in found else None
+        arrays = {name: found[name] for name in SPLITS if name in found}
+        widths = {name: _width(array) for name, array in arrays.items()}
+        if len(set(widths.values())) > 1:
+            sizes = ", ".join(f"{each} in {name!r}" for name, each in widths.items())
+            raise ValueError(f"arrays of {str(path)!r} must all have the same width, got {sizes}")
+        random = RandomState(SEED)
+        order = None if "valid" in arrays else _shuffled(arrays["train"], random)
+        is_packed = width is not None and widths["train"] == columns(width) != width
+        is_packed = is_packed and all(array.dtype == np.uint8 for array in arrays.values())
+        wanted, meaning = declared or (width if is_packed else None), "packed bits"
+        if wanted:
+            for array in arrays.values():
+                _require_bytes(array, columns=columns(wanted))
+            packed = {name: array.rows() for name, array in arrays.items()}
+        else:
+            wanted, (packed, meaning) = widths["train"], _packed(arrays, rule, order, random)
+    held_out = ""
+    if order is not None:
+        held, train = max(len(order) // 10, 1), packed["train"][order]
+        packed = {"train": train[:-held], "valid": train[-held:], "test": packed["test"]}
+        held_out = f", {held} of {len(order)} training points held out for validation after a shuffle from seed {SEED}"
+    splits = {name: Bits(torch.from_numpy(packed[name]), wanted) for name in SPLITS}
     return Dataset(str(path), **splits, source=f"{str(path)!r}, {meaning}{held_out}.")
 
 
-def read_all(path: Path) -> Arrays:
-    """Read all arrays of a file, without unpickling."""
-    return read(path, (), optional=None)
+def _packed(
+    arrays: Mapping[str, Stored], rule: Rule, order: NDArray[np.intp] | None, random: RandomState
+) -> tuple[Arrays, str]:
+    """Return the packed bits of arrays of bits or grey values, in the order of the file, and what the arrays are.
 
-
-def read(path: Path, names: tuple[str, ...], *, optional: tuple[str, ...] | None = ()) -> Arrays:
-    """Read arrays from a file, without unpickling. If `optional` is None, read all."""
-    try:
-        stream = path.open("rb")
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"data file {str(path)!r} does not exist") from error
-    except OSError as error:
-        raise OSError(f"data file {str(path)!r} cannot be read ({error.strerror})") from error
-    with stream:
-        try:
-            file = np.load(stream, allow_pickle=False)
-        except Exception as error:  # numpy and zipfile raise many types for a broken file
-            raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got another format") from error
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise ValueError(f"{str(path)!r} must be an .npz file of numpy, got a single array")
-        for name in names:
-            if name not in file:
-                found = ", ".join(map(repr, file)) or "nothing"
-                raise ValueError(f"{str(path)!r} must have an array {name!r}, got {found}")
-        wanted = file.files if optional is None else (*names, *optional)
-        return {name: _read(path, name, file) for name in wanted if name in file}
+    The bits of grey values of `train` are drawn in the given order.
+    """
+    top = _top(arrays)
+    if top is None:
+        return {name: _pack(part != 0 for part in array.parts()) for name, array in arrays.items()}, "bits"
+    found = {}
+    for name, array in arrays.items():
+        own = order if name == "train" else None
+        found[name] = _pack(binarize(part, rule, top=top, random=random) for part in array.parts(own))
+        if own is not None:
+            found[name] = found[name][np.argsort(own)]
+    return found, f"grey values from 0 to {top}, {how(rule)}"
 
 
 def stored(path: Path, names: tuple[str, ...], *, columns: int) -> Arrays:
     """Read byte arrays from a file in the data folder. If it is broken, the error tells the user to delete it."""
     try:
-        arrays = read(path, names)
-        for name, array in arrays.items():
-            require_bytes(path, name, array, columns=columns)
+        with open_arrays(path, names) as arrays:
+            for array in arrays.values():
+                _require_bytes(array, columns=columns)
+            return {name: array.rows() for name, array in arrays.items()}
     except ValueError as error:
         raise ValueError(f"{error}; delete the file to download the data again") from error
-    return arrays
 
 
-def require_bytes(path: Path, name: str, array: NDArray[Any], *, columns: int) -> None:
+def _require_bytes(array: Stored, *, columns: int) -> None:
     """Raise unless an array is uint8 with `columns` columns."""
-    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != columns or not len(array):
-        raise ValueError(f"{_place(path, name)} must have {columns} columns of uint8, got {_form(array)}")
+    if array.dtype != np.uint8 or len(array.shape) < 2 or not array.size or array.size // len(array) != columns:
+        raise ValueError(f"{array.place} must have {columns} columns of uint8, got {_form(array)}")
 
 
-def _read(path: Path, name: str, file: Any) -> NDArray[Any]:
-    """Read one array from a file."""
-    try:
-        array = np.asarray(file[name])
-    except Exception as error:  # as in `read`
-        raise ValueError(f"{_place(path, name)} must be an array of numbers, got {_fault(error)}") from error
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{_place(path, name)} must be an array of numbers, got {array.dtype}")
-    return array
-
-
-def _fault(error: Exception) -> str:
-    """Describe an unreadable array, given the error from reading it."""
-    if "Object arrays" in str(error):
-        return "objects"
-    if "is encrypted" in str(error):
-        return "encrypted data"
-    if isinstance(error, NotImplementedError):
-        return "an unknown compression"
-    if isinstance(error, MemoryError):
-        return "one that does not fit into memory"
-    return "damaged data"
-
-
-def _declared(path: Path, width: NDArray[Any]) -> int:
+def _declared(array: Stored) -> int:
     """Return the number of packed bits per point that a file declares."""
-    if width.size != 1 or width.dtype.kind not in "iu" or width.item() < 1:
-        raise ValueError(f"{_place(path, 'width')} must be a positive integer, got {_form(width)}")
-    return int(width.item())
+    if array.size != 1 or array.dtype.kind not in "iu" or array.read().item() < 1:
+        found = _form(array) if array.shape else array.read().item()
+        raise ValueError(f"{array.place} must be a positive integer, got {found}")
+    return int(array.read().item())
 
 
-def _flat(place: str, array: NDArray[Any]) -> NDArray[Any]:
-    """Flatten all axes after the first."""
-    if array.ndim < 2 or array.size == 0:
-        raise ValueError(f"{place} must have an axis of points and one of bits or grey values, got shape {array.shape}")
-    return array.reshape(len(array), -1)
+def _width(array: Stored) -> int:
+    """Return the number of columns, with all axes after the first flattened."""
+    if len(array.shape) < 2 or not array.size:
+        must = "must have an axis of points and one of bits or grey values"
+        raise ValueError(f"{array.place} {must}, got shape {array.shape}")
+    return array.size // len(array)
 
 
-def _hold_out(path: Path, arrays: Arrays, random: RandomState) -> str:
-    """Move a tenth of the training points to validation, and return a description."""
-    train = arrays["train"]
+def _shuffled(train: Stored, random: RandomState) -> NDArray[np.intp]:
+    """Return the order of the training points, of which the last tenth is held out for validation."""
     if len(train) < 2:
         raise ValueError(
-            f"{_place(path, 'train')} must have at least two points, since one is held out for validation, got 1"
+            f"{train.place} must have at least two points, since one is held out for validation, got {len(train)}"
         )
-    held = max(len(train) // 10, 1)
-    train = train[random.permutation(len(train))]
-    arrays["train"], arrays["valid"] = train[:-held], train[-held:]
-    return f", {held} of {len(train)} training points held out for validation after a shuffle from seed {SEED}"
+    return random.permutation(len(train))
 
 
-def _top(path: Path, arrays: Arrays) -> int:
-    """Return the largest possible grey value, 255 for bytes or else 1; raise if the numbers are not grey values."""
+def _pack(parts: Iterator[NDArray[np.bool_]]) -> NDArray[np.uint8]:
+    return np.concatenate([np.packbits(part, axis=1) for part in parts])
+
+
+def _top(arrays: Mapping[str, Stored]) -> int | None:
+    """Return the largest possible grey value, 255 for bytes or else 1, or None if all numbers are 0 or 1.
+
+    Raise an error if the numbers are not grey values.
+    """
+    are_bits, fault = True, ""
+    for array in arrays.values():
+        start = 0
+        for part in array.parts():
+            other = (part != 0) & (part != 1)
+            are_bits = are_bits and not other.any()
+            if not fault:
+                fault = _fault(array, part, other, start=start)
+            start += len(part)
+    if are_bits:
+        return None
     if all(array.dtype == np.uint8 for array in arrays.values()):
         return 255
-    for name, array in arrays.items():
-        if array.dtype.kind == "f":
-            outside, must = ~((array >= 0) & (array <= 1)), "lie between 0 and 1"
-        else:
-            outside, must = (array != 0) & (array != 1), "be bits, since not all arrays are uint8 or floating"
-        if outside.any():
-            index = tuple(np.argwhere(outside)[0].tolist())
-            raise ValueError(f"{_place(path, name)} must {must}, got {array[index]} of {array.dtype} at index {index}")
+    if fault:
+        raise ValueError(fault)
     return 1
 
 
-def _place(path: Path, name: str) -> str:
-    """Name an array of a file, for errors."""
-    return f"array {name!r} of {str(path)!r}"
+def _fault(array: Stored, part: NDArray[Any], other: NDArray[np.bool_], *, start: int) -> str:
+    """Describe the first number of a part that is no grey value from 0 to 1 or, in an array of integers, no bit."""
+    must = "be bits, since not all arrays are uint8 or floating"
+    if array.dtype.kind == "f":
+        other, must = ~((part >= 0) & (part <= 1)), "lie between 0 and 1"
+    if not other.any():
+        return ""
+    row, column = divmod(int(other.argmax()), other.shape[1])
+    found = f"{part[row, column]} of {array.dtype} at index {(start + row, column)}"
+    return f"{array.place} must {must}, got {found}"
 
 
-def _form(array: NDArray[Any]) -> str:
-    """Describe an array by its value if it is a number, else by its dtype and shape."""
-    return f"{array.item()}" if array.ndim == 0 else f"{array.dtype} of shape {array.shape}"
+def _form(array: Stored) -> str:
+    return f"{array.dtype} of shape {array.shape}"

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .archive import read_all
 from .dataset import SPLITS
 from .grey import SEED
+from .npz import MAX_BYTES, read_all
 
 HELD_OUT = 0.1
 """The share of the training points that is held out for validation if the file has none."""
@@ -59,14 +59,15 @@ class Arrays:
         return replace(self, splits=moved)
 
 
-def load_arrays(path: Path) -> Arrays:
+def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
     """Load a file with arrays `train`, or `train_NAME` for several inputs, and likewise `test` and `valid`.
 
     Arrays keep their dtypes, except that float64 becomes float32 and bits (bool, or uint8 of 0 and 1) become float32.
-    Without `valid`, `train` is shuffled by `numpy.random.RandomState(0)` and a tenth of it is held out.
+    Without `valid`, `train` is shuffled by `numpy.random.RandomState(0)` and a tenth of it is held out. `max_bytes`
+    limits the memory of all arrays, by default to 1 GiB.
     """
     splits = dict[str, dict[str, NDArray[Any]]]()
-    for key, array in read_all(path).items():
+    for key, array in read_all(path, max_bytes=max_bytes or MAX_BYTES).items():
         split, _, name = key.partition("_")
         if split not in SPLITS:
             must = "must have arrays train, or train_x, train_y and so on, and likewise for valid and test"

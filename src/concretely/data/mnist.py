@@ -13,7 +13,7 @@ from .dataset import SPLITS, Bits, Dataset, columns
 from .download import DownloadError, fetch, folder, why
 
 WIDTH = 784
-URL = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/"
+URL = "https://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/"
 SIZE = {"train": 78_400_000, "valid": 15_680_000, "test": 15_680_000}
 SHA256 = {
     "train": "ad693b29f94c14277b095f5238ddefbbdaaae0939789dd2f4f0205278cee3e4d",

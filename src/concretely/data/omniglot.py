@@ -17,6 +17,8 @@ WIDTH = SIDE * SIDE
 VALID = 1_345
 URL = "https://raw.githubusercontent.com/yburda/iwae/master/datasets/OMNIGLOT/chardata.mat"
 MD5 = "21ecaf34373511aa7691cf2e0802aa3d"
+LIMIT = 100 * 2**20
+"""An upper limit of the size of the published file in bytes: GitHub accepts no larger ones."""
 
 
 def load(rule: Rule, *, progress: bool) -> Dataset:
@@ -45,7 +47,7 @@ def _published(path: Path, *, progress: bool) -> dict[str, NDArray[Any]]:
     """Load the grey values published by Burda et al."""
     matlab = need("scipy.io", "scipy", what="the data set 'omniglot'")
     manual = f"fetch {URL} by hand and save it as {path}"
-    fetch(URL, path, digest=f"md5:{MD5}", manual=manual, progress=progress)
+    fetch(URL, path, digest=f"md5:{MD5}", size=LIMIT, exact=False, manual=manual, progress=progress)
     arrays = matlab.loadmat(path, variable_names=["data", "testdata"])
     return {"train": _upright(arrays["data"]), "test": _upright(arrays["testdata"])}
 

@@ -4,7 +4,6 @@ A cell is one model of a table or figure of the paper. An experiment has one JSO
 each cell by its title.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,19 @@ from typing import Any, NamedTuple
 
 from ..file import file_lock
 from ..training.paper import paper_recipe
-from ..training.recipe import OF_DATA, resolve
+from ..training.recipe import OF_DATA, Recipe, resolve
 from .paper import SPLITS, CellResult, Experiment, cell_title
 from .plan import SMOKE_POINTS
-from .record import FILE, is_corrected, merge_metrics, precision, read_record, require_record, write_record
+from .record import (
+    FILE,
+    is_corrected,
+    merge_metrics,
+    precision,
+    read_checked,
+    read_record,
+    require_record,
+    write_record,
+)
 from .scheduler import is_current, last_run
 
 IDENTITY = ("recipe", "commit", "data", "step", "seconds")
@@ -70,17 +78,20 @@ def read_history(experiment: Experiment, records: Path) -> dict[str, CellHistory
     path = records / f"{experiment.name}.json"
     if not path.exists():
         return {}
+    remedy = "restore it, or delete it and collect the runs again with concretely reproduce --report"
+    content = read_checked(path, remedy=remedy)
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"].items()
+        cells = content["cells"].items()
         found = {title: CellHistory(cell["best"], [*cell["history"]]) for title, cell in cells}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"records must be those of an experiment, got a damaged file {path}: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"records must be those of an experiment, got others in {str(path)!r}: {remedy}") from None
     titles = {cell.title for cell in experiment.cells}
     if unknown := [title for title in found if title not in titles]:
         raise ValueError(f"records must be of cells of {experiment.name}, got {unknown[0]!r} in {path}")
     for title, (best, history) in found.items():
         for record in history:
-            _require_run_record(record, path)
+            if cell_title(_require_run_record(record, path)) != title:
+                raise ValueError(f"records must stand under the title of their cell, got others for {title} in {path}")
         if not history or best != _best(history):
             raise ValueError(f"records must have the best of a cell's history, got another for {title} in {path}")
     return found
@@ -115,9 +126,8 @@ def _best(history: Sequence[Record]) -> Record:
 def _cell_record(path: Path, experiment: Experiment) -> tuple[str, Record]:
     """Return the title of a run's cell and the record; raise an error if the run does not belong to the experiment."""
     record = _finished(path)
-    _require_run_record(record, path)
+    recipe = _require_run_record(record, path)
     # titles leave out the steps and the rest of the budget, which may differ from the paper's
-    recipe = resolve(**record["recipe"])
     title = cell_title(recipe)
     cell = next((cell for cell in experiment.cells if cell.title == title), None)
     if cell is None:
@@ -134,16 +144,15 @@ def _cell_record(path: Path, experiment: Experiment) -> tuple[str, Record]:
     return title, record
 
 
-def _require_run_record(record: Any, path: Path) -> None:
-    """Raise an error unless this is the record of a run, with its step and a valid recipe."""
+def _require_run_record(record: Any, path: Path) -> Recipe:
+    """Return the recipe of a record; raise an error unless it is valid and the record is that of a run."""
     require_record(record, path)
-    if not isinstance(record.get("step"), int):
-        raise ValueError(f"step of a record must be a whole number, got {record.get('step')!r} in {path}")
-    if not isinstance(record.get("valid", {}), dict):
-        raise ValueError(f"valid of a record must be a metric, got {record['valid']!r} in {path}")
-    if not all(isinstance(entry, str | int | None) for entry in record["device"].values()):
-        raise ValueError(f"device of a record must hold text and integers, got {record['device']!r} in {path}")
-    resolve(**record["recipe"])
+    if "step" not in record:
+        raise ValueError(f"step of a record must be a whole number, got None in {str(path)!r}")
+    try:
+        return resolve(**record["recipe"])
+    except ValueError as error:
+        raise ValueError(f"recipe of the record {str(path)!r} must be valid, got another: {error}") from None
 
 
 def _finished(path: Path) -> Record:

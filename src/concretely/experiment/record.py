@@ -1,12 +1,20 @@
-"""The record of a run, `record.json`: its recipe, metrics and environment, and nothing that identifies a user."""
+"""The record of a run, `record.json`: its recipe, metrics and environment, and nothing that identifies a user.
+
+A record has a checksum, so that a changed one is not taken for a result, and all that is shown of it is checked when it
+is read.
+"""
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
-from ..file import write_text
+from ..environment import require_environment
+from ..file import json_digest, parse_json, read_bytes, write_text
+from ..spelling import is_count, is_number
 from ..training.own_recipe import RunRecipe
 
 FILE = "record.json"
@@ -14,42 +22,82 @@ FILE = "record.json"
 
 KEYS = ("recipe", "commit", "versions", "device", "seed", "metrics", "seconds")
 """The keys that every record has."""
-TABLES = ("recipe", "versions", "device", "metrics")
-"""The keys whose values are JSON objects."""
+NUMBERS = ("value", "standard_error", "effective_sample_size", "seconds")
+"""The numbers of a metric, which may be null."""
 COUNTS = ("samples", "points", "full_points")
 """The integers of a metric."""
+SHOWN = ("data", "estimator")
+"""The texts of a recipe that are shown, besides its notation or its model."""
+CHECKSUM = "checksum"
+"""The key of the digest of all other keys in the file of a record or of records."""
+MOST = 2**26
+"""The maximum number of bytes of a file of records."""
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record as JSON. Numbers that are not finite become null."""
+    """Write a record as JSON, with a checksum. Numbers that are not finite become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, f"{json.dumps(finite_or_none(record), indent=2, ensure_ascii=False)}\n")
+    content = json.loads(json.dumps(finite_or_none(record)))  # as it will be read
+    content[CHECKSUM] = json_digest(content)
+    write_text(path, f"{json.dumps(content, indent=2, ensure_ascii=False)}\n")
+
+
+def read_checked(path: Path, *, remedy: str, has_checksum: bool = True) -> Any:
+    """Read a file of `write_record` without its checksum; raise an error with a remedy if it was changed since.
+
+    Without `has_checksum`, a file that has none, as older versions wrote it, is read as it is.
+    """
+    try:
+        found = parse_json(read_bytes(path, most=MOST))
+    except (ValueError, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"a record must be JSON, got a damaged file {str(path)!r} ({why}): {remedy}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a record must be a JSON object, got {type(found).__name__} in {str(path)!r}: {remedy}")
+    if has_checksum and CHECKSUM not in found:
+        raise ValueError(f"a record must have a checksum, got none in {str(path)!r}: {remedy}")
+    if CHECKSUM in found and found.pop(CHECKSUM) != json_digest(found):
+        raise ValueError(f"a record must be as it was written, got changes since then in {str(path)!r}: {remedy}")
+    return finite_or_none(found)
 
 
 def read_record(path: Path) -> dict[str, Any]:
     """Read and check the record of a run."""
-    try:
-        found = finite_or_none(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"a record must be JSON, got a damaged file {path}: {error}") from None
+    remedy = "restore it"
+    if any(path.parent.glob("checkpoint-*.json")):
+        remedy = f"make it again with: concretely evaluate {shlex.quote(str(path.parent))}"
+    found = read_checked(path, remedy=remedy)
     require_record(found, path)
     return dict(found)
 
 
 def require_record(found: Any, path: Path) -> None:
-    """Raise an error unless a value is the record of a run."""
+    """Raise an error unless a value that was read from a file is the record of a run."""
+    try:
+        _require_record(found)
+    except ValueError as error:
+        raise ValueError(f"{error} in {str(path)!r}") from None
+
+
+def _require_record(found: Any) -> None:
     if not isinstance(found, dict):
-        raise ValueError(f"a record must be a JSON object, got {type(found).__name__} in {path}")
+        raise ValueError(f"a record must be a JSON object, got {type(found).__name__}")
     if missing := [key for key in KEYS if key not in found]:
-        raise ValueError(f"a record must have {', '.join(KEYS)}, got no {' and no '.join(missing)} in {path}")
-    for key in TABLES:
-        if not isinstance(found[key], dict):
-            raise ValueError(f"{key} of a record must be a JSON object, got {found[key]!r} in {path}")
-    if not _is_number(found["seconds"]):
-        raise ValueError(f"seconds of a record must be a number, got {found['seconds']!r} in {path}")
-    for name, metric in found["metrics"].items():
-        if not _is_metric(metric):
-            raise ValueError(f"{name} of a record must be a metric, got {metric!r} in {path}")
+        raise ValueError(f"a record must have {', '.join(KEYS)}, got no {' and no '.join(missing)}")
+    require_environment(found, "a record")
+    recipe, metrics = found["recipe"], found["metrics"]
+    _require(_is_recipe(recipe), "recipe", "have the texts notation or model, data, estimator, and samples", recipe)
+    for key in ("seed", "step", "members"):
+        _require(is_count(found.get(key, 0)), key, "be a whole number", found.get(key))
+    _require(is_number(found["seconds"]), "seconds", "be a number", found["seconds"])
+    _require(isinstance(metrics, dict), "metrics", "be a JSON object", metrics)
+    for name, metric in (*metrics.items(), ("valid", found.get("valid", {}))):
+        _require(_is_metric(metric), name, "be a metric", metric)
+
+
+def _require(holds: bool, name: str, must: str, value: Any) -> None:
+    if not holds:
+        raise ValueError(f"{name} of a record must {must}, got {shortened(value)}")
 
 
 def recipe_settings(recipe: RunRecipe) -> dict[str, Any]:
@@ -146,14 +194,22 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _is_recipe(recipe: Any) -> bool:
+    """Return whether a value has the keys of a recipe that are shown."""
+    return (
+        isinstance(recipe, dict)
+        and all(isinstance(recipe.get(key), str) for key in SHOWN)
+        and isinstance(recipe.get("notation", recipe.get("model")), str)
+        and isinstance(recipe.get("arguments", {}), dict)
+        and is_count(recipe.get("samples"))
+    )
+
+
 def _is_metric(metric: Any) -> bool:
     """Return whether a value has the keys of a metric. Numbers may be null, if they were not finite."""
     return (
         isinstance(metric, dict)
-        and all(metric.get(name) is None or _is_number(metric[name]) for name in ("value", "standard_error"))
-        and all(isinstance(metric.get(name, 0), int) for name in COUNTS)
+        and all(metric.get(name) is None or is_number(metric[name]) for name in NUMBERS)
+        and all(is_count(metric.get(name, 0)) for name in COUNTS)
+        and all(isinstance(metric.get(name, ""), str) for name in ("title", "meaning"))
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -3,18 +3,20 @@
 A cell is one model of a table or figure of the paper.
 """
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from ..file import parse_toml, read_bytes
 from .claim import TemperaturePoint, Verdict, judge_claims, temperature_points
 from .history import CellHistory, read_history
 from .paper import SPLITS, Cell, CellResult, Experiment, experiment_names, load_experiment
 
 REASONS = "reasons.toml"
 """An optional file beside the folder of records. It maps titles of cells to why they are worse than in the paper."""
+MOST = 2**20
+"""The maximum number of bytes of that file."""
 NEAR = 1.0
 """The largest difference in nats by which a test NLL may be worse than the paper's to count as near."""
 
@@ -149,8 +151,8 @@ def _reasons(records: Path, results: Sequence[CellResult]) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        found = parse_toml(read_bytes(path, most=MOST))
+    except ValueError as error:
         raise ValueError(f"reasons must be TOML, got {path}: {error}") from None
     titles = {result.cell.title for result in results}
     for title, reason in found.items():

@@ -19,7 +19,8 @@ from ..file import write_text
 from ..training import loop
 from ..training.callback import Callbacks
 from ..training.folder import Run, data_of, load_recipe, restored
-from ..training.own_recipe import RunRecipe
+from ..training.origin import sign_run
+from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.recipe import FILE, Member
 from . import scoring
 from .record import FILE as RECORD
@@ -78,11 +79,14 @@ def is_settled(member: Member) -> bool:
 
 
 def current_record(member: Member) -> dict[str, Any] | None:
-    """Return the record of a member, or None if it is missing or not that of the model at the last checkpoint."""
+    """Return the record of a member, or None if it is missing, damaged, or not that of the last checkpoint's model."""
     run, path = last_run(member.folder), member.folder / RECORD
     if run is None or not path.exists():
         return None
-    found = read_record(path)
+    try:
+        found = read_record(path)
+    except ValueError:  # scoring makes it again
+        return None
     return found if is_current(found, run) else None
 
 
@@ -91,7 +95,9 @@ def is_current(record: Mapping[str, Any], run: Run) -> bool:
     return record["recipe"] == recipe_settings(run.recipe) and record.get("step") == run.chosen
 
 
-def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None = None) -> DataOf:
+def load_data(
+    members: Sequence[Member], monitor: Monitor, *, points: int | None = None, max_bytes: int | None = None
+) -> DataOf:
     """Load each data set of the members once, and return a function that returns the data of a recipe.
 
     With `points`, splits have at most that many data points, evenly spaced, since data may be sorted.
@@ -103,7 +109,7 @@ def load_data(members: Sequence[Member], monitor: Monitor, *, points: int | None
     found = {}
     with monitor.loading():
         for key, recipe in {data_name(member.recipe): member.recipe for member in members}.items():
-            data = data_of(recipe, progress=monitor.progress)
+            data = data_of(recipe, max_bytes=max_bytes, progress=monitor.progress)
             if points is not None:
                 data = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
             found[key] = data
@@ -130,6 +136,8 @@ def require_trainable(members: Sequence[Member], *, longer: bool = False) -> Non
             if name not in free and recipe.settings.get(name) != was.settings.get(name)
         ]:
             raise ValueError(f"{str(folder)!r} holds a run with another {', '.join(changed)}: choose another folder")
+        if isinstance(recipe, OwnRecipe):
+            sign_run(folder, recipe)  # the caller has named the same function
         run = None if longer else last_run(folder)
         if run is not None and run.step > recipe.steps:
             raise ValueError(
@@ -223,7 +231,7 @@ def score_member(
                 found[split] = scoring.score_split(run.recipe, model, data, split=split, **options)
     finally:
         if found:
-            record = add_scores(member.folder, run, model, data=data, found=found)
+            record = add_scores(member.folder, run, model, data=data, found=found, note=monitor.note)
             if found.keys() - {"valid"}:
                 monitor.scored(member.folder, run, model, data, record)
     return current_record(member)

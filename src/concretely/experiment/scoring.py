@@ -139,10 +139,12 @@ def add_scores(
     data: Any,
     found: Mapping[str, Score],
     others: Metrics = MappingProxyType({}),
+    note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Add scores by split, and other metrics by name, to the record of a run, and return the record.
 
-    Older metrics are kept, unless they belong to another step or the new ones are at least as precise.
+    Older metrics are kept, unless they belong to another step or the new ones are at least as precise. If the record
+    is damaged or was changed, `note` is told, the file is kept under another name and a new record is begun.
     """
     environment = describe_environment(str(next(model.parameters()).device))
     new = {score_name(score, split): score_metric(score) for split, score in found.items()} | dict(others)
@@ -155,8 +157,11 @@ def add_scores(
         if path.exists():
             try:
                 before = read_record(path)
-            except ValueError:  # keep the damaged file for inspection
-                path.replace(path.with_name(f"{path.name}.damaged"))
+            except ValueError:
+                kept = path.with_name(f"{path.name}.damaged")
+                path.replace(kept)
+                way_on = f"it is kept as {kept.name}, and a new one is made from the checkpoint"
+                note(f"the record {str(path)!r} is damaged or was changed: {way_on}")
         old = before["metrics"] if before.get("step") == run.chosen else {}
         record = {"recipe": recipe_settings(run.recipe), **run.environment, "seed": run.recipe.seed}
         record |= {"metrics": merge_metrics(old, new), "seconds": run.seconds, "data": run.digest, "step": run.chosen}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..file import writable_dir, write_text
+from ..file import read_bytes, writable_dir, write_text
 from ..training.own_recipe import RunRecipe
 from ..training.own_resolve import resolve_recipe
 from ..training.recipe import FILE, OF_DATA, Member, section_settings
@@ -21,6 +21,8 @@ from .scoring import Precision
 PAPER_GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
 """The grid from which the paper selected hyperparameters [maddison2017concrete, appendix D.5]."""
 SWEEP, BEST = "sweep.json", "best.toml"
+MOST = 2**16
+"""The maximum number of bytes of the file that a diverged run leaves."""
 
 
 class ScoredMember(NamedTuple):
@@ -51,6 +53,7 @@ def train_list(
     samples: int = 100,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
+    max_bytes: int | None = None,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> list[ScoredMember]:
     """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
@@ -67,6 +70,7 @@ def train_list(
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or keys_of(recipes[0])
     how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    how |= {"max_bytes": max_bytes}
     return _train(recipes, folder, keys=keys, split="test", **how)
 
 
@@ -93,6 +97,7 @@ def sweep(
     samples: int = 100,
     device: torch.device | str = "cpu",
     checkpoint_seconds: float = 60.0,
+    max_bytes: int | None = None,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> Sweep:
     """Train recipes, rank them by the likelihood of the validation set, and write `sweep.json` and `best.toml`.
@@ -113,6 +118,7 @@ def sweep(
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
     folder = Path(folder)
     how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
+    how |= {"max_bytes": max_bytes}
     keys = [name for name in keys_of(recipes[0]) if name not in OF_DATA]
     found = _train(recipes, folder, keys=keys, split="valid", **how)
     result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
@@ -134,13 +140,14 @@ def _train(
     split: str,
     samples: int,
     seconds: float,
+    max_bytes: int | None,
     **how: Any,
 ) -> list[ScoredMember]:
     """Train members in subfolders that are named by keys of their recipes, and score them on a split."""
     names, monitor = recipe_names(recipes, keys), how["monitor"]
     members = [Member(recipe, out / name) for recipe, name in zip(recipes, names, strict=True)]
     require_trainable(members)
-    data = load_data(members, monitor)
+    data = load_data(members, monitor, max_bytes=max_bytes)
     # a dry run of one member, so that bad input raises before anything is written
     TrainState.of(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
     writable_dir(out)
@@ -156,7 +163,8 @@ def _summary(member: Member, record: Mapping[str, Any] | None) -> dict[str, Any]
     """Return the entry of a member in `sweep.json`."""
     entry: dict[str, Any] = {"folder": member.folder.name, "recipe": member.recipe.settings}
     if record is None:
-        return {**entry, "diverged": (member.folder / DIVERGED).read_text(encoding="utf-8").strip()}
+        why = read_bytes(member.folder / DIVERGED, most=MOST).decode(errors="replace").strip()
+        return {**entry, "diverged": why}
     metric = record["metrics"][score_key(record["metrics"], "valid")]
     scores = {key: metric[key] for key in ("standard_error", "samples")}
     return {**entry, "nll": metric["value"], **scores, "step": record["step"], "seconds": record["seconds"]}

@@ -4,11 +4,10 @@ All estimators of a task have the same data, initial parameters, optimizer, step
 on the validation set; the test set is scored once, at the end of a run.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +30,9 @@ from ..estimator import (
 )
 from ..evaluation.likelihood import require_positive
 from ..evaluation.progress import counting
-from ..spelling import did_you_mean
+from ..spelling import did_you_mean, is_count, is_number
 from ..training.rng import Order, Purpose, generator_of, seed_of
-from .record import write_record
+from .record import read_checked, write_record
 from .task import TASKS, Task
 
 SAMPLES, BATCH, LR = 4, 64, 3e-3
@@ -272,17 +271,23 @@ def read_study(path: Path) -> TaskStudy:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"a record must be JSON, got a damaged file {path}: {error}") from None
+    return dict(read_checked(path, remedy="move it, or name another file", has_checksum=False))
 
 
 def _runs(path: Path, content: Mapping[str, Any]) -> list[TaskRun]:
-    try:
-        return [TaskRun(**run) for run in content["results"]]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"the record of a study must have its runs, got another in {path}: {error}") from None
+    found, names = content.get("results"), {each.name for each in fields(TaskRun)}
+    is_known = isinstance(found, list) and all(
+        isinstance(run, dict)
+        and run.keys() == names
+        and all(isinstance(run[name], str) for name in ("task", "estimator"))
+        and all(is_count(run[name]) for name in ("seed", "steps", "step"))
+        and all(run[name] is None or is_number(run[name]) for name in ("valid", "test"))
+        and is_number(run["seconds"])
+        for run in found
+    )
+    if not isinstance(found, list) or not is_known:
+        raise ValueError(f"the record of a study must have its runs, got another in {str(path)!r}")
+    return [TaskRun(**run) for run in found]
 
 
 def _finished(path: Path, about: Mapping[str, Any], device: str) -> list[TaskRun]:

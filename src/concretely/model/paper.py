@@ -174,7 +174,7 @@ def mlp(inputs: int, outputs: int, link: Link, *, width: int, generator: Generat
     sizes = [inputs, outputs] if link == "-" else [inputs, width, width, outputs]
     parts: list[nn.Module] = []
     for size, following in pairwise(sizes):
-        linear = nn.utils.skip_init(nn.Linear, size, following)
+        linear = nn.utils.skip_init(nn.Linear, size, following, device=torch.get_default_device())
         nn.init.xavier_uniform_(linear.weight, generator=generator)
         nn.init.zeros_(linear.bias)
         parts += [linear, nn.Tanh()]

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from ..experiment.picture import Picture
 from ..experiment.record import format_metric, format_value, is_corrected, model_title
 from ..file import atomic_write, write_text
-from ..spelling import explain_loose
+from ..spelling import explain_loose, printable
 from ..training.folder import Run
 from ..training.own_recipe import OwnRecipe
 from .curve import Row, draw_curve
@@ -126,7 +126,10 @@ def _toml(recipe: Mapping[str, Any]) -> str:
 
 
 def render_template(name: str, **variables: Any) -> str:
-    """Render a template of this package. Its filter `coded` marks text between backticks as code."""
+    """Render a template of this package.
+
+    Its filter `coded` marks text between backticks as code, and `plain` escapes text for Markdown.
+    """
     is_html = name.endswith(".html")
     environment = Environment(
         loader=PackageLoader(__package__, ""),
@@ -137,7 +140,17 @@ def render_template(name: str, **variables: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["coded"] = lambda text: Markup(re.sub("`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+    environment.filters["plain"] = markdown_text
     return environment.get_template(name).render(**variables)
+
+
+def markdown_text(text: str) -> str:
+    r"""Escape text for Markdown: none of it is HTML, a link, emphasis, code, a line break or a cell of a table.
+
+    >>> print(markdown_text("my_data|<img src=x>"))
+    my\_data\|\<img src=x\>
+    """
+    return re.sub(r"([\\`*_{}\[\]<>|#~&!])", r"\\\1", printable(" ".join(text.split())))
 
 
 def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +173,7 @@ def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "versions" in record:
         yield "versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     if "device" in record:
-        found = record["device"]
+        found = {"cpu": "an unnamed CPU", "cores": "some", **record["device"]}
         cores = f"{found['cpu']}, {found['cores']} core{'s' * (found['cores'] != 1)}"
         yield "device", f"{found['gpu']} beside {cores}" if "gpu" in found else cores
     if "seed" in record:

@@ -15,7 +15,7 @@ from ..experiment.plan import train_command
 from ..experiment.record import is_corrected
 from ..experiment.review import NEAR, Review, Standing
 from ..graph.trace import Trace
-from ..spelling import format_difference, format_number
+from ..spelling import format_difference, format_number, printable
 from ..training.recipe import resolve
 from .curve import temperature_curve
 from .diagram import side_by_side
@@ -100,9 +100,10 @@ def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
         if device := record["device"]:
             devices.add(device.get("gpu") or device.get("cpu") or "an unnamed device")
         recipe, multiplied = resolve(**record["recipe"]), device.get("matmul_precision", "highest")
-        precision = next(name for name, torchs in PRECISIONS.items() if torchs == multiplied)
+        precision = next((name for name, torchs in PRECISIONS.items() if torchs == multiplied), "float32")
         options = {"score_samples": each.score_samples, "precision": None if precision == "float32" else precision}
-        commands.append((row, train_command(recipe, RUNS / each.name / cell_title(recipe), **options)))
+        command = train_command(recipe, RUNS / each.name / cell_title(recipe), **options)
+        commands.append((row, printable(command).replace("\n", r"\n")))
     return {
         "experiment": each,
         "cells": f"{len(known)} of {len(results)} cells",
@@ -127,9 +128,9 @@ def _corrections(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _deviation(result: CellResult, reason: str) -> dict[str, str]:
     recipe = result.recipe
-    cell = f"`{recipe.notation}`, {recipe.data}, {recipe.estimator}, m = {recipe.samples}"
+    about = {"notation": recipe.notation, "cell": f"{recipe.data}, {recipe.estimator}, m = {recipe.samples}"}
     ours, paper, difference = format_comparison(result, "test")
-    return {"cell": cell, "ours": ours, "paper": paper, "difference": difference, "reason": reason}
+    return {**about, "ours": ours, "paper": paper, "difference": difference, "reason": reason}
 
 
 def _figures(

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from ..experiment.grid import differing_keys, flat, format_setting
 from ..experiment.paper import SPLITS, CellResult
 from ..experiment.record import format_metric, is_corrected, model_title, score_key, validation_nll
-from ..spelling import LOOSE, format_difference, format_number, is_loose
+from ..spelling import LOOSE, format_difference, format_number, is_loose, printable
 from ..training.recipe import Member
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def cell_table(results: Sequence[CellResult], *, title: str, caption: str) -> Ta
         shown.add_column(name, justify=justify, no_wrap=name == "model", overflow="fold" if numeric else "ellipsis")
     models = [row[0] for row in found.rows]
     for row, following in zip(found.rows, [*models[1:], None], strict=True):
-        shown.add_row(*row, end_section=row[0] != following)
+        add_row(shown, *row, end_section=row[0] != following)
     return shown
 
 
@@ -118,7 +119,7 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
         if record is not None:
             nll = format_metric(record["metrics"][score_key(record["metrics"], "valid")])
             cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
-        table.add_row(*values, *cells, best, style="bold" if best else "")
+        add_row(table, *values, *cells, best, style="bold" if best else "")
     return table
 
 
@@ -127,19 +128,21 @@ def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Se
     score = "cost" if any(f"{split}_cost" in record["metrics"] for record in records) else "NLL"
     heads = ("model", "data", "trained by", "m", f"{split} {score}", "samples", "time", *(["member"] if names else []))
     table = Table(*heads, box=None, header_style="bold")
-    baselines = dict[tuple[str, float], str]()
+    baselines = dict[tuple[str, float | None], str]()
     for record in records:
         if baseline := record["metrics"].get(f"{split}_factorised_nll"):
-            baselines[record["recipe"]["data"], baseline["value"]] = format_metric(baseline)
+            baselines[record["recipe"]["data"], baseline.get("value")] = format_metric(baseline)
     for (data, _), nll in baselines.items():
-        table.add_row("independent pixels", data, "", "", nll)
+        add_row(table, "independent pixels", data, "", "", nll)
     for index, record in enumerate(records):
         recipe, scored = record["recipe"], record["metrics"][score_key(record["metrics"], split)]
-        table.add_row(
+        some = f" for {scored['full_points']:,} points" if is_corrected(scored) else ""
+        add_row(
+            table,
             model_title(recipe),
             *(str(recipe[key]) for key in ("data", "estimator", "samples")),
             format_metric(scored),
-            f"{scored['samples']:,}" + (f" for {scored['full_points']:,} points" if is_corrected(scored) else ""),
+            f"{scored['samples']:,}{some}" if "samples" in scored else MISSING,
             f"{record['seconds']:.0f} s",
             *names[index : index + 1],
         )
@@ -157,15 +160,18 @@ def likelihood_summary(records: Sequence[Mapping[str, Any]], split: str) -> str:
     """
 
     def nll(record: Mapping[str, Any]) -> float:
-        return float(record["metrics"][score_key(record["metrics"], split)]["value"])
+        value = record["metrics"][score_key(record["metrics"], split)].get("value")
+        return math.inf if value is None else float(value)
 
     best, second, *_ = sorted(records, key=nll)
+    if not math.isfinite(nll(second)):
+        return f"fewer than two runs have a finite score on {split}"
     key = score_key(best["metrics"], split)
     recipe, scored, score = best["recipe"], best["metrics"][key], "cost" if key.endswith("cost") else "NLL"
     named = f"best: {model_title(recipe)}, {recipe['estimator']}, m = {recipe['samples']}"
     sentence = f"{named}, {split} {score} {format_metric(scored)}"
-    pixels = best["metrics"].get(f"{split}_factorised_nll")
-    baseline = "" if pixels is None else f", independent pixels {pixels['value'] - nll(best):+.2f}"
+    pixels = best["metrics"].get(f"{split}_factorised_nll", {}).get("value")
+    baseline = "" if pixels is None else f", independent pixels {pixels - nll(best):+.2f}"
     return f"{sentence}; next {nll(second) - nll(best):+.2f}{baseline}"
 
 
@@ -191,8 +197,8 @@ def task_table(study: "TaskStudy") -> Table:
     best = {task: study.best(task) for task in study.tasks}
     for name in study.estimators:
         cells = [format_task_score(study.score(task, name)) for task in study.tasks]
-        bold = [f"[bold]{cell}[/bold]" if best[task] == name else cell for task, cell in zip(best, cells, strict=True)]
-        table.add_row(name, *bold)
+        bold = [Text(cell, style="bold" if best[task] == name else "") for task, cell in zip(best, cells, strict=True)]
+        table.add_row(Text(printable(name)), *bold)
     return table
 
 
@@ -213,8 +219,13 @@ def format_task_score(score: "Score | None") -> str:
 
 def plain_table(title: str = "", caption: str = "") -> Table:
     """Return an empty table for the terminal."""
-    texts: dict[str, Any] = {"title": title or None, "caption": caption or None}
+    texts: dict[str, Any] = {"title": Text(printable(title)) if title else None, "caption": caption or None}
     return Table(**texts, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", caption_justify="left")
+
+
+def add_row(table: Table, *cells: str, **options: Any) -> None:
+    """Add a row of plain text, in which brackets are no markup and control characters are escaped."""
+    table.add_row(*(Text(printable(cell)) for cell in cells), **options)
 
 
 def _differs(key: str, results: Sequence[CellResult]) -> bool:

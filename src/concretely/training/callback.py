@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from ..environment import install_command
+from ..spelling import printable
 from .train_state import Row
 
 REFRESH = 16
@@ -52,7 +54,7 @@ class ProgressBar:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         except ImportError:
-            raise ImportError("ProgressBar needs rich: pip install 'concretely[command]'") from None
+            raise ImportError(f"ProgressBar needs rich: {install_command('command')}") from None
         console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
         text = TextColumn("{task.fields[rate]} {task.description}")
         with Progress(BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), text, console=console) as bar:
@@ -65,7 +67,7 @@ class ProgressBar:
             def row(new: Row) -> None:
                 bar.update(task, completed=new.step, description=describe_row(new))
 
-            yield Callbacks(step, row, lambda sentence: console.print(sentence, markup=False))
+            yield Callbacks(step, row, lambda sentence: console.print(printable(sentence), markup=False))
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,10 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ImportError("tensorboard is not installed: pip install 'concretely[tensorboard]'") from None
+            raise ImportError(f"tensorboard is not installed: {install_command('tensorboard')}") from None
+        if Path(self.folder).is_symlink():
+            where = f"got a link {str(self.folder)!r}: remove it"
+            raise ValueError(f"events must be written into the folder of the run, {where}")
         with ExitStack() as stack:
             opened: list[SummaryWriter] = []
 

@@ -17,11 +17,13 @@ from safetensors.torch import load
 from safetensors.torch import save as serialized
 from torch import Tensor
 
-from ..file import atomic_write
+from ..file import atomic_write, json_digest, parse_json, read_bytes
 
 FORMAT = 3
 """The version of the format. Concretely 0.1 wrote version 2."""
 KEPT = 2
+MOST = 2**26
+"""The maximum number of bytes of the JSON file."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Checkpoint:
     state: dict[str, Any]
     damaged: tuple[str, ...] = ()
     """An error message for each later checkpoint that is damaged."""
+    folder: Path = Path()
+
+    @property
+    def place(self) -> str:
+        """A name of the checkpoint, for errors."""
+        return f"the checkpoint of step {self.step:,} in {str(self.folder)!r}"
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
@@ -43,7 +51,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
         place.write_bytes(written)
     content = {"format": FORMAT, "step": step, "tensors": _digest(written), "state": dict(state)}
     with atomic_write(path.with_suffix(".json")) as place:
-        place.write_bytes(json.dumps({**content, "digest": _digest(content)}, indent=1).encode())
+        place.write_bytes(json.dumps({**content, "digest": json_digest(content)}, indent=1).encode())
     # a later checkpoint is damaged, or the run would have resumed from it
     kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]
     for kind in (".json", ".safetensors"):  # in this order, so that none is half there
@@ -64,10 +72,22 @@ def latest(folder: Path) -> Checkpoint | None:
         except _DamagedError as error:
             damaged.append(str(error))
         else:
-            return Checkpoint(step, tensors, state, tuple(damaged))
+            return Checkpoint(step, tensors, state, tuple(damaged), folder)
     if damaged:
         raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}; begin a new run")
     return None
+
+
+def require_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: str) -> None:
+    """Raise an error that names the first tensor that is missing, misshapen or unknown."""
+    for name in (*expected, *found):
+        if name not in expected:
+            raise ValueError(f"{place} must be of this run, got an unknown tensor {name!r}")
+        if name not in found:
+            raise ValueError(f"{place} must have a tensor {name!r}, got none")
+        wanted, got = (f"{str(each.dtype)[6:]} of shape {tuple(each.shape)}" for each in (expected[name], found[name]))
+        if got != wanted:
+            raise ValueError(f"tensor {name!r} of {place} must be {wanted}, got {got}")
 
 
 class _DamagedError(ValueError):
@@ -77,17 +97,17 @@ class _DamagedError(ValueError):
 def _read(path: Path, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the state of a checkpoint; raise if any of it has changed since it was written."""
     try:
-        text = path.with_suffix(".json").read_bytes()
-        content = json.loads(text)
+        text = read_bytes(path.with_suffix(".json"), most=MOST)
+        content = parse_json(text)
         known = isinstance(content, dict) and json.dumps(content, indent=1).encode() == text
-        known = known and content.pop("digest", None) == _digest(content)
-        if not known or content["step"] != step:
+        known = known and content.pop("digest", None) == json_digest(content)
+        if not known or content["step"] != step or not isinstance(content["state"], dict):
             raise ValueError
-        version, tensors = content["format"], path.read_bytes()
+        version, tensors = content["format"], read_bytes(path)
         if _digest(tensors) != content["tensors"]:
             raise ValueError
         loaded = load(tensors)
-    except (OSError, ValueError, KeyError, SafetensorError, RecursionError):
+    except (OSError, ValueError, KeyError, SafetensorError):
         raise _DamagedError(f"the checkpoint of step {step:,} is damaged") from None
     if version != FORMAT:
         must = f"the checkpoint of step {step:,} in {str(path.parent)!r} must be of format {FORMAT}"
@@ -106,6 +126,5 @@ def _tensors(folder: Path, step: int) -> Path:
     return folder / f"checkpoint-{step:09}.safetensors"
 
 
-def _digest(content: bytes | Mapping[str, Any]) -> str:
-    written = content if isinstance(content, bytes) else json.dumps(content, sort_keys=True).encode()
-    return hashlib.sha256(written).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

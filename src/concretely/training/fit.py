@@ -206,6 +206,8 @@ def fit(
     estimator = Pathwise() if estimator is None else estimator
     if not isinstance(estimator, type):
         checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
+    if out is not None and not str(out):  # Python would take it for the current folder
+        raise ValueError("out must be the path of a folder, got ''")
     if settings.count > 1 and isinstance(estimator, nn.Module):
         must = "estimator must be a class of modules for several seeds or settings, as each has its own parameters"
         raise ValueError(

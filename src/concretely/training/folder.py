@@ -4,10 +4,12 @@ Its folder holds the recipe, the last two checkpoints, the curve and, once the r
 """
 
 import csv
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -15,13 +17,17 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ..data import load_data
+from ..environment import require_environment
 from ..file import atomic_write
 from ..model.model import Function
+from ..spelling import is_count, is_number
 from . import checkpoint
+from .checkpoint import require_tensors
+from .origin import require_named
 from .own_method import own_data, own_model
 from .own_recipe import OwnRecipe, RunRecipe
-from .paper import build_model, paper_recipe
-from .recipe import FILE, read, resolve
+from .paper import empty_model, paper_recipe
+from .recipe import FILE, Recipe, read, resolve
 from .train_state import Row, TrainState
 
 CURVE, PARAMETERS = "curve.csv", "model.safetensors"
@@ -57,13 +63,15 @@ class Run:
         return self.step if self.best is None else self.best[0]
 
 
-def data_of(recipe: RunRecipe, *, place: str | None = None, progress: bool = False) -> Any:
+def data_of(
+    recipe: RunRecipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
+) -> Any:
     """Load the data of a recipe. `place` is their current name or path, if they were moved."""
     if isinstance(recipe, OwnRecipe):
-        return own_data(recipe, place=place, progress=progress)
+        return own_data(recipe, place=place, max_bytes=max_bytes, progress=progress)
     own = paper_recipe(recipe)
     name = own.data if place is None else place
-    data = load_data(name, width=own.width, binarize=own.binarize, progress=progress)
+    data = load_data(name, width=own.width, binarize=own.binarize, max_bytes=max_bytes, progress=progress)
     return data.whole if own.train_on == "whole" else data
 
 
@@ -72,7 +80,7 @@ def load(folder: str | Path, *, model: Any = None, device: torch.device | str = 
 
     Its parameters are those of the best validation or, without validations, of the last checkpoint. The model of `fit`
     is built again by its name if that can be imported; otherwise pass a new one as `model`, whose parameters are then
-    replaced.
+    replaced. If the run was not trained by you on this machine, pass that name as `model` to allow it to be called.
     """
     _, found, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:
@@ -103,17 +111,39 @@ def restored(
     """Return a run, its model in evaluation mode, and an error message for each damaged checkpoint.
 
     The parameters are those of the best validation or, without validations, of the last checkpoint. `model` is one of
-    the user's own to load them into.
+    the user's own to load them into, or the name of the function that builds it, as in `load`.
     """
     recipe, last = load_recipe(folder), checkpoint.latest(Path(folder))
     if last is None:
         raise ValueError(f"run must have a checkpoint, got {str(folder)!r}, which has none yet: train it first")
     run = _run(recipe, last)
-    if not isinstance(recipe, OwnRecipe) and model is not None:
+    if isinstance(recipe, OwnRecipe):
+        name = model if isinstance(model, str) else None
+        if recipe.model and (model is None or name is not None):
+            require_named(Path(folder), recipe, name)
+        own = own_model(recipe, model if name is None else None)
+        _load_parameters(own, last.tensors)
+    elif model is not None:
         raise ValueError("model must be left out, as this run is of a model in the paper's notation, got one")
-    own: nn.Module = own_model(recipe, model) if isinstance(recipe, OwnRecipe) else build_model(paper_recipe(recipe))
-    _load_parameters(own, last.tensors)
+    else:
+        own = _paper_model(paper_recipe(recipe), last)
     return run, own.to(device).eval(), last.damaged
+
+
+def _paper_model(recipe: Recipe, last: checkpoint.Checkpoint) -> nn.Module:
+    """Return the model of a recipe with the parameters of a checkpoint.
+
+    A recipe may ask for more memory and time than its checkpoint. So nothing else is allocated, and a recipe with more
+    layers than the checkpoint has tensors is refused.
+    """
+    kept = "best/" if any(name.startswith("best/") for name in last.tensors) else "model/"
+    tensors = {name: tensor for name, tensor in last.tensors.items() if name.startswith(kept)}
+    if len(tensors) < len(layers := recipe.architecture.layers):
+        raise ValueError(f"{last.place} must have tensors of {len(layers):,} layers, got {len(tensors):,} tensors")
+    model = empty_model(recipe)
+    require_tensors(tensors, {f"{kept}{name}": tensor for name, tensor in model.state_dict().items()}, last.place)
+    model.load_state_dict({name.removeprefix(kept): tensor for name, tensor in tensors.items()}, assign=True)
+    return model
 
 
 def _load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -151,6 +181,7 @@ def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
 
 def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
     """Return the run of a checkpoint; raise if its recipe differs from the given one in what must stay."""
+    _require_state(last)
     state = dict(last.state)
     was = recipe_of(state.pop("recipe"))
     now, before = recipe.settings, was.settings
@@ -169,6 +200,48 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
     return Run(recipe, step=last.step, rows=rows, finished=finished, **{**state, "best": best})
 
 
+def _require_state(last: checkpoint.Checkpoint) -> None:
+    """Raise an error that names what is wrong with the state of a checkpoint, which may come from someone else."""
+    checks: dict[str, Callable[[Any], bool]] = {
+        "recipe": lambda value: isinstance(value, dict),
+        "environment": lambda value: isinstance(value, dict) and {"commit", "versions", "device"} <= value.keys(),
+        "digest": lambda value: isinstance(value, str),
+        "start": is_number,
+        "seconds": lambda value: is_number(value) and 0 <= value < math.inf,
+        "rows": lambda value: isinstance(value, list) and all(map(_is_row, value)),
+        "best": lambda value: value is None or (isinstance(value, list) and len(value) == 2 and _is_best(*value)),
+        "stale": is_count,
+        "finished": lambda value: isinstance(value, bool),
+        "members": is_count,
+    }
+    for name, is_valid in checks.items():
+        if name not in last.state:
+            raise ValueError(f"{last.place} must have {name}, got none")
+        if not is_valid(last.state[name]):
+            raise ValueError(f"{name} of {last.place} must be as training writes it, got {shortened(last.state[name])}")
+    if unknown := last.state.keys() - checks:
+        raise ValueError(f"{last.place} must have {', '.join(checks)}, got also {min(unknown)!r}")
+    require_environment(last.state["environment"], last.place)
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether a value is a row of a training curve. Two of its numbers may be missing."""
+    names = {field.name for field in fields(Row)}
+    return (
+        isinstance(value, dict)
+        and value.keys() == names
+        and is_count(value["step"])
+        and all(is_number(value[name]) for name in ("seconds", "lr", "bound", "discrete"))
+        and all(value[name] is None or is_number(value[name]) for name in ("temperature", "valid"))
+        and isinstance(value["metrics"], dict)
+        and all(map(is_number, value["metrics"].values()))
+    )
+
+
+def _is_best(step: Any, nll: Any) -> bool:
+    return is_count(step) and is_number(nll)
+
+
 def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]] | None:
     """Load the last checkpoint of a folder into `train_state`.
 
@@ -178,7 +251,7 @@ def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]]
     if last is None:
         return None
     run = _run(train_state.recipe, last)
-    train_state.load(run.step, run.seconds, last.tensors)
+    train_state.load(run.step, run.seconds, last.tensors, place=last.place)
     return run, last.damaged
 
 

@@ -9,8 +9,9 @@ from types import FrameType
 
 @contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM was received. A second signal has its usual effect.
+    """Yield a function that returns whether SIGINT, SIGTERM or SIGHUP was received.
 
+    A second signal has its usual effect. SIGHUP, which a closing terminal sends, stays ignored if it is, as by nohup.
     Only the main thread receives signals; in another one the function always returns False.
     """
     requested = False
@@ -27,7 +28,10 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
         requested = True
         restore()
 
-    before = {each: signal.signal(each, request) for each in (signal.SIGINT, signal.SIGTERM)}
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    before = {each: signal.signal(each, request) for each in signals}
     try:
         yield lambda: requested
     finally:

@@ -21,7 +21,8 @@ from .callback import Callbacks
 from .collapse import CollapseWatch
 from .engine import GAP_INTERVAL, Engine
 from .folder import Run, export, require_same, resume, save_checkpoint
-from .own_recipe import RunRecipe
+from .origin import sign_run
+from .own_recipe import OwnRecipe, RunRecipe
 from .recipe import FILE, Member
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
@@ -165,6 +166,8 @@ def _start(
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)
     write_text(folder / FILE, task.recipe.toml())  # only now: a failed check must leave the old recipe
+    if isinstance(task.recipe, OwnRecipe) and task.recipe.model:
+        sign_run(folder, task.recipe)
     if run.finished:
         export(run, state, folder)  # again, in case a file was lost
     return _Job(folder, state, run if run.finished else replace(run, environment=environment), watch)
@@ -277,7 +280,7 @@ def _way_back(folder: Path | None) -> str:
     except ValueError as error:
         return str(error)
     found = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
-    return f"{found}: try a smaller lr"
+    return f"{found}: begin a new run with a smaller lr in another folder"
 
 
 def _ends(recipe: RunRecipe, step: int) -> list[int]:

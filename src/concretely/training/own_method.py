@@ -23,11 +23,13 @@ OwnData = Dataset | Arrays
 """Data with splits: bits, or arrays of a file."""
 
 
-def own_data(recipe: OwnRecipe, *, place: str | None = None, progress: bool = False) -> OwnData:
+def own_data(
+    recipe: OwnRecipe, *, place: str | None = None, max_bytes: int | None = None, progress: bool = False
+) -> OwnData:
     """Load the data that a recipe names: a data set of bits, or a file of arrays. `place` is where they are now."""
     if place is None and not is_named(recipe):
         raise ValueError("the data of this run were objects of Python without a name: pass a file of them as --data")
-    return load_splits(recipe.data if place is None else place, progress=progress)
+    return load_splits(recipe.data if place is None else place, max_bytes=max_bytes, progress=progress)
 
 
 def is_named(recipe: OwnRecipe) -> bool:

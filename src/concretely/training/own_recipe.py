@@ -6,10 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ..spelling import number
 
+WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")
+"""The keys of whole numbers."""
+REAL = ("lr", "clip", "ema")
+"""The keys of real numbers."""
 UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
 """What differs between two processes in the text of an object."""
 
@@ -117,8 +122,14 @@ class OwnRecipe:
     def of(cls, settings: Mapping[str, Any]) -> "OwnRecipe":
         """Return the recipe of settings from a file."""
         known = {each.name for each in fields(cls)}
-        # settings that are None are not written
-        return cls(**{"lr": None, **{name: value for name, value in settings.items() if name in known}})
+        found = {name: value for name, value in settings.items() if name in known}
+        for name, value in found.items():
+            kind = int if name in WHOLE else (int, float) if name in REAL else Mapping if name == "arguments" else str
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise ValueError(f"{name} must be as training writes it, got {shortened(value)}")
+        recipe = cls(**{"lr": None, **found})  # settings that are None are not written
+        require_possible(recipe)
+        return recipe
 
 
 def require_possible(recipe: OwnRecipe) -> None:

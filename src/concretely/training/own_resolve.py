@@ -7,20 +7,19 @@ from typing import Any
 
 from ..schedule import Annealing, Schedule, Warmup
 from ..spelling import did_you_mean, number
-from .own_recipe import OwnRecipe, RunRecipe, read_argument, require_possible
+from .origin import FILE as ORIGIN
+from .own_recipe import REAL, WHOLE, OwnRecipe, RunRecipe, read_argument, require_possible
 from .recipe import ESTIMATORS, FILE, LR_SCHEDULES, OPTIMIZERS, resolve
 
 BUILDER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*|.+\.py:[A-Za-z_][\w.]*")
 """The name of a builder: `package.module:build` or `path/to/file.py:build`."""
-WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validation_samples", "patience")
-REAL = ("lr", "clip", "ema")
 CHOICES = {
     "optimizer": OPTIMIZERS,
     "lr_schedule": LR_SCHEDULES,
     "estimator": tuple(ESTIMATORS),
     "precision": ("float32", "tf32", "bfloat16"),
 }
-RUN_FILES = (FILE, "curve.csv", "model.safetensors", "record.json", "report.html", "diverged.txt", "curve.png")
+RUN_FILES = (FILE, ORIGIN, "curve.csv", "model.safetensors", "record.json", "report.html", "diverged.txt", "curve.png")
 """The files of a run besides its checkpoints and pictures."""
 DIFFERENT_OWN = ("data", "lr", "temperature", "prior_temperature", "beta", "clip", "ema", "seed")
 """The keys of an own recipe that may have several values, besides the arguments of the builder."""
@@ -126,7 +125,8 @@ def _real(name: str, value: Any) -> float:
 
 def remove_runs(folder: Path) -> None:
     """Delete the run in a folder and the runs inside it. Other files stay."""
-    for own in (folder, *(path.parent for path in folder.glob(f"*/{FILE}"))):
+    inside = (path.parent for path in folder.glob(f"*/{FILE}"))
+    for own in (folder, *(path for path in inside if not path.is_symlink())):
         if (own / FILE).exists():
             for path in own.glob("checkpoint-*"):
                 path.unlink()

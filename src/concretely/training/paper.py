@@ -43,6 +43,13 @@ def build_model(recipe: Recipe, data: Dataset | None = None) -> Model:
     return make(architecture, base_rate=rate, generator=generator)
 
 
+def empty_model(recipe: Recipe) -> Model:
+    """Return the model of a recipe without memory for its parameters, on torch's meta device."""
+    architecture = recipe.architecture
+    with torch.device("meta"):
+        return (density if architecture.context is None else prediction)(architecture)
+
+
 class PaperLoss(MemberLoss):
     """Minus the mean of the objective of a recipe. Its controls are the temperature and that of the prior."""
 

@@ -12,13 +12,13 @@ later in this order wins.
 import json
 import math
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from ..file import parse_toml, read_bytes
 from ..notation import Architecture, parse
 from ..schedule import Annealing
 from ..spelling import did_you_mean, number
@@ -66,6 +66,8 @@ OPTIMIZERS = ("adam", "muon")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 BINARIZATIONS = ("bernoulli", "threshold")
 LARGEST = sys.float_info.max
+MOST = 2**20
+"""The maximum number of bytes of a recipe file."""
 
 OF_DATA = ("data", "binarize", "train_on")
 """The keys of a recipe that choose the data."""
@@ -204,12 +206,12 @@ def read(path: Path) -> dict[str, Any]:
     {'steps': 10000000, 'batch': 64, 'lr_schedule': 'constant'}
     """
     try:
-        given = tomllib.loads(PRESETS.get(str(path), path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        given = parse_toml(read_bytes(PRESETS.get(str(path), path), most=MOST))
+    except OSError as error:
         known = " or ".join(PRESETS)
-        raise ValueError(f"recipe must be {known}, or a file that can be read, got {str(path)!r}: {why}") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        must = f"recipe must be {known}, or a file that can be read"
+        raise ValueError(f"{must}, got {str(path)!r}: {error.strerror}") from None
+    except ValueError as error:
         raise ValueError(f"recipe must be a file of TOML, got {str(path)!r}: {error}") from None
     if "model" in given:  # of a model of one's own, which is checked where it is resolved
         return given

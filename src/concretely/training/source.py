@@ -162,14 +162,14 @@ def as_source(data: Any, *, device: torch.device, note: Note, split: str = "trai
     raise TypeError(f"{name} must be tensors, a data set, a DataLoader or batches, got {type(data).__name__}")
 
 
-def load_splits(name: str, *, progress: bool = False) -> Dataset | Arrays:
+def load_splits(name: str, *, max_bytes: int | None = None, progress: bool = False) -> Dataset | Arrays:
     """Load data for a model of one's own: a data set of bits by its name, or the arrays of an `.npz` file."""
     if name in WIDTHS:
         return load_data(name, progress=progress)
     if not name.endswith(".npz"):
         must = "data must be a data set name or the path of an .npz file"
         raise ValueError(f"{must}, got {name!r}{did_you_mean(name, WIDTHS)}")
-    return load_arrays(Path(name).expanduser())
+    return load_arrays(Path(name).expanduser(), max_bytes=max_bytes)
 
 
 def _of_tensors(tensors: Inputs, name: str, device: torch.device) -> Source:

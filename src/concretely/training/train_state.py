@@ -13,13 +13,14 @@ from ..estimator import Estimator
 from ..functional.noise import Keys
 from ..graph.program import eval_mode
 from ..schedule import at_step
+from .checkpoint import require_tensors
 from .engine import State, path_of
 from .own_method import own_task_of
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
 from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .task import Task
-from .torch_optimizer import TorchOptimizer
+from .torch_optimizer import PREFIX, TorchOptimizer
 
 
 @dataclass(frozen=True)
@@ -236,12 +237,20 @@ class TrainState:
         others = {} if self.optimizer is None else self.optimizer.tensors()
         return {**own, **others, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
 
-    def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor]) -> None:
-        """Set the state to that of a checkpoint."""
+    def load(self, step: int, seconds: float, tensors: Mapping[str, Tensor], *, place: str = "the state") -> None:
+        """Set the state to that of a checkpoint. `place` is a name of the checkpoint, for errors."""
+        best = {name: tensor for name, tensor in tensors.items() if name.startswith("best/")}
+        expected = {name: tensor[0] for name, tensor in self.state.items()}
+        if best:
+            expected |= {f"best/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        require_tensors(own if self.optimizer else tensors, expected, place)
+        if not 0 <= tensors["row/sums"][1].item() <= step:
+            found = tensors["row/sums"][1].item()
+            raise ValueError(f"tensor 'row/sums' of {place} must count at most {step} steps, got {found:g}")
         for name, tensor in self.state.items():
             tensor[0].copy_(tensors[name])
-        best = (name for name in tensors if name.startswith("best/"))
-        self.best = {name.removeprefix("best/"): tensors[name].to(self.device) for name in best}
+        self.best = {name.removeprefix("best/"): tensor.to(self.device) for name, tensor in best.items()}
         self.step, self.seconds = step, seconds
         if self.optimizer is not None:
             self.optimizer.load(tensors)
