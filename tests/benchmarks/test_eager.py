@@ -1,0 +1,27 @@
+"""Eager calls: both sides of a pair do the same work, and the page quotes the record."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import eager
+
+ROOT = Path(__file__).parent.parent.parent
+PAIRS = {pair.title: pair for pair in eager.pairs(torch.device("cpu"), quick=True)}
+
+
+@pytest.mark.parametrize("title", PAIRS)
+def test_both_sides_of_a_pair_have_gradients_of_the_same_shapes(title: str) -> None:
+    pair = PAIRS[title]
+    ours, theirs = ([slope.shape for slope in work()] for work in (pair.ours, pair.peer))
+    assert ours == theirs
+
+
+def test_the_page_quotes_the_record() -> None:
+    record = json.loads((ROOT / "benchmarks" / "records" / "eager-cuda.json").read_text())
+    page = (ROOT / "docs" / "performance.md").read_text()
+    rows = dict(re.findall(r"^\| `?([^|`]+?)`? \| ([\d.]+) \|$", page.partition("**Eager calls.**")[2], re.MULTILINE))
+    assert rows == {row["title"]: f"{row['ratio']['median']:.2f}" for row in record["results"]}
