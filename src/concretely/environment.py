@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
@@ -95,8 +94,16 @@ def install_command(extra: str) -> str:
 def pip_install(*packages: str) -> str:
     """Return the command that installs packages into the environment of this process."""
     python = sys.executable
-    pip = [python, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python", python]
+    pip = [python, "-m", "pip", "install"] if _has_pip() else ["uv", "pip", "install", "--python", python]
     return shlex.join([*pip, *packages])
+
+
+def _has_pip() -> bool:
+    """Return whether pip is installed. Looking for its module would run a hook of setuptools, which may warn."""
+    try:
+        return bool(version("pip"))
+    except PackageNotFoundError:
+        return False
 
 
 def _git(*arguments: str) -> str:
