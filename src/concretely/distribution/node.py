@@ -13,6 +13,7 @@ from torch.distributions import Distribution, constraints
 
 from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, to_float64
 from ..functional.draw import Drawn, draw_node, score_node, sum_axes
+from ..functional.log_simplex import other_form
 from ..functional.noise import Source
 from ..functional.squashing import Score, Squashing
 from . import check
@@ -234,10 +235,12 @@ class Relaxation(Variable, Distribution):
     def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:
         """Return the log density of the unsquashed variable, summed over the last `axes` batch axes.
 
-        `node` is the unsquashed value. By default it is computed from `value`.
+        `node` is the unsquashed value, also that of a variable with other noise. By default it is computed from
+        `value`.
         """
         if node is not None:
-            return self.node.summed_log_prob(node, axes)
+            own_axes = value.dim() - len(self.event_shape) + self.node.law.category_axes
+            return self.node.summed_log_prob(node if node.dim() == own_axes else other_form(node, own_axes), axes)
         return sum_axes(cast(self._score(value).log_density, self.logits.dtype), axes)
 
     def _score(self, value: Tensor) -> Score:

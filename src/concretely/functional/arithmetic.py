@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def is_traced(value: Tensor) -> bool:
@@ -175,6 +176,11 @@ def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_
 def is_transformed() -> bool:
     """Return whether a compiler or a transform of `torch.func` is active."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def is_forward_differentiated() -> bool:
+    """Return whether forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0
 
 
 def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
