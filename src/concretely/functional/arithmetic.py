@@ -104,8 +104,8 @@ def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
     wide = to_float64(largest)
     below = cast(wide - 0.75 * torch.finfo(dtype).eps * wide.abs(), dtype)  # the next smaller number
     first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
-    ordered = torch.where(first, narrow, torch.minimum(narrow, below))
-    return narrow + (ordered - narrow).detach()
+    # at temperature zero, narrow may be minus infinity
+    return narrow + (below - narrow.detach()).clamp(max=0).masked_fill(first, 0)
 
 
 def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
