@@ -199,13 +199,16 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     low, high = seed & mask, seed >> 32 & mask
     # if no word depended on the key, the CUDA compiler would multiply in 32 bits
     zero = torch.zeros_like(seed)
-    counter = zero + torch.arange(-(-count // 4), device=key.device)
+    # an exported program must not distinguish one counter from several, nor counts that four divides from others
+    exports = torch.compiler.is_exporting()
+    counter = zero + torch.arange(-(-count // 4) + exports, device=key.device)
     word = [counter & mask, zero + (counter >> 32), nonce & mask, nonce >> 32 & mask]
     for _ in range(10):
         left, right = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
         word = [(right >> 32 & mask) ^ word[1] ^ low, right & mask, (left >> 32 & mask) ^ word[3] ^ high, left & mask]
         low, high = low + 0x9E3779B9 & mask, high + 0xBB67AE85 & mask
-    return torch.cat(word, -1)[:, :count]
+    found = torch.cat(word, -1)
+    return found[:, torch.arange(count, device=key.device)] if exports else found[:, :count]
 
 
 @operator("fractions", kernel="philox", eligible=lambda key, count, dtype, signed: dtype == torch.float32)
@@ -218,7 +221,7 @@ def fractions(
     but rounding can give 1 or, if signed, ±1/2.
     """
     if dtype == torch.float64:
-        high, low = words(key, 2 * count).chunk(2, -1)
+        high, low = words(key, 2 * count).unflatten(-1, (2, count)).unbind(-2)
         bits, word = 52, high << 20 | low >> 12
     else:
         bits, word = 32, words(key, count)
