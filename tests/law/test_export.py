@@ -46,7 +46,7 @@ def sizes(case: Case) -> tuple[int, ...]:
 )
 def test_exported_draw_takes_any_number_of_rows(case: Case, strict: bool) -> None:
     temperature = () if case in MASSES else (0.5,)
-    for n in sizes(case):
+    for n in sizes(case)[: 1 if strict else None]:
         program = torch.export.export(
             Drawing(case, *temperature),
             (case.logits(n, batch=(5,), dtype=torch.float32),),

@@ -221,8 +221,8 @@ def fractions(
     but rounding can give 1 or, if signed, ±1/2.
     """
     if dtype == torch.float64:
-        high, low = words(key, 2 * count).unflatten(-1, (2, count)).unbind(-2)
-        bits, word = 52, high << 20 | low >> 12
+        pairs: Tensor = words(key, 2 * count).view(-1, 2, count)
+        bits, word = 52, pairs[:, 0] << 20 | pairs[:, 1] >> 12
     else:
         bits, word = 32, words(key, count)
     half = 2 ** (bits - 1)
