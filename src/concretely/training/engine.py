@@ -22,10 +22,9 @@ from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
 from .capture import Captured
-from .feed import Inputs
+from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
 from .rng import Purpose, seed_torch, torch_generators
-from .step_table import StepTable
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import TorchUpdate
