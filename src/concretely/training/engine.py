@@ -24,7 +24,7 @@ from ..kernel.operator import launching
 from .capture import Captured
 from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
-from .rng import Purpose, seed_torch, torch_generators
+from .rng import Purpose, has_drawn, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import TorchUpdate
@@ -99,9 +99,7 @@ class Engine:
             program._loss.train()
         with launching(self.device), torch_generators(self.device) if self._reseeds else nullcontext():
             while self.step < until and self._fetched():
-                gap = self._measures_gap and (self.step - since) % GAP_INTERVAL == 0
-                for program in self._programs:
-                    program.take_step(self.step, gap=gap)
+                self._take_step(gap=self._measures_gap and (self.step - since) % GAP_INTERVAL == 0)
                 for run in self.runs:
                     run.step += 1
                 if pause():
@@ -110,6 +108,24 @@ class Engine:
                 program.set_metrics()
         if self._ended is not None:
             raise self._ended
+
+    def _take_step(self, *, gap: bool) -> None:
+        """Take a step of every program, side by side on a GPU if they can be captured.
+
+        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory.
+        """
+        streams = [program.stream for program in self._programs if program.stream is not None]
+        if len(streams) < max(2, len(self._programs)) or any(program.draws_from_torch for program in self._programs):
+            for program in self._programs:
+                program.take_step(self.step, gap=gap)
+            return
+        current = torch.cuda.current_stream(self.device)
+        for program, stream in zip(self._programs, streams, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                program.take_step(self.step, gap=gap)
+        for stream in streams:
+            current.wait_stream(stream)
 
     def _fetched(self) -> bool:
         """Read the data of the next step for all members, and return whether there are any."""
@@ -173,7 +189,10 @@ class _Program:
         self._ones = torch.ones(len(runs), device=first.device)
         self._works = dict[Hashable, Callable[[], None]]()
         captures = first.device.type == "cuda" and all(run.may_capture for run in runs)
-        self._stream = torch.cuda.Stream(first.device) if captures else None
+        self.stream = torch.cuda.Stream(first.device) if captures else None
+        """The stream on which steps are captured, or None if they are not."""
+        self.draws_from_torch = False
+        """Whether a step has drawn from torch's generator of the device."""
         self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
 
     def take_step(self, step: int, *, gap: bool) -> None:
@@ -183,9 +202,11 @@ class _Program:
         work = gap, self._table.prepare(step)
         if work not in self._works:
             take = partial(self._step, gap=gap)
-            self._works[work] = take if self._stream is None else Captured(take, self._stream, note=self._note)
+            self._works[work] = take if self.stream is None else Captured(take, self.stream, note=self._note)
         try:
             self._works[work]()
+            if self._task.reseeds and self.stream is not None:
+                self.draws_from_torch |= has_drawn(self.stream.device)
         except ValueError:  # distributions refuse what is not finite
             if all(run.first_nonfinite_parameter() is None for run in self._runs):
                 raise
