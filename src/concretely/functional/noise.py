@@ -142,13 +142,13 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
     """Return the key of one draw: the next of `Keys`, or one drawn from a generator."""
-    return source.next() if isinstance(source, Keys) else random_words(2, device=device, generator=source).view(1, 2)
+    return source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
 
 
-def random_words(count: int, *, device: Device, generator: Generator | None) -> Int64[Tensor, " count"]:
+def random_words(*shape: int, device: Device, generator: Generator | None) -> Int64[Tensor, "..."]:
     """Draw 64-bit integers, each with the same probability."""
     require_source(generator)
-    return torch.randint(-(2**63), 2**63 - 1, (count,), device=device, generator=generator)
+    return torch.randint(-(2**63), 2**63 - 1, shape, device=device, generator=generator)
 
 
 def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
