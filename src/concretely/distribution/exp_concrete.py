@@ -11,7 +11,7 @@ from ..functional.arithmetic import log_temperature
 from ..functional.normal import LOG_TWO_PI
 from . import check
 from .constraint import log_simplex
-from .node import Node
+from .node import VECTOR, Node
 
 
 class ExpConcrete(Node):
@@ -28,6 +28,7 @@ class ExpConcrete(Node):
     (torch.Size([5, 3]), True)
     """
 
+    arg_constraints = VECTOR
     support = log_simplex
     _conversion = check.LOG_PROBS
     is_ranked = True
@@ -57,6 +58,7 @@ class ExpLogisticNormal(Node):
     torch.Size([3])
     """
 
+    arg_constraints = VECTOR
     support = log_simplex
     _conversion = check.LOG_PROBS
     is_ranked = True

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
 from ..kernel.deferred import is_deferring
@@ -107,8 +108,8 @@ def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
     wide = to_float64(largest)
     below = cast(wide - 0.75 * torch.finfo(dtype).eps * wide.abs(), dtype)  # the next smaller number
     first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
-    ordered = torch.where(first, narrow, torch.minimum(narrow, below))
-    return narrow + (ordered - narrow).detach()
+    # at temperature zero, narrow may be minus infinity
+    return narrow + (below - narrow.detach()).clamp(max=0).masked_fill(first, 0)
 
 
 def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
@@ -179,6 +180,11 @@ def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_
 def is_transformed() -> bool:
     """Return whether a compiler or a transform of `torch.func` is active."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def is_forward_differentiated() -> bool:
+    """Return whether forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0
 
 
 def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
