@@ -93,15 +93,20 @@ class Engine:
         return self.runs[0].step
 
     def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
-        """Take steps until the step `until`, or until `pause`, which is called after each step, returns true."""
+        """Take steps until the step `until`, or until `pause` returns true.
+
+        It is called after each step, or on a GPU after each graph, which may have ten steps.
+        """
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
             program._loss.train()
         with launching(self.device), torch_generators(self.device) if self._reseeds else nullcontext():
             while self.step < until and self._fetched():
-                self._take_step(gap=self._measures_gap and (self.step - since) % GAP_INTERVAL == 0)
+                gap = (self.step - since) % GAP_INTERVAL == 0
+                steps = self._together(until) if gap else 1
+                self._take_steps(steps, gap=gap and self._measures_gap)
                 for run in self.runs:
-                    run.step += 1
+                    run.step += steps
                 if pause():
                     break
             for program in self._programs:
@@ -109,21 +114,29 @@ class Engine:
         if self._ended is not None:
             raise self._ended
 
-    def _take_step(self, *, gap: bool) -> None:
-        """Take a step of every program, side by side on a GPU if they can be captured.
+    def _together(self, until: int) -> int:
+        """Return how many of the next steps are one graph: all up to the next gap, once single steps are captured.
+
+        Between two graphs, a GPU pauses for longer than small kernels run.
+        """
+        fits = self.step + GAP_INTERVAL <= until and all(each.may_repeat(self.step) for each in self._programs)
+        return GAP_INTERVAL if fits else 1
+
+    def _take_steps(self, steps: int, *, gap: bool) -> None:
+        """Take steps of every program, side by side on a GPU if they can be captured.
 
         Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory.
         """
         streams = [program.stream for program in self._programs if program.stream is not None]
         if len(streams) < max(2, len(self._programs)) or any(program.draws_from_torch for program in self._programs):
             for program in self._programs:
-                program.take_step(self.step, gap=gap)
+                program.take_steps(self.step, steps, gap=gap)
             return
         current = torch.cuda.current_stream(self.device)
         for program, stream in zip(self._programs, streams, strict=True):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                program.take_step(self.step, gap=gap)
+                program.take_steps(self.step, steps, gap=gap)
         for stream in streams:
             current.wait_stream(stream)
 
@@ -195,13 +208,20 @@ class _Program:
         """Whether a step has drawn from torch's generator of the device."""
         self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
 
-    def take_step(self, step: int, *, gap: bool) -> None:
-        """Take a step. With `gap`, also measure the trained bound minus the bound of the discrete graph."""
+    def may_repeat(self, step: int) -> bool:
+        """Return whether several steps from a step on may be one graph: the host has nothing to do between them."""
+        work = self._works.get((1, False, None))
+        if not isinstance(work, Captured) or not work.is_captured or self.draws_from_torch:
+            return False
+        return self._task.feed.is_on_device and self._table.has_lines(step, GAP_INTERVAL)
+
+    def take_steps(self, step: int, steps: int, *, gap: bool) -> None:
+        """Take steps. With `gap`, also measure the trained bound minus that of the discrete graph in the first."""
         if self._task.reseeds:
             seed_torch(self._task.recipe.seed, step, self._runs[0].device)
-        work = gap, self._table.prepare(step)
+        work = steps, gap, self._table.prepare(step)
         if work not in self._works:
-            take = partial(self._step, gap=gap)
+            take = partial(self._steps, steps, gap=gap)
             self._works[work] = take if self.stream is None else Captured(take, self.stream, note=self._note)
         try:
             self._works[work]()
@@ -226,6 +246,11 @@ class _Program:
         metrics = torch.cat(parts if self._metrics is None else [*parts, self._metrics], -1).tolist()
         for run, own in zip(self._runs, metrics, strict=True):
             run.metrics, run.measured = own[:METRICS], own[METRICS:]
+
+    def _steps(self, steps: int, *, gap: bool) -> None:
+        """Take steps without synchronizing with the host."""
+        for place in range(steps):
+            self._step(gap=gap and place == 0)
 
     def _step(self, *, gap: bool = False) -> None:
         """Take one step without synchronizing with the host."""
