@@ -7,7 +7,7 @@ runs its own program, so that its result has the same bits as if it were trained
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from ..functional.noise import Keys
+from ..functional.noise import Keys, Source
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
 from .capture import Captured
 from .feed import Inputs
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
+from .rank_step import RankStep
 from .rng import Purpose, seed_torch, torch_generators
 from .step_table import StepTable
 from .stream import EndOfDataError
@@ -176,11 +177,14 @@ class _Program:
         captures = first.device.type == "cuda" and all(run.may_capture for run in runs)
         self._stream = torch.cuda.Stream(first.device) if captures else None
         self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
+        shared = self._leaves, self._constants if vmapped else None
+        self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
 
     def take_step(self, step: int, *, gap: bool) -> None:
         """Take a step. With `gap`, also measure the trained bound minus the bound of the discrete graph."""
         if self._task.reseeds:
-            seed_torch(self._task.recipe.seed, step, self._runs[0].device)
+            rank = 0 if self._ranks is None else self._ranks.seeded_rank
+            seed_torch(self._task.recipe.seed, step, self._runs[0].device, rank=rank)
         work = gap, self._table.prepare(step)
         if work not in self._works:
             take = partial(self._step, gap=gap)
@@ -213,6 +217,8 @@ class _Program:
         loss, gradients, inputs = self._differentiated()
         with torch.no_grad():
             self._keep_buffers()
+            if self._ranks is not None:
+                loss, gradients = self._ranks.means(loss, gradients)
             sizes, watched = self._table.sizes, list[Tensor]()
             norm = self._norm(gradients) if self._task.clip or (gap and self._metrics is not None) else None
             if gap:
@@ -239,7 +245,7 @@ class _Program:
         weight = self._ones if parts == 1 else self._ones / parts
         for part in range(parts):
             inputs = self._table.batch(part)
-            with deferred_gradients() if self._vmapped else nullcontext():
+            with self._differentiating(inputs):
                 loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
                 slopes = torch.autograd.grad(
                     [loss], list(self._leaves.values()), [weight.to(loss.dtype)], allow_unused=True
@@ -251,6 +257,12 @@ class _Program:
                     own = slope if self._vmapped else slope.unsqueeze(0)
                     gradients[name] = gradients[name] + own if name in gradients else own
         return total, gradients, inputs
+
+    def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
+        """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
+        if self._ranks is not None:
+            return self._ranks.drawing(inputs)
+        return deferred_gradients() if self._vmapped else nullcontext()
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
@@ -264,7 +276,9 @@ class _Program:
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
         """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
         assert self._monitor is not None
-        found = self._losses(self._monitor, inputs, Purpose.GAP)
+        with nullcontext() if self._ranks is None else self._ranks.drawing(inputs):
+            found = self._losses(self._monitor, inputs, Purpose.GAP)
+        found = found if self._ranks is None else self._ranks.world.mean(found)
         excess = (found if found.dim() == 1 else found[:, 0]) - loss
         self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
         if self._metrics is not None and norm is not None:
@@ -292,14 +306,14 @@ class _Program:
             own = tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
             # on a GPU, reading numbers would wait for it
             numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
-            found: Tensor = function(own, Keys(keys[:, 0], seeds_torch=seeds), tuple(numbers))
+            found: Tensor = function(own, self._noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
             return found.unsqueeze(0)
 
         places = _places(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
         def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
-            given = inputs, Keys(keys, seeds_torch=seeds), tuple(controls)
+            given = inputs, self._noise(Keys(keys, seeds_torch=seeds)), tuple(controls)
             tensors = {place: own[name] for place, name in places.items()}
             loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
@@ -308,6 +322,10 @@ class _Program:
             own, inputs, keys, controls
         )
         return stacked
+
+    def _noise(self, keys: Keys) -> Source:
+        """Return the noise of keys, for the slice of this rank if there are several."""
+        return keys if self._ranks is None else self._ranks.world.noise(keys)
 
 
 def _places(function: nn.Module) -> dict[str, str]:

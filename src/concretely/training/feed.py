@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -153,6 +153,10 @@ class Indexed(Feed):
     def rows(self) -> int:  # type: ignore[override]
         """The number of indices of a step."""
         return self.order.batch
+
+    def sliced(self, rank: int, ranks: int) -> "Indexed":
+        """Return the slice of one of several ranks of every part."""
+        return replace(self, order=self.order.sliced(self.parts, rank, ranks))
 
     def fetch(self, step: int) -> None:
         """Do nothing: the points are on the device."""
