@@ -19,7 +19,7 @@ import torch
 from concretely.data import Dataset
 from concretely.evaluation.likelihood import _suitable, evaluate
 from concretely.training.engine import Engine
-from concretely.training.step_table import LINES
+from concretely.training.feed import LINES
 
 from .. import record
 from ..timing import Spread

@@ -6,15 +6,15 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
@@ -22,11 +22,11 @@ from ..functional.noise import Keys, Source
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
 from .capture import Captured
-from .feed import Inputs
+from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
+from .place import buffers_of, keeping_buffers, places_of
 from .rank_step import RankStep
-from .rng import Purpose, seed_torch, torch_generators
-from .step_table import StepTable
+from .rng import Purpose, has_drawn, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import TorchUpdate
@@ -101,9 +101,7 @@ class Engine:
             program._loss.train()
         with launching(self.device), torch_generators(self.device) if self._reseeds else nullcontext():
             while self.step < until and self._fetched():
-                gap = self._measures_gap and (self.step - since) % GAP_INTERVAL == 0
-                for program in self._programs:
-                    program.take_step(self.step, gap=gap)
+                self._take_step(gap=self._measures_gap and (self.step - since) % GAP_INTERVAL == 0)
                 for run in self.runs:
                     run.step += 1
                 if pause():
@@ -112,6 +110,26 @@ class Engine:
                 program.set_metrics()
         if self._ended is not None:
             raise self._ended
+
+    def _take_step(self, *, gap: bool) -> None:
+        """Take a step of every program, side by side on a GPU if they can be captured.
+
+        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory. So
+        do those of several ranks, whose averages must have one order.
+        """
+        streams = [program.stream for program in self._programs if program.stream is not None]
+        draws = any(program.draws_from_torch for program in self._programs)
+        if len(streams) < max(2, len(self._programs)) or draws or self.runs[0].world.ranks > 1:
+            for program in self._programs:
+                program.take_step(self.step, gap=gap)
+            return
+        current = torch.cuda.current_stream(self.device)
+        for program, stream in zip(self._programs, streams, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                program.take_step(self.step, gap=gap)
+        for stream in streams:
+            current.wait_stream(stream)
 
     def _fetched(self) -> bool:
         """Read the data of the next step for all members, and return whether there are any."""
@@ -164,7 +182,7 @@ class _Program:
         own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
-        self._buffers = [] if vmapped else list(_own_buffers(task.loss))
+        self._buffers = [] if vmapped else list(buffers_of(task.loss))
         self._update = _update_of(runs, state, list(own))
         self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
         self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
@@ -175,7 +193,10 @@ class _Program:
         self._ones = torch.ones(len(runs), device=first.device)
         self._works = dict[Hashable, Callable[[], None]]()
         captures = first.device.type == "cuda" and all(run.may_capture for run in runs)
-        self._stream = torch.cuda.Stream(first.device) if captures else None
+        self.stream = torch.cuda.Stream(first.device) if captures else None
+        """The stream on which steps are captured, or None if they are not."""
+        self.draws_from_torch = False
+        """Whether a step has drawn from torch's generator of the device."""
         self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
         shared = self._leaves, self._constants if vmapped else None
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
@@ -188,9 +209,11 @@ class _Program:
         work = gap, self._table.prepare(step)
         if work not in self._works:
             take = partial(self._step, gap=gap)
-            self._works[work] = take if self._stream is None else Captured(take, self._stream, note=self._note)
+            self._works[work] = take if self.stream is None else Captured(take, self.stream, note=self._note)
         try:
             self._works[work]()
+            if self._task.reseeds and self.stream is not None:
+                self.draws_from_torch |= has_drawn(self.stream.device)
         except ValueError:  # distributions refuse what is not finite
             if all(run.first_nonfinite_parameter() is None for run in self._runs):
                 raise
@@ -199,7 +222,7 @@ class _Program:
     def try_step(self, step: int) -> None:
         """Compute the gradients of a step without an update. Buffers of the model may change."""
         self._loss.train()
-        with torch_generators(self._runs[0].device), _unreplaced(self._loss):
+        with torch_generators(self._runs[0].device), keeping_buffers(self._loss):
             self._table.prepare(step)
             self._table.read()
             self._differentiated()
@@ -309,7 +332,7 @@ class _Program:
             found: Tensor = function(own, self._noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
             return found.unsqueeze(0)
 
-        places = _places(function)
+        places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
         def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
@@ -328,21 +351,6 @@ class _Program:
         return keys if self._ranks is None else self._ranks.world.noise(keys)
 
 
-def _places(function: nn.Module) -> dict[str, str]:
-    """Return the name of every parameter and buffer for each place where it is used.
-
-    `functional_call` finds such places by itself, but does not restore those of a module that is a part of two others.
-    """
-    names = dict[int, str]()
-    tensors = (
-        (f"{path}.{name}" if path else name, tensor)
-        for path, module in function.named_modules()
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    )
-    return {place: names.setdefault(id(tensor), place) for place, tensor in tensors}
-
-
 def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
     """Return how the parameters of some members are updated."""
     task, optimizers = runs[0].task, [run.optimizer for run in runs if run.optimizer is not None]
@@ -352,35 +360,6 @@ def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str])
         name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
     }
     return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
-
-
-@contextmanager
-def _unreplaced(loss: nn.Module) -> Iterator[None]:
-    """Inside this context, raise if a call of a loss replaces a buffer, since a stacked program would lose it."""
-    before = dict[str, Tensor]()
-
-    def remember(module: nn.Module, inputs: object) -> None:
-        before.update(module.named_buffers())
-
-    def compare(module: nn.Module, inputs: object, output: object) -> None:
-        for name, buffer in module.named_buffers():
-            if buffer is not before[name]:
-                raise RuntimeError(f"the buffer {name.partition('.')[2]!r} is replaced, not changed in place")
-
-    hooks = loss.register_forward_pre_hook(remember), loss.register_forward_hook(compare)
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _own_buffers(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield the modules of a loss with the names of their buffers and the buffers."""
-    for module in loss.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield module, name, buffer
 
 
 def over(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:

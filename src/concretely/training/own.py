@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..estimator import Estimator
@@ -106,7 +107,7 @@ def own_task(
         weights=matrices,
         watched=frozenset(names),
         validate=lambda world: validation_score(model, options.valid, arrange, recipe, device, world),
-        stacks="several" if options.stacks and not _has_own_parameters(model) else "never",
+        stacks="several" if options.stacks and _suits_vmap(model) else "never",
         optimizer=options.optimizer if not isinstance(options.optimizer, str) else None,
         optimizer_lr=recipe.lr if by_torch else None,
         parts=recipe.accumulate,
@@ -227,6 +228,12 @@ def _controls(options: Options, model: nn.Module) -> dict[str, Schedule]:
     return found
 
 
-def _has_own_parameters(model: nn.Module) -> bool:
-    """Return whether a function uses parameters that are in no module, which cannot be replaced by others."""
-    return any(isinstance(part, Function) and part._parameters for part in model.modules())
+def _suits_vmap(model: nn.Module) -> bool:
+    """Return whether members run faster as one vmapped program than side by side, as far as the modules show.
+
+    The parameters of a plain function are in no module and cannot be replaced by those of another member. Convolutions
+    become grouped ones, which are slow.
+    """
+    return not any(
+        isinstance(part, _ConvNd) or (isinstance(part, Function) and part._parameters) for part in model.modules()
+    )

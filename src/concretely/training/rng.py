@@ -57,6 +57,12 @@ def seed_torch(seed: int, step: int, device: torch.device, *, rank: int = 0) -> 
             torch.cuda.manual_seed(own)
 
 
+def has_drawn(device: torch.device) -> bool:
+    """Return whether numbers were drawn from torch's generator of a GPU since it was seeded."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index].get_offset() > 0
+
+
 @cache
 def _first_seed(seed: int) -> int:
     """Return the seed of the first step. Those of later steps are counted from there, which is faster to compute."""
