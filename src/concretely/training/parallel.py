@@ -118,6 +118,15 @@ class World:
         """Wait until all ranks are here."""
         self.gather(None)
 
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Inside this context, rank 0 works first and the others afterwards, such as on files that it downloads."""
+        if not self.is_first:
+            self.wait()
+        yield
+        if self.is_first:
+            self.wait()
+
     def require_same(self, what: str, value: Mapping[str, Any]) -> None:
         """Raise unless all ranks have the same values."""
         for rank, other in enumerate(every := self.gather(dict(value))):
