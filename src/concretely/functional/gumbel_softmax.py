@@ -20,7 +20,7 @@ from . import exp_concrete
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .draw import draw_node, is_recorded
 from .log_simplex import one_hot_argmax, perturb
-from .noise import Keys, Source, few_exponential, gumbel, numbers_of
+from .noise import Keys, Slice, Source, few_exponential, gumbel, numbers_of
 from .squashing import Argmax, Exponential
 
 FEW = 1024
@@ -39,13 +39,13 @@ def draw(
     A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
     """
     is_float = isinstance(temperature, float) and temperature > 0
-    if is_float and logits.numel() <= FEW and _is_on_cpu(logits) and not isinstance(generator, Keys):
+    if is_float and logits.numel() <= FEW and _is_on_cpu(logits) and not isinstance(generator, Keys | Slice):
         noise, cold = few_exponential(logits, generator).log_(), float(1 / temperature)
         # torch.add scales the logits and adds the noise in one operation
         total = logits - noise if cold == 1 else torch.add(noise.mul_(-cold), logits, alpha=cold)
         soft = total.softmax(-1)
         return straight_through(soft) if hard else soft
-    if is_float and not isinstance(generator, Keys) and _runs_kernel(logits):
+    if is_float and not isinstance(generator, Keys | Slice) and _runs_kernel(logits):
         drawn: tuple[Tensor, Tensor] = _Kernel.apply(logits, temperature, hard, generator)  # type: ignore[no-untyped-call]
         return drawn[0]
     if logits.is_cuda and is_float:

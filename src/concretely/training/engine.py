@@ -6,24 +6,26 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from ..functional.noise import Keys
+from ..functional.noise import Keys, Source
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
 from .capture import Captured
 from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
+from .place import buffers_of, keeping_buffers, places_of
+from .rank_step import RankStep
 from .rng import Purpose, has_drawn, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
@@ -115,20 +117,19 @@ class Engine:
             raise self._ended
 
     def _together(self, until: int) -> int:
-        """Return how many of the next steps are one graph: all up to the next gap, once single steps are captured.
-
-        Between two graphs, a GPU pauses for longer than small kernels run.
-        """
+        """Return how many of the next steps are one graph, since a GPU pauses for some microseconds between graphs."""
         fits = self.step + GAP_INTERVAL <= until and all(each.may_repeat(self.step) for each in self._programs)
         return GAP_INTERVAL if fits else 1
 
     def _take_steps(self, steps: int, *, gap: bool) -> None:
         """Take steps of every program, side by side on a GPU if they can be captured.
 
-        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory.
+        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory. So
+        do those of several ranks, whose averages must have one order.
         """
         streams = [program.stream for program in self._programs if program.stream is not None]
-        if len(streams) < max(2, len(self._programs)) or any(program.draws_from_torch for program in self._programs):
+        draws = any(program.draws_from_torch for program in self._programs)
+        if len(streams) < max(2, len(self._programs)) or draws or self.runs[0].world.ranks > 1:
             for program in self._programs:
                 program.take_steps(self.step, steps, gap=gap)
             return
@@ -191,7 +192,7 @@ class _Program:
         own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
-        self._buffers = [] if vmapped else list(_own_buffers(task.loss))
+        self._buffers = [] if vmapped else list(buffers_of(task.loss))
         self._update = _update_of(runs, state, list(own))
         self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
         self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
@@ -207,6 +208,8 @@ class _Program:
         self.draws_from_torch = False
         """Whether a step has drawn from torch's generator of the device."""
         self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
+        shared = self._leaves, self._constants if vmapped else None
+        self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
 
     def may_repeat(self, step: int) -> bool:
         """Return whether several steps from a step on may be one graph: the host has nothing to do between them."""
@@ -218,7 +221,8 @@ class _Program:
     def take_steps(self, step: int, steps: int, *, gap: bool) -> None:
         """Take steps. With `gap`, also measure the trained bound minus that of the discrete graph in the first."""
         if self._task.reseeds:
-            seed_torch(self._task.recipe.seed, step, self._runs[0].device)
+            rank = 0 if self._ranks is None else self._ranks.seeded_rank
+            seed_torch(self._task.recipe.seed, step, self._runs[0].device, rank=rank)
         work = steps, gap, self._table.prepare(step)
         if work not in self._works:
             take = partial(self._steps, steps, gap=gap)
@@ -235,7 +239,7 @@ class _Program:
     def try_step(self, step: int) -> None:
         """Compute the gradients of a step without an update. Buffers of the model may change."""
         self._loss.train()
-        with torch_generators(self._runs[0].device), _unreplaced(self._loss):
+        with torch_generators(self._runs[0].device), keeping_buffers(self._loss):
             self._table.prepare(step)
             self._table.read()
             self._differentiated()
@@ -258,6 +262,8 @@ class _Program:
         loss, gradients, inputs = self._differentiated()
         with torch.no_grad():
             self._keep_buffers()
+            if self._ranks is not None:
+                loss, gradients = self._ranks.means(loss, gradients)
             sizes, watched = self._table.sizes, list[Tensor]()
             norm = self._norm(gradients) if self._task.clip or (gap and self._metrics is not None) else None
             if gap:
@@ -284,7 +290,7 @@ class _Program:
         weight = self._ones if parts == 1 else self._ones / parts
         for part in range(parts):
             inputs = self._table.batch(part)
-            with deferred_gradients() if self._vmapped else nullcontext():
+            with self._differentiating(inputs):
                 loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
                 slopes = torch.autograd.grad(
                     [loss], list(self._leaves.values()), [weight.to(loss.dtype)], allow_unused=True
@@ -296,6 +302,12 @@ class _Program:
                     own = slope if self._vmapped else slope.unsqueeze(0)
                     gradients[name] = gradients[name] + own if name in gradients else own
         return total, gradients, inputs
+
+    def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
+        """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
+        if self._ranks is not None:
+            return self._ranks.drawing(inputs)
+        return deferred_gradients() if self._vmapped else nullcontext()
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
@@ -309,7 +321,9 @@ class _Program:
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
         """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
         assert self._monitor is not None
-        found = self._losses(self._monitor, inputs, Purpose.GAP)
+        with nullcontext() if self._ranks is None else self._ranks.drawing(inputs):
+            found = self._losses(self._monitor, inputs, Purpose.GAP)
+        found = found if self._ranks is None else self._ranks.world.mean(found)
         excess = (found if found.dim() == 1 else found[:, 0]) - loss
         self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
         if self._metrics is not None and norm is not None:
@@ -337,14 +351,14 @@ class _Program:
             own = tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
             # on a GPU, reading numbers would wait for it
             numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
-            found: Tensor = function(own, Keys(keys[:, 0], seeds_torch=seeds), tuple(numbers))
+            found: Tensor = function(own, self._noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
             return found.unsqueeze(0)
 
-        places = _places(function)
+        places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
         def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
-            given = inputs, Keys(keys, seeds_torch=seeds), tuple(controls)
+            given = inputs, self._noise(Keys(keys, seeds_torch=seeds)), tuple(controls)
             tensors = {place: own[name] for place, name in places.items()}
             loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
@@ -354,20 +368,9 @@ class _Program:
         )
         return stacked
 
-
-def _places(function: nn.Module) -> dict[str, str]:
-    """Return the name of every parameter and buffer for each place where it is used.
-
-    `functional_call` finds such places by itself, but does not restore those of a module that is a part of two others.
-    """
-    names = dict[int, str]()
-    tensors = (
-        (f"{path}.{name}" if path else name, tensor)
-        for path, module in function.named_modules()
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    )
-    return {place: names.setdefault(id(tensor), place) for place, tensor in tensors}
+    def _noise(self, keys: Keys) -> Source:
+        """Return the noise of keys, for the slice of this rank if there are several."""
+        return keys if self._ranks is None else self._ranks.world.noise(keys)
 
 
 def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
@@ -379,35 +382,6 @@ def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str])
         name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
     }
     return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
-
-
-@contextmanager
-def _unreplaced(loss: nn.Module) -> Iterator[None]:
-    """Inside this context, raise if a call of a loss replaces a buffer, since a stacked program would lose it."""
-    before = dict[str, Tensor]()
-
-    def remember(module: nn.Module, inputs: object) -> None:
-        before.update(module.named_buffers())
-
-    def compare(module: nn.Module, inputs: object, output: object) -> None:
-        for name, buffer in module.named_buffers():
-            if buffer is not before[name]:
-                raise RuntimeError(f"the buffer {name.partition('.')[2]!r} is replaced, not changed in place")
-
-    hooks = loss.register_forward_pre_hook(remember), loss.register_forward_hook(compare)
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _own_buffers(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield the modules of a loss with the names of their buffers and the buffers."""
-    for module in loss.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield module, name, buffer
 
 
 def over(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:

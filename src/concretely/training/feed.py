@@ -8,7 +8,7 @@ each step reads its indices, keys, learning rate and temperature from a table on
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -171,6 +171,10 @@ class Indexed(Feed):
     def rows(self) -> int:  # type: ignore[override]
         """The number of indices of a step."""
         return self.order.batch
+
+    def sliced(self, rank: int, ranks: int) -> "Indexed":
+        """Return the slice of one of several ranks of every part."""
+        return replace(self, order=self.order.sliced(self.parts, rank, ranks))
 
     def fetch(self, step: int) -> None:
         """Do nothing: the points are on the device."""
