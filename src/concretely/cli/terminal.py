@@ -48,7 +48,7 @@ TOO_LARGE = "allocate|out of memory|overflow"
 """Torch's errors about tensors that do not fit into memory."""
 LINES = 10
 """The number of lines that a run prints without a terminal."""
-REFRESH = 16
+REFRESH = 20
 """The number of steps between two updates of the bar."""
 SMOOTHED = 20
 """The number of rows of the training curve over which printed metrics are averaged."""
@@ -299,7 +299,7 @@ def training_progress(
 
     written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
     with progress if bar else nullcontext(), written as log:
-        yield Callbacks(step, row, note)
+        yield Callbacks(step, row, note, sees_all=False)
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .train_state import TrainState
 
 GAP_INTERVAL = 10
-"""The interval, in steps, at which the gap is measured: the bound that is trained minus that of the discrete graph."""
+"""The least interval, in steps, at which the gap is measured: the trained bound minus that of the discrete graph."""
 
 METRICS = 5
 """The number of entries of `TrainState.metrics`."""
@@ -62,17 +62,22 @@ class Engine:
 
     The models of the runs are views of the state that steps change, so that changes to a model between two calls of
     `advance` affect the next step. `stacked` says whether all members run as one program, by default only on a GPU.
-    `note` receives a sentence if steps cannot be stacked or captured.
+    `note` receives a sentence if steps cannot be stacked or captured. `gap_interval` is a multiple of `GAP_INTERVAL`.
     """
 
     def __init__(
-        self, runs: Sequence["TrainState"], *, stacked: bool | None = None, note: Callable[[str], None] = warn
+        self,
+        runs: Sequence["TrainState"],
+        *,
+        stacked: bool | None = None,
+        note: Callable[[str], None] = warn,
+        gap_interval: int | None = None,
     ) -> None:
         first = runs[0]
         if len({(run.task.key, run.step, run.since) for run in runs}) > 1:
             raise ValueError("members of an engine must have one architecture, estimator and step, got others")
         self.runs, self.device = tuple(runs), first.device
-        self._note = note
+        self._note, self._gap_interval = note, gap_interval or GAP_INTERVAL
         self._ended: EndOfDataError | None = None
         self.stacked = self._may_stack() if stacked is None else stacked
         groups = [self.runs] if self.stacked else [(run,) for run in self.runs]
@@ -94,19 +99,15 @@ class Engine:
         """The number of steps taken so far."""
         return self.runs[0].step
 
-    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
-        """Take steps until the step `until`, or until `pause` returns true.
-
-        It is called after each step, or on a GPU after each graph, which may have ten steps.
-        """
+    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False, each: bool = False) -> None:
+        """Take steps until the step `until`, or until `pause`, called after `each` step or after ten, returns true."""
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
             program._loss.train()
         with launching(self.device), torch_generators(self.device) if self._reseeds else nullcontext():
             while self.step < until and self._fetched():
-                gap = (self.step - since) % GAP_INTERVAL == 0
-                steps = self._together(until) if gap else 1
-                self._take_steps(steps, gap=gap and self._measures_gap)
+                steps = 1 if each or (self.step - since) % GAP_INTERVAL else self._together(until)
+                self._take_steps(steps, gap=self._measures_gap and (self.step - since) % self._gap_interval == 0)
                 for run in self.runs:
                     run.step += steps
                 if pause():
@@ -164,7 +165,8 @@ class Engine:
         than capturing a new program.
         """
         fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
-        return self if fits else Engine(active, stacked=self.stacked, note=self._note)
+        interval = self._gap_interval
+        return self if fits else Engine(active, stacked=self.stacked, note=self._note, gap_interval=interval)
 
 
 def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:

@@ -31,6 +31,8 @@ from .trial import examine
 
 ROWS = 500
 """The maximum number of rows of a training curve. A run whose number of steps was raised later may have more."""
+GAPS = 4
+"""The least number of measurements of the gap in a row of a long run. A short run has fewer."""
 HOPELESS = 10
 """Training has diverged if the bound is below minus this factor times the absolute bound before training."""
 
@@ -52,8 +54,8 @@ def train(
 ) -> Run:
     """Train a model in a folder, from the last checkpoint there or from the start.
 
-    `stop` is called after each step; training ends when it returns true. A checkpoint is written every
-    `checkpoint_seconds` and at the end. `world` are the ranks that train the model together.
+    `stop` is called after each step, or on a GPU after ten; training ends when it returns true. A checkpoint is written
+    every `checkpoint_seconds` and at the end. `world` are the ranks that train the model together.
     """
     (found,) = train_together(
         [Member(recipe, Path(folder))],
@@ -203,7 +205,8 @@ def _train(
     active = jobs
     for job in active:
         job.run = replace(job.run, members=len(active))
-    engine, world = Engine([job.state for job in active], note=callbacks.note), active[0].state.world
+    states, world = [job.state for job in active], active[0].state.world
+    engine = Engine(states, note=callbacks.note, gap_interval=_gap_interval(states[0].recipe))
     due = False
 
     def pause() -> bool:
@@ -216,7 +219,8 @@ def _train(
         engine = engine.without_ended([job.state for job in active])
         ends, started, due = _ends(recipe, engine.step), time.perf_counter(), False
         try:
-            engine.advance(min(ends if until is None else [*ends, until]), pause=pause)
+            end = min(ends if until is None else [*ends, until])
+            engine.advance(end, pause=pause, each=callbacks.has_each_step)
         except EndOfDataError as error:  # what was trained is saved first
             ended, stopped = error, True
         for job in active:
@@ -309,6 +313,11 @@ def _ends(recipe: RunRecipe, step: int) -> list[int]:
 def _interval(recipe: RunRecipe) -> int:
     """Return the number of steps between two rows."""
     return GAP_INTERVAL * math.ceil(recipe.steps / ROWS / GAP_INTERVAL)
+
+
+def _gap_interval(recipe: RunRecipe) -> int:
+    """Return the number of steps between two measurements of the gap, of which a row averages at least `GAPS`."""
+    return GAP_INTERVAL * max(1, _interval(recipe) // (GAPS * GAP_INTERVAL))
 
 
 def _average(rows: Sequence[Row]) -> Row:
