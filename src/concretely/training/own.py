@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..estimator import Estimator
 from ..evaluation.cost import expected_cost
 from ..evaluation.likelihood import evaluate
-from ..functional.noise import Keys
+from ..functional.noise import Keys, Slice
 from ..graph.program import signature
 from ..model import Model
 from ..model.model import Function
@@ -22,6 +22,7 @@ from ..schedule import Schedule, at_step, lr_factor
 from .feed import Inputs
 from .own_loss import BETA, TEMPERATURE, Arrange, Objectives, OwnLoss, OwnMonitor, at_temperatures, has_temperature
 from .own_recipe import OwnRecipe
+from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .task import OptimizerFactory, Task
@@ -105,7 +106,7 @@ def own_task(
         temperature=temperature if callable(temperature) or isinstance(temperature, int | float) else None,
         weights=matrices,
         watched=frozenset(names),
-        validate=lambda: validation_score(model, options.valid, arrange, recipe, device),
+        validate=lambda world: validation_score(model, options.valid, arrange, recipe, device, world),
         stacks="several" if options.stacks and _suits_vmap(model) else "never",
         optimizer=options.optimizer if not isinstance(options.optimizer, str) else None,
         optimizer_lr=recipe.lr if by_torch else None,
@@ -168,8 +169,12 @@ def validation_score(
     arrange: Arrange,
     recipe: OwnRecipe,
     device: torch.device,
+    world: World = ALONE,
 ) -> float:
-    """Return the negative log-likelihood of validation data or, for a program, its expected cost."""
+    """Return the negative log-likelihood of validation data or, for a program, its expected cost.
+
+    The ranks of a world share the work.
+    """
     assert valid is not None
     if not isinstance(valid, Source):
         training = model.training
@@ -177,14 +182,15 @@ def validation_score(
             return float(valid(model.eval()))
         finally:
             model.train(training)
-    generator, total, count = generator_of(recipe.seed, Purpose.VALIDATION, device=device), 0.0, 0
+    generator = world.noise(generator_of(recipe.seed, Purpose.VALIDATION, device=device))
+    total, count = 0.0, 0
     for part in valid.parts(VALIDATED):
         scores = scored(model, arrange(part), samples=recipe.validation_samples, generator=generator)
         total, count = total + float(scores.sum()), count + len(scores)
     return total / max(count, 1)
 
 
-def scored(model: nn.Module, inputs: Sequence[Any], *, samples: int, generator: torch.Generator) -> Tensor:
+def scored(model: nn.Module, inputs: Sequence[Any], *, samples: int, generator: torch.Generator | Slice) -> Tensor:
     """Return the negative log-likelihood or, for a program, the expected cost of every data point."""
     if isinstance(model, Model):
         return -evaluate(model, *inputs, samples=samples, generator=generator).log_likelihood
