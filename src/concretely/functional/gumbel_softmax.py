@@ -130,7 +130,7 @@ class _SoftKernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, temperature: float, generator: Generator | None) -> Tensor:
-        _, soft = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=False)
+        soft: Tensor = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=False)[1]
         ctx.temperature = temperature
         ctx.save_for_backward(soft)
         return soft
@@ -171,8 +171,8 @@ def _pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
 
 
 # no transform is active when these are called, so that `apply` does nothing more than that of its base class
-_SOFT: Callable[..., Any] = super(torch.autograd.Function, _SoftKernel).apply  # type: ignore[misc]
-_HARD: Callable[..., Any] = super(torch.autograd.Function, _HardKernel).apply  # type: ignore[misc]
+_SOFT: Callable[..., Any] = super(torch.autograd.Function, _SoftKernel).apply
+_HARD: Callable[..., Any] = super(torch.autograd.Function, _HardKernel).apply
 
 
 @cache
