@@ -219,7 +219,8 @@ class DiscreteVariable(Variable, Distribution):
         """
         law, logits, squash = self._law
         drawn = draw_state(law, logits, squash=squash, sample_shape=sample_shape, generator=generator, axes=axes)
-        return drawn._replace(value=self._from_law(drawn.value))
+        value = self._from_law(drawn.value)
+        return drawn if value is drawn.value else drawn._replace(value=value)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of a value."""
@@ -239,9 +240,9 @@ class DiscreteVariable(Variable, Distribution):
 
     def unfold(self, samples: int) -> Self:
         """Return the variable with its first batch axis split into samples and data points."""
-        new = copy.copy(self)
-        new.logits = self.logits.unflatten(0, (samples, -1))
-        new._batch_shape = Size((samples, self.batch_shape[0] // samples, *self.batch_shape[1:]))
+        new, lead = copy.copy(self), (samples, self.batch_shape[0] // samples)
+        new.logits = self.logits.view(*lead, *self.logits.shape[1:])
+        new._batch_shape = Size((*lead, *self.batch_shape[1:]))
         return new
 
     @abstractmethod

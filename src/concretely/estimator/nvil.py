@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..functional.bound import average, total
-from ..functional.noise import Source
-from ..functional.signal import normalize
+from ..functional.noise import Slice, Source
+from ..functional.signal import normalize, normalize_slice
 from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..graph.run import run
@@ -101,7 +101,7 @@ class NVIL(nn.Module):
                 found = self.baselines[index](self._seen(name, weights.q, inputs)).squeeze(-1)
                 # with the same signal as log q, the baseline learns to predict the signal
                 local, baselines[name] = local - found.detach(), found.expand_as(local)
-            normalized = self._normalized(local, index)
+            normalized = self._normalized(local, index, generator)
             signal[name] = normalized / samples if samples > 1 else normalized
         return Estimate.of(weights, average, signal, baselines, bound_target=bound_target(target, average))
 
@@ -123,11 +123,17 @@ class NVIL(nn.Module):
             return self.offset
         return _flat(given.to(self.offset), len(q.rows.batch_shape)) - self.offset
 
-    def _normalized(self, signal: Float[Tensor, "m *batch"], index: int) -> Float[Tensor, "m *batch"]:
-        """Subtract the running mean, and divide by the running deviation if it exceeds 1."""
+    def _normalized(
+        self, signal: Float[Tensor, "m *batch"], index: int, source: Source | None
+    ) -> Float[Tensor, "m *batch"]:
+        """Subtract the running mean, and divide by the running deviation if it exceeds 1.
+
+        If several processes share a batch, these are updated by the mean and variance of the whole batch.
+        """
         mean, variance = self.mean[index], self.variance[index]
         if self.training:
-            found, *running = normalize(signal, mean, variance, self.rate, self.centre, self.scale)
+            given = signal, mean, variance, self.rate, self.centre, self.scale
+            found, *running = normalize_slice(*given, source) if isinstance(source, Slice) else normalize(*given)
             mean.copy_(running[0])
             variance.copy_(running[1])
             return found

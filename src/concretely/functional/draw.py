@@ -6,6 +6,7 @@ variable before squashing; a squashing maps it to a bounded value.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Size, Tensor
 
 from ..kernel.operator import is_plain, is_watched
 from .arithmetic import Temperature, cast, compute_dtype, filled
-from .noise import Source, key_of
+from .noise import Keys, Slice, Source, key_of
 from .squashing import Squashing
 
 
@@ -50,7 +51,10 @@ def draw_node(
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
-        if law.draw.runs_kernel(rows, None, None, samples, name, 1):
+        runs_kernel = law.draw.runs_kernel(rows, None, None, samples, name, 1)
+        if runs_kernel and isinstance(generator, Slice):
+            generator = _of_one_key(generator, logits.device)
+        elif runs_kernel:
             given = rows, _of_member(rows, *temperature), key_of(generator, logits.device)
             shape = Size((*sample_shape, *logits.shape[:lead]))
             node, value, summed = _from_kernel(partial(law.draw.launched, *given, samples, name), shape, axes)
@@ -69,6 +73,11 @@ def draw_node(
         node = law.push(logits, *temperature, noise)
         value = None if squashing is None else squashing(node, logits.dtype)
     return Drawn(node if value is None else value, lambda: law.log_density_of_noise(noise, *temperature), node=node)
+
+
+def _of_one_key(generator: Slice, device: torch.device) -> Slice:
+    """Return a slice of the noise that a kernel would draw from one key. The kernel draws for whole batches only."""
+    return replace(generator, source=Keys(key_of(generator, device)))
 
 
 class _Push(torch.autograd.Function):
@@ -112,7 +121,10 @@ def draw_state(
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
     if logits.numel():
         rows = logits.reshape(1, -1, *logits.shape[lead:])
-        if law.draw.runs_kernel(rows, None, samples, squash, 1):
+        runs_kernel = law.draw.runs_kernel(rows, None, samples, squash, 1)
+        if runs_kernel and isinstance(generator, Slice):
+            generator = _of_one_key(generator, logits.device)
+        elif runs_kernel:
             key, shape = key_of(generator, logits.device), Size((*sample_shape, *logits.shape[:lead]))
             value, summed = _from_kernel(partial(law.draw.launched, rows, key, samples, squash), shape, axes)
 
