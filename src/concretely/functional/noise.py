@@ -187,12 +187,22 @@ def _fractions(
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
-        # inductor's own generator is several times slower and has at most 32 bits
-        found = fractions.definition(key_of(None, device), count, dtype, signed)
+        found = _compiled_fractions(count, dtype, device, signed)
     else:
         drawn = random_words(_count_words(count, dtype), device=device, generator=source)
         found = _from_words(drawn, count, dtype, signed)
     return found.view(tuple(shape))
+
+
+def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: bool) -> Tensor:
+    """Return random fractions in a compiled program."""
+    if device is None or torch.device(device).type != "cuda":
+        # on a CPU, inductor's own generator is several times slower
+        return fractions.definition(key_of(None, device), count, dtype, signed)
+    bits = 52 if dtype == torch.float64 else 32
+    first = -(2 ** (bits - 1)) if signed else 0
+    word = torch.randint(first, first + 2**bits, (count,), device=device)  # from 64 random bits
+    return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
