@@ -46,7 +46,8 @@ def draw_node(
     """
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
-    if law.draw is not None and logits.numel() and all(map(_is_one_number, temperature)):
+    has_kernel = law.draw is not None and not _is_fused(generator)
+    if has_kernel and logits.numel() and all(map(_is_one_number, temperature)):
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
@@ -108,7 +109,7 @@ class _Push(torch.autograd.Function):
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
     """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
     defined = partial(law.log_density, value, logits, *temperature)
-    if law.score is None or not all(map(_is_one_number, temperature)):
+    if law.score is None or _is_fused() or not all(map(_is_one_number, temperature)):
         return sum_axes(cast(defined(), logits.dtype), axes)
     return _scored(law, value, logits, lambda: _of_member(value, *temperature), axes, defined)
 
@@ -118,7 +119,7 @@ def draw_state(
 ) -> Drawn:
     """Draw states of a discrete law, with log probabilities in the dtype of the logits."""
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
-    if logits.numel():
+    if logits.numel() and not _is_fused(generator):
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         runs_kernel = law.draw.runs_kernel(rows, None, samples, squash, 1)
         if runs_kernel and isinstance(generator, Slice):
@@ -140,6 +141,8 @@ def draw_state(
 def score_state(law: Any, value: Tensor, logits: Tensor, *, squash: str, axes: int = 0) -> Tensor:
     """Return the log probabilities of states in the logits' dtype, summed over the last `axes` batch axes."""
     defined = partial(law.log_mass, value, logits, squash)
+    if _is_fused():
+        return sum_axes(cast(defined(), logits.dtype), axes)
     return _scored(law, value.detach(), logits, lambda: squash, axes, defined)
 
 
@@ -151,6 +154,14 @@ def sum_axes(log_prob: Tensor, axes: int) -> Tensor:
 def is_recorded(logits: Tensor) -> bool:
     """Return whether autograd alone records operations on logits, so that several may be one autograd node."""
     return logits.requires_grad and torch.is_grad_enabled() and is_plain((logits,)) and not is_watched()
+
+
+def _is_fused(generator: Source | None = None) -> bool:
+    """Return whether a compiler fuses a definition with what surrounds it, which is faster than a call of a kernel.
+
+    Draws with `Keys` are those of training steps, which may be captured: kernels take less time on a GPU.
+    """
+    return torch.compiler.is_compiling() and not isinstance(generator, Keys)
 
 
 def _is_one_number(temperature: Temperature) -> bool:

@@ -196,8 +196,7 @@ def _fractions(
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
-        # inductor's own generator is several times slower and has at most 32 bits
-        found = fractions.definition(key_of(None, device), count, dtype, signed)
+        found = _compiled_fractions(count, dtype, device, signed)
     else:
         whole = count if window is None else window.blocks * window.stride
         drawn = random_words(_count_words(whole, dtype), device=device, generator=source)
@@ -205,6 +204,17 @@ def _fractions(
         if window is not None:
             found = found.view(window.blocks, -1).narrow(1, window.first, window.size).contiguous()
     return found.view(tuple(shape))
+
+
+def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: bool) -> Tensor:
+    """Return random fractions in a compiled program."""
+    if device is None or torch.device(device).type != "cuda":
+        # on a CPU, inductor's own generator is several times slower
+        return fractions.definition(key_of(None, device), count, dtype, signed)
+    bits = 52 if dtype == torch.float64 else 32
+    first = -(2 ** (bits - 1)) if signed else 0
+    word = torch.randint(first, first + 2**bits, (count,), device=device)  # from 64 random bits
+    return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
