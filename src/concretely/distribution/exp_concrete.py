@@ -43,7 +43,9 @@ class ExpConcrete(Node):
         """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
         harmonic = math.fsum(1 / k for k in range(1, n))
-        return self._filled(n * harmonic - math.lgamma(n) - (n - 1) * log_temperature(self._batch_temperature))
+        return self._filled(
+            n * harmonic - math.lgamma(n) - (n - 1) * log_temperature(self._batch_temperature, self.logits)
+        )
 
 
 class ExpLogisticNormal(Node):
@@ -72,5 +74,5 @@ class ExpLogisticNormal(Node):
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
-        spread = (1 + LOG_TWO_PI) / 2 - log_temperature(self._batch_temperature)
+        spread = (1 + LOG_TWO_PI) / 2 - log_temperature(self._batch_temperature, self.logits)
         return self._filled((n - 1) * spread + math.log(n) / 2)

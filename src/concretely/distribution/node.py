@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, filled, to_float64
 from ..functional.draw import Drawn, draw_node, score_node, sum_axes
 from ..functional.log_simplex import other_form
 from ..functional.noise import Source
@@ -63,7 +63,7 @@ class Node(Variable, Distribution):
         assert self._temperature is not None
         if isinstance(self._temperature, Tensor):
             return self._temperature
-        return torch.full((), self._temperature, dtype=torch.float64, device=self.logits.device)
+        return filled((), self._temperature, self.logits.device)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise from which `push` makes samples."""
@@ -150,8 +150,8 @@ class Node(Variable, Distribution):
     def _filled(self, constant: Temperature) -> Tensor:
         """Expand a constant that does not depend on the logits to the batch shape."""
         self._require_density()
-        filled = torch.as_tensor(constant, dtype=torch.float64, device=self.logits.device)
-        return cast(filled.expand(self.batch_shape), self.logits.dtype)
+        number = constant if isinstance(constant, Tensor) else filled((), constant, self.logits.device)
+        return cast(number.expand(self.batch_shape), self.logits.dtype)
 
 
 Made = tuple[Node, Squashing, Tensor, Size]

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -139,11 +139,20 @@ def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Te
     return total.div_(temperature) if temperature > 0 else limit(total.detach())
 
 
-def log_temperature(temperature: Temperature) -> Temperature:
-    """Return the logarithm of a temperature."""
+def log_temperature(temperature: Temperature, like: Tensor) -> Temperature:
+    """Return the logarithm of a temperature, for arithmetic with a tensor."""
     if isinstance(temperature, Tensor):
         return temperature.log()
+    if torch.compiler.is_compiling():
+        return filled((), temperature, like.device).log()
     return math.log(temperature) if temperature > 0 else -math.inf
+
+
+def filled(shape: Sequence[int], number: float, device: torch.device) -> Tensor:
+    """Return a float64 tensor filled with a number."""
+    if torch.compiler.is_compiling():  # a compiled program would be compiled again for each number that fills a tensor
+        return torch.ones(shape, dtype=WIDE, device=device) * number
+    return torch.full(shape, number, dtype=WIDE, device=device)
 
 
 def over_categories(temperature: Temperature) -> Temperature:

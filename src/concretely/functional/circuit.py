@@ -249,7 +249,7 @@ class Circuit:
 
     def log_density_of_noise(self, noise: Tensor, temperature: Temperature) -> Tensor:
         """Return the log density of the value made from noise."""
-        return self.family.log_density(noise) + log_temperature(temperature)
+        return self.family.log_density(noise) + log_temperature(temperature, noise)
 
     def log_density(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
         """Return the log density of a value."""

@@ -4,6 +4,7 @@ A `law` holds the functions of one family, such as the module `functional.logist
 variable before squashing; a squashing maps it to a bounded value.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -14,7 +15,7 @@ from jaxtyping import Float64
 from torch import Size, Tensor
 
 from ..kernel.operator import is_plain, is_watched
-from .arithmetic import Temperature, cast, compute_dtype
+from .arithmetic import Temperature, cast, compute_dtype, filled
 from .noise import Keys, Slice, Source, key_of
 from .squashing import Squashing
 
@@ -178,7 +179,7 @@ def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # asked first, as a compiler cannot go on
     if is_kept and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _constant(temperature, like.device)
-    return torch.full((1,), temperature, dtype=torch.float64, device=like.device)
+    return filled((1,), temperature, like.device)
 
 
 @lru_cache(maxsize=64)
@@ -214,8 +215,9 @@ def _scored(
     """
     batch, lead = logits.shape[: logits.dim() - law.category_axes], value.shape[: value.dim() - law.category_axes]
     if lead[len(lead) - len(batch) :] == batch and value.numel() and axes <= len(batch):
-        values = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])
-        flat, length = logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]), batch[len(batch) - axes :].numel()
+        units, length = math.prod(batch), math.prod(batch[len(batch) - axes :])  # Size.numel is constant in an export
+        values = value.reshape(1, -1, units, *value.shape[len(lead) :])
+        flat = logits.reshape(1, units, *logits.shape[len(batch) :])
         if law.score.runs_kernel(values, flat, None, length):
             scores = law.score.launched(values, flat, last(), length)
             return cast(scores.reshape(lead[: len(lead) - axes]), logits.dtype)

@@ -51,7 +51,7 @@ def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def log_density_of_noise(noise: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
     """Return the log density of the value made from `noise`, which is modified in place."""
-    log_density, constant = standard_log_density(noise), log_temperature(temperature)
+    log_density, constant = standard_log_density(noise), log_temperature(temperature, noise)
     # in place, as torch's tangent of a single number plus a float is in float64
     return log_density + constant if isinstance(constant, Tensor) else log_density.add_(constant)
 

@@ -225,7 +225,10 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     >>> words(torch.tensor([[0, 0]]), 4).tolist()  # as in the reference implementation
     [[1713891541, 3781805453, 3159862348, 2600524760]]
     """
-    return torch.cat(_four_words(key, torch.arange(-(-count // 4), device=key.device)), -1)[:, :count]
+    # an exported program must not distinguish one counter from several, nor counts that four divides from others
+    exports = torch.compiler.is_exporting()
+    found = torch.cat(_four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
+    return found[:, torch.arange(count, device=key.device)] if exports else found[:, :count]
 
 
 def words_at(
@@ -264,8 +267,8 @@ def fractions(
     but rounding can give 1 or, if signed, ±1/2.
     """
     if dtype == torch.float64:
-        high, low = words(key, 2 * count).chunk(2, -1)
-        return _midpoints(high, low, dtype, signed)
+        pairs: Tensor = words(key, 2 * count).view(-1, 2, count)
+        return _midpoints(pairs[:, 0], pairs[:, 1], dtype, signed)
     return _midpoints(words(key, count), None, dtype, signed)
 
 
