@@ -182,7 +182,7 @@ def _fractions(
 ) -> Tensor:
     """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
     count, window = math.prod(shape), None
-    if source is None and torch._C._len_torch_dispatch_stack() and not torch.compiler.is_compiling():
+    if source is None and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
         source = sliced_source(tuple(shape))
     if isinstance(source, Slice):
         window, source = source.window(count), source.source
