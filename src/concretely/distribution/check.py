@@ -65,6 +65,8 @@ def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "ei
 
 def as_temperature(temperature: Temperature | None, *, validate: bool) -> Temperature:
     """Check a temperature; raise an error if it is negative, infinite or NaN."""
+    if type(temperature) is float and 0 <= temperature < math.inf:  # other checks of types take longer
+        return temperature
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
             raise TypeError(f"temperature must be a number or a floating tensor, got {temperature.dtype}")
