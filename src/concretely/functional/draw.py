@@ -4,7 +4,9 @@ A `law` holds the functions of one family, such as the module `functional.logist
 variable before squashing; a squashing maps it to a bounded value.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -14,8 +16,8 @@ from torch import Size, Tensor
 
 from ..kernel import operator as registry
 from ..kernel.operator import is_plain, is_watched
-from .arithmetic import Temperature, cast, compute_dtype
-from .noise import Keys, Source, key_of
+from .arithmetic import Temperature, cast, compute_dtype, filled
+from .noise import Keys, Slice, Source, key_of
 from .squashing import Squashing
 
 
@@ -51,7 +53,10 @@ def draw_node(
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
-        if law.draw.runs_kernel(rows, None, None, samples, name, 1):
+        runs_kernel = law.draw.runs_kernel(rows, None, None, samples, name, 1)
+        if runs_kernel and isinstance(generator, Slice):
+            generator = _of_one_key(generator, logits.device)
+        elif runs_kernel:
             given = rows, _of_member(rows, *temperature), key_of(generator, logits.device)
             shape = Size((*sample_shape, *logits.shape[:lead]))
             node, value, summed = _from_kernel(partial(law.draw.launched, *given, samples, name), shape, axes)
@@ -72,6 +77,11 @@ def draw_node(
         node = law.push(logits, *temperature, noise)
         value = None if squashing is None else squashing(node, logits.dtype)
     return Drawn(node if value is None else value, lambda: law.log_density_of_noise(noise, *temperature), node=node)
+
+
+def _of_one_key(generator: Slice, device: torch.device) -> Slice:
+    """Return a slice of the noise that a kernel would draw from one key. The kernel draws for whole batches only."""
+    return replace(generator, source=Keys(key_of(generator, device)))
 
 
 class _Push(torch.autograd.Function):
@@ -115,7 +125,10 @@ def draw_state(
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
     if registry.is_launchable(logits) and logits.numel() and not _is_fused(generator):
         rows = logits.reshape(1, -1, *logits.shape[lead:])
-        if law.draw.runs_kernel(rows, None, samples, squash, 1):
+        runs_kernel = law.draw.runs_kernel(rows, None, samples, squash, 1)
+        if runs_kernel and isinstance(generator, Slice):
+            generator = _of_one_key(generator, logits.device)
+        elif runs_kernel:
             key, shape = key_of(generator, logits.device), Size((*sample_shape, *logits.shape[:lead]))
             value, summed = _from_kernel(partial(law.draw.launched, rows, key, samples, squash), shape, axes)
 
@@ -174,7 +187,7 @@ def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # asked first, as a compiler cannot go on
     if is_kept and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _constant(temperature, like.device)
-    return torch.full((1,), temperature, dtype=torch.float64, device=like.device)
+    return filled((1,), temperature, like.device)
 
 
 @lru_cache(maxsize=64)
@@ -211,8 +224,9 @@ def _scored(
     batch, lead = logits.shape[: logits.dim() - law.category_axes], value.shape[: value.dim() - law.category_axes]
     fits = registry.is_launchable(value) and lead[len(lead) - len(batch) :] == batch and axes <= len(batch)
     if fits and value.numel():
-        values = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])
-        flat, length = logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]), batch[len(batch) - axes :].numel()
+        units, length = math.prod(batch), math.prod(batch[len(batch) - axes :])  # Size.numel is constant in an export
+        values = value.reshape(1, -1, units, *value.shape[len(lead) :])
+        flat = logits.reshape(1, units, *logits.shape[len(batch) :])
         if law.score.runs_kernel(values, flat, None, length):
             scores = law.score.launched(values, flat, last(), length)
             return cast(scores.reshape(lead[: len(lead) - axes]), logits.dtype)

@@ -21,7 +21,7 @@ from . import exp_concrete
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .draw import draw_node, is_recorded
 from .log_simplex import one_hot_argmax, perturb
-from .noise import Keys, Source, few_log_exponential, gumbel, numbers_of
+from .noise import Keys, Slice, Source, few_log_exponential, gumbel, numbers_of
 from .squashing import Argmax, Exponential
 
 FEW, FEW_ON_GPU = 1024, 2**18
@@ -40,13 +40,13 @@ def draw(
     A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
     """
     is_float = isinstance(temperature, float) and temperature > 0
-    if is_float and not isinstance(generator, Keys) and _are_few(logits, hard=hard):
+    if is_float and not isinstance(generator, Keys | Slice) and _are_few(logits, hard=hard):
         cold = float(1 / temperature)
         noise = few_log_exponential(logits, 1.0 if cold == 1 else -cold, generator)
         # torch.add scales the logits and adds the noise in one operation
         soft = (logits - noise if cold == 1 else torch.add(noise, logits, alpha=cold)).softmax(-1)
         return straight_through(soft) if hard else soft
-    if is_float and not isinstance(generator, Keys) and _runs_kernel(logits):
+    if is_float and not isinstance(generator, Keys | Slice) and _runs_kernel(logits):
         value: Tensor = _HARD(logits, temperature, generator)[0] if hard else _SOFT(logits, temperature, generator)
         return value
     if logits.is_cuda and is_float and not torch.compiler.is_compiling():

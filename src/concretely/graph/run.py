@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
-from ..functional.noise import Source, require_source
+from ..functional.noise import Slice, Source, require_source
 from ..spelling import did_you_mean
 from .descent import Descent, parents
 from .mode import Mode, Request, Shape, Structure
@@ -74,7 +74,11 @@ def run(
             sample_shape = _sample_shape(name, distribution, rows, is_later=is_later)
         lead = len(rows.batch_shape or rows.folded[len(sample_shape) :])
         axes = len(distribution.batch_shape) - (lead if rows.have_any(distribution.batch_shape) else 0)
-        drawn = mode.draw(Request(name, distribution, sample_shape, generator, axes, rows))
+        source = generator
+        if isinstance(source, Slice) and rows.batch_shape and rows.have_any(distribution.batch_shape):
+            samples_here = bool(sample_shape) or not rows.have_data(distribution.batch_shape)
+            source = source.of_rows((rows.samples or 1) if samples_here else 1, rows.batch_shape[0])
+        drawn = mode.draw(Request(name, distribution, sample_shape, source, axes, rows))
         if sample_shape:
             node = None if drawn.node is None else rows.fold(drawn.node)
             drawn = drawn._replace(value=rows.fold(drawn.value), node=node)

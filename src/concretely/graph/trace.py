@@ -250,7 +250,11 @@ class Trace(Mapping[str, Outcome]):
 
     @property
     def parents(self) -> dict[str, tuple[str, ...]]:
-        """Return the parents of every node. The first access runs the program once more."""
+        """Return the parents of every node, for display. The first access runs the program once more.
+
+        A parent is missed if its value is used only where torch does not see it, as in a comparison of a scripted
+        function.
+        """
         if self._parents is None:
             self._parents = self._find_parents()
         return self._parents
