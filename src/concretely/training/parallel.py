@@ -136,6 +136,11 @@ class World:
                     found = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
                     raise ValueError(f"ranks must have the same {what}, got {found}: start all with the same arguments")
 
+    def require_alone(self, name: str, why: str) -> None:
+        """Raise if there are several ranks, with which a setting is not possible."""
+        if self.ranks > 1:
+            raise ValueError(f"{name} must be left out on several ranks, as {why}, got it on {self.ranks} ranks")
+
     def require_visible(self, folder: Path) -> None:
         """Raise unless all ranks see a folder of rank 0."""
         if self.ranks == 1:
@@ -154,17 +159,18 @@ class World:
             must = f"{str(folder)!r} must be a folder that all ranks see"
             raise ValueError(f"{must}, got none on rank {rank}: choose one on a shared file system")
 
-    def first_to_tell(self) -> bool:
+    def first_to_tell(self, error: BaseException) -> bool:
         """Return whether no rank has told an error yet, and this one shall. Rank 0 goes first if it fails as well."""
         if self.ranks == 1:
             return True
-        with suppress(RuntimeError):  # without rank 0 there may be no store
+        with suppress(RuntimeError):
             store, name = dist.distributed_c10d._get_default_store(), f"concretely/{self.call}/told"
             until = time.monotonic() + PATIENCE * (not self.is_first)
             while time.monotonic() < until and store.add(name, 0) == 0:
                 time.sleep(PATIENCE / 100)
             return store.add(name, 1) == 1
-        return True
+        # without a store rank 0 has ended: it has told an error of its own, unless it was killed
+        return is_lost(error) and self.rank == 1
 
     @contextmanager
     def telling_once(self) -> Iterator[None]:
@@ -174,7 +180,7 @@ class World:
         except Exception as error:
             if self.ranks == 1:
                 raise
-            if not self.first_to_tell():
+            if not self.first_to_tell(error):
                 raise SystemExit(1) from None
             if is_lost(error):
                 raise LostRankError(describe_loss(error)) from error
