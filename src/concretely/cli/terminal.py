@@ -155,11 +155,11 @@ def as_rank(device_name: str | None, precision: str | None) -> Iterator["World |
                 stack.enter_context(redirect_stderr(own))
             yield world
     except typer.Exit as error:
-        if world.first_to_tell() and not world.is_first and own.getvalue().strip():
+        if world.first_to_tell(error) and not world.is_first and own.getvalue().strip():
             print(own.getvalue().strip().splitlines()[-1], file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
     except Exception as error:
-        if not world.first_to_tell():
+        if not world.first_to_tell(error):
             raise typer.Exit(1) from None
         if is_lost(error):
             fail(describe_loss(error), 1)

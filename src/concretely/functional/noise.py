@@ -7,7 +7,7 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.types import Device
 from ..kernel.library import batched
 from ..kernel.operator import is_plain, operator
 from .slice import Slice as Slice
-from .torch_draw import sliced_source
+from .torch_draw import sliced_draws, sliced_source
 
 
 class Keys:
@@ -59,6 +59,7 @@ def require_source(source: object) -> None:
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
     """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
+    slices = nullcontext() if not isinstance(source, Slice) else sliced_draws(source)
     source = source.source if isinstance(source, Slice) else source
     if source is None or (isinstance(source, Keys) and not source.seeds_torch):
         yield
@@ -70,7 +71,7 @@ def seeded(source: Source | None) -> Iterator[None]:
         seed = (high * 0x9E3779B97F4A7C15 + low) % 2**63
     else:
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), slices:
         torch.manual_seed(seed)
         yield
 

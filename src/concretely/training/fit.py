@@ -216,8 +216,6 @@ def fit(
         )
     folder, world = None if out is None else Path(out), join(_device(device, module))
     place = world.device
-    if overwrite and world.ranks > 1:
-        raise ValueError("overwrite must be False on several ranks, as a restart would delete the run, got True")
     if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
         valid = data  # whose validation points are kept apart
     if patience and valid is None:
@@ -265,6 +263,7 @@ def fit(
             compiles=compile,
         )
         if folder is not None and overwrite:
+            world.require_alone("overwrite", "a restart would delete the run")
             remove_runs(folder)
         members = [
             _Member(each, built(model, each.arguments, seed=each.seed) if module is None else module, where)
