@@ -131,7 +131,7 @@ def test_every_recipe_has_a_curve_and_an_end(monkeypatch: pytest.MonkeyPatch, tm
     assert [result["matmul_precision"] for result in found] == ["high"] * 6 + ["medium", "highest"]
     for result in found:
         first, last = result["valid"]["curve"]
-        assert recipe.FIRST < first["step"] < last["step"] == result["step"] == 40
+        assert recipe.FIRST < first["step"] < last["step"] == result["step"] == 60
         assert 0 < first["seconds"] < last["seconds"] == result["seconds"]
         assert result["test"]["points"] == 7
         assert result["test"]["standard_error"] > 0
