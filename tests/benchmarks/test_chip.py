@@ -30,7 +30,7 @@ from ..kernel import kernel as runs_kernels
 
 CPU = torch.device("cpu")
 SPREAD = {"median": 2.0, "quartiles": [1.5, 2.5]}
-SMALL = recipe.Size("4H~12V", 2, 10, 5, 7, 5, {"steps": 40, "batch": 8})
+SMALL = recipe.Size("4H~12V", 2, 10, 5, 7, 5, {"steps": 60, "batch": 8})
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
