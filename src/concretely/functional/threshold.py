@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..kernel.library import batched_in_front
 from .arithmetic import bool_or_none
 
 STEPS = 16
@@ -25,7 +26,7 @@ def threshold(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batc
     tensor([1.0986], dtype=torch.float64)
     """
     if torch.compiler.is_compiling():  # the compiler differentiates once: this has the same gradient
-        point = _solve(scores.detach(), k)
+        point = _point(scores.detach(), k)
         return point + (_slopes(scores.detach(), point) * (scores - scores.detach())).sum(-1, keepdim=True)
     result: Tensor = _Threshold.apply(scores, k)  # type: ignore[no-untyped-call]
     return result
@@ -70,6 +71,14 @@ def _solve(scores: Tensor, k: int) -> Tensor:
     return point
 
 
+# one operator, as its iteration would be a large graph in a compiled program
+_point = torch.library.custom_op(
+    "concretely::threshold", _solve, mutates_args=(), schema="(Tensor scores, int k) -> Tensor"
+)
+_point.register_fake(lambda scores, k: scores.new_empty((*scores.shape[:-1], 1)))
+_point.register_vmap(lambda *given: batched_in_front(_point, *given))
+
+
 class _Threshold(torch.autograd.Function):
     """The threshold, whose derivative by an entry is the share of the entry in the total slope."""
 
@@ -77,7 +86,8 @@ class _Threshold(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, k: int) -> Tensor:
-        return _solve(scores, k)
+        point: Tensor = _point(scores, k)
+        return point
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
