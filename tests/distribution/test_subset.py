@@ -209,6 +209,7 @@ def test_scores_follow_their_density() -> None:
     # the mean of another density's ratio to the own one is 1
     other = c.Subset(logits=random_logits(4) * 0.8, k=2).relax(0.7)
     assert_mean((other.node_log_prob(drawn.value, node=drawn.node) - own).exp(), 1.0)
+    assert c.monte_carlo_kl(relaxed, other, samples=2000).item() > 0
     with pytest.raises(ValueError, match=r"^a relaxed subset does not determine its scores"):
         relaxed.log_prob(drawn.value)
 

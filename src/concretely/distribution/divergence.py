@@ -23,25 +23,30 @@ from .logistic import Logistic
 from .node import Node, Relaxation
 from .permutation import GumbelSinkhorn
 from .subset import Subset
-from .variable import DiscreteVariable, Variable
+from .variable import DiscreteVariable, RelaxedVariable, Variable
 
 
 def monte_carlo_kl(
-    p: Node | Relaxation, q: Node | Relaxation, samples: int = 1, *, generator: Source | None = None
+    p: Node | RelaxedVariable, q: Node | RelaxedVariable, samples: int = 1, *, generator: Source | None = None
 ) -> Tensor:
     """Return an unbiased Monte Carlo estimate of KL(p || q), with a pathwise gradient.
+
+    It is the KL between the unbounded variables of relaxed subsets and permutations.
 
     >>> p, q = Concrete(logits=torch.zeros(3), temperature=0.5), Concrete(logits=torch.ones(3), temperature=2 / 3)
     >>> monte_carlo_kl(p, q, samples=100).shape
     torch.Size([])
     """
-    if not (isinstance(p, Node | Relaxation) and isinstance(q, Node | Relaxation)):
+    if not (isinstance(p, Node | RelaxedVariable) and isinstance(q, Node | RelaxedVariable)):
         names = f"{type(p).__name__} and {type(q).__name__}"
         raise TypeError(f"p and q must have densities, got {names}: kl_divergence is exact for discrete variables")
     if samples < 1:
         raise ValueError(f"samples must be positive, got {samples}")
     if isinstance(p, Relaxation) and isinstance(q, Relaxation):
         p, q = p.node, q.node
+    if isinstance(p, RelaxedVariable) and isinstance(q, RelaxedVariable) and type(p) is type(q):
+        drawn = p.drawn((samples,), generator=generator)
+        return (drawn.score() - q.node_log_prob(drawn.value, node=drawn.node)).mean(0)
     value, log_p = p.rsample_and_log_prob((samples,), generator=generator)
     return (log_p - q.log_prob(value)).mean(0)
 

@@ -136,9 +136,9 @@ class _Potentials(torch.autograd.Function):
         return share * (weight - (share * weight).sum(-1, keepdim=True)), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         share = _normalised(*ctx.saved_tensors).exp()
-        return _response(share, (share * tangent[0]).sum(-2) - _carried(share, tangent[0]))
+        return _response(share, (share * tangent).sum(-2) - _carried(share, tangent))
 
 
 def matching(scores: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
