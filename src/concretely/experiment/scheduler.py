@@ -153,7 +153,7 @@ def train_members(
     device: torch.device | str = "cpu",
     programs: int = 1,
     checkpoint_seconds: float = 60.0,
-    monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
+    monitor: Monitor = Monitor(),
     then: Callable[[Sequence[Member], Monitor], None] = lambda group, monitor: None,
 ) -> bool:
     """Train the members that are not finished; return whether all of them are settled now.
@@ -204,7 +204,7 @@ def score_member(
     wanted: Mapping[str, Precision],
     *,
     device: torch.device | str = "cpu",
-    monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
+    monitor: Monitor = Monitor(),
 ) -> dict[str, Any] | None:
     """Score a trained member on the splits where its record is less precise than `wanted`; return the record.
 

@@ -88,5 +88,5 @@ def log_density_of_noise(
     noise: Float[Tensor, "*shape n"], centred: Float[Tensor, "*batch n"], k: int, temperature: Temperature
 ) -> Float[Tensor, "*out"]:
     """Return the log density of the scores with this noise, given their `location`, in float64."""
-    own = standard_log_density(noise.clone()).sum(-1) + noise.shape[-1] * log_temperature(temperature)
+    own = standard_log_density(noise.clone()).sum(-1) + noise.shape[-1] * log_temperature(temperature, noise)
     return own - log_probability(centred, k)

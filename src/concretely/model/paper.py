@@ -14,8 +14,7 @@ from torch import Generator, Tensor, nn
 from ..distribution.binary import Bernoulli
 from ..distribution.check import first
 from ..distribution.hypercube import Hypercube
-from ..functional.affine import affine
-from ..functional.arithmetic import bool_or_none, cast, compute_dtype, is_hidden
+from ..functional.arithmetic import affine, bool_or_none, cast, compute_dtype, is_hidden
 from ..graph.program import Draw
 from ..notation import Architecture, Layer, Link, parse
 from .model import Model
