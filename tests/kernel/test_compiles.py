@@ -150,6 +150,16 @@ def categorical(kernels: Any) -> None:
     kernels.score_backward((value[..., 0],), (False, True), (value, logits.to(HALF), squash, 1), ())
 
 
+def polynomial(kernels: Any) -> None:
+    for members, one, other, width, columns in ((1, 1, 1, 1, 1), (2, 3, 4, 5, 200), (1, 17, 17, 33, 4096)):
+        for dtype in (torch.float32, DOUBLE):
+            left, right = empty(members, one, columns, dtype=dtype), empty(members, other, columns, dtype=dtype)
+            out = empty(members, width, columns, dtype=dtype)
+            kernels.product(left, right, width)
+            kernels.product_backward(*pull(out), (left, right, width), ())
+            kernels.correlation_backward(*pull(left), (out, right, one), ())
+
+
 def affine(kernels: Any) -> None:
     for members, high, wide, deep in ((1, 1, 1, 1), (3, 5, 7, 9), (1, 100, 200, 784), (10, 50, 200, 784)):
         x, weight, out = empty(members, high, deep), empty(members, wide, deep), empty(members, high, wide)
