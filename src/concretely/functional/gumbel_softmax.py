@@ -61,7 +61,7 @@ def draw(
 
 def _is_on_cpu(logits: Tensor) -> bool:
     """Return whether operations on logits run now, on the CPU and in their own dtype."""
-    return logits.is_cpu and logits.dtype.itemsize > 2 and not torch.compiler.is_compiling()
+    return logits.is_cpu and logits.dtype.itemsize > 2 and not is_transformed()
 
 
 def _runs_kernel(logits: Tensor) -> bool:

@@ -1,6 +1,27 @@
-"""Drop-in functions for discrete choices inside a model: gates, selectors and routers."""
+"""Layers with discrete choices inside: gates, selectors, subsets, routers, codebooks, permutations.
 
-from .gumbel import gumbel_sigmoid, gumbel_softmax
-from .straight_through import straight_through
+`base` has their contract. The drop-in functions `gumbel_softmax`, `gumbel_sigmoid` and `straight_through` are public
+names of the package itself.
+"""
 
-__all__ = ["gumbel_sigmoid", "gumbel_softmax", "straight_through"]
+from .base import advance, decide, penalty, report
+from .choice import Choice
+from .codebook import Codebook, Coded
+from .dropout import ConcreteDropout
+from .levels import Leveled, Levels
+from .router import Router, Routing
+
+__all__ = [
+    "Choice",
+    "Codebook",
+    "Coded",
+    "ConcreteDropout",
+    "Leveled",
+    "Levels",
+    "Router",
+    "Routing",
+    "advance",
+    "decide",
+    "penalty",
+    "report",
+]

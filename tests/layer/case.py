@@ -1,0 +1,72 @@
+"""How to build each layer, over which the laws run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from concretely.layer import Choice, Codebook, ConcreteDropout, Levels, Router
+from concretely.schedule import Annealing
+
+BATCH, FEATURES = 12, 6
+
+
+def inputs(batch: int = BATCH, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Ordinary inputs, the same at every call."""
+    return torch.randn(batch, FEATURES, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+
+
+def value(output: Any) -> Tensor:
+    """The differentiable part of what a layer returns."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer: how to build it, and what it can do."""
+
+    name: str
+    build: Callable[..., Any]
+    """Takes a temperature, if it has one."""
+    anneals: bool = True
+    """Whether it has a temperature."""
+    counts: bool = False
+    """Whether it has running statistics."""
+    vmaps: bool = True
+
+    def made(self, temperature: Any = 0.5, *, dtype: torch.dtype = torch.float32) -> Any:
+        """Build the layer, with the same parameters at every call."""
+        torch.manual_seed(0)
+        layer = self.build(temperature=temperature) if self.anneals else self.build()
+        for parameter in layer.parameters():
+            parameter.data += 0.3 * torch.randn_like(parameter)
+        return layer.to(dtype)
+
+    def scheduled(self) -> Any:
+        """Build the layer with a schedule, if it has a temperature."""
+        return self.made(Annealing(1.0, 0.1, steps=10))
+
+
+def _branches() -> list[nn.Module]:
+    return [nn.Linear(FEATURES, FEATURES), nn.Identity(), nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh())]
+
+
+CASES = (
+    Case("Choice", lambda temperature: Choice(_branches(), temperature=temperature, cost=[1.0, 0.0, 3.0])),
+    Case(
+        "ConcreteDropout",
+        lambda temperature: ConcreteDropout(nn.Linear(FEATURES, 4), points=10, temperature=temperature),
+    ),
+    Case("Router", lambda: Router(FEATURES, 5, 2), anneals=False, counts=True),
+    Case("Router, learned noise", lambda: Router(FEATURES, 5, 2, noise="learned"), anneals=False, counts=True),
+    Case("Codebook", lambda temperature: Codebook(FEATURES, 7, groups=2, temperature=temperature), counts=True),
+    Case(
+        "Codebook, relaxed",
+        lambda temperature: Codebook(FEATURES, 7, size=5, temperature=temperature, gradient="relaxed"),
+        counts=True,
+    ),
+    Case("Levels", lambda: Levels((8, 5, 5), features=FEATURES, entropy=0.1), anneals=False, counts=True),
+    Case("Levels, bits", lambda: Levels((2,) * FEATURES, entropy=0.1), anneals=False, counts=True),
+)

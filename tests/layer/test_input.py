@@ -1,0 +1,103 @@
+"""Bad input is refused with one sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from concretely.layer import Choice, Codebook, ConcreteDropout, Levels, Router, advance, penalty
+from concretely.schedule import Annealing
+
+LINEAR = nn.Linear(3, 3)
+X = torch.zeros(4, 3)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: Router(3, 4, 5), "k must be between 1 and 4, the number of experts, for Router(3, 4), got 5"),
+        (lambda: Router(3, 4, 0), "k must be between 1 and 4, the number of experts, for Router(3, 4), got 0"),
+        (lambda: Router(3, 4, 2.0), "k must be a whole number, got float"),
+        (lambda: Router(3, 4, True), "k must be a whole number, got bool"),
+        (lambda: Router(3, 1, 1), "experts must be at least 2, got 1"),
+        (lambda: Router(3, 4, 2, noise="gauss"), "noise must be one of 'gumbel', 'learned', got 'gauss'"),
+        (lambda: Router(3, 4, 2, balance=-1), "balance must not be negative, got -1"),
+        (lambda: Router(4, 4, 2)(X), "x must have a last axis of length 4, got shape (4, 3)"),
+        (lambda: Router(3, 4, 2)(X.long()), "x must be a floating tensor, got torch.int64"),
+        (
+            lambda: Router(3, 4, 2)(X, mask=torch.ones(3, dtype=torch.bool)),
+            "mask must be torch.bool of shape (4,), got torch.bool of shape (3,)",
+        ),
+        (lambda: Codebook(3, 1), "codes must be at least 2, got 1"),
+        (lambda: Codebook(3, 8, groups=2), "size must be a multiple of groups, got size 3 and 2 groups"),
+        (lambda: Codebook(3, 8, temperature=0.0), "temperature must be positive, got 0"),
+        (lambda: Codebook(3, 8, temperature=lambda step: -1.0), "temperature must be positive, got -1"),
+        (lambda: Codebook(3, 8, temperature=torch.ones(3)), "temperature must be one number, got shape (3,)"),
+        (lambda: Codebook(3, 8, temperature=torch.tensor(-0.5)), "temperature must be positive, got -0.5"),
+        (
+            lambda: Codebook(3, 8, temperature="cold"),
+            "temperature must be a number, a floating tensor or a schedule, got str",
+        ),
+        (
+            lambda: Codebook(3, 8, temperature=torch.tensor(1)),
+            "temperature must be a number, a floating tensor or a schedule, got torch.int64",
+        ),
+        (
+            lambda: Codebook(3, 8, gradient="soft"),
+            "gradient must be one of 'straight-through', 'relaxed', got 'soft'",
+        ),
+        (lambda: Codebook(4, 8)(X), "x must have a last axis of length 4, got shape (4, 3)"),
+        (
+            lambda: Codebook(3, 8)(X, mask=torch.ones(4)),
+            "mask must be torch.bool of shape (4,), got torch.float32 of shape (4,)",
+        ),
+        (lambda: Levels((3, 1)), "levels must be at least 2, got 1"),
+        (lambda: Levels(()), "levels must have a number for each dimension, got none"),
+        (lambda: Levels((8, 8))(X), "x must have a last axis of length 2, got shape (4, 3)"),
+        (lambda: Levels((2,) * 64), "levels must give fewer than 2**63 codes, got 18446744073709551616"),
+        (lambda: Choice([LINEAR]), "branches must be at least 2 modules, got 1"),
+        (
+            lambda: Choice([LINEAR, LINEAR], cost=[1.0]),
+            "cost must have one number for each of 2 branches, got shape (1,)",
+        ),
+        (lambda: Choice([LINEAR, LINEAR], temperature=-1), "temperature must be positive, got -1"),
+        (
+            lambda: ConcreteDropout(nn.ReLU(), points=3),
+            "layer must be an nn.Linear or a convolution, got ReLU",
+        ),
+        (lambda: ConcreteDropout(LINEAR, points=0), "points must be at least 1, got 0"),
+        (
+            lambda: ConcreteDropout(LINEAR, points=3, probability=1.5),
+            "probability must lie between 0 and 1, got 1.5",
+        ),
+        (
+            lambda: ConcreteDropout(LINEAR, points=3, probability=0),
+            "probability must lie strictly between 0 and 1 to be learned, got 0",
+        ),
+        (lambda: ConcreteDropout(LINEAR, points=3, precision=0), "precision must be positive, got 0"),
+        (lambda: penalty(None), "model must be an nn.Module, got NoneType"),
+        (lambda: advance(LINEAR, -1), "steps must be a whole number that is not negative, got -1"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        call()
+    assert str(error.value) == sentence
+
+
+def test_a_schedule_that_ends_below_zero_is_refused_where_it_does() -> None:
+    layer = Codebook(3, 8, temperature=lambda step: 1.0 - step)
+    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+        advance(layer)
+
+
+def test_a_schedule_is_that_of_its_steps() -> None:
+    layer = Codebook(3, 8, temperature=Annealing(1.0, 0.25, steps=4))
+    advance(layer, 2)
+    assert layer.temperature.item() == 0.5
+    advance(layer)
+    advance(layer)
+    assert layer.temperature.item() == 0.25
