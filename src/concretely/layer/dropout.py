@@ -70,7 +70,8 @@ class ConcreteDropout(Layer):
         probability = require_number("probability", probability, most=1.0)
         if probability in (0, 1):
             raise ValueError(f"probability must lie strictly between 0 and 1 to be learned, got {probability:g}")
-        self.logit = nn.Parameter(torch.tensor(math.log(probability) - math.log1p(-probability)))
+        # a vector of one number, since FSDP2 does not shard scalars
+        self.logit = nn.Parameter(torch.tensor([math.log(probability) - math.log1p(-probability)]))
 
     def forward(self, x: Float[Tensor, "*shape"], *, generator: Source | None = None) -> Tensor:
         """Apply the layer: to inputs with a relaxed mask in training, else without one."""
@@ -102,7 +103,7 @@ class ConcreteDropout(Layer):
 
     def _log_odds(self) -> Tensor:
         """Return the log-odds of dropping an input, in at least float32."""
-        return cast(whole(self.logit), compute_dtype(self.logit.dtype))
+        return cast(whole(self.logit).squeeze(0), compute_dtype(self.logit.dtype))
 
     def penalty(self) -> Float[Tensor, ""]:
         """Return the penalty of the weights and of the entropy of the mask."""
