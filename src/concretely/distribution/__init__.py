@@ -7,8 +7,10 @@ from .concrete import Concrete, LogisticNormal, OneHotCategorical
 from .divergence import monte_carlo_kl
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .gumbel import Gumbel
+from .hard_concrete import HardConcrete
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
+from .subset import Subset, SubsetConcrete
 
 __all__ = [
     "Bernoulli",
@@ -20,11 +22,14 @@ __all__ = [
     "ExpConcrete",
     "ExpLogisticNormal",
     "Gumbel",
+    "HardConcrete",
     "Hypercube",
     "HypercubeConcrete",
     "HypercubeLogisticNormal",
     "Logistic",
     "LogisticNormal",
     "OneHotCategorical",
+    "Subset",
+    "SubsetConcrete",
     "monte_carlo_kl",
 ]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
+from ..functional import subset
 from ..functional.arithmetic import bool_or_none, cast, to_float64
 from ..functional.categorical import expectation
 from ..functional.circuit import NormalNoise
@@ -20,6 +21,7 @@ from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
 from .node import Node, Relaxation
+from .subset import Subset
 from .variable import DiscreteVariable, Variable
 
 
@@ -69,12 +71,27 @@ def _hypercube(p: Hypercube, q: Hypercube) -> Tensor:
     return discrete_kl(p.state, q.state)
 
 
+@register_kl(Subset, Subset)
+def _subset(p: Subset, q: Subset) -> Tensor:
+    comparable(p, q)
+    if p.k != q.k:
+        raise ValueError(f"subsets must have the same k to be compared, got {p.k} and {q.k}")
+    included = subset.marginals(p.logits, p.k)
+    return cast(p.mean_log_mass(included) - q.mean_log_mass(included), p.logits.dtype)
+
+
 def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
     """Return KL(p || q) of discrete variables of the same class.
 
     It is what torch's `kl_divergence` returns, whose search for a formula `torch.compile` cannot trace.
     """
-    for family, formula in ((Bernoulli, _bernoulli), (OneHotCategorical, _categorical), (Hypercube, _hypercube)):
+    formulas = (
+        (Bernoulli, _bernoulli),
+        (OneHotCategorical, _categorical),
+        (Hypercube, _hypercube),
+        (Subset, _subset),
+    )
+    for family, formula in formulas:
         if isinstance(p, family) and isinstance(q, family):
             found: Tensor = formula(p, q)
             return found
