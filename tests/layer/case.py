@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concretely.layer import Choice, Codebook, ConcreteDropout, Levels, Router
+from concretely.layer import Choice, Choose, Codebook, ConcreteDropout, Gate, Levels, Router, Selector
 from concretely.schedule import Annealing
 
 BATCH, FEATURES = 12, 6
@@ -34,7 +34,10 @@ class Case:
     """Whether it has a temperature."""
     counts: bool = False
     """Whether it has running statistics."""
-    vmaps: bool = True
+    data: bool = False
+    """Whether its penalty depends on the data, as it does where there are statistics."""
+    compiles: bool = True
+    """Whether it compiles in little time, so that `make test` compiles it."""
 
     def made(self, temperature: Any = 0.5, *, dtype: torch.dtype = torch.float32) -> Any:
         """Build the layer, with the same parameters at every call."""
@@ -59,14 +62,31 @@ CASES = (
         "ConcreteDropout",
         lambda temperature: ConcreteDropout(nn.Linear(FEATURES, 4), points=10, temperature=temperature),
     ),
+    Case("Gate", lambda temperature: Gate(FEATURES, temperature=temperature, probability=0.6)),
+    Case("Gate, of a batch", lambda temperature: Gate(FEATURES, temperature=temperature, each="batch"), compiles=False),
+    Case("Selector", lambda temperature: Selector(FEATURES, 2, temperature=temperature, weight=0.1), compiles=False),
+    Case("Choose", lambda temperature: Choose(2, temperature=temperature, kl=0.1), data=True, compiles=False),
+    Case(
+        "Choose, mean",
+        lambda temperature: Choose(2, temperature=temperature, gradient="mean", kl=0.1),
+        data=True,
+        compiles=False,
+    ),
     Case("Router", lambda: Router(FEATURES, 5, 2), anneals=False, counts=True),
-    Case("Router, learned noise", lambda: Router(FEATURES, 5, 2, noise="learned"), anneals=False, counts=True),
+    Case(
+        "Router, learned noise",
+        lambda: Router(FEATURES, 5, 2, noise="learned"),
+        anneals=False,
+        counts=True,
+        compiles=False,
+    ),
     Case("Codebook", lambda temperature: Codebook(FEATURES, 7, groups=2, temperature=temperature), counts=True),
     Case(
         "Codebook, relaxed",
         lambda temperature: Codebook(FEATURES, 7, size=5, temperature=temperature, gradient="relaxed"),
         counts=True,
+        compiles=False,
     ),
     Case("Levels", lambda: Levels((8, 5, 5), features=FEATURES, entropy=0.1), anneals=False, counts=True),
-    Case("Levels, bits", lambda: Levels((2,) * FEATURES, entropy=0.1), anneals=False, counts=True),
+    Case("Levels, bits", lambda: Levels((2,) * FEATURES, entropy=0.1), anneals=False, counts=True, compiles=False),
 )

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from concretely.functional.noise import Keys
 from concretely.layer import advance, base, decide, penalty, report
+from tests.cases import exhaustive
 from tests.layer.case import CASES, Case, inputs, value
 
 ALL = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -177,8 +178,11 @@ def test_activation_checkpointing_equals_a_plain_forward(case: Case) -> None:
         assert torch.equal(one, other)
 
 
+QUICK, SLOW = ([case for case in CASES if case.compiles == compiles] for compiles in (True, False))
+
+
 @pytest.mark.unchecked
-@ALL
+@pytest.mark.parametrize("case", [*QUICK, *exhaustive(*SLOW)], ids=lambda case: case.name)
 def test_a_compiled_layer_equals_the_eager_one(case: Case) -> None:
     layer, keys = case.made(), torch.randint(2**62, (4, 2))
 
@@ -252,7 +256,12 @@ def test_a_forgotten_advance_and_a_forgotten_penalty_warn_once(case: Case, monke
         assert "forwards" not in " ".join(layer.state_dict())
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.counts], ids=lambda case: case.name)
+OF_DATA = pytest.mark.parametrize(
+    "case", [case for case in CASES if case.counts or case.data], ids=lambda case: case.name
+)
+
+
+@OF_DATA
 def test_a_penalty_of_data_needs_a_forward_with_gradients(case: Case) -> None:
     layer = case.made()
     with pytest.raises(RuntimeError, match="needs a training forward before it, got none: call the model first"):

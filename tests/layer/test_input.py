@@ -7,7 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from concretely.layer import Choice, Codebook, ConcreteDropout, Levels, Router, advance, penalty
+from concretely.layer import (
+    Choice,
+    Choose,
+    Codebook,
+    ConcreteDropout,
+    Gate,
+    Levels,
+    Router,
+    Selector,
+    Target,
+    advance,
+    gumbel_top_k,
+    penalty,
+)
 from concretely.schedule import Annealing
 
 LINEAR = nn.Linear(3, 3)
@@ -78,6 +91,39 @@ X = torch.zeros(4, 3)
             "probability must lie strictly between 0 and 1 to be learned, got 0",
         ),
         (lambda: ConcreteDropout(LINEAR, points=3, precision=0), "precision must be positive, got 0"),
+        (lambda: Gate(), "shape must have at least one axis, got none"),
+        (lambda: Gate(0), "shape must be at least 1, got 0"),
+        (lambda: Gate(3, temperature=0), "temperature must be positive, got 0"),
+        (lambda: Gate(3, stretch=(0.0, 1.1)), "stretch must begin below 0 and end above 1, got (0.0, 1.1)"),
+        (lambda: Gate(3, axis=1), "axis must be negative, counted from the last axis of the inputs, got 1"),
+        (lambda: Gate(3, each="token"), "each must be one of 'point', 'batch', got 'token'"),
+        (lambda: Gate(3, probability=1), "probability must lie strictly between 0 and 1 to be learned, got 1"),
+        (lambda: Gate(4)(X), "x must have axes of lengths (4,) that end at axis -1, got shape (4, 3)"),
+        (lambda: Gate(4, axis=-3)(X), "x must have axes of lengths (4,) that end at axis -3, got shape (4, 3)"),
+        (lambda: Gate(3)(X.long()), "x must be a floating tensor, got torch.int64"),
+        (lambda: Gate(3).decide(keep=4), "keep must be between 0 and 3, the number of gates, got 4"),
+        (lambda: Gate(4).prune(LINEAR), "a layer to prune must have 4 units at the gate, got 3"),
+        (lambda: Gate(3).prune(nn.ReLU()), "a layer to prune must be an nn.Linear or a convolution, got ReLU"),
+        (lambda: Gate(3, 3).prune(LINEAR), "shape must have one axis to prune layers, got (3, 3)"),
+        (lambda: Target([Gate(3)], sparsity=1.5), "sparsity must lie between 0 and 1, got 1.5"),
+        (lambda: Target([Gate(3)], sparsity=-0.1), "sparsity must lie between 0 and 1, got -0.1"),
+        (lambda: Target([Gate(3)], sparsity="half"), "sparsity must be a number, got str"),
+        (lambda: Target([], sparsity=0.5), "gates must be one or more Gate layers, got none"),
+        (lambda: Target([LINEAR], sparsity=0.5), "gates must be one or more Gate layers, got Linear"),
+        (lambda: Selector(3, 4), "k must be between 1 and 3, the number of features, got 4"),
+        (lambda: Selector(3, "2"), "k must be a whole number, got str"),
+        (lambda: Selector(4, 2)(X), "x must have a last axis of length 4, got shape (4, 3)"),
+        (lambda: Selector(3, 2, temperature=torch.ones(3)), "temperature must be one number, got shape (3,)"),
+        (lambda: Choose(2.0), "k must be a whole number, got float"),
+        (lambda: Choose(4)(X), "scores must have at least k = 4 items, got shape (4, 3)"),
+        (lambda: Choose(2)(X.long()), "scores must be a floating tensor, got torch.int64"),
+        (lambda: Choose(2, gradient="soft"), "gradient must be one of 'relaxed', 'mean', got 'soft'"),
+        (lambda: gumbel_top_k(X, 4), "k must be between 1 and 3, the number of items, got 4"),
+        (lambda: gumbel_top_k(X, 2, dim=2), "dim must be an axis of the scores, got 2 for scores of shape (4, 3)"),
+        (
+            lambda: gumbel_top_k(X, 2, temperature=-1.0),
+            "temperature must be positive, or 0 for the discrete limit, got -1",
+        ),
         (lambda: penalty(None), "model must be an nn.Module, got NoneType"),
         (lambda: advance(LINEAR, -1), "steps must be a whole number that is not negative, got -1"),
     ],

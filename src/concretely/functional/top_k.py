@@ -7,11 +7,15 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
+from .arithmetic import Temperature, to_float64
+from .log_simplex import perturb
 from .noise import gumbel, normal
+from .squashing import straight_through
+from .threshold import largest, threshold
 
 Noise = Literal["normal", "gumbel"]
 NOISE = {"normal": normal, "gumbel": gumbel}
@@ -23,10 +27,22 @@ PIECES = {
 ROOTS, SHARES = (numbers.tolist() for numbers in leggauss(10))  # torch.compile cannot trace leggauss
 
 
-def k_hot(scores: Float[Tensor, "*batch n"], k: int) -> Bool[Tensor, "*batch n"]:
-    """Return which k entries of each row are the largest. Ties are broken, so that there are always exactly k."""
-    index = scores.topk(k, -1, sorted=False).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, index, True)
+def push(
+    scores: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*batch n"]
+) -> Float[Tensor, "*batch n"]:
+    """Return 1 for the k largest noisy scores and 0 for the others, in at least float32.
+
+    The gradient is that of the relaxed value σ(noisy / temperature - c), with the c for which it sums to k. At
+    temperature 0 there is none.
+    """
+    noisy = perturb(scores, noise)
+    state = largest(noisy.detach(), k).to(noisy.dtype)
+    is_zero = not isinstance(temperature, Tensor) and temperature == 0
+    if is_zero or k == scores.shape[-1] or not torch.is_grad_enabled():
+        return state
+    cooled = to_float64(noisy) / temperature
+    soft = torch.sigmoid(cooled - threshold(cooled, k)).to(noisy.dtype)
+    return straight_through(state, soft, lambda soft: soft)
 
 
 def survival(noise: Float[Tensor, "..."], law: Noise) -> Float[Tensor, "..."]:

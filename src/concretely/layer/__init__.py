@@ -6,22 +6,32 @@ names of the package itself.
 
 from .base import advance, decide, penalty, report
 from .choice import Choice
+from .choose import Choose
 from .codebook import Codebook, Coded
 from .dropout import ConcreteDropout
+from .gate import Gate
 from .levels import Leveled, Levels
 from .router import Router, Routing
+from .selector import Selector
+from .target import Target
+from .top_k import gumbel_top_k
 
 __all__ = [
     "Choice",
+    "Choose",
     "Codebook",
     "Coded",
     "ConcreteDropout",
+    "Gate",
     "Leveled",
     "Levels",
     "Router",
     "Routing",
+    "Selector",
+    "Target",
     "advance",
     "decide",
+    "gumbel_top_k",
     "penalty",
     "report",
 ]

@@ -51,16 +51,22 @@ class Layer(nn.Module, ABC):
     def __init__(self, temperature: Setting | None = None) -> None:
         super().__init__()
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
-        self._schedule = temperature if callable(temperature) and not isinstance(temperature, Tensor) else None
+        self._schedules: dict[str, tuple[Callable[[int], float], Callable[[Any], float]]] = {}
         self._result: Any = None
         self._counted: Tensor | None = None
         self._forwards, self._is_advanced, self._is_penalised = 0, False, False
-        if self._schedule is not None:
-            self.register_buffer("temperature", torch.tensor(_positive(self._schedule(0))))
-        elif isinstance(temperature, Tensor):
+        if isinstance(temperature, Tensor):
             self.register_buffer("temperature", _positive_tensor(temperature).detach().clone())
         elif temperature is not None:
-            self.temperature = _positive(temperature)
+            self._set("temperature", temperature, _positive)
+
+    def _set(self, name: str, setting: float | Callable[[int], float], check: Callable[[Any], float]) -> None:
+        """Set an attribute to a number, or to a buffer that `advance` moves along a schedule."""
+        if callable(setting):
+            self._schedules[name] = setting, check
+            self.register_buffer(name, torch.tensor(check(setting(0))))
+        else:
+            setattr(self, name, check(setting))
 
     @abstractmethod
     def penalty(self) -> Float[Tensor, ""]:
@@ -87,9 +93,8 @@ class Layer(nn.Module, ABC):
         self._is_advanced = True
         with torch.no_grad():
             self.step += steps
-            if self._schedule is not None:
-                assert isinstance(self.temperature, Tensor)
-                self.temperature.fill_(_positive(self._schedule(int(self.step))))
+            for name, (schedule, check) in self._schedules.items():
+                self.get_buffer(name).fill_(check(schedule(int(self.step))))
             for name, running in self.named_buffers(recurse=False):
                 if name == "counts":
                     latest = torch.zeros_like(running) if self._counted is None else self._counted.to(running)
@@ -108,10 +113,11 @@ class Layer(nn.Module, ABC):
         self._forwards += 1
         if self._forwards == PATIENCE:
             name, times = type(self).__name__, f"{PATIENCE:,} training forwards"
-            if self._schedule is not None and not self._is_advanced:
+            if self._schedules and not self._is_advanced:
+                moved = " and ".join(self._schedules)
                 warnings.warn(
-                    f"{name} has a schedule but advance was never called in {times}, so its temperature is still the "
-                    "first one: call concretely.layer.advance(model) after every optimizer step",
+                    f"{name} has a schedule but advance was never called in {times}, so its {moved} is still the first "
+                    "one: call concretely.layer.advance(model) after every optimizer step",
                     stacklevel=3,
                 )
             if self._is_penalising and not self._is_penalised:
