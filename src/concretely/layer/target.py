@@ -1,7 +1,7 @@
 """A target for the sparsity of gates."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from .base import Layer, require_number
 from .gate import Gate
 from .rank import whole
 
+T = TypeVar("T")
 Size = Callable[..., Tensor]
 """A function of the values of all gates that returns the size of what they leave."""
 
@@ -70,9 +71,9 @@ class Target(Layer):
         self.strength = require_number("strength", strength)
         self.multipliers = nn.Parameter(torch.zeros(2))
 
-    def forward(self) -> Float[Tensor, ""]:
-        """Return the penalty."""
-        return self.penalty()
+    def forward(self, x: T) -> T:
+        """Return the input, so that a target can be part of `nn.Sequential`."""
+        return x
 
     def _sparsity(self, values: Callable[[Any], Tensor]) -> Float[Tensor, ""]:
         """Return the share that gates with these values remove."""
