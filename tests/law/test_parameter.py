@@ -12,7 +12,7 @@ import concretely as c
 
 PUBLIC = [getattr(c, name) for name in c.__all__]
 FAMILIES = [kind for kind in PUBLIC if isinstance(kind, type) and issubclass(kind, Distribution) and kind != c.Gumbel]
-MASSES = (c.Bernoulli, c.OneHotCategorical, c.Hypercube, c.Subset)
+MASSES = (c.Bernoulli, c.OneHotCategorical, c.Hypercube, c.Subset, c.Permutation)
 SUBSETS = (c.Subset, c.SubsetConcrete)
 BINARY = (c.Bernoulli, c.BinaryConcrete, c.Logistic, c.BinaryCircuit, c.CircuitNode, c.HardConcrete, *SUBSETS)
 
@@ -22,6 +22,8 @@ each = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__n
 def probs_of(family: type) -> Tensor:
     """Probabilities that the family takes."""
     rows = [[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]
+    if family in (c.Permutation, c.GumbelSinkhorn):
+        rows = [[0.3, 0.7], [0.5, 0.5]]
     return torch.tensor(rows[0] if family in BINARY else rows, dtype=torch.float64)
 
 

@@ -10,6 +10,7 @@ from .gumbel import Gumbel
 from .hard_concrete import HardConcrete
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
+from .permutation import GumbelSinkhorn, Permutation
 from .subset import Subset, SubsetConcrete
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ExpConcrete",
     "ExpLogisticNormal",
     "Gumbel",
+    "GumbelSinkhorn",
     "HardConcrete",
     "Hypercube",
     "HypercubeConcrete",
@@ -29,6 +31,7 @@ __all__ = [
     "Logistic",
     "LogisticNormal",
     "OneHotCategorical",
+    "Permutation",
     "Subset",
     "SubsetConcrete",
     "monte_carlo_kl",

@@ -21,6 +21,7 @@ from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
 from .node import Node, Relaxation
+from .permutation import GumbelSinkhorn
 from .subset import Subset
 from .variable import DiscreteVariable, Variable
 
@@ -49,6 +50,17 @@ def monte_carlo_kl(
 def _gumbel(p: Gumbel, q: Gumbel) -> Tensor:
     shift = to_float64(p.logits) - to_float64(q.logits)
     return cast(torch.expm1(-shift) + shift, p.logits.dtype)
+
+
+@register_kl(GumbelSinkhorn, GumbelSinkhorn)
+def _gumbel_sinkhorn(p: GumbelSinkhorn, q: GumbelSinkhorn) -> Tensor:
+    """Return the KL between the nodes, which is at least that between the values."""
+    if not same_temperature(p, q):
+        raise NotImplementedError(
+            "no exact divergence is known between GumbelSinkhorn variables of different temperatures"
+        )
+    shift = to_float64(p.logits) - to_float64(q.logits)
+    return cast((torch.expm1(-shift) + shift).sum((-1, -2)), p.logits.dtype)
 
 
 @register_kl(Bernoulli, Bernoulli)
@@ -171,7 +183,7 @@ def comparable(p: Variable, q: Variable) -> None:
         raise ValueError(f"event shapes must be equal, got {tuple(p.event_shape)} and {tuple(q.event_shape)}")
 
 
-def same_temperature(p: Node, q: Node) -> bool:
+def same_temperature(p: Variable, q: Variable) -> bool:
     """Return whether two variables have the same temperature; False if the data cannot be read, as under `vmap`."""
     comparable(p, q)
     if p._temperature is q._temperature:
