@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from concretely.layer import Choice, Choose, Codebook, ConcreteDropout, Gate, Levels, Router, Selector
+from concretely.layer import Choice, Choose, Codebook, ConcreteDropout, Gate, Levels, Permute, Router, Selector
 from concretely.schedule import Annealing
 
 BATCH, FEATURES = 12, 6
@@ -36,6 +36,8 @@ class Case:
     """Whether it has running statistics."""
     data: bool = False
     """Whether its penalty depends on the data, as it does where there are statistics."""
+    penalises: bool = True
+    """Whether it has a penalty."""
     compiles: bool = True
     """Whether it compiles in little time, so that `make test` compiles it."""
 
@@ -56,6 +58,23 @@ def _branches() -> list[nn.Module]:
     return [nn.Linear(FEATURES, FEATURES), nn.Identity(), nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh())]
 
 
+class Matching(Permute):
+    """A `Permute` of three items whose inputs are rows, of which each gives a matrix of scores."""
+
+    def __init__(self, temperature: Any, gradient: Any) -> None:
+        super().__init__(3, temperature=temperature, gradient=gradient)
+
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return super().forward(_outer(x), **options)
+
+    def sample(self, x: Tensor, **options: Any) -> Tensor:
+        return super().sample(_outer(x), **options)
+
+
+def _outer(x: Tensor) -> Tensor:
+    return x[..., :3, None] * x[..., None, 3:]
+
+
 CASES = (
     Case("Choice", lambda temperature: Choice(_branches(), temperature=temperature, cost=[1.0, 0.0, 3.0])),
     Case(
@@ -70,6 +89,13 @@ CASES = (
         "Choose, mean",
         lambda temperature: Choose(2, temperature=temperature, gradient="mean", kl=0.1),
         data=True,
+        compiles=False,
+    ),
+    Case("Permute", lambda temperature: Matching(temperature, "relaxed"), penalises=False, compiles=False),
+    Case(
+        "Permute, straight",
+        lambda temperature: Matching(temperature, "straight-through"),
+        penalises=False,
         compiles=False,
     ),
     Case("Router", lambda: Router(FEATURES, 5, 2), anneals=False, counts=True),

@@ -14,12 +14,14 @@ from concretely.layer import (
     ConcreteDropout,
     Gate,
     Levels,
+    Permute,
     Router,
     Selector,
     Target,
     advance,
     gumbel_top_k,
     penalty,
+    sinkhorn,
 )
 from concretely.schedule import Annealing
 
@@ -123,6 +125,15 @@ X = torch.zeros(4, 3)
         (
             lambda: gumbel_top_k(X, 2, temperature=-1.0),
             "temperature must be positive, or 0 for the discrete limit, got -1",
+        ),
+        (lambda: Permute(0), "n must be at least 1, got 0"),
+        (lambda: Permute(3, temperature=-1.0), "temperature must be positive, got -1"),
+        (lambda: Permute(3)(X), "scores must end in shape (3, 3), got shape (4, 3)"),
+        (lambda: Permute(3)(X.long()), "scores must be a floating tensor, got torch.int64"),
+        (lambda: sinkhorn(X), "scores must have two last axes of the same length, got shape (4, 3)"),
+        (
+            lambda: sinkhorn(X[:3], temperature=0.0),
+            "temperature must be positive, got 0: use Permute in evaluation mode for the limit",
         ),
         (lambda: penalty(None), "model must be an nn.Module, got NoneType"),
         (lambda: advance(LINEAR, -1), "steps must be a whole number that is not negative, got -1"),

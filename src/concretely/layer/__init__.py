@@ -11,6 +11,7 @@ from .codebook import Codebook, Coded
 from .dropout import ConcreteDropout
 from .gate import Gate
 from .levels import Leveled, Levels
+from .permute import Permute, sinkhorn
 from .router import Router, Routing
 from .selector import Selector
 from .target import Target
@@ -25,6 +26,7 @@ __all__ = [
     "Gate",
     "Leveled",
     "Levels",
+    "Permute",
     "Router",
     "Routing",
     "Selector",
@@ -34,4 +36,5 @@ __all__ = [
     "gumbel_top_k",
     "penalty",
     "report",
+    "sinkhorn",
 ]
