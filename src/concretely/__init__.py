@@ -4,13 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import report
+    from . import layer, report
     from .data import load_data
     from .distribution import *
     from .estimator import *
     from .evaluation import *
     from .graph import *
-    from .layer import *
+    from .layer.gumbel import gumbel_sigmoid, gumbel_softmax
+    from .layer.straight_through import straight_through
     from .model import *
     from .notation import *
     from .objective import *
@@ -77,6 +78,7 @@ __all__ = [
     "gradient_study",
     "gumbel_sigmoid",
     "gumbel_softmax",
+    "layer",
     "load",
     "load_data",
     "mode",
@@ -91,7 +93,6 @@ __all__ = [
 
 _ROOMS = (
     "distribution",
-    "layer",
     "notation",
     "schedule",
     "graph",
@@ -109,9 +110,13 @@ _ELSEWHERE = {
     "Recipe": ".training.recipe",
     "TensorBoard": ".training.callback",
     "fit": ".training.fit",
+    "gumbel_sigmoid": ".layer.gumbel",
+    "gumbel_softmax": ".layer.gumbel",
+    "layer": ".layer",
     "load": ".training.folder",
     "load_data": ".data",
     "report": ".report",
+    "straight_through": ".layer.straight_through",
 }
 """The modules of the public names that are in none of `_ROOMS`."""
 
@@ -122,7 +127,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name in _ELSEWHERE:
         module = import_module(_ELSEWHERE[name], __name__)
-        found = module if name == "report" else getattr(module, name)
+        found = module if name in ("layer", "report") else getattr(module, name)
     else:
         rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
         found = next(getattr(room, name) for room in rooms if name in room.__all__)

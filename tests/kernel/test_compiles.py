@@ -61,6 +61,13 @@ def gumbel_softmax(kernels: Any) -> None:
             kernels.pull(logits, logits, 0.5)
 
 
+def codebook(kernels: Any) -> None:
+    for shape in ((1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 3, 5_000), (1, 1024, 8192)):
+        logits = empty(shape)
+        kernels.choose(logits, key(1))
+        kernels.pull(logits, logits, key(1), empty(()))
+
+
 def logistic(kernels: Any) -> None:
     for members, samples, units in SIZES:
         logits, temperature = empty(members, units), empty(members, dtype=DOUBLE)
