@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .distribution import *
     from .estimator import *
     from .evaluation import *
+    from .experiment.place import Ray, Share
+    from .experiment.search import sweep, sweep_recipes
     from .graph import *
     from .layer import *
     from .model import *
@@ -55,8 +57,10 @@ __all__ = [
     "OneHotCategorical",
     "Pathwise",
     "ProgressBar",
+    "Ray",
     "Recipe",
     "Reinforce",
+    "Share",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
     "TensorBoard",
@@ -81,6 +85,8 @@ __all__ = [
     "report",
     "run",
     "straight_through",
+    "sweep",
+    "sweep_recipes",
     "tile",
 ]
 
@@ -101,12 +107,16 @@ _ELSEWHERE = {
     "CSVLog": ".training.callback",
     "FittedRun": ".training.fit",
     "ProgressBar": ".training.callback",
+    "Ray": ".experiment.place",
     "Recipe": ".training.recipe",
+    "Share": ".experiment.place",
     "TensorBoard": ".training.callback",
     "fit": ".training.fit",
     "load": ".training.folder",
     "load_data": ".data",
     "report": ".report",
+    "sweep": ".experiment.search",
+    "sweep_recipes": ".experiment.search",
 }
 """The modules of the public names that are in none of `_ROOMS`."""
 
