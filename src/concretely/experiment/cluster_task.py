@@ -107,6 +107,9 @@ def run_task(task: Task, board: Any, kept: Sequence[Any]) -> Outcome:
         files = None if shared else {member.folder.name: packed(member.folder) for member in members}
     for member in () if shared else members:
         shutil.rmtree(member.folder, ignore_errors=True)
+    if not shared:
+        with suppress(OSError):  # another task has a copy there
+            root.rmdir()
     return Outcome(complete, scored, files)
 
 
@@ -119,7 +122,7 @@ def packed(folder: Path) -> dict[str, bytes]:
 def unpack(files: Files, folder: Path) -> None:
     """Write the files of a run into a folder, instead of those that it has."""
     for name in files:
-        if Path(name).name != name or name.startswith("."):
+        if not name or Path(name).name != name or name.startswith("."):
             raise ValueError(f"a run must have files with plain names, got {name!r}")
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive_dir(folder):

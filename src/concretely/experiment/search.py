@@ -124,8 +124,9 @@ def sweep(
     """Train recipes, rank them by the likelihood of the validation set, and write `sweep.json` and `best.toml`.
 
     Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it. With
-    `on="share"`, calls in several processes share the work; with `on="ray"`, tasks of Ray do it. `halving=3` stops all
-    but the best third of the members on the validation set early, several times (see `halving`).
+    `on="share"`, calls in several processes share the work; with `on="ray"`, tasks of Ray do it, on GPUs if the cluster
+    has any. `Share` and `Ray` have options. `halving=3` stops all but the best third of the members on the validation
+    set early, several times.
 
     >>> from tempfile import mkdtemp
     >>> recipes = sweep_recipes(notation="2H-64V", steps=2, lr="1e-3,1e-2", weight_decay=0)
