@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -38,6 +39,15 @@ def recipes(**others: Any) -> Any:
 
 def models(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("model.safetensors")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def token() -> Iterator[None]:
+    """A token for Ray, which otherwise writes one into the home of the user. It is read when Ray is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        yield
 
 
 @pytest.fixture
@@ -220,6 +230,12 @@ This process on 127.0.0.1 was started with:
 @pytest.mark.parametrize(
     ("address", "error", "sentence"),
     [
+        (
+            "auto",
+            type("AuthenticationError", (RuntimeError,), {})("RPC error: InvalidAuthToken"),
+            "the Ray cluster at 'auto' must know the token of this process, got none: set RAY_AUTH_MODE to token, and "
+            "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to that of the cluster",
+        ),
         ("127.0.0.1:1", None, f"{MUST} '127.0.0.1:1', which accepts no connection: Connection refused"),
         ("ray://127.0.0.1:1", None, f"{MUST} 'ray://127.0.0.1:1', which accepts no connection: Connection refused"),
         ("host:port", None, f"{MUST} 'host:port'"),

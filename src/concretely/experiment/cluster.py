@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -88,19 +88,16 @@ def connected(address: str | None) -> Iterator["Session"]:
 
 def _start(ray: Any) -> None:
     """Start Ray on this machine, on the loopback interface."""
-    from ray._private import ray_constants
-
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False  # otherwise on all interfaces
     statistics = os.environ.get("RAY_USAGE_STATS_ENABLED")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         how: dict[str, Any] = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-        ray.init("local", **how, log_to_driver=False, logging_level="ERROR")
+        with _loopback():
+            ray.init("local", **how, log_to_driver=False, logging_level="ERROR")
     except (RuntimeError, ConnectionError, ValueError) as error:
         why = str(error).strip().partition("\n")[0]
         raise ConnectionError(f"Ray must be able to start on this machine, got an error: {why}") from None
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
         if statistics is None:
             del os.environ["RAY_USAGE_STATS_ENABLED"]
         else:
@@ -110,24 +107,65 @@ def _start(ray: Any) -> None:
         raise ConnectionError(f"Ray must listen on {LOOPBACK} only, got {found}: {todo}")
 
 
+@contextmanager
+def _loopback() -> Iterator[None]:
+    """Let Ray take the loopback interface for that of this machine, as it does on other systems than Linux."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
 def _join(ray: Any, address: str) -> None:
     """Connect to a cluster; raise an error of one sentence if that is not possible."""
-    must = "address must be that of a Ray cluster, such as auto or 10.0.0.1:6379"
-    if address != "auto":
-        scheme = "ray://" if address.startswith("ray://") else ""
-        host, _, port = address.removeprefix(scheme).rpartition(":")
-        host, port = (host, port) if host else (port, str(PORTS[scheme]))
-        if not port.isdecimal() or not 0 < int(port) < 2**16 or not host:
-            raise ValueError(f"{must}, got {address!r}")
-        try:  # Ray itself would wait for minutes, and then end the process
-            socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise ConnectionError(f"{must}, got {address!r}, which accepts no connection: {why}") from None
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR")
+        known = _running() if address == "auto" else address
+        with nullcontext() if known == "auto" else _reached(ray, known):
+            ray.init(known, log_to_driver=False, logging_level="ERROR")
+    except _UnreachableError:
+        raise
     except (RuntimeError, ConnectionError, ValueError, ImportError) as error:
         raise _connection_error(ray, address, error) from None
+
+
+class _UnreachableError(ConnectionError):
+    """Raised if an address accepts no connection."""
+
+
+def _running() -> str:
+    """Return the address of the cluster that runs on this machine, as far as Ray tells; raise if there is none."""
+    try:
+        from ray._private.services import get_ray_address_from_environment
+    except ImportError:
+        return "auto"
+    return str(get_ray_address_from_environment("auto", None))
+
+
+def _reached(ray: Any, address: str) -> AbstractContextManager[None]:
+    """Return a context in which Ray can connect to an address; raise if the address accepts no connection.
+
+    Ray itself would wait for minutes, and then end the process.
+    """
+    must = "address must be that of a Ray cluster, such as auto or 10.0.0.1:6379"
+    scheme = "ray://" if address.startswith("ray://") else ""
+    host, _, port = address.removeprefix(scheme).rpartition(":")
+    host, port = (host, port) if host else (port, str(PORTS[scheme]))
+    if not port.isdecimal() or not 0 < int(port) < 2**16 or not host:
+        raise _UnreachableError(f"{must}, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise _UnreachableError(f"{must}, got {address!r}, which accepts no connection: {why}") from None
+    if not scheme and host in (LOOPBACK, "localhost"):  # for Ray these are names of the outer address
+        try:
+            socket.create_connection((ray.util.get_node_ip_address(), int(port)), timeout=CONNECT_SECONDS).close()
+        except OSError:
+            return _loopback()
+    return nullcontext()
 
 
 def _connection_error(ray: Any, address: str, error: Exception) -> Exception:
@@ -139,9 +177,12 @@ def _connection_error(ray: Any, address: str, error: Exception) -> Exception:
         here = f"Ray {ray.__version__} and Python {'.'.join(map(str, sys.version_info[:3]))}"
         todo = "install the same versions on all machines"
         return ConnectionError(f"the cluster at {address!r} must have {here}, as this process has, got {found}: {todo}")
-    if address == "auto":
+    if address == "auto" and "Could not find any running Ray" in text:
         todo = "start one with ray start --head, pass its address, or leave address out"
         return ConnectionError(f"a Ray cluster must run on this machine for address 'auto', got none: {todo}")
+    if any(type(each).__name__ == "AuthenticationError" for each in (error, error.__cause__)):
+        todo = "set RAY_AUTH_MODE to token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to that of the cluster"
+        return ConnectionError(f"the Ray cluster at {address!r} must know the token of this process, got none: {todo}")
     why = text.strip().partition("\n")[0]
     return ConnectionError(f"the Ray cluster at {address!r} must accept this process, got an error: {why}")
 
