@@ -43,6 +43,7 @@ def train(
     score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = 100,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the output folder.")] = False,
+    shard: Annotated[bool, typer.Option("--shard", help="With torchrun: shard the parameters over ranks.")] = False,
 ) -> None:
     """Train a model, score it and write a report. Ctrl-C saves a checkpoint and prints how to resume.
 
@@ -52,7 +53,7 @@ def train(
 
     With torchrun --nproc-per-node N -m concretely train, N processes train one model, each on its part of every batch.
     """
-    with terminal.as_rank(device_name, precision) as world:
+    with terminal.as_rank(device_name, precision, shard=shard) as world:
         terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
         terminal.require_positive(score_samples=score_samples, max_bytes=max_bytes)
         if resume is not None:
