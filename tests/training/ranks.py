@@ -1,6 +1,7 @@
 """Ranks on this machine, and what they train: the same cases on one, two and four of them."""
 
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -228,9 +229,16 @@ def bad_input(folder: Path) -> dict[str, str]:
     return {name: refused(case) for name, case in cases.items()}
 
 
+def wrapped() -> dict[str, float]:
+    """The example, in which torch wraps the model."""
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "distributed.py"))["main"]
+    return {"data parallel": main(3)["NLL"], "sharded": main(3, shard=True)["NLL"]}
+
+
 def on_two_ranks(folder: Path) -> dict[str, Any]:
     """All that two ranks are asked to do."""
     found = {"law": law(folder), "normed": normed(), "leg": leg(folder / "legs", 4), "bad": bad_input(folder)}
+    found["wrapped"] = wrapped()
     join("cpu").wait()  # for a rank that listens to what another says
     return found
 
