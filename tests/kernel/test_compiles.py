@@ -47,6 +47,7 @@ def lengths(units: int) -> list[int]:
 
 
 def philox(kernels: Any) -> None:
+    kernels.window_fractions(key(2), 6, torch.float32, True, 2, 3, 3, 12)
     for count in (1, 200):
         for signed in (True, False):
             kernels.fractions(key(2), count, torch.float32, signed)
