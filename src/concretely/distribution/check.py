@@ -10,12 +10,20 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..functional import categorical
-from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_hidden, to_float64
 
 
-def is_finite(value: Tensor) -> Tensor:
-    """Return whether all entries are finite, in one pass. Rarely it is false although all are, as their sum is not."""
-    return torch.isfinite(value.detach().sum(dtype=compute_dtype(value.dtype)))
+def is_finite(value: Tensor) -> bool | None:
+    """Return whether all entries are finite, in one pass, or None if they cannot be read (see `bool_or_none`).
+
+    Rarely it is false although all are finite, as their sum is not.
+    """
+    if is_hidden(value):
+        return None
+    try:
+        return math.isfinite(value.detach().sum(dtype=compute_dtype(value.dtype)).item())
+    except RuntimeError:  # tensors without storage
+        return None
 
 
 def place(index: tuple[int, ...]) -> str:
@@ -53,7 +61,7 @@ def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "ei
     ("either").
     """
     logits = as_floating("logits", logits)
-    if validate and bool_or_none(is_finite(logits)) is False:
+    if validate and is_finite(logits) is False:
         require("logits", "be numbers", logits, ~logits.isnan())
         # a single logit is the log-odds of a bit
         if infinite == "minus" and logits.shape[-1:] != (1,):
@@ -72,6 +80,8 @@ LEAST = {dtype: 1e8 * torch.finfo(dtype).tiny for dtype in (torch.float32, torch
 def as_temperature(temperature: Temperature | None, *, dtype: torch.dtype, validate: bool) -> Temperature:
     """Check a temperature; raise an error if it is negative, infinite, NaN or too small for logits of a dtype."""
     least = LEAST[compute_dtype(dtype)]
+    if type(temperature) is float and least <= temperature < math.inf:  # other checks of types take longer
+        return temperature
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
             raise TypeError(f"temperature must be a number or a floating tensor, got {temperature.dtype}")
@@ -167,8 +177,21 @@ def has_density(temperature: Temperature | None) -> None:
         raise ValueError("temperature must be positive to have a density, got 0: score the discrete variable instead")
 
 
+def are_bits(value: Tensor) -> bool | None:
+    """Return whether all entries are 0 or 1, or None if they cannot be read (see `bool_or_none`)."""
+    if is_hidden(value):
+        return None
+    value = value.detach()
+    if not value.numel():
+        return True
+    low, high = torch.aminmax(torch.addcmul(value, value, value, value=-1))  # x - x² is zero only for bits
+    return bool_or_none(low == 0) and bool_or_none(high == 0)
+
+
 def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) -> None:
     """Raise an error if a value is outside the support."""
+    if support is constraints.boolean and are_bits(value):  # the check of torch takes five times as long
+        return
     holds = support.check(value)
     if bool_or_none(holds.all()) is False:
         index = tuple((~holds).nonzero()[0].tolist())

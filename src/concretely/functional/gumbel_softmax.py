@@ -49,7 +49,7 @@ def draw(
     if is_float and not isinstance(generator, Keys | Slice) and _runs_kernel(logits):
         value: Tensor = _HARD(logits, temperature, generator)[0] if hard else _SOFT(logits, temperature, generator)
         return value
-    if logits.is_cuda and is_float:
+    if logits.is_cuda and is_float and not torch.compiler.is_compiling():
         squashing = Argmax() if hard else Exponential()
         own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
         return cast(own.value, logits.dtype)
@@ -62,7 +62,7 @@ def draw(
 
 def _are_few(logits: Tensor, *, hard: bool) -> bool:
     """Return whether operations on logits run now and in their own dtype, and few of them are the fastest way."""
-    if logits.dtype.itemsize < 4 or torch.compiler.is_compiling():
+    if logits.dtype.itemsize < 4 or is_transformed():
         return False
     if logits.is_cpu:
         return logits.numel() <= FEW

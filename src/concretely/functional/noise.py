@@ -7,7 +7,7 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.types import Device
 from ..kernel.library import batched
 from ..kernel.operator import is_plain, operator
 from .slice import Slice as Slice
-from .torch_draw import sliced_source
+from .torch_draw import sliced_draws, sliced_source
 
 
 class Keys:
@@ -59,6 +59,7 @@ def require_source(source: object) -> None:
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
     """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
+    slices = nullcontext() if not isinstance(source, Slice) else sliced_draws(source)
     source = source.source if isinstance(source, Slice) else source
     if source is None or (isinstance(source, Keys) and not source.seeds_torch):
         yield
@@ -70,7 +71,7 @@ def seeded(source: Source | None) -> Iterator[None]:
         seed = (high * 0x9E3779B97F4A7C15 + low) % 2**63
     else:
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), slices:
         torch.manual_seed(seed)
         yield
 
@@ -196,8 +197,7 @@ def _fractions(
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
-        # inductor's own generator is several times slower and has at most 32 bits
-        found = fractions.definition(key_of(None, device), count, dtype, signed)
+        found = _compiled_fractions(count, dtype, device, signed)
     else:
         whole = count if window is None else window.blocks * window.stride
         drawn = random_words(_count_words(whole, dtype), device=device, generator=source)
@@ -205,6 +205,17 @@ def _fractions(
         if window is not None:
             found = found.view(window.blocks, -1).narrow(1, window.first, window.size).contiguous()
     return found.view(tuple(shape))
+
+
+def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: bool) -> Tensor:
+    """Return random fractions in a compiled program."""
+    if device is None or torch.device(device).type != "cuda":
+        # on a CPU, inductor's own generator is several times slower
+        return fractions.definition(key_of(None, device), count, dtype, signed)
+    bits = 52 if dtype == torch.float64 else 32
+    first = -(2 ** (bits - 1)) if signed else 0
+    word = torch.randint(first, first + 2**bits, (count,), device=device)  # from 64 random bits
+    return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:

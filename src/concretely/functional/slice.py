@@ -62,6 +62,10 @@ class Slice:
         """Return the mean of a tensor over all ranks."""
         return self.total(tensor) / self.ranks
 
+    def bounds(self, rows: int) -> tuple[int, int]:
+        """Return the index of the first of so many rows in the batch, and the number of rows of the batch."""
+        return (self.rank * rows, self.ranks * rows) if self.place is None else self.place
+
     def window(self, count: int) -> Window | None:
         """Return the places of `count` numbers among those of the whole batch, or None for all of them."""
         if self.layout is None or not count:
@@ -70,7 +74,7 @@ class Slice:
         units, rest = divmod(count, blocks * rows)
         if rest:
             raise ValueError(f"the noise of {blocks * rows} rows must have as many numbers in each, got {count}")
-        first, total = (self.rank * rows, self.ranks * rows) if self.place is None else self.place
+        first, total = self.bounds(rows)
         return Window(blocks, first * units, rows * units, total * units)
 
 

@@ -1,5 +1,6 @@
 """Random operations of torch on a slice of a batch, such as dropout, drawn as for the whole batch."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -51,46 +52,52 @@ class SlicedDraws(TorchDispatchMode):
     def __init__(self, source: Slice, *, rows: int, samples: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._source, self._rows, self._samples = source, rows, samples
+        self._first, self._total = source.bounds(rows)
         self.is_needed = False
         """Whether there was any random operation."""
 
     def slice_of(self, shape: Size | tuple[int, ...]) -> Slice:
         """Return the source of noise of a shape from torch's global generator."""
         self.is_needed = True
-        blocks = self._blocks(Size(shape))
-        return self._source if blocks is None else self._source.of_rows(blocks, self._rows)
+        split = self._split(Size(shape))
+        return self._source if split is None else self._source.of_rows(split[0], self._rows)
 
-    def _blocks(self, shape: Size) -> int | None:
-        """Return the number of blocks of rows of a shape, or None if it has no rows."""
+    def _split(self, shape: Size) -> Size | None:
+        """Return a shape with separate axes of samples and rows in front, or None if it has no rows."""
         if self._samples > 1 and shape[:2] == (self._samples, self._rows):
-            return self._samples
-        if shape[:1] == (self._rows,):
-            return 1
-        return self._samples if shape[:1] == (self._samples * self._rows,) else None
-
-    def _wide(self, tensor: Tensor) -> Tensor:
-        """Repeat the rows of a tensor for every rank."""
-        blocks, ranks = self._blocks(tensor.shape), self._source.ranks
-        if blocks is None:
-            return tensor
-        split = tensor.reshape(blocks, 1, self._rows, -1)
-        return split.expand(-1, ranks, -1, -1).reshape(self._wide_shape(tensor.shape))
-
-    def _wide_shape(self, shape: Size) -> Size:
-        ranks, blocks = self._source.ranks, self._blocks(shape)
-        if blocks is None:
             return shape
-        if self._samples > 1 and shape[:2] == (self._samples, self._rows):
-            return Size((shape[0], shape[1] * ranks, *shape[2:]))
-        return Size((shape[0] * ranks, *shape[1:]))
+        if shape[:1] == (self._rows,):
+            return Size((1, *shape))
+        if shape[:1] == (self._samples * self._rows,):
+            return Size((self._samples, self._rows, *shape[1:]))
+        return None
 
-    def _narrow(self, whole: Tensor, shape: Size) -> Tensor:
-        """Return the rows of this rank of a tensor for the whole batch."""
-        blocks = self._blocks(shape)
-        if blocks is None:
+    def _whole(self, shape: Size) -> Size:
+        """Return the shape of the whole batch."""
+        split = self._split(shape)
+        if split is None:
+            return shape
+        if split == shape:
+            return Size((shape[0], self._total, *shape[2:]))
+        return Size((split[0] * self._total, *split[2:]))
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        """Return a tensor for the whole batch, in which the rows of this rank have their place."""
+        split = self._split(tensor.shape)
+        if split is None:
+            return tensor
+        index = torch.arange(self._total, device=tensor.device).sub_(self._first).clamp_(0, self._rows - 1)
+        return tensor.reshape(split).index_select(1, index).reshape(self._whole(tensor.shape))
+
+    def _narrowed(self, whole: Tensor, like: Size) -> Tensor:
+        """Return the rows of this rank of a result, which has the rows of a tensor of shape `like`."""
+        split = self._split(like)
+        if split is None:
             return whole
-        split = whole.reshape(blocks, self._source.ranks, self._rows, -1)
-        return split[:, self._source.rank].reshape(shape)
+        is_split = split == like
+        parts = whole if is_split else whole.unflatten(0, (split[0], self._total))
+        own = parts.narrow(1, self._first, self._rows)
+        return own.contiguous() if is_split else own.flatten(0, 1)
 
     def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
         named = named or {}
@@ -102,32 +109,29 @@ class SlicedDraws(TorchDispatchMode):
         self.is_needed = True
         if kind in IN_PLACE:
             own: Tensor = given[0]
-            whole = torch.empty(self._wide_shape(own.shape), dtype=own.dtype, device=own.device)
+            whole = torch.empty(self._whole(own.shape), dtype=own.dtype, device=own.device)
             function(whole, *given[1:], **named)
-            return own.copy_(self._narrow(whole, own.shape))
-        first = next((each for each in given if isinstance(each, Tensor)), None)
-        if first is not None:
-            shapes = [each.shape for each in given if isinstance(each, Tensor)]
-            found = function(*tree_map_only(Tensor, self._wide, given), **named)
-            return tree_map_only(Tensor, lambda each: self._narrowed(each, shapes), found)
-        place = OF_SIZES.get(kind)
+            return own.copy_(self._narrowed(whole, own.shape))
+        shapes = [each.shape for each in given if isinstance(each, Tensor)]
+        if shapes:
+            like = next((shape for shape in shapes if self._split(shape) is not None), shapes[0])
+            found = function(*tree_map_only(Tensor, self._widened, given), **named)
+            return tree_map_only(Tensor, lambda each: self._narrowed(each, like), found)
+        place = OF_SIZES[kind]
         at = place if place is not None else max(k for k, each in enumerate(given) if isinstance(each, list | tuple))
         size = Size(given[at])
-        found = function(*given[:at], list(self._wide_shape(size)), *given[at + 1 :], **named)
-        return self._narrow(found, size)
-
-    def _narrowed(self, whole: Tensor, shapes: list[Size]) -> Tensor:
-        """Return the rows of this rank of a result of tensors of some shapes."""
-        blocks = next((found for shape in shapes if (found := self._blocks(shape)) is not None), None)
-        if blocks is None:
-            return whole
-        rows, ranks = self._rows, self._source.ranks
-        two = self._samples > 1 and any(shape[:2] == (self._samples, rows) for shape in shapes)
-        own = (whole.shape[0], rows, *whole.shape[2:]) if two else (whole.shape[0] // ranks, *whole.shape[1:])
-        return whole.reshape(blocks, ranks, rows, -1)[:, self._source.rank].reshape(own)
+        found = function(*given[:at], list(self._whole(size)), *given[at + 1 :], **named)
+        return self._narrowed(found, size)
 
 
 def sliced_source(shape: tuple[int, ...]) -> Slice | None:
     """Return the source of noise of a shape inside the context of `SlicedDraws`, or None outside."""
     modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
     return modes[-1].slice_of(shape) if modes else None
+
+
+def sliced_draws(source: Slice) -> AbstractContextManager[Any]:
+    """Return the context in which torch draws for the rows of a slice."""
+    if source.layout is None:
+        return nullcontext()
+    return SlicedDraws(source, rows=source.layout[1], samples=source.layout[0])

@@ -7,6 +7,7 @@ order of summation: a run of one process is the reference for all. Rank 0 alone 
 
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ TIMEOUT = timedelta(minutes=10)
 """The time after which a rank that waits for the others fails."""
 PATIENCE = 2.0
 """The seconds in which rank 0 may tell an error first, as most errors are those of all ranks."""
+MOMENT = 0.02
+"""The seconds between two looks at what other ranks have done."""
 LOST = re.compile(r"third_party/gloo|gloo::|NCCL|Connection (closed|reset) by peer")
 """What torch's errors about other ranks say."""
 
@@ -50,6 +53,8 @@ class World:
     ranks: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device of this rank."""
+    shards: bool = False
+    """Whether each rank has only a part of the parameters."""
     call: str = "0"
     """A name of this world that no other one of the same process group has."""
     ballot: Ballot | None = field(default=None, repr=False)
@@ -136,6 +141,11 @@ class World:
                     found = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
                     raise ValueError(f"ranks must have the same {what}, got {found}: start all with the same arguments")
 
+    def require_alone(self, name: str, why: str) -> None:
+        """Raise if there are several ranks, with which a setting is not possible."""
+        if self.ranks > 1:
+            raise ValueError(f"{name} must be left out on several ranks, as {why}, got it on {self.ranks} ranks")
+
     def require_visible(self, folder: Path) -> None:
         """Raise unless all ranks see a folder of rank 0."""
         if self.ranks == 1:
@@ -154,17 +164,18 @@ class World:
             must = f"{str(folder)!r} must be a folder that all ranks see"
             raise ValueError(f"{must}, got none on rank {rank}: choose one on a shared file system")
 
-    def first_to_tell(self) -> bool:
+    def first_to_tell(self, error: BaseException) -> bool:
         """Return whether no rank has told an error yet, and this one shall. Rank 0 goes first if it fails as well."""
         if self.ranks == 1:
             return True
-        with suppress(RuntimeError):  # without rank 0 there may be no store
+        with suppress(RuntimeError):
             store, name = dist.distributed_c10d._get_default_store(), f"concretely/{self.call}/told"
             until = time.monotonic() + PATIENCE * (not self.is_first)
             while time.monotonic() < until and store.add(name, 0) == 0:
-                time.sleep(PATIENCE / 100)
+                time.sleep(MOMENT)
             return store.add(name, 1) == 1
-        return True
+        # without a store rank 0 has ended: it has told an error of its own, unless it was killed
+        return is_lost(error) and self.rank == 1
 
     @contextmanager
     def telling_once(self) -> Iterator[None]:
@@ -174,7 +185,7 @@ class World:
         except Exception as error:
             if self.ranks == 1:
                 raise
-            if not self.first_to_tell():
+            if not self.first_to_tell(error):
                 raise SystemExit(1) from None
             if is_lost(error):
                 raise LostRankError(describe_loss(error)) from error
@@ -199,10 +210,10 @@ def describe_loss(error: BaseException) -> str:
     return f"another rank has ended or does not answer: start all again to go on from the last checkpoint ({why})"
 
 
-def join(device: torch.device | str) -> World:
+def join(device: torch.device | str, *, shard: bool = False) -> World:
     """Return the world of this process: that of `torchrun`, or of a process group of the caller, or of one rank.
 
-    A GPU is that of the local rank, unless its index is given.
+    A GPU is that of the local rank, unless its index is given. `shard` says whether parameters are sharded over ranks.
     """
     device = torch.device(device)
     if not dist.is_available() or not (dist.is_initialized() or all(name in os.environ for name in NAMES)):
@@ -215,7 +226,9 @@ def join(device: torch.device | str) -> World:
         rank, ranks = _number("RANK"), _number("WORLD_SIZE")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
-            dist.init_process_group(backend, rank=rank, world_size=ranks, timeout=TIMEOUT)
+            store, *_ = next(dist.rendezvous("env://", rank, ranks, timeout=TIMEOUT))
+            start = dist.PrefixStore(_meeting(store, rank, ranks), store)
+            dist.init_process_group(backend, store=start, rank=rank, world_size=ranks, timeout=TIMEOUT)
         except (ValueError, RuntimeError) as error:
             why = (str(error).splitlines() or [""])[0]
             raise ValueError(
@@ -226,7 +239,29 @@ def join(device: torch.device | str) -> World:
         return World(device=device)
     store = dist.distributed_c10d._get_default_store()
     call = str(store.add(f"concretely/joined/{rank}", 1))  # the same number on all ranks
-    return World(rank, ranks, device, call, Ballot(device))
+    return World(rank, ranks, device, shard, call, Ballot(device))
+
+
+def _meeting(store: dist.Store, rank: int, ranks: int) -> str:
+    """Return a name that only the ranks of this start know.
+
+    After a restart, torchrun's store still has what earlier ranks wrote, such as their addresses. So rank 0 chooses a
+    name, the others add theirs, and each goes on once rank 0 has seen its own.
+    """
+    own = secrets.token_hex(8)
+    if rank == 0:
+        store.set("concretely/start", own)
+        seen = [store.get(f"concretely/{own}/{other}").decode() for other in range(1, ranks)]
+        store.set(f"concretely/{own}/seen", " ".join(seen))
+        return own
+    until = time.monotonic() + TIMEOUT.total_seconds()
+    while time.monotonic() < until:
+        start = store.get("concretely/start").decode()
+        store.set(f"concretely/{start}/{rank}", own)
+        if store.check([key := f"concretely/{start}/seen"]) and own in store.get(key).decode():
+            return start
+        time.sleep(MOMENT)
+    raise RuntimeError(f"rank 0 has not answered within {TIMEOUT}")
 
 
 def rank_noise(*, seed: int, step: int, device: torch.device | str = "cpu") -> Source:
@@ -310,5 +345,5 @@ def _appears(path: Path) -> bool:
     while not path.exists():
         if time.monotonic() > until:
             return False
-        time.sleep(PATIENCE / 20)
+        time.sleep(MOMENT)
     return True

@@ -29,7 +29,7 @@ class RankStep:
         self.world, self._samples = world, task.recipe.samples
         self._leaves = {name: leaf[None].detach() if constants is None else leaf for name, leaf in leaves.items()}
         self._buffers = [buffer for buffer in own if buffer.is_floating_point()]
-        self._versions = [buffer._version for buffer in self._buffers]
+        self._before = [buffer.detach().clone() for buffer in self._buffers]  # the same on all ranks
         self._names: list[str] | None = None  # of the parameters that have a gradient on some rank
         # whether random operations of torch, such as dropout, draw as for the whole batch
         self._slices_torch, self._knows_draws = task.reseeds and constants is None and not task.compiles, False
@@ -39,25 +39,26 @@ class RankStep:
     def means(self, loss: Tensor, gradients: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss and its gradients, averaged over all ranks. The votes of the ranks travel with them.
 
-        Buffers that the step has changed, such as those of batch norm, are averaged as well.
+        The changes of buffers, such as those of batch norm, are averaged as well.
         """
         world = self.world
+        if world.shards:  # FSDP2 has averaged the gradients
+            self._names = []
         if self._names is None:
             known = {name for names in world.gather(list(gradients)) for name in names}
             self._names = [name for name in self._leaves if name in known]
         slopes = [
             gradients[name] if name in gradients else torch.zeros_like(self._leaves[name]) for name in self._names
         ]
-        changed = [k for k, buffer in enumerate(self._buffers) if buffer._version != self._versions[k]]
-        own = [self._buffers[k] for k in changed]
+        pairs = zip(self._buffers, self._before, strict=True)
+        changes = [torch.where(buffer == before, 0, buffer - before) for buffer, before in pairs]  # may be infinite
         votes = [] if world.ballot is None else [world.ballot.votes.to(loss.dtype)]
-        mean, *means = world.means([loss, *slopes, *own, *votes])
+        mean, *means = world.means([loss, *slopes, *changes, *votes])
         if world.ballot is not None:
             world.ballot.count(means.pop())
-        for k, buffer, average in zip(changed, own, means[len(slopes) :], strict=True):
-            buffer.copy_(average)
-            self._versions[k] = buffer._version
-        return mean, dict(zip(self._names, means, strict=False))
+        for buffer, before, change in zip(self._buffers, self._before, means[len(slopes) :], strict=True):
+            buffer.copy_(before.add_(change))
+        return mean, dict(gradients) if world.shards else dict(zip(self._names, means, strict=False))
 
     @contextmanager
     def drawing(self, inputs: Inputs) -> Iterator[None]:
