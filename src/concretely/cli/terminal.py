@@ -7,8 +7,17 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from functools import wraps
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,13 +41,16 @@ if TYPE_CHECKING:
     from ..experiment.scheduler import Monitor
     from ..training.callback import Callbacks
     from ..training.folder import Run
+    from ..training.parallel import World
     from ..training.train_state import Row
 
+RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""The environment variables by which torchrun tells a process that it is a rank."""
 TOO_LARGE = "allocate|out of memory|overflow"
 """Torch's errors about tensors that do not fit into memory."""
 LINES = 10
 """The number of lines that a run prints without a terminal."""
-REFRESH = 16
+REFRESH = 20
 """The number of steps between two updates of the bar."""
 SMOOTHED = 20
 """The number of rows of the training curve over which printed metrics are averaged."""
@@ -118,6 +130,45 @@ def report_errors() -> Iterator[None]:
         if isinstance(error, RuntimeError) and not re.search(TOO_LARGE, str(error), re.IGNORECASE):
             raise
         fail("this does not fit into memory: lower samples, batch or chunk")
+
+
+@contextmanager
+def as_rank(device_name: str | None, precision: str | None) -> Iterator["World | None"]:
+    """Inside this context, a process that torchrun has started is a rank; yield its world, or None without torchrun.
+
+    Rank 0 alone prints. If another rank fails by itself, it prints its error, and the others end without one.
+    """
+    from .option import select_device
+
+    if any(name not in os.environ for name in RANK_NAMES):
+        yield None
+        return
+    from torch.distributed import destroy_process_group
+
+    from ..training.parallel import describe_loss, is_lost, join
+
+    with report_errors():
+        world = join(select_device(device_name, precision))
+    own = StringIO()
+    try:
+        with ExitStack() as stack:
+            if not world.is_first:
+                stack.enter_context(redirect_stdout(StringIO()))
+                stack.enter_context(redirect_stderr(own))
+            yield world
+    except typer.Exit as error:
+        if world.first_to_tell(error) and not world.is_first and own.getvalue().strip():
+            print(own.getvalue().strip().splitlines()[-1], file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    except Exception as error:
+        if not world.first_to_tell(error):
+            raise typer.Exit(1) from None
+        if is_lost(error):
+            fail(describe_loss(error), 1)
+        raise
+    else:
+        with suppress(ValueError, AssertionError):  # a single rank may have no group
+            destroy_process_group()
 
 
 @contextmanager
@@ -276,7 +327,7 @@ def training_progress(
 
     written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
     with progress if bar else nullcontext(), written as log:
-        yield Callbacks(step, row, note)
+        yield Callbacks(step, row, note, sees_all=False)
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:

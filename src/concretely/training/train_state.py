@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from .engine import State, path_of
 from .own_method import own_task_of
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
+from .parallel import ALONE, World
 from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .task import Task
 from .torch_optimizer import PREFIX, TorchOptimizer
@@ -34,7 +35,7 @@ class Row:
     bound: float
     """The objective that was maximised, in nats."""
     discrete: float
-    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at every tenth step."""
+    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at some steps."""
     valid: float | None = None
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -52,7 +53,10 @@ class Row:
 class TrainState:
     """The state of a run between two steps."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, world: World = ALONE) -> None:
+        task = replace(task, feed=world.feed(task.feed))
+        self.world = world
+        """The ranks that train the run together."""
         self.task, self.device, self.loss, self.model = task, task.device, task.loss, task.model
         self.optimizer = _optimizer(task)
         """The optimizer of torch, if the task has one."""
@@ -72,11 +76,13 @@ class TrainState:
         self._draws: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu") -> "TrainState":
+    def of(
+        cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu", world: World = ALONE
+    ) -> "TrainState":
         """Return the state of a recipe before its first step."""
         if isinstance(recipe, OwnRecipe):
-            return cls(own_task_of(recipe, data, device=device))
-        return cls(paper_task(paper_recipe(recipe), data, device=device))
+            return cls(own_task_of(recipe, data, device=device), world)
+        return cls(paper_task(paper_recipe(recipe), data, device=device), world)
 
     @property
     def recipe(self) -> RunRecipe:
@@ -99,7 +105,7 @@ class TrainState:
         with eval_mode(self.loss), torch.no_grad():
             loss, keys = self._loss(self.step)
         self._draws = keys.used, self._monitored(self.step)
-        return -loss.item()
+        return -self.world.mean(loss).item()
 
     @property
     def draws(self) -> int:
@@ -153,7 +159,7 @@ class TrainState:
     def validate(self) -> float:
         """Return the score of the validation set, of which lower is better."""
         with self.averaged():
-            return self.task.validate()
+            return self.task.validate(self.world)
 
     def keep_best(self) -> None:
         """Keep a copy of the current parameters as the best so far."""
@@ -267,7 +273,7 @@ class TrainState:
         with self._seeded(step):
             for inputs in self.task.feed.inputs(step, self.device):
                 own = Keys(all_keys[len(parts) * used :], seeds_torch=not self.task.reseeds)
-                parts.append(self.loss(inputs, own, tuple(self.task.controls_at(step))))
+                parts.append(self.loss(inputs, self.world.noise(own), tuple(self.task.controls_at(step))))
                 keys, used = (own, own.used) if len(parts) == 1 else (keys, used)
         return parts[0] if len(parts) == 1 else torch.stack(parts).mean(), keys
 
@@ -282,7 +288,7 @@ class TrainState:
         keys = Keys(keys_of(self.recipe.seed, Purpose.GAP, step, device=self.device), seeds_torch=not self.task.reseeds)
         with torch.no_grad(), eval_mode(self.loss), self._seeded(step):
             inputs = self.task.feed.inputs(step, self.device)[-1]
-            self.task.monitor(inputs, keys, tuple(self.task.controls_at(step)))
+            self.task.monitor(inputs, self.world.noise(keys), tuple(self.task.controls_at(step)))
         return keys.used
 
     @contextmanager
