@@ -8,6 +8,7 @@ on every rank) and strong scaling (one batch split among ranks).
 
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -36,6 +37,7 @@ SAMPLES = (1, 50)
 """Few and many samples: much and little communication for the work of a step."""
 RANKS = (1, 2)
 OUT = Path(__file__).parent / "records" / "scale.json"
+PAGE = Path(__file__).parent.parent / "docs" / "parallel.md"
 
 
 def state(world: World, *, batch: int, samples: int) -> TrainState:
@@ -124,6 +126,27 @@ def described(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return described
 
 
+def quoted(results: dict[str, Any]) -> tuple[list[str], str]:
+    """Return the rows of the table of the page, and its sentences about one rank and the all-reduce."""
+    rows = [
+        f"| {case['scaling']} | {case['samples']} | {case['batch']} | {case['speedup']:.2f} |"
+        for case in results["steps"]
+        if case["ranks"] == RANKS[-1]
+    ]
+    one, reduce = results["overhead_of_one_rank"]["median"], results["all_reduce"]
+    return rows, (
+        f"A world of one rank takes {one:.2f} times the CPU time of a plain process. An all-reduce of the "
+        f"{reduce['bytes']:,} bytes of gradients takes {reduce['ms']:.1f} ms."
+    )
+
+
+def update_page(results: dict[str, Any]) -> None:
+    """Write the numbers of a record into the page."""
+    rows, sentences = quoted(results)
+    text = re.sub(r"(^\| (weak|strong) \|.*\n)+", "\n".join(rows) + "\n", PAGE.read_text("utf-8"), flags=re.MULTILINE)
+    PAGE.write_text(re.sub(r"^A world of one rank.*$", sentences, text, flags=re.MULTILINE), "utf-8")
+
+
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often everything is timed.")] = 15,
     steps: Annotated[int, typer.Option(min=1, help="The number of steps of a round with one sample.")] = 50,
@@ -144,6 +167,8 @@ def main(
     }
     settings = {"notation": NOTATION, "threads": 1, "rounds": rounds, "steps": steps, "load": load}
     record.write(out, settings, seed=SEED, results=results)
+    if out == OUT:
+        update_page(results)
     for case in results["steps"]:
         console.print(case)
     console.print({name: results[name] for name in ("overhead_of_one_rank", "all_reduce")})

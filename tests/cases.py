@@ -37,7 +37,8 @@ class Case:
         """The numbers of categories to try."""
         if not self.has_categories:
             return (2,)
-        return tuple(n for n in CATEGORIES if "Hypercube" not in self.name or n != 3)
+        most = 64 if self.name == "Subset" else CATEGORIES[-1]  # of more there are too many subsets to enumerate
+        return tuple(n for n in CATEGORIES if n <= most and ("Hypercube" not in self.name or n != 3))
 
 
 def named(family: type) -> Callable[..., Any]:
@@ -61,10 +62,15 @@ def _circuit_node(noise: str) -> Callable[..., Any]:
     )
 
 
+def _subset(logits: Tensor, **options: Any) -> c.Subset:
+    return c.Subset(logits=logits, k=min(logits.shape[-1] // 2, 2), **options)
+
+
 MASSES = (
     Case("Bernoulli", named(c.Bernoulli), has_categories=False),
     Case("OneHotCategorical", named(c.OneHotCategorical), has_categories=True),
     Case("Hypercube", named(c.Hypercube), has_categories=True),
+    Case("Subset", _subset, has_categories=True),
 )
 LOG_SPACE = (
     Case("Logistic", named(c.Logistic), has_categories=False),
@@ -88,7 +94,8 @@ RELAXATIONS = (
     Case("BinaryCircuit-laplace", _circuit("laplace"), has_categories=False),
     Case("BinaryCircuit-cauchy", _circuit("cauchy"), has_categories=False),
 )
-TEMPERED = (*NODES, *RELAXATIONS)
+GATE = Case("HardConcrete", named(c.HardConcrete), has_categories=False)
+TEMPERED = (*NODES, *RELAXATIONS, GATE)
 GUMBEL = Case("Gumbel", lambda logits, temperature, **options: c.Gumbel(logits, **options), has_categories=False)
 CONTINUOUS = (*TEMPERED, GUMBEL)
 

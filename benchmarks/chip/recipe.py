@@ -58,7 +58,7 @@ class Size(NamedTuple):
 
 
 WHOLE = Size("200H~784V", 20, 2_000, 1_000, None, 50_000, {})
-QUICK = Size("12H~784V", 2, 50, 20, 50, 20, {"steps": 40, "batch": 64})
+QUICK = Size("12H~784V", 2, 50, 20, 50, 20, {"steps": 60, "batch": 64})
 
 
 class Case(NamedTuple):

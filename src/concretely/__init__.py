@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import report
+    from . import layer, report
     from .data import load_data
     from .distribution import *
     from .estimator import *
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from .experiment.place import Ray, Share
     from .experiment.search import sweep, sweep_recipes
     from .graph import *
-    from .layer import *
+    from .layer.gumbel import gumbel_sigmoid, gumbel_softmax
+    from .layer.straight_through import straight_through
     from .model import *
     from .notation import *
     from .objective import *
@@ -46,7 +47,9 @@ __all__ = [
     "FittedRun",
     "GradientStudy",
     "Gumbel",
+    "GumbelSinkhorn",
     "GumbelSoftmax",
+    "HardConcrete",
     "Hypercube",
     "HypercubeConcrete",
     "HypercubeLogisticNormal",
@@ -56,6 +59,7 @@ __all__ = [
     "Model",
     "OneHotCategorical",
     "Pathwise",
+    "Permutation",
     "ProgressBar",
     "Ray",
     "Recipe",
@@ -63,6 +67,8 @@ __all__ = [
     "Share",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
+    "Subset",
+    "SubsetConcrete",
     "TensorBoard",
     "Trace",
     "Warmup",
@@ -76,6 +82,7 @@ __all__ = [
     "gradient_study",
     "gumbel_sigmoid",
     "gumbel_softmax",
+    "layer",
     "load",
     "load_data",
     "mode",
@@ -92,7 +99,6 @@ __all__ = [
 
 _ROOMS = (
     "distribution",
-    "layer",
     "notation",
     "schedule",
     "graph",
@@ -112,9 +118,13 @@ _ELSEWHERE = {
     "Share": ".experiment.place",
     "TensorBoard": ".training.callback",
     "fit": ".training.fit",
+    "gumbel_sigmoid": ".layer.gumbel",
+    "gumbel_softmax": ".layer.gumbel",
+    "layer": ".layer",
     "load": ".training.folder",
     "load_data": ".data",
     "report": ".report",
+    "straight_through": ".layer.straight_through",
     "sweep": ".experiment.search",
     "sweep_recipes": ".experiment.search",
 }
@@ -127,7 +137,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name in _ELSEWHERE:
         module = import_module(_ELSEWHERE[name], __name__)
-        found = module if name == "report" else getattr(module, name)
+        found = module if name in ("layer", "report") else getattr(module, name)
     else:
         rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
         found = next(getattr(room, name) for room in rooms if name in room.__all__)

@@ -1,6 +1,7 @@
 """Ranks on this machine, and what they train: the same cases on one, two and four of them."""
 
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -80,7 +81,7 @@ def _work(work: Callable[..., Any], rank: int, ranks: int, port: int, folder: Pa
 
 
 def parameters(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.detach().clone() for name, each in model.state_dict().items()}
+    return {name: each.detach().clone() for name, each in (*model.named_parameters(), *model.named_buffers())}
 
 
 def result(run: Any) -> dict[str, Any]:
@@ -146,6 +147,12 @@ class Pointless(nn.Module):
         return (draw("b", c.Bernoulli(logits=self.logits)) - 0.45).square().sum(-1)
 
 
+def sharded() -> dict[str, Any]:
+    """The same models with sharded parameters, whose shards have different sizes."""
+    how = {"estimator": c.NVIL, "samples": 2, "ema": 0.9, "clip": 0.5}
+    return fitted(built(), shard=True, **how)
+
+
 def layers() -> dict[str, Any]:
     """A program whose layers draw from torch's generator."""
     return fitted(built(Layers), estimator=c.StraightThrough(), valid=None, every=None)
@@ -192,7 +199,7 @@ def leg(folder: Path, steps: int) -> dict[str, Any]:
 def law(folder: Path) -> dict[str, Any]:
     """All cases whose results do not depend on the number of ranks."""
     found = {name: by_estimator(name) for name in ESTIMATORS}
-    cases = {each.__name__: each() for each in (everything, mixed, layers, members, scored)}
+    cases = {each.__name__: each() for each in (everything, mixed, sharded, layers, members, scored)}
     return found | cases | {"paper": paper(folder / "paper")}
 
 
@@ -222,9 +229,16 @@ def bad_input(folder: Path) -> dict[str, str]:
     return {name: refused(case) for name, case in cases.items()}
 
 
+def wrapped() -> dict[str, float]:
+    """The example, in which torch wraps the model."""
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "distributed.py"))["main"]
+    return {"data parallel": main(3)["NLL"], "sharded": main(3, shard=True)["NLL"]}
+
+
 def on_two_ranks(folder: Path) -> dict[str, Any]:
     """All that two ranks are asked to do."""
     found = {"law": law(folder), "normed": normed(), "leg": leg(folder / "legs", 4), "bad": bad_input(folder)}
+    found["wrapped"] = wrapped()
     join("cpu").wait()  # for a rank that listens to what another says
     return found
 

@@ -92,6 +92,12 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_then_on_four(
     assert last.step == 12
 
 
+def test_wrappers_of_torch_train_as_one_process_does(two: list[dict[str, Any]]) -> None:
+    expected = ranks.wrapped()
+    for found in two:
+        assert found["wrapped"] == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [

@@ -133,7 +133,7 @@ def report_errors() -> Iterator[None]:
 
 
 @contextmanager
-def as_rank(device_name: str | None, precision: str | None) -> Iterator["World | None"]:
+def as_rank(device_name: str | None, precision: str | None, *, shard: bool = False) -> Iterator["World | None"]:
     """Inside this context, a process that torchrun has started is a rank; yield its world, or None without torchrun.
 
     Rank 0 alone prints. If another rank fails by itself, it prints its error, and the others end without one.
@@ -148,7 +148,7 @@ def as_rank(device_name: str | None, precision: str | None) -> Iterator["World |
     from ..training.parallel import describe_loss, is_lost, join
 
     with report_errors():
-        world = join(select_device(device_name, precision))
+        world = join(select_device(device_name, precision), shard=shard)
     own = StringIO()
     try:
         with ExitStack() as stack:

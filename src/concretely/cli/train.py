@@ -57,6 +57,7 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the output folder.")] = False,
     share: Shared = False,
     members_per_program: MembersPerProgram = None,
+    shard: Annotated[bool, typer.Option("--shard", help="With torchrun: shard the parameters over ranks.")] = False,
 ) -> None:
     """Train a model, score it and write a report. Ctrl-C saves a checkpoint and prints how to resume.
 
@@ -67,7 +68,7 @@ def train(
 
     With torchrun --nproc-per-node N -m concretely train, N processes train one model, each on its part of every batch.
     """
-    with terminal.as_rank(device_name, precision) as world:
+    with terminal.as_rank(device_name, precision, shard=shard) as world:
         terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
         terminal.require_positive(score_samples=score_samples, max_bytes=max_bytes)
         place = select_place(share=share, members_per_program=members_per_program)

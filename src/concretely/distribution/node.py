@@ -17,7 +17,7 @@ from ..functional.log_simplex import other_form
 from ..functional.noise import Source
 from ..functional.squashing import Score, Squashing
 from . import check
-from .variable import DiscreteVariable, Variable, expanded
+from .variable import RelaxedVariable, Variable, expanded
 
 VECTOR = {"logits": constraints.real_vector, "temperature": constraints.nonnegative}
 """The constraints on the parameters of a variable with a last axis of categories."""
@@ -158,7 +158,7 @@ Made = tuple[Node, Squashing, Tensor, Size]
 """A node, its squashing, the logits of the variable and its event shape."""
 
 
-class Relaxation(Variable, Distribution):
+class Relaxation(RelaxedVariable, Distribution):
     """A bounded variable: a squashed `Node`.
 
     `log_prob` depends on the value alone and is finite on the closed support. On the edge it averages the density over
@@ -166,8 +166,6 @@ class Relaxation(Variable, Distribution):
     `rsample_and_log_prob`, traces of graphs and `monte_carlo_kl` are exact nevertheless, as is `kl_divergence`.
     """
 
-    arg_constraints = Node.arg_constraints
-    has_rsample = True
     _is_invertible = True
     """Whether `log_prob` is the log density of the value. Otherwise it is that of the unsquashed variable."""
 
@@ -193,11 +191,6 @@ class Relaxation(Variable, Distribution):
     def node(self) -> Node:
         """The unbounded variable before squashing."""
         return self._node if self._node.batch_shape == self.batch_shape else self._node.expand(self.batch_shape)
-
-    @property
-    def temperature(self) -> Tensor:
-        """The temperature λ."""
-        return self.node.temperature
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise from which `push` makes samples."""
@@ -254,10 +247,6 @@ class Relaxation(Variable, Distribution):
 
     def _value(self, node: Tensor) -> Tensor:
         return self._rounded(self._squashing(node, self.logits.dtype))
-
-    @abstractmethod
-    def discretize(self) -> DiscreteVariable:
-        """Return the discrete variable that this one relaxes."""
 
 
 def connected(log_prob: Tensor, logits: Tensor) -> Tensor:

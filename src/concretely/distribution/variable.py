@@ -15,14 +15,12 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, cast, cast_in_order, compute_dtype
+from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled
 from ..functional.draw import Drawn, draw_state, score_state
 from ..functional.noise import Source
 from . import check
 
 if TYPE_CHECKING:
-    from .node import Relaxation
-
     _Base = Distribution
 else:
     _Base = object
@@ -125,6 +123,10 @@ class Variable(PyroMixin):
     @abstractmethod
     def push(self, noise: Tensor) -> Tensor:
         """Return the value made from noise: the deterministic part of sampling."""
+
+    @abstractmethod
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
+        """Draw values with a pathwise gradient."""
 
     def sample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values without a gradient."""
@@ -246,10 +248,10 @@ class DiscreteVariable(Variable, Distribution):
         return new
 
     @abstractmethod
-    def relax(self, temperature: Temperature) -> "Relaxation":
+    def relax(self, temperature: Temperature) -> "RelaxedVariable":
         """Return the Concrete relaxation with the same logits."""
 
-    def relax_gaussian(self, temperature: Temperature) -> "Relaxation":
+    def relax_gaussian(self, temperature: Temperature) -> "RelaxedVariable":
         """Return the relaxation by Gaussian noise with the same logits; raise an error if there is none."""
         raise NotImplementedError(f"{type(self).__name__} has no relaxation by normal noise")
 
@@ -288,3 +290,46 @@ class DiscreteVariable(Variable, Distribution):
     @abstractmethod
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         """Return the mean of the states' log probabilities, weighted by a value."""
+
+
+class RelaxedVariable(Variable):
+    """A continuous random variable that relaxes a discrete one and is a function of an unbounded variable, its node.
+
+    It is a mixin for torch's `Distribution`.
+    """
+
+    arg_constraints = {"logits": constraints.real, "temperature": constraints.nonnegative}  # noqa: RUF012
+    has_rsample = True
+
+    @property
+    def temperature(self) -> Tensor:
+        """The temperature λ."""
+        assert self._temperature is not None
+        if isinstance(self._temperature, Tensor):
+            return self._temperature
+        return filled((), self._temperature, self.logits.device)
+
+    @property
+    def _precise(self) -> Temperature:
+        """The temperature: a float, or a tensor in float64."""
+        assert self._temperature is not None
+        return as_precise(self._temperature)
+
+    def rsample_and_log_prob(
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw values with a gradient, and the exact log densities of their nodes."""
+        drawn = self.drawn(sample_shape, generator=generator)
+        return drawn.value, drawn.score()
+
+    @abstractmethod
+    def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
+        """Draw values, with their unsquashed values and functions that return the log densities of the latter."""
+
+    @abstractmethod
+    def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:
+        """Return the log density of the unsquashed variable, summed over the last `axes` batch axes."""
+
+    @abstractmethod
+    def discretize(self) -> DiscreteVariable:
+        """Return the discrete variable that this one relaxes."""

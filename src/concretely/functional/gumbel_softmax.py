@@ -62,7 +62,7 @@ def draw(
 
 def _are_few(logits: Tensor, *, hard: bool) -> bool:
     """Return whether operations on logits run now and in their own dtype, and few of them are the fastest way."""
-    if logits.dtype.itemsize < 4 or torch.compiler.is_compiling():
+    if logits.dtype.itemsize < 4 or is_transformed():
         return False
     if logits.is_cpu:
         return logits.numel() <= FEW

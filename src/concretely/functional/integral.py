@@ -1,6 +1,6 @@
-"""Two one-dimensional integrals that occur in exact KL divergences, with their derivatives.
+"""One-dimensional integrals that occur in exact KL divergences and means, with their derivatives.
 
-Both integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so the trapezoidal
+Their integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so the trapezoidal
 rule is exact to rounding [trefethen2014exponentially]. The sums run over blocks of quadrature points to save memory.
 """
 
@@ -172,3 +172,18 @@ def _stretched(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         by_stretch = by_stretch - (dip * (above * risen + below * fallen)).sum(-1)
         by_shift = by_shift - (dip * (risen - fallen)).sum(-1)
     return mean, by_stretch, by_shift
+
+
+def mean_sigmoid(stretch: Tensor, shift: Tensor) -> Tensor:
+    """Return the mean of sigmoid(sL + c) over standard logistic L: the mean of a binary Concrete variable.
+
+    With another logistic variable M, it is P(M ≤ sL + c) = P(-L ≤ (c - M) / s), so a stretch above 1 becomes one below.
+
+    >>> mean_sigmoid(torch.tensor(2.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    scale = stretch.clamp(min=1)
+    stretch, shift = torch.where(stretch > 1, 1 / scale, stretch), shift / scale
+    node = STEP * torch.arange(round(-42 / STEP), round(42 / STEP) + 1, dtype=shift.dtype, device=shift.device)
+    point = stretch.unsqueeze(-1) * node + shift.unsqueeze(-1)
+    return (STEP * _density(node) * torch.sigmoid(point)).sum(-1)

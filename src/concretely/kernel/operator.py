@@ -45,6 +45,7 @@ def operator(
     eligible: Callable[..., bool] | None = None,
     arrange: Callable[..., Arranged] | None = None,
     nondifferentiable: Sequence[int] = (),
+    takes_float64: bool = False,
 ) -> "Callable[[Callable[P, R]], Operator[P, R]]":
     """Register a definition with its kernel.
 
@@ -64,13 +65,16 @@ def operator(
         name: The name of the operator of torch.
         kernel: The module with the kernel.
         eligible: A condition on the arguments under which the kernel can run. In addition, the first tensor must be on
-            the current GPU and not in float64.
+            the current GPU and, unless `takes_float64`, not in float64.
         arrange: A function that converts the arguments to those of the kernel and returns how to restore the results,
             for kernels that take other shapes or have extra options. The definition must compute the same result from
             the arguments of the kernel.
         nondifferentiable: The indices of outputs without a gradient.
+        takes_float64: Whether the kernel also computes in float64.
     """
-    return lambda definition: Operator(definition, name, kernel, eligible, arrange, tuple(nondifferentiable))
+    return lambda definition: Operator(
+        definition, name, kernel, eligible, arrange, tuple(nondifferentiable), takes_float64
+    )
 
 
 @contextmanager
@@ -131,11 +135,13 @@ class Operator(Generic[P, R]):
         eligible: Callable[..., bool] | None,
         arrange: Callable[..., Arranged] | None,
         nondifferentiable: tuple[int, ...],
+        takes_float64: bool = False,
     ) -> None:
         self.definition, self.name, self.kernel = definition, name, kernel
         self._defined = cast("Callable[..., Any]", definition)
         self.__doc__, self.__name__ = definition.__doc__, definition.__name__
         self._eligible, self._arrange, self._nondifferentiable = eligible, arrange, nondifferentiable
+        self._takes_float64 = takes_float64
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
         self._defaults = tuple(each.default for each in given.values())
@@ -213,7 +219,8 @@ class Operator(Generic[P, R]):
 
     def _is_eligible(self, arguments: Sequence[Any]) -> bool:
         first = arguments[self._first]
-        if (first if isinstance(first, Tensor) else first[0]).dtype == torch.float64:
+        dtype = (first if isinstance(first, Tensor) else first[0]).dtype
+        if dtype == torch.float64 and not self._takes_float64:
             return False
         if _DISABLED and not _DISABLED.isdisjoint((self.name, self.kernel)):
             return False

@@ -86,7 +86,7 @@ class Engine:
 
     def _may_stack(self) -> bool:
         """Return whether all members can run as one program, and should."""
-        stacks = self.runs[0].task.stacks
+        stacks = "never" if self.runs[0].world.shards else self.runs[0].task.stacks
         if self.device.type == "cpu" or stacks == "never" or (stacks == "several" and len(self.runs) == 1):
             return False
         why = why_not_stacked(self.runs) if stacks == "several" else None
@@ -210,6 +210,7 @@ class _Program:
         self.draws_from_torch = False
         """Whether a step has drawn from torch's generator of the device."""
         self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
+        self._sharding = first.sharding
         shared = self._leaves, self._constants if vmapped else None
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
 
@@ -234,7 +235,7 @@ class _Program:
             if self._task.reseeds and self.stream is not None:
                 self.draws_from_torch |= has_drawn(self.stream.device)
         except ValueError:  # distributions refuse what is not finite
-            if all(run.first_nonfinite_parameter() is None for run in self._runs):
+            if all(run.first_nonfinite_parameter(together=False) is None for run in self._runs):
                 raise
             self._log.first_nonfinite.masked_fill_(self._log.first_nonfinite < 0, step)
 
@@ -267,7 +268,8 @@ class _Program:
             if self._ranks is not None:
                 loss, gradients = self._ranks.means(loss, gradients)
             sizes, watched = self._table.sizes, list[Tensor]()
-            norm = self._norm(gradients) if self._task.clip or (gap and self._metrics is not None) else None
+            needs_norm = self._task.clip or self._sharding is not None or (gap and self._metrics is not None)
+            norm = self._norm(gradients) if needs_norm else None
             if gap:
                 self._measure(inputs, loss, norm)
             if norm is None:
@@ -294,9 +296,7 @@ class _Program:
             inputs = self._table.batch(part)
             with self._differentiating(inputs):
                 loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
-                slopes = torch.autograd.grad(
-                    [loss], list(self._leaves.values()), [weight.to(loss.dtype)], allow_unused=True
-                )
+                slopes = self._slopes(loss, weight.to(loss.dtype))
             loss = loss.detach()
             total = loss if parts == 1 else (total * bool(part) + loss / parts)
             for name, slope in zip(self._leaves, slopes, strict=True):
@@ -304,6 +304,12 @@ class _Program:
                     own = slope if self._vmapped else slope.unsqueeze(0)
                     gradients[name] = gradients[name] + own if name in gradients else own
         return total, gradients, inputs
+
+    def _slopes(self, loss: Tensor, weight: Tensor) -> Sequence[Tensor | None]:
+        """Return the gradients of all leaves; if they are sharded, of the parts of this rank."""
+        if self._sharding is not None:
+            return self._sharding.gradients(loss, weight)
+        return torch.autograd.grad([loss], list(self._leaves.values()), [weight], allow_unused=True)
 
     def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
         """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
@@ -323,7 +329,8 @@ class _Program:
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
         """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
         assert self._monitor is not None
-        with nullcontext() if self._ranks is None else self._ranks.drawing(inputs):
+        gathered = nullcontext() if self._sharding is None else self._sharding.gathered()
+        with gathered, nullcontext() if self._ranks is None else self._ranks.drawing(inputs):
             found = self._losses(self._monitor, inputs, Purpose.GAP)
         found = found if self._ranks is None else self._ranks.world.mean(found)
         excess = (found if found.dim() == 1 else found[:, 0]) - loss
@@ -335,7 +342,7 @@ class _Program:
         """Return the norm of the gradient of every member."""
         each = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients.values()]
         norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(self._ones.dtype) for one in each]), dim=0)
-        return norm
+        return norm if self._sharding is None else self._sharding.norm(norm)
 
     def _losses(self, function: MemberLoss, inputs: Inputs, purpose: Purpose, part: int = 0) -> Tensor:
         """Return the loss of every member, with the keys of a purpose."""

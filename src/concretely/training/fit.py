@@ -133,6 +133,7 @@ def fit(
     precision: str = "float32",
     device: torch.device | str | None = None,
     compile: bool = False,  # noqa: A002 (the name that torch gives it)
+    shard: bool = False,
     out: str | Path | None = None,
     overwrite: bool = False,
     checkpoint_seconds: float = 60.0,
@@ -183,6 +184,7 @@ def fit(
         precision: "float32", "tf32" for faster matrix products on a GPU, or "bfloat16" for autocast.
         device: Where to train, by default where the model is; for a builder on a GPU if there is one.
         compile: Whether to compile the loss with `torch.compile`.
+        shard: Whether parameters, gradients and moments are sharded over the ranks of torchrun, by FSDP2.
         out: The folder of the run.
         overwrite: Whether to delete a run in that folder first.
         checkpoint_seconds: The number of seconds between checkpoints.
@@ -214,7 +216,7 @@ def fit(
         raise ValueError(
             f"{must}, got one {type(estimator).__name__}: pass the class, called with the model and inputs"
         )
-    folder, world = None if out is None else Path(out), join(_device(device, module))
+    folder, world = None if out is None else Path(out), join(_device(device, module), shard=shard)
     place = world.device
     if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
         valid = data  # whose validation points are kept apart

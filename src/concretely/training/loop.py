@@ -114,9 +114,9 @@ def train_states(
     world = states[0].world
     for state in states:
         world.require_same("recipe", {**state.recipe.settings, "digest of the data": state.task.digest})
-        world.broadcast_(list(state.state.values()))
+        world.broadcast_([] if world.shards else list(state.state.values()))
     for state in states:
-        if state.task.examines:
+        if state.task.examines and not world.shards:
             note = callbacks.note if state is states[0] else lambda sentence: None  # the others are alike
             state.may_capture = all(world.gather(examine(state, note)))
     starts = [state.dry_run() for state in states]
@@ -184,10 +184,9 @@ def _start(
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)
     state.world.require_same("checkpoints", {"step": run.step})
-    if not state.world.is_first:
-        return _Job(folder, state, run, watch)
-    write_text(folder / FILE, task.recipe.toml())  # only now: a failed check must leave the old recipe
-    if isinstance(task.recipe, OwnRecipe) and task.recipe.model:
+    if state.world.is_first:
+        write_text(folder / FILE, task.recipe.toml())  # only now: a failed check must leave the old recipe
+    if state.world.is_first and isinstance(task.recipe, OwnRecipe) and task.recipe.model:
         sign_run(folder, task.recipe)
     if run.finished:
         export(run, state, folder)  # again, in case a file was lost
@@ -241,7 +240,7 @@ def _train(
             callbacks.row(_average(rows))
         active = [job for job in active if job.is_active]
     for job in jobs:
-        if job.is_active and job.folder is not None and world.is_first:
+        if job.is_active and job.folder is not None:
             export(job.run, job.state, job.folder)
     if ended is not None:
         raise ended
@@ -259,9 +258,9 @@ def _update(job: _Job, *, at_end: bool, due: bool) -> None:
         job.run = _with_row(state, job.run)
         job.watch(job.run.rows[-1])
     job.run = replace(job.run, step=state.step, seconds=state.seconds)
-    if folder is not None and state.world.is_first and (job.run.finished or due):
+    if folder is not None and (job.run.finished or due):
         save_checkpoint(job.run, state, folder)
-    if folder is not None and state.world.is_first and job.run.finished:
+    if folder is not None and job.run.finished:
         export(job.run, state, folder)
 
 

@@ -53,6 +53,8 @@ class World:
     ranks: int = 1
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
     """The device of this rank."""
+    shards: bool = False
+    """Whether each rank has only a part of the parameters."""
     call: str = "0"
     """A name of this world that no other one of the same process group has."""
     ballot: Ballot | None = field(default=None, repr=False)
@@ -208,10 +210,10 @@ def describe_loss(error: BaseException) -> str:
     return f"another rank has ended or does not answer: start all again to go on from the last checkpoint ({why})"
 
 
-def join(device: torch.device | str) -> World:
+def join(device: torch.device | str, *, shard: bool = False) -> World:
     """Return the world of this process: that of `torchrun`, or of a process group of the caller, or of one rank.
 
-    A GPU is that of the local rank, unless its index is given.
+    A GPU is that of the local rank, unless its index is given. `shard` says whether parameters are sharded over ranks.
     """
     device = torch.device(device)
     if not dist.is_available() or not (dist.is_initialized() or all(name in os.environ for name in NAMES)):
@@ -237,7 +239,7 @@ def join(device: torch.device | str) -> World:
         return World(device=device)
     store = dist.distributed_c10d._get_default_store()
     call = str(store.add(f"concretely/joined/{rank}", 1))  # the same number on all ranks
-    return World(rank, ranks, device, call, Ballot(device))
+    return World(rank, ranks, device, shard, call, Ballot(device))
 
 
 def _meeting(store: dist.Store, rank: int, ranks: int) -> str:

@@ -42,6 +42,8 @@ class RankStep:
         The changes of buffers, such as those of batch norm, are averaged as well.
         """
         world = self.world
+        if world.shards:  # FSDP2 has averaged the gradients
+            self._names = []
         if self._names is None:
             known = {name for names in world.gather(list(gradients)) for name in names}
             self._names = [name for name in self._leaves if name in known]
@@ -56,7 +58,7 @@ class RankStep:
             world.ballot.count(means.pop())
         for buffer, before, change in zip(self._buffers, self._before, means[len(slopes) :], strict=True):
             buffer.copy_(before.add_(change))
-        return mean, dict(zip(self._names, means, strict=False))
+        return mean, dict(gradients) if world.shards else dict(zip(self._names, means, strict=False))
 
     @contextmanager
     def drawing(self, inputs: Inputs) -> Iterator[None]:
