@@ -18,6 +18,8 @@ PACKAGES = (
     "tfp-nightly",
     "tensorflow-probability",
     "pyro-ppl",
+    "lightning",
+    "transformers",
 )
 
 

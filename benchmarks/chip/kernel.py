@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from concretely.functional import bernoulli, categorical, exp_concrete, exp_logistic_normal, logistic
-from concretely.functional.affine import affine, affine_log_likelihood
-from concretely.functional.bernoulli import log_likelihood
+from concretely.functional.arithmetic import affine
+from concretely.functional.bernoulli import affine_log_likelihood, log_likelihood
 from concretely.functional.bound import bound, loss
 from concretely.functional.signal import normalize, vimco
 from concretely.training.optimizer import orthogonal

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import concretely as c
 from concretely.training.engine import Engine
+from concretely.training.feed import LINES
 from concretely.training.own import Options, own_task
 from concretely.training.own_recipe import OwnRecipe
 from concretely.training.source import as_source
-from concretely.training.step_table import LINES
 from concretely.training.train_state import TrainState
 
 from ..timing import Spread, Timing

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from concretely.training.engine import Engine
-from concretely.training.step_table import LINES
+from concretely.training.feed import LINES
 
 from ..timing import Spread, Timing
 from . import asked, turn, work

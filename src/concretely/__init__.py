@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .distribution import *
     from .estimator import *
     from .evaluation import *
+    from .experiment.place import Ray, Share
+    from .experiment.search import sweep, sweep_recipes
     from .graph import *
     from .layer.gumbel import gumbel_sigmoid, gumbel_softmax
     from .layer.straight_through import straight_through
@@ -59,8 +61,10 @@ __all__ = [
     "Pathwise",
     "Permutation",
     "ProgressBar",
+    "Ray",
     "Recipe",
     "Reinforce",
+    "Share",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
     "Subset",
@@ -88,6 +92,8 @@ __all__ = [
     "report",
     "run",
     "straight_through",
+    "sweep",
+    "sweep_recipes",
     "tile",
 ]
 
@@ -107,7 +113,9 @@ _ELSEWHERE = {
     "CSVLog": ".training.callback",
     "FittedRun": ".training.fit",
     "ProgressBar": ".training.callback",
+    "Ray": ".experiment.place",
     "Recipe": ".training.recipe",
+    "Share": ".experiment.place",
     "TensorBoard": ".training.callback",
     "fit": ".training.fit",
     "gumbel_sigmoid": ".layer.gumbel",
@@ -117,6 +125,8 @@ _ELSEWHERE = {
     "load_data": ".data",
     "report": ".report",
     "straight_through": ".layer.straight_through",
+    "sweep": ".experiment.search",
+    "sweep_recipes": ".experiment.search",
 }
 """The modules of the public names that are in none of `_ROOMS`."""
 

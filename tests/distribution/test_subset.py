@@ -209,6 +209,7 @@ def test_scores_follow_their_density() -> None:
     # the mean of another density's ratio to the own one is 1
     other = c.Subset(logits=random_logits(4) * 0.8, k=2).relax(0.7)
     assert_mean((other.node_log_prob(drawn.value, node=drawn.node) - own).exp(), 1.0)
+    assert c.monte_carlo_kl(relaxed, other, samples=2000).item() > 0
     with pytest.raises(ValueError, match=r"^a relaxed subset does not determine its scores"):
         relaxed.log_prob(drawn.value)
 
@@ -250,3 +251,41 @@ def test_subsets_of_different_sizes_cannot_be_compared() -> None:
         kl_divergence(one, other)
     with pytest.raises(ValueError, match=r"^a subset must have at most 2\^20 states to be enumerated, got \d+$"):
         c.Subset(logits=torch.zeros(40), k=20).enumerate_support()
+
+
+def test_transforms_change_nothing() -> None:
+    logits = random_logits(5, batch=(3,))
+    noise = c.Subset(logits=logits, k=2).noise()
+
+    def program(logits: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
+        variable = c.Subset(logits=logits, k=2)
+        hard = variable.push(noise)
+        return hard, variable.relax(0.5).push(noise), variable.log_prob(hard), variable.mean
+
+    expected = program(logits, noise)
+    torch.testing.assert_close(torch.func.vmap(program)(logits, noise), expected)
+    cotangent = torch.randn_like(logits)
+    for part in (1, 3):
+        rows = logits.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(program(rows, noise)[part], rows, cotangent)
+        loss = torch.func.grad(lambda rows, part=part: (program(rows, noise)[part] * cotangent).sum())
+        torch.testing.assert_close(loss(logits), gradient)
+    single = logits.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(program(single, noise), program(single, noise))
+        assert torch.equal(program(single, noise)[3], c.Subset(logits=single, k=2).mean)
+
+
+@pytest.mark.unchecked
+def test_relaxed_draws_and_marginals_are_one_graph_under_compile() -> None:
+    logits = random_logits(5, batch=(3,)).requires_grad_()
+    noise = c.Subset(logits=logits, k=2).noise()
+
+    def program(logits: Tensor, noise: Tensor) -> Tensor:
+        variable = c.Subset(logits=logits, k=2)
+        return (variable.relax(0.5).push(noise) * variable.mean).square().sum()
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    value, expected = compiled(logits, noise), program(logits, noise)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, logits), torch.autograd.grad(expected, logits))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import concretely.kernel
-from concretely.functional import affine
+from concretely.functional import arithmetic
 from concretely.kernel import operator
 from tests import interpreter
 
@@ -94,7 +94,7 @@ def gradients(
 @contextmanager
 def precise(path: str) -> Iterator[None]:
     """A path of affine maps on which products are of float32, the kernels' as well as torch's own."""
-    before, products = torch.get_float32_matmul_precision(), mock.patch.dict(affine.PRODUCTS, high="ieee")
+    before, products = torch.get_float32_matmul_precision(), mock.patch.dict(arithmetic.PRODUCTS, high="ieee")
     torch.set_float32_matmul_precision("highest")
     try:
         with on(path, "affine", "affine_likelihood"), products, wished("high" if path == "fast" else "highest"):

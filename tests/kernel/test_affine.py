@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from concretely.functional import affine as operation
-from concretely.functional.affine import affine
+from concretely.functional import arithmetic as operation
+from concretely.functional.arithmetic import affine
 from concretely.kernel import deferred
 from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from tests.cases import exhaustive

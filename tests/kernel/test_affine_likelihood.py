@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import vmap
 
 import concretely as c
-from concretely.functional import affine
-from concretely.functional.affine import affine_log_likelihood
+from concretely.functional import arithmetic
+from concretely.functional.bernoulli import affine_log_likelihood
 from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from tests.kernel import DEVICE, PATHS, fast, kernel, opcheck, precise
 
@@ -73,7 +73,7 @@ def log_likelihood(*given: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def _any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is for many rows, which would take long here."""
-    monkeypatch.setattr(affine, "FEW", 0)
+    monkeypatch.setattr(arithmetic, "FEW", 0)
 
 
 @SHAPES

@@ -47,6 +47,7 @@ def lengths(units: int) -> list[int]:
 
 
 def philox(kernels: Any) -> None:
+    kernels.window_fractions(key(2), 6, torch.float32, True, 2, 3, 3, 12)
     for count in (1, 200):
         for signed in (True, False):
             kernels.fractions(key(2), count, torch.float32, signed)
@@ -155,6 +156,16 @@ def categorical(kernels: Any) -> None:
                 by = (value[:, :, ::length, 0],)
                 kernels.score_backward(by, (False, True), (value, logits, squash, length), ())
     kernels.score_backward((value[..., 0],), (False, True), (value, logits.to(HALF), squash, 1), ())
+
+
+def polynomial(kernels: Any) -> None:
+    for members, one, other, width, columns in ((1, 1, 1, 1, 1), (2, 3, 4, 5, 200), (1, 17, 17, 33, 4096)):
+        for dtype in (torch.float32, DOUBLE):
+            left, right = empty(members, one, columns, dtype=dtype), empty(members, other, columns, dtype=dtype)
+            out = empty(members, width, columns, dtype=dtype)
+            kernels.product(left, right, width)
+            kernels.product_backward(*pull(out), (left, right, width), ())
+            kernels.correlation_backward(*pull(left), (out, right, one), ())
 
 
 def affine(kernels: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from concretely.functional import noise
-from concretely.functional.noise import Keys, fractions, words
+from concretely.functional.noise import Keys, fractions, window_fractions, words
 from tests.budget import assert_likely
 from tests.kernel import DEVICE, MARKS, fast, kernel, on, opcheck
 
@@ -122,3 +122,32 @@ def test_fractions_are_an_operator(path: str) -> None:
 def test_fractions_of_numpy_are_an_operator() -> None:
     torch.library.opcheck(noise._cpu_fractions, (KEYS, 9, torch.float32, True))
     torch.library.opcheck(noise._cpu_fractions, (KEYS, 9, torch.float64, False))
+
+
+WINDOWS = [(1, 0, 5, 5), (3, 4, 2, 10), (2, 7, 3, 11), (1, 30, 12, 48)]
+
+
+def chosen(whole: Tensor, window: tuple[int, int, int, int]) -> Tensor:
+    """The places of a window among all numbers."""
+    blocks, first, size, stride = window
+    return whole.unflatten(-1, (blocks, stride))[..., first : first + size].flatten(1)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_window_has_the_fractions_of_its_places(
+    window: tuple[int, int, int, int], dtype: torch.dtype, signed: bool
+) -> None:
+    blocks, _, size, stride = window
+    whole, count = blocks * stride, blocks * size
+    for all_of, some_of in ((fractions, window_fractions), (noise._numpy_fractions, noise._numpy_fractions)):
+        expected = chosen(all_of(KEYS, whole, dtype, signed), window)
+        assert torch.equal(some_of(KEYS, count, dtype, signed, *window), expected)
+
+
+@kernel
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_kernel_of_a_window_is_its_definition_bit_for_bit(window: tuple[int, int, int, int]) -> None:
+    keys, given = KEYS.to(DEVICE), (window[0] * window[2], torch.float32, True, *window)
+    assert torch.equal(fast("philox").window_fractions(keys, *given), window_fractions.definition(keys, *given))

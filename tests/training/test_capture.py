@@ -129,3 +129,17 @@ def test_captures_that_nobody_needs_do_not_spoil_others() -> None:
             works[0]()
         assert works[0]._graph is not None
     assert total.eq(5 * (WARM_UPS + 2)).all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_keeps_its_own_workspace_of_cublas() -> None:
+    weights, total = torch.randn(8, 512, 512, device="cuda"), torch.zeros(8, 512, 512, device="cuda")
+    work = Captured(lambda: total.copy_(weights @ weights), torch.cuda.Stream())
+    for _ in range(WARM_UPS + 1):
+        work()
+    expected = total.clone()
+    torch._C._cuda_clearCublasWorkspaces()  # as a capture of `torch.compile` does
+    torch.cuda.empty_cache()
+    work()
+    torch.cuda.synchronize()
+    assert total.equal(expected)

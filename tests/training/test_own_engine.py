@@ -1,6 +1,7 @@
 """Own models as one vmapped program, as on a GPU: a member takes the steps of the run alone, up to rounding."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,16 @@ def quiet(sentence: str) -> None:
 
 
 def states(
-    make: Callable[[], Any] = build, data: Any = None, *, seeds: int = 3, options: Any = None, **given: Any
+    make: Callable[[], Any] = build,
+    data: Any = None,
+    *,
+    seeds: int = 3,
+    options: Any = None,
+    device: torch.device = CPU,
+    **given: Any,
 ) -> list[TrainState]:
     """Runs that differ by their seed, their learning rate and their first parameters."""
-    source = as_source(bits() if data is None else data, device=CPU, note=quiet)
+    source = as_source(bits() if data is None else data, device=device, note=quiet)
     found = []
     for seed in range(seeds):
         torch.manual_seed(seed)
@@ -129,6 +136,37 @@ def test_what_vmap_does_not_support_runs_one_by_one() -> None:
     Engine([alone]).advance(3)
     for one, other in zip(together[1].model.parameters(), alone.model.parameters(), strict=True):
         assert one.equal(other)
+
+
+class Convolution(nn.Module):
+    """A program with a convolution, and with noise of torch if `rate` is positive."""
+
+    def __init__(self, rate: float = 0.0) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Conv1d(1, 2, 3), nn.Dropout(rate)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=self.dropout(self.layer(x.unsqueeze(1))).flatten(1)))
+        return (z - 0.3).square().sum(-1)
+
+
+def test_convolutions_are_not_stacked() -> None:
+    assert [own.task.stacks for own in states(Convolution, seeds=1) + states(seeds=1)] == ["never", "several"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_members_side_by_side_are_the_runs_alone(rate: float) -> None:
+    given: Any = {"make": lambda: Convolution(rate), "device": torch.device("cuda"), "seeds": 3}
+    together, alone = states(**given), states(**given)
+    engine = Engine(together, note=quiet)
+    engine.advance(40)
+    assert engine.is_captured
+    assert [program.draws_from_torch for program in engine._programs] == [rate > 0] * 3
+    for one, other in zip(together, alone, strict=True):
+        Engine([other], note=quiet).advance(40)
+        for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def build_shared() -> c.Model:
@@ -240,7 +278,37 @@ def test_batches_of_one_shape_are_one_captured_program(monkeypatch: pytest.Monke
     Fake.made.clear()
     (state,) = states(data=[bits()[:13], bits()[13:26], bits()[26:30]], seeds=1)
     engine = Engine([state])
-    engine._programs[0]._stream = object()  # as on a GPU
+    monkeypatch.setattr(stepping, "has_drawn", lambda device: False)
+    engine._programs[0].stream = SimpleNamespace(device=CPU)  # type: ignore[assignment] # as on a GPU
     engine.advance(30)
     # with and without the monitor, for batches of 13 and of 4 points
     assert sorted(work.calls for work in Fake.made) == [1, 2, 9, 18]
+
+
+class Recorded(Fake):
+    """Pretends that work is captured after its first call."""
+
+    @property
+    def is_captured(self) -> bool:
+        return self.calls > 0
+
+
+def test_ten_steps_are_one_graph_and_give_the_same_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,) = states(seeds=1)
+    Engine([alone]).advance(275)
+    monkeypatch.setattr(stepping, "Captured", Recorded)
+    monkeypatch.setattr(stepping, "has_drawn", lambda device: False)
+    Fake.made.clear()
+    (state,) = states(seeds=1)
+    engine = Engine([state])
+    engine._programs[0].stream = SimpleNamespace(device=CPU)  # type: ignore[assignment] # as on a GPU
+    engine.advance(275)
+    # the first ten steps and the last five one by one, with and without the monitor, and graphs of ten steps between
+    assert {work: each.calls for work, each in engine._programs[0]._works.items()} == {  # type: ignore[attr-defined]
+        (1, True, None): 2,
+        (1, False, None): 13,
+        (10, True, None): 26,
+    }
+    assert state.bound() == alone.bound()
+    for one, other in zip(state.model.parameters(), alone.model.parameters(), strict=True):
+        assert one.equal(other)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from concretely.training.feed import StepTable
 from concretely.training.rng import Purpose, keys_of
-from concretely.training.step_table import StepTable
 from concretely.training.train_state import TrainState
 from tests.kernel import DEVICE, PATHS, on
 

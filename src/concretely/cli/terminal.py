@@ -5,9 +5,19 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+    suppress,
+)
 from functools import wraps
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,16 +37,20 @@ from ..training.recipe import Member, Recipe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..experiment.board import ProgramState
     from ..experiment.scheduler import Monitor
     from ..training.callback import Callbacks
     from ..training.folder import Run
+    from ..training.parallel import World
     from ..training.train_state import Row
 
+RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""The environment variables by which torchrun tells a process that it is a rank."""
 TOO_LARGE = "allocate|out of memory|overflow"
 """Torch's errors about tensors that do not fit into memory."""
 LINES = 10
 """The number of lines that a run prints without a terminal."""
-REFRESH = 16
+REFRESH = 20
 """The number of steps between two updates of the bar."""
 SMOOTHED = 20
 """The number of rows of the training curve over which printed metrics are averaged."""
@@ -119,6 +133,45 @@ def report_errors() -> Iterator[None]:
 
 
 @contextmanager
+def as_rank(device_name: str | None, precision: str | None, *, shard: bool = False) -> Iterator["World | None"]:
+    """Inside this context, a process that torchrun has started is a rank; yield its world, or None without torchrun.
+
+    Rank 0 alone prints. If another rank fails by itself, it prints its error, and the others end without one.
+    """
+    from .option import select_device
+
+    if any(name not in os.environ for name in RANK_NAMES):
+        yield None
+        return
+    from torch.distributed import destroy_process_group
+
+    from ..training.parallel import describe_loss, is_lost, join
+
+    with report_errors():
+        world = join(select_device(device_name, precision), shard=shard)
+    own = StringIO()
+    try:
+        with ExitStack() as stack:
+            if not world.is_first:
+                stack.enter_context(redirect_stdout(StringIO()))
+                stack.enter_context(redirect_stderr(own))
+            yield world
+    except typer.Exit as error:
+        if world.first_to_tell(error) and not world.is_first and own.getvalue().strip():
+            print(own.getvalue().strip().splitlines()[-1], file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+    except Exception as error:
+        if not world.first_to_tell(error):
+            raise typer.Exit(1) from None
+        if is_lost(error):
+            fail(describe_loss(error), 1)
+        raise
+    else:
+        with suppress(ValueError, AssertionError):  # a single rank may have no group
+            destroy_process_group()
+
+
+@contextmanager
 def interruptible(sentence: str = "stopped and saved; run the same command to go on") -> Iterator[None]:
     """Inside this context, print a sentence and exit on KeyboardInterrupt."""
     try:
@@ -188,6 +241,7 @@ def monitor(stop: Callable[[], bool]) -> "Monitor":
         training=_program_progress,
         note=remark,
         scored=write_run_report,
+        watching=_watched_programs,
         progress=console(err=True).is_terminal,
     )
 
@@ -198,6 +252,31 @@ def write_run_report(folder: Path, run: "Run", model: Any, data: Any, record: Ma
     from ..report.page import write_report
 
     return write_report(folder, run, record, report_pictures(run.recipe, model, data))
+
+
+@contextmanager
+def _watched_programs() -> Iterator[Callable[[Sequence["ProgramState"]], None]]:
+    """Show programs that run in other processes, as a table on a terminal or as a line for each change elsewhere."""
+    from rich.live import Live
+
+    from ..report.table import program_table
+
+    err, last = console(err=True), ""
+    live = Live(console=err, refresh_per_second=4, transient=True) if err.is_terminal else None
+
+    def show(states: Sequence["ProgramState"]) -> None:
+        nonlocal last
+        if live is not None:
+            live.update(program_table(states, rows=max(4, err.height - 8)))
+            return
+        counts = Counter(state.state for state in states)
+        text = ", ".join(f"{number} {state}" for state, number in counts.items())
+        if text != last:
+            remark(f"{len(states)} programs: {text}")
+            last = text
+
+    with live or nullcontext():
+        yield show
 
 
 def _program_progress(members: Sequence[Member], alone: bool) -> AbstractContextManager["Callbacks"]:
@@ -248,7 +327,7 @@ def training_progress(
 
     written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
     with progress if bar else nullcontext(), written as log:
-        yield Callbacks(step, row, note)
+        yield Callbacks(step, row, note, sees_all=False)
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:

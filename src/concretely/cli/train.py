@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -12,13 +13,26 @@ from ..experiment.grid import expand_grid, format_setting, grid_title
 from ..training.own_resolve import remove_runs, resolve_recipe
 from ..training.recipe import FILE, read, resolve
 from . import terminal
-from .option import Device, MaxBytes, Notation, Precision, folder_of, load_data, select_device, with_recipe
+from .option import (
+    Device,
+    MaxBytes,
+    MembersPerProgram,
+    Notation,
+    Precision,
+    Shared,
+    folder_of,
+    load_data,
+    select_device,
+    select_place,
+    with_recipe,
+)
 from .terminal import fail
 
 if TYPE_CHECKING:
     import torch
 
     from ..training.own_recipe import RunRecipe
+    from ..training.parallel import World
 
 EXAMPLE = "Example: concretely train 32H~64V --steps 500 --lr 3e-3"
 
@@ -41,36 +55,54 @@ def train(
     score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = 100,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the output folder.")] = False,
+    share: Shared = False,
+    members_per_program: MembersPerProgram = None,
+    shard: Annotated[bool, typer.Option("--shard", help="With torchrun: shard the parameters over ranks.")] = False,
 ) -> None:
     """Train a model, score it and write a report. Ctrl-C saves a checkpoint and prints how to resume.
 
     data, binarize, train-on, lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4
     or, for seeds, 0..7. All members of a list train as one program, each in its own folder. Run the same command again
-    to go on with an interrupted list.
+    to go on with an interrupted list. With --share, run it in several terminals or on several machines with one shared
+    folder: each process takes members that no other has.
+
+    With torchrun --nproc-per-node N -m concretely train, N processes train one model, each on its part of every batch.
     """
-    terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
-    terminal.require_positive(score_samples=score_samples, max_bytes=max_bytes)
-    if resume is not None:
-        recipes, folder = [_resumed(resume, given, out)], resume
-    else:
-        with terminal.report_errors():
-            recipes = [resolve_recipe(**_with_precision(choice, precision)) for choice in expand_grid(given)]
-            folder = out or _folder(recipes)
-        if overwrite:
-            remove_runs(folder)
-        if (folder / FILE).exists():
-            todo = "resume it with --resume, replace it with --overwrite, or choose another folder with --out"
-            fail(f"{str(folder)!r} already holds a run: {todo}")
-    if tensorboard and len(recipes) > 1:
-        fail("tensorboard must be left out for a list: each member has a curve.csv")
-    how: dict[str, Any] = {"device": select_device(device_name, precision), "checkpoint_seconds": checkpoint_seconds}
-    if len(recipes) > 1:
-        _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, **how)
-        return
-    moved = given.get("data") if resume else None
-    data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
-    _train_one(recipes[0], folder, data=data, tensorboard=tensorboard, **how)
-    _score(folder, data, device=how["device"], samples=score_samples)
+    with terminal.as_rank(device_name, precision, shard=shard) as world:
+        terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
+        terminal.require_positive(score_samples=score_samples, max_bytes=max_bytes)
+        place = select_place(share=share, members_per_program=members_per_program)
+        if share and overwrite:
+            fail("overwrite must be left out with --share, as it would delete what other processes train")
+        if resume is not None:
+            recipes, folder = [_resumed(resume, given, out)], resume
+        else:
+            with terminal.report_errors():
+                recipes = [resolve_recipe(**_with_precision(choice, precision)) for choice in expand_grid(given)]
+                folder = out or _folder(recipes)
+            if overwrite and world is not None:
+                fail("overwrite must be left out with torchrun, as a restart would delete the run: delete it first")
+            if overwrite:
+                remove_runs(folder)
+            if (folder / FILE).exists() and world is None:  # a restart by torchrun goes on with the run
+                todo = "resume it with --resume, replace it with --overwrite, or choose another folder with --out"
+                fail(f"{str(folder)!r} already holds a run: {todo}")
+        if share and len(recipes) == 1:
+            fail("share must be left out for a single run, which one process trains: pass a list such as --seed 0..7")
+        if tensorboard and len(recipes) > 1:
+            fail("tensorboard must be left out for a list: each member has a curve.csv")
+        if len(recipes) > 1 and world is not None:
+            fail(f"a list must be trained without torchrun, which trains one model, got {len(recipes)} members")
+        device = select_device(device_name, precision) if world is None else world.device
+        how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds}
+        if len(recipes) > 1:
+            _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, on=place, **how)
+            return
+        moved = given.get("data") if resume else None
+        with nullcontext() if world is None else world.in_turn():
+            data = load_data(recipes[0], moved, resumed=resume is not None, max_bytes=max_bytes)
+        _train_one(recipes[0], folder, data=data, tensorboard=tensorboard, world=world, **how)
+        _score(folder, data, device=device, samples=score_samples, world=world)
 
 
 def _with_precision(given: dict[str, Any], precision: str | None) -> dict[str, Any]:
@@ -113,27 +145,33 @@ def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> Non
         raise typer.Exit(1)
 
 
-def _train_one(recipe: "RunRecipe", folder: Path, *, tensorboard: bool, **how: Any) -> None:
+def _train_one(
+    recipe: "RunRecipe", folder: Path, *, tensorboard: bool, world: "World | None" = None, **how: Any
+) -> None:
     """Train a model until it is finished; exit if it diverges or is interrupted."""
     from ..file import FULL, writable_dir
     from ..training.loop import DivergedError, train
+    from ..training.parallel import ALONE
     from ..training.train_state import TrainState
 
     with terminal.report_errors():
         TrainState.of(
             recipe, how["data"], device=how["device"]
         ).dry_run()  # bad input raises before anything is written
-        writable_dir(folder)
+        if world is None or world.is_first:
+            writable_dir(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
     resume, events = f"concretely train --resume {shlex.quote(str(folder))}", folder / "tensorboard"
     events_folder = events if tensorboard or events.is_dir() else None  # a resumed run goes on with its events
+    if world is not None and not world.is_first:
+        events_folder = None
     with (
         terminal.report_errors(),
         terminal.training_progress(recipe, terminal.console(err=True), events_folder) as callbacks,
         terminal.stop_requested() as stop,
     ):
         try:
-            run = train(recipe, folder, **how, callbacks=callbacks, stop=stop)
+            run = train(recipe, folder, **how, callbacks=callbacks, stop=stop, world=ALONE if world is None else world)
         except DivergedError as error:
             terminal.remark(f"{error}, such as by: {_smaller_lr(recipe, folder)}")
             raise typer.Exit(1) from None
@@ -153,12 +191,14 @@ def _smaller_lr(recipe: "RunRecipe", folder: Path) -> str:
     return f"concretely train {model}--recipe {recipe_file} --lr {lr} --out {out}"
 
 
-def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> None:
-    """Score the trained model in a folder, and write its report."""
+def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, world: "World | None" = None) -> None:
+    """Score the trained model in a folder, and write its report. Several ranks share the work; the first one writes."""
     from ..experiment.scoring import add_scores, score_split
     from ..experiment.subject import has_split
     from ..training.folder import restored
+    from ..training.parallel import ALONE
 
+    world = ALONE if world is None else world
     with terminal.report_errors():
         run, model, damaged = restored(folder, device=device)
         for sentence in damaged:
@@ -166,7 +206,9 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int) -> 
         score = f"concretely evaluate {shlex.quote(str(folder))}"
         with terminal.interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
             split = "test" if has_split(data, "test") else "valid"
-            found = score_split(run.recipe, model, data, split=split, samples=samples, progress=True)
+            found = score_split(run.recipe, model, data, split=split, samples=samples, progress=True, world=world)
+        if not world.is_first:
+            return
         terminal.show_text(f"{split} {found}")
         try:
             with terminal.stop_requested():  # a signal now must not leave half a report

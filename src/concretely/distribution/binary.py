@@ -7,11 +7,10 @@ from jaxtyping import Float
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from concretely.functional.bernoulli import log_likelihood
+from concretely.functional.bernoulli import affine_log_likelihood, log_likelihood
 
 from ..functional import bernoulli
-from ..functional.affine import affine, affine_log_likelihood
-from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, affine, cast, compute_dtype, to_float64
 from ..functional.squashing import Sigmoid
 from . import check
 from .logistic import Logistic

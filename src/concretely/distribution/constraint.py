@@ -3,6 +3,7 @@
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import (
@@ -143,6 +144,22 @@ class Cube(constraints.Constraint):
         return (value.abs() <= 1).all(-1)
 
 
+class LogSoftmaxTransform(Transform):
+    """The log softmax, from vectors to the log simplex. Its inverse returns the vector with a log sum of zero."""
+
+    domain = constraints.real_vector
+    codomain = LogSimplex()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LogSoftmaxTransform)
+
+    def _call(self, x: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
+        return x.log_softmax(-1)
+
+    def _inverse(self, y: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
+        return y
+
+
 simplex = Simplex()
 log_simplex = LogSimplex()
 one_hot = OneHot()
@@ -165,6 +182,11 @@ def _transform_to_simplex(constraint: Simplex) -> SoftmaxTransform:
 @biject_to.register(LogSimplex)
 def _bijection_to_log_simplex(constraint: LogSimplex) -> ComposeTransform:
     return ComposeTransform([StickBreakingTransform(), ExpTransform().inv])
+
+
+@transform_to.register(LogSimplex)
+def _transform_to_log_simplex(constraint: LogSimplex) -> LogSoftmaxTransform:
+    return LogSoftmaxTransform()
 
 
 @biject_to.register(Cube)

@@ -158,8 +158,8 @@ class GumbelSinkhorn(RelaxedVariable, Distribution):
     ) -> None:
         validate = check.validates(validate_args, logits, probs)
         given = self._given(positional, logits, probs, validate=validate)
-        self._temperature = check.as_temperature(temperature, validate=validate)
         own, batch_shape, event_shape = as_square(given, validate=validate)
+        self._temperature = check.as_temperature(temperature, dtype=own.dtype, validate=validate)
         batch_shape = check.broadcast(batch_shape, self._temperature)
         super().__init__(expanded(own, batch_shape + event_shape), batch_shape, event_shape, validate=validate)
 
@@ -217,7 +217,7 @@ class GumbelSinkhorn(RelaxedVariable, Distribution):
 
     def _log_density(self, noise: Tensor) -> Tensor:
         n = self.event_shape[0]
-        density = -(noise + (-noise).exp()).sum((-1, -2)) + n * n * log_temperature(self._precise)
+        density = -(noise + (-noise).exp()).sum((-1, -2)) + n * n * log_temperature(self._precise, noise)
         return cast(density, self.logits.dtype)
 
 

@@ -185,8 +185,8 @@ class SubsetConcrete(RelaxedVariable, Distribution):
     ) -> None:
         validate = check.validates(validate_args, logits, probs)
         given = self._given(positional, logits, probs, validate=validate)
-        self._temperature = check.as_temperature(temperature, validate=validate)
         self.k, own = as_items(given, k, validate=validate, infinite="never")
+        self._temperature = check.as_temperature(temperature, dtype=own.dtype, validate=validate)
         batch_shape, event_shape = check.broadcast(own.shape[:-1], self._temperature), own.shape[-1:]
         super().__init__(expanded(own, batch_shape + event_shape), batch_shape, event_shape, validate=validate)
 

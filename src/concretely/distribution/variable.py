@@ -8,13 +8,14 @@ import copy
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype
+from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled
 from ..functional.draw import Drawn, draw_state, score_state
 from ..functional.noise import Source
 from . import check
@@ -69,6 +70,14 @@ class PyroMixin(_Base):
 def expanded(logits: Tensor, shape: Size) -> Tensor:
     """Expand logits to a shape. Return them unchanged if they have it, which saves an autograd operation."""
     return logits if logits.shape == shape else logits.expand(shape)
+
+
+def _shown(parameter: Temperature) -> str:
+    """Return a number as text, or the shape of a tensor with axes or without data that can be read."""
+    if isinstance(parameter, Tensor) and not parameter.dim():
+        with suppress(RuntimeError):  # on the meta device, in a fake mode, inside vmap
+            parameter = parameter.item()
+    return str(tuple(parameter.shape)) if isinstance(parameter, Tensor) else f"{parameter:.6g}"
 
 
 class Variable(PyroMixin):
@@ -158,8 +167,8 @@ class Variable(PyroMixin):
         return value
 
     def __repr__(self) -> str:
-        parameters = ((name, getattr(self, name)) for name in self.arg_constraints)
-        shown = (f"{name}: {tuple(p.shape) if p.dim() else f'{p.item():.6g}'}" for name, p in parameters)
+        given = {"temperature": self._temperature} if isinstance(self._temperature, float) else {}
+        shown = (f"{name}: {_shown(given.get(name) or getattr(self, name))}" for name in self.arg_constraints)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -212,7 +221,8 @@ class DiscreteVariable(Variable, Distribution):
         """
         law, logits, squash = self._law
         drawn = draw_state(law, logits, squash=squash, sample_shape=sample_shape, generator=generator, axes=axes)
-        return drawn._replace(value=self._from_law(drawn.value))
+        value = self._from_law(drawn.value)
+        return drawn if value is drawn.value else drawn._replace(value=value)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of a value."""
@@ -232,9 +242,9 @@ class DiscreteVariable(Variable, Distribution):
 
     def unfold(self, samples: int) -> Self:
         """Return the variable with its first batch axis split into samples and data points."""
-        new = copy.copy(self)
-        new.logits = self.logits.unflatten(0, (samples, -1))
-        new._batch_shape = Size((samples, self.batch_shape[0] // samples, *self.batch_shape[1:]))
+        new, lead = copy.copy(self), (samples, self.batch_shape[0] // samples)
+        new.logits = self.logits.view(*lead, *self.logits.shape[1:])
+        new._batch_shape = Size((*lead, *self.batch_shape[1:]))
         return new
 
     @abstractmethod
@@ -297,7 +307,7 @@ class RelaxedVariable(Variable):
         assert self._temperature is not None
         if isinstance(self._temperature, Tensor):
             return self._temperature
-        return torch.full((), self._temperature, dtype=torch.float64, device=self.logits.device)
+        return filled((), self._temperature, self.logits.device)
 
     @property
     def _precise(self) -> Temperature:

@@ -9,10 +9,11 @@ from jaxtyping import Float64
 from torch import Generator, Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ..functional.noise import Slice
 from ..graph.mode import Discrete
 from ..graph.program import Program, eval_mode
 from ..objective import log_weights
-from .likelihood import require_positive, standard_error
+from .likelihood import gathered, require_positive, rows_of_rank, standard_error
 
 ROWS = 4_096
 """The number of pairs of a sample and a data point in one run."""
@@ -43,11 +44,12 @@ class Cost:
 
 
 def expected_cost(
-    program: Program, *data: Any, samples: int = 1, generator: Generator | None = None
+    program: Program, *data: Any, samples: int = 1, generator: Generator | Slice | None = None
 ) -> Float64[Tensor, " points"]:
     """Estimate the expected cost of a program for every data point from discrete draws, in evaluation mode.
 
-    The data are the inputs of the program. The first axis of their tensors counts data points.
+    The data are the inputs of the program. The first axis of their tensors counts data points. If the generator is a
+    `Slice`, the ranks share the work, and each returns the result of one process.
 
     >>> import concretely as c
     >>> def program(draw, x):
@@ -60,8 +62,10 @@ def expected_cost(
     step, found = max(1, ROWS // samples), []
     with eval_mode(program), torch.no_grad():
         for start in range(0, len(first), step):
-            rows = slice(start, start + step)
-            part = tree_map_only(Tensor, itemgetter(rows), data)
-            weights = log_weights(program, *part, mode=Discrete(), samples=samples, generator=generator)
-            found.append(-weights.log_p["cost"].double().mean(0).cpu())
+            points = min(step, len(first) - start)
+            rows, source = rows_of_rank(points, generator)
+            own = slice(start + rows.start, start + rows.stop)
+            part = tree_map_only(Tensor, itemgetter(own), data)
+            weights = log_weights(program, *part, mode=Discrete(), samples=samples, generator=source)
+            found.append(gathered(-weights.log_p["cost"].double().mean(0), points, source).cpu())
     return torch.cat(found)

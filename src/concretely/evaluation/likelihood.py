@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 from ..distribution.variable import DiscreteVariable
 from ..functional.bound import total
 from ..functional.draw import Drawn
+from ..functional.noise import Keys, Slice, Source
 from ..graph.mode import Discrete, Enumerate, Mode, Request
 from ..graph.program import eval_mode
 from ..model.model import Model
@@ -103,7 +104,7 @@ def evaluate(
     samples: int = 50_000,
     full_points: int | None = None,
     chunk: int | None = None,
-    generator: Generator | None = None,
+    generator: Generator | Slice | None = None,
     progress: bool = False,
 ) -> Likelihood:
     r"""Estimate the log-likelihood of data under the discrete graph by the multi-sample bound.
@@ -118,6 +119,8 @@ def evaluate(
     With `full_points`, only that many data points, chosen at random, are scored with all samples, if that is less work.
     All points are scored with 1,000 samples. The mean difference between the two scores of the chosen points is added
     to the others, so that the mean is in expectation that of all samples for all data points.
+
+    If the generator is a `Slice`, the ranks share the work, and each returns the result of one process.
     See [burda2016importance] and [maddison2017concrete], section 5.
 
     >>> import concretely as c
@@ -129,7 +132,7 @@ def evaluate(
     data = _tensors(data)
     _require_data(model, data)
     model = model.with_kl_weight(1.0) if model.is_weighed else model
-    chunk = _suitable(model, data) if chunk is None else chunk
+    chunk = _suitable(model, data, generator) if chunk is None else chunk
     points = len(data[0])
     full_points = points if full_points is None else full_points
     for name, number in (("samples", samples), ("full_points", full_points), ("chunk", chunk)):
@@ -145,8 +148,10 @@ def evaluate(
         if pairs == points * samples:
             found, effective, correction_se = *estimated(data, samples), 0.0
         else:
-            device = "cpu" if generator is None else generator.device
-            chosen = torch.randperm(points, generator=generator, device=device)[:full_points].sort().values
+            own = generator.source if isinstance(generator, Slice) else generator
+            assert not isinstance(own, Keys)
+            device = "cpu" if own is None else own.device
+            chosen = torch.randperm(points, generator=own, device=device)[:full_points].sort().values
             found, effective, correction_se = _corrected(estimated, data, samples, chosen.cpu())
     seconds = time.perf_counter() - started
     return Likelihood(found, effective, samples, seconds=seconds, correction_se=correction_se)
@@ -186,24 +191,44 @@ def exact_log_likelihood(model: Model, *data: Shaped[Tensor, "points ..."] | Pac
 
 
 def _estimated(
-    model: Model, data: Data, samples: int, *, chunk: int, generator: Generator | None, advance: Advance
+    model: Model, data: Data, samples: int, *, chunk: int, generator: Generator | Slice | None, advance: Advance
 ) -> Estimate:
     """Estimate every data point with the same number of samples."""
     at_once = math.ceil(samples / math.ceil(samples / chunk))  # as few runs as possible, of nearly equal size
     sums = []
-    for first, part in _parts(data, max(1, chunk // at_once)):
+    for first, whole in _parts(data, max(1, chunk // at_once)):
+        points = len(whole[0])
+        rows, source = rows_of_rank(points, generator)
+        part = tuple(tensor[rows] for tensor in whole)
         summed = torch.full((2, len(part[0])), -math.inf, dtype=torch.float64, device=part[0].device)
         for done in range(0, samples, at_once):
             drawn = min(at_once, samples - done)
-            log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=generator).log_w.double()
+            log_w = log_weights(model, *part, mode=Discrete(), samples=drawn, generator=source).log_w.double()
             summed = torch.logaddexp(summed, torch.stack([log_w.logsumexp(0), (2 * log_w).logsumexp(0)]))
-            advance(log_w.numel())
-        sums.append(summed)
+            advance(drawn * points)
+        sums.append(gathered(summed, points, source))
         if first == 0:  # only once: each check waits for the device
             _numbers(sums[0].cpu())
     log_sum, log_sum_of_squares = _numbers(torch.cat(sums, -1).cpu())
     effective = torch.where(log_sum == -math.inf, 0, torch.exp(2 * log_sum - log_sum_of_squares))
     return log_sum - math.log(samples), effective
+
+
+def rows_of_rank(points: int, generator: Source | None) -> tuple[slice, Source | None]:
+    """Return the rows of a batch that this rank evaluates, and their source of noise."""
+    if not isinstance(generator, Slice) or points < generator.ranks:
+        return slice(0, points), generator.source if isinstance(generator, Slice) else generator
+    edges = [rank * points // generator.ranks for rank in (generator.rank, generator.rank + 1)]
+    return slice(*edges), generator.at(edges[0], points)
+
+
+def gathered(own: Tensor, points: int, source: Source | None) -> Tensor:
+    """Return a number for each data point, along the last axis, from those of all ranks."""
+    if not isinstance(source, Slice) or source.place is None:
+        return own
+    whole = own.new_zeros(*own.shape[:-1], points)
+    whole.narrow(-1, source.place[0], own.shape[-1]).copy_(own)
+    return source.total(whole)
 
 
 def _corrected(
@@ -231,15 +256,20 @@ def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
     return total(terms.values()).double()
 
 
-def _suitable(model: Model, data: Data) -> int:
-    """Return the number of pairs in one run that suits the device of the data."""
+def _suitable(model: Model, data: Data, source: Source | None = None) -> int:
+    """Return the number of pairs in one run that suits the device of the data; it is the same on all ranks."""
     device = data[0].device
     if device.type != "cuda":
         return PAIRS_ON_CPU
     free, _ = torch.cuda.mem_get_info(device)
     maps = (module.out_features for module in model.modules() if isinstance(module, nn.Linear))
     room = int(SHARE * free) // (BYTES * (sum(maps) + sum(tensor[0].numel() for tensor in data)))
-    return min(PAIRS_ON_GPU, 1 << max(room, 1).bit_length() - 1)  # powers of two: draws depend on the chunk
+    power = min(PAIRS_ON_GPU.bit_length(), max(room, 1).bit_length()) - 1  # powers of two: draws depend on the chunk
+    if isinstance(source, Slice):
+        votes = torch.zeros(PAIRS_ON_GPU.bit_length(), device=device)
+        votes[power] = 1
+        power = int(source.total(votes).nonzero()[0])
+    return 1 << power
 
 
 def _parts(data: Data, points: int) -> Iterator[tuple[int, Data]]:

@@ -22,6 +22,7 @@ from ..model import Model
 from ..model.paper import RARE
 from ..training.folder import Run
 from ..training.own_recipe import RunRecipe
+from ..training.parallel import ALONE, World
 from ..training.rng import Purpose, generator_of
 from .record import FILE, merge_metrics, read_record, recipe_settings, write_record
 from .subject import inputs_for, observed_bits, points_of, relaxed_estimator
@@ -40,14 +41,23 @@ class Precision(NamedTuple):
     """The number of data points to score with all samples, by default all."""
 
 
-def score_split(recipe: RunRecipe, model: nn.Module, data: Any, *, split: str, samples: int, **options: Any) -> Score:
+def score_split(
+    recipe: RunRecipe,
+    model: nn.Module,
+    data: Any,
+    *,
+    split: str,
+    samples: int,
+    world: World = ALONE,
+    **options: Any,
+) -> Score:
     """Score a split by `evaluate` and its options or, for a program, by its expected cost.
 
-    The recipe's seed determines the draws.
+    The recipe's seed determines the draws. The ranks of a world share the work.
     """
     device = next(model.parameters()).device
     inputs = inputs_for(recipe, model, data, split)
-    generator = generator_of(recipe.seed, Purpose.EVALUATION, device=device)
+    generator = world.noise(generator_of(recipe.seed, Purpose.EVALUATION, device=device))
     if isinstance(model, Model):
         return evaluate(model, *inputs, samples=samples, generator=generator, **options)
     if options.get("full_points") is not None:

@@ -1,16 +1,21 @@
-"""Arithmetic that neither overflows nor cancels: conversions of dtypes, temperatures, and recovery of the noise.
+"""Arithmetic that neither overflows nor cancels: dtypes, temperatures, affine maps, and recovery of the noise.
 
 `is_hidden` and `bool_or_none` handle tensors whose data cannot be read: in a compiler, CUDA graph capture, trace or
-`vmap`.
+`vmap`. `torch.set_float32_matmul_precision` sets the precision of affine maps. At "highest" no kernel computes them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.functional import linear
+
+from ..kernel.deferred import is_deferring
+from ..kernel.operator import Arranged, operator
 
 
 def is_traced(value: Tensor) -> bool:
@@ -103,8 +108,8 @@ def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
     wide = to_float64(largest)
     below = cast(wide - 0.75 * torch.finfo(dtype).eps * wide.abs(), dtype)  # the next smaller number
     first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
-    ordered = torch.where(first, narrow, torch.minimum(narrow, below))
-    return narrow + (ordered - narrow).detach()
+    # at temperature zero, narrow may be minus infinity
+    return narrow + (below - narrow.detach()).clamp(max=0).masked_fill(first, 0)
 
 
 def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
@@ -134,11 +139,20 @@ def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Te
     return total.div_(temperature) if temperature > 0 else limit(total.detach())
 
 
-def log_temperature(temperature: Temperature) -> Temperature:
-    """Return the logarithm of a temperature."""
+def log_temperature(temperature: Temperature, like: Tensor) -> Temperature:
+    """Return the logarithm of a temperature, for arithmetic with a tensor."""
     if isinstance(temperature, Tensor):
         return temperature.log()
+    if torch.compiler.is_compiling():
+        return filled((), temperature, like.device).log()
     return math.log(temperature) if temperature > 0 else -math.inf
+
+
+def filled(shape: Sequence[int], number: float, device: torch.device) -> Tensor:
+    """Return a float64 tensor filled with a number."""
+    if torch.compiler.is_compiling():  # a compiled program would be compiled again for each number that fills a tensor
+        return torch.ones(shape, dtype=WIDE, device=device) * number
+    return torch.full(shape, number, dtype=WIDE, device=device)
 
 
 def over_categories(temperature: Temperature) -> Temperature:
@@ -175,6 +189,11 @@ def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_
 def is_transformed() -> bool:
     """Return whether a compiler or a transform of `torch.func` is active."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def is_forward_differentiated() -> bool:
+    """Return whether forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0
 
 
 def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
@@ -233,3 +252,54 @@ class _InvertNoise(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangent: Tensor | None) -> Tensor:
         return noise_tangent(ctx, *tangent[:2])
+
+
+FEW = 256
+"""Up to this number of rows per member, neither bfloat16 products nor a fused likelihood are faster."""
+
+PRODUCTS = {"high": "tf32", "medium": "bfloat16"}
+"""The rounding of factors in kernels, for each matmul precision of torch."""
+
+
+def may_multiply(x: Tensor, weight: Tensor) -> bool:
+    """Return whether kernels can compute a product.
+
+    They require float32 weights, float32 or bfloat16 inputs and a matmul precision of "high" or "medium". They run
+    neither under autocast nor under `torch.compile`.
+    """
+    if torch.compiler.is_compiling() or weight.dtype != torch.float32 or x.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return torch.get_float32_matmul_precision() in PRODUCTS and not torch.is_autocast_enabled(x.device.type)
+
+
+def product_of(rows: int) -> str:
+    """Return the rounding of the factors of a product with this number of rows per member."""
+    return PRODUCTS.get(torch.get_float32_matmul_precision() if rows > FEW else "high", "ieee")
+
+
+def _arrange_affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool) -> Arranged:
+    if weight.dim() == 3:
+        return (x, weight, bias, tanh, product_of(x.shape[1]), is_deferring()), lambda result: result
+    rows = x.reshape(1, -1, x.shape[-1])
+    given = rows, weight.unsqueeze(0), bias.unsqueeze(0), tanh, product_of(rows.shape[1]), is_deferring()
+    return given, lambda result: result.reshape(*x.shape[:-1], -1)
+
+
+@operator("affine", kernel="affine", eligible=lambda x, weight, *_: may_multiply(x, weight), arrange=_arrange_affine)
+def affine(
+    x: Float[Tensor, "*rows inputs"],
+    weight: Float[Tensor, "*members outputs inputs"],
+    bias: Float[Tensor, "*members outputs"],
+    tanh: bool,
+    product: str = "ieee",
+    deferred: bool = False,
+) -> Float[Tensor, "*rows outputs"]:
+    """Apply an affine map to rows, and tanh if requested. With a member axis, each member has its own weights.
+
+    With bfloat16 products the output of tanh is bfloat16. If `deferred`, the gradient of the weight may stay a pair of
+    factors that the optimizer multiplies (see `kernel.deferred`).
+    """
+    x = x if x.dtype == weight.dtype else x.to(weight.dtype)
+    total = linear(x, weight, bias) if weight.dim() == 2 else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+    result = total.tanh() if tanh else total
+    return result.bfloat16() if tanh and product == "bfloat16" else result

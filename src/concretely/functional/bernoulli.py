@@ -1,17 +1,33 @@
-"""The Bernoulli variable: states drawn by the sign of noisy log-odds, and their log probabilities."""
+"""The Bernoulli variable: states drawn by the sign of noisy log-odds, and their log probabilities.
+
+The logits of observed bits may be an affine map, which a kernel computes together with the log-likelihood.
+"""
+
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..kernel.deferred import is_deferring
 from ..kernel.layout import row_sums
-from ..kernel.operator import Arranged, operator
-from .arithmetic import cast, compute_dtype
+from ..kernel.operator import Arranged, is_plain, operator
+from . import arithmetic
+from .arithmetic import affine, cast, compute_dtype, may_multiply, product_of
 from .noise import fractions, logistic_of
 from .noise import logistic as noise
 
-__all__ = ["draw", "interpolated_log_mass", "log_likelihood", "log_mass", "noise", "push", "score"]
+__all__ = [
+    "affine_log_likelihood",
+    "draw",
+    "interpolated_log_mass",
+    "log_likelihood",
+    "log_mass",
+    "noise",
+    "push",
+    "score",
+]
 
 category_axes = 0
 
@@ -90,3 +106,65 @@ def log_likelihood(
     if members and logits.dim() > bits.dim():
         bits = bits.view(*bits.shape[:members], *[1] * (logits.dim() - bits.dim()), *bits.shape[members:])
     return log_mass(bits, logits).sum(tuple(range(-axes, 0)))
+
+
+def _scores_fit(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any) -> bool:
+    members = weight.dim() - 2
+    rows, points = state.shape[members:-1], bits.shape[members:-1]
+    fits = rows[len(rows) - len(points) :] == points and bits.shape[-1] == weight.shape[-2]
+    return fits and rows.numel() > arithmetic.FEW and may_multiply(state, weight)
+
+
+def _arrange_scores(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any) -> Arranged:
+    members = weight.dim() - 2
+    lead, points = state.shape[members : state.dim() - bits.dim() + members], bits.shape[members:-1]
+    shape = state.shape[:members]
+    given = (
+        state.reshape(shape.numel(), lead.numel(), points.numel(), -1),
+        weight if members else weight.unsqueeze(0),
+        bias if members else bias.unsqueeze(0),
+        bits.reshape(shape.numel(), points.numel(), -1),
+    )
+    # tensors inside vmap do not report requires_grad
+    slopes = torch.is_grad_enabled() and (not is_plain(given) or any(each.requires_grad for each in given[:3]))
+    options = slopes, product_of(lead.numel() * points.numel()), is_deferring()
+    return (*given, *options), lambda result: (result[0].view(*shape, *lead, *points), result[1])
+
+
+@operator(
+    "affine_log_likelihood",
+    kernel="affine_likelihood",
+    eligible=_scores_fit,
+    arrange=_arrange_scores,
+    nondifferentiable=[1],
+)
+def affine_log_likelihood(
+    state: Float[Tensor, "*rows inputs"],
+    weight: Float[Tensor, "*members units inputs"],
+    bias: Float[Tensor, "*members units"],
+    bits: Shaped[Tensor, "*points units"],
+    slopes: bool = False,
+    product: str = "ieee",
+    deferred: bool = False,
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Return the log probability of bits whose logits are an affine map of states, summed over units.
+
+    States may have extra axes before those of the bits (after the member axis, if there is one). The kernel never
+    stores the logits. The second result is empty or, with `slopes`, the derivative by each logit: the bit minus its
+    probability.
+    """
+    members = weight.dim() - 2
+    logits = affine(state.flatten(1, -2) if members else state, weight, bias, False)
+    logits = logits.view(*state.shape[:-1], -1) if members else logits
+    result = log_likelihood(logits, bits, 1, members)
+    if not slopes:
+        return result, state.new_empty((*state.shape[:members], 0), dtype=_slope_dtype(product))
+    with torch.no_grad():
+        sign = 2 * bits.to(logits.dtype) - 1
+        sign = sign.unsqueeze(1) if members else sign
+        slope = sign * torch.sigmoid(-sign * logits)
+    return result, slope.view(*state.shape[:members], -1, weight.shape[-2]).to(_slope_dtype(product))
+
+
+def _slope_dtype(product: str) -> torch.dtype:
+    return torch.bfloat16 if product == "bfloat16" else torch.float32

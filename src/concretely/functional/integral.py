@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from .gumbel import EULER
 
@@ -25,6 +25,11 @@ def _nodes(low: int, high: int, like: Tensor) -> Iterator[Tensor]:
     for start in range(0, count, BLOCK):
         block = [low + STEP * i for i in range(start, min(start + BLOCK, count))]
         yield torch.tensor(block, dtype=like.dtype, device=like.device)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Return log(1 + exp(x)). Torch's own function returns x above 20, where float64 still has the difference."""
+    return -logsigmoid(-x)
 
 
 def _log_sum(shifts: Tensor) -> Tensor:
@@ -71,12 +76,16 @@ def _integrated(argument: Tensor, integral: Callable[[Tensor], Tensor], slopes: 
 
 def _share(shifts: Tensor) -> Tensor:
     """Return the derivatives of `mean_log_sum`: the expected share of each term in the sum."""
+    return _weighted_share(shifts, torch.ones_like)
+
+
+def _weighted_share(shifts: Tensor, weight: Callable[[Tensor], Tensor]) -> Tensor:
     shifts = shifts - shifts.logsumexp(-1, keepdim=True)
     share = torch.zeros_like(shifts)
     for node in _nodes(-40, 46, shifts):
         moved = shifts.unsqueeze(-1) + node
         laplace = torch.exp(-softplus(moved).sum(-2, keepdim=True))
-        share = share + STEP * (laplace * torch.sigmoid(moved)).sum(-1)
+        share = share + STEP * (laplace * torch.sigmoid(moved) * weight(moved)).sum(-1)
     return share
 
 
@@ -89,6 +98,19 @@ def mean_log_sum(shifts: Tensor) -> Tensor:
     (tensor(0.9228, dtype=torch.float64), tensor(0.9228))
     """
     return _integrated(shifts, _log_sum, _share)
+
+
+def mean_shared_noise(logits: Tensor, shifts: Tensor) -> Tensor:
+    """Return the mean of Σₖ wₖ (logitsₖ - log Eₖ), where wₖ is the share of exp(Δₖ) Eₖ in the sum of `mean_log_sum`.
+
+    The noise -log Eₖ is standard Gumbel noise.
+
+    >>> mean_shared_noise(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    tensor(0.5772, dtype=torch.float64)
+    """
+    # E log E exp(-cE) has the mean (1 - Euler's constant - log(1 + c)) / (1 + c)²
+    noise = _weighted_share(shifts, lambda moved: softplus(moved) - (1 - EULER))
+    return (logits * _share(shifts) + noise).sum(-1)
 
 
 def _soft_size(point: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from torch.types import Device
 
 from ..kernel.library import batched
 from ..kernel.operator import is_plain, operator
+from .slice import Slice as Slice
+from .torch_draw import sliced_draws, sliced_source
 
 
 class Keys:
@@ -44,7 +46,7 @@ class Keys:
         return self._keys[self.used - 1 : self.used]
 
 
-Source = Generator | Keys
+Source = Generator | Keys | Slice
 
 
 def require_source(source: object) -> None:
@@ -57,6 +59,8 @@ def require_source(source: object) -> None:
 @contextmanager
 def seeded(source: Source | None) -> Iterator[None]:
     """Seed torch's global generators from a source inside the context, for distributions that draw from them."""
+    slices = nullcontext() if not isinstance(source, Slice) else sliced_draws(source)
+    source = source.source if isinstance(source, Slice) else source
     if source is None or (isinstance(source, Keys) and not source.seeds_torch):
         yield
         return
@@ -67,7 +71,7 @@ def seeded(source: Source | None) -> Iterator[None]:
         seed = (high * 0x9E3779B97F4A7C15 + low) % 2**63
     else:
         seed = int(torch.randint(2**62, (), generator=source, device=source.device))
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), slices:
         torch.manual_seed(seed)
         yield
 
@@ -97,12 +101,21 @@ def exponential(
     return uniform(shape, dtype, device=device, generator=generator).neg_().log1p_().neg_()
 
 
-def few_exponential(like: Float[Tensor, "..."], generator: Generator | None = None) -> Float[Tensor, "..."]:
-    """Draw standard exponential noise in the shape and dtype of a small tensor on the CPU, by one operation.
+def few_log_exponential(
+    like: Float[Tensor, "..."], factor: float, generator: Generator | None = None
+) -> Float[Tensor, "..."]:
+    """Draw the logarithm of exponential noise, times a factor, in the shape and dtype of a small tensor.
 
-    It has 53 bits, and is 0 once in 2⁵³ draws. For many numbers, `exponential` is several times faster.
+    With a factor of -1, this is Gumbel noise. It takes two or three operations, and is made from 53 bits. On the CPU,
+    it is infinite once in 2⁵³ draws; on a GPU, it is always finite. For many numbers, `gumbel` is several times faster.
     """
-    return torch.empty_like(like).exponential_(generator=generator)
+    if not like.is_cuda:
+        noise = torch.empty_like(like).exponential_(generator=generator).log_()
+        return noise if factor == 1 else noise.mul_(factor)
+    # torch's float32 noise on a GPU has only 24 bits near 0, where Gumbel noise is largest; its float64 noise has 53
+    # bits, and is never 0
+    noise = torch.empty_like(like, dtype=torch.float64).exponential_(generator=generator)
+    return torch.xlogy(factor, noise, out=torch.empty_like(like))  # scaled and rounded in the same pass
 
 
 def normal(
@@ -142,13 +155,14 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
     """Return the key of one draw: the next of `Keys`, or one drawn from a generator."""
-    return source.next() if isinstance(source, Keys) else random_words(2, device=device, generator=source).view(1, 2)
+    source = source.source if isinstance(source, Slice) else source
+    return source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
 
 
-def random_words(count: int, *, device: Device, generator: Generator | None) -> Int64[Tensor, " count"]:
+def random_words(*shape: int, device: Device, generator: Generator | None) -> Int64[Tensor, "..."]:
     """Draw 64-bit integers, each with the same probability."""
     require_source(generator)
-    return torch.randint(-(2**63), 2**63 - 1, (count,), device=device, generator=generator)
+    return torch.randint(-(2**63), 2**63 - 1, shape, device=device, generator=generator)
 
 
 def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
@@ -168,22 +182,40 @@ def _fractions(
     shape: Sequence[int], dtype: torch.dtype, device: Device, source: Source | None, *, signed: bool
 ) -> Tensor:
     """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
-    count = math.prod(shape)
+    count, window = math.prod(shape), None
+    if source is None and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+        source = sliced_source(tuple(shape))
+    if isinstance(source, Slice):
+        window, source = source.window(count), source.source
     if isinstance(source, Keys):
         key = source.next()
-        if key.device.type != "cpu":
-            found = fractions(key, count, dtype, signed)
+        on_cpu = _numpy_fractions if is_plain([key]) else _cpu_fractions
+        if window is not None:
+            found = (window_fractions if key.device.type != "cpu" else on_cpu)(key, count, dtype, signed, *window)
         else:
-            found = (_numpy_fractions if is_plain([key]) else _cpu_fractions)(key, count, dtype, signed)
+            found = (fractions if key.device.type != "cpu" else on_cpu)(key, count, dtype, signed)
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
-        # inductor's own generator is several times slower and has at most 32 bits
-        found = fractions.definition(key_of(None, device), count, dtype, signed)
+        found = _compiled_fractions(count, dtype, device, signed)
     else:
-        drawn = random_words(_count_words(count, dtype), device=device, generator=source)
-        found = _from_words(drawn, count, dtype, signed)
+        whole = count if window is None else window.blocks * window.stride
+        drawn = random_words(_count_words(whole, dtype), device=device, generator=source)
+        found = _from_words(drawn, whole, dtype, signed)
+        if window is not None:
+            found = found.view(window.blocks, -1).narrow(1, window.first, window.size).contiguous()
     return found.view(tuple(shape))
+
+
+def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: bool) -> Tensor:
+    """Return random fractions in a compiled program."""
+    if device is None or torch.device(device).type != "cuda":
+        # on a CPU, inductor's own generator is several times slower
+        return fractions.definition(key_of(None, device), count, dtype, signed)
+    bits = 52 if dtype == torch.float64 else 32
+    first = -(2 ** (bits - 1)) if signed else 0
+    word = torch.randint(first, first + 2**bits, (count,), device=device)  # from 64 random bits
+    return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
@@ -194,18 +226,36 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     >>> words(torch.tensor([[0, 0]]), 4).tolist()  # as in the reference implementation
     [[1713891541, 3781805453, 3159862348, 2600524760]]
     """
+    # an exported program must not distinguish one counter from several, nor counts that four divides from others
+    exports = torch.compiler.is_exporting()
+    found = torch.cat(_four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
+    return found[:, torch.arange(count, device=key.device)] if exports else found[:, :count]
+
+
+def words_at(
+    key: Int64[Tensor, "members 2"], place: Int64[Tensor, " places"], count: int
+) -> Int64[Tensor, "members places"]:
+    """Return the words at some places among `count` words of every key."""
+    counters = -(-count // 4)
+    word = _four_words(key, place % counters)
+    which = (place // counters).expand_as(word[0])
+    return torch.stack(word).gather(0, which.unsqueeze(0)).squeeze(0)
+
+
+def _four_words(key: Int64[Tensor, "members 2"], counter: Int64[Tensor, " counters"]) -> list[Tensor]:
+    """Return the four words of some counters for every key."""
     mask = 2**32 - 1
     seed, nonce = key.unsqueeze(-1).unbind(1)
     low, high = seed & mask, seed >> 32 & mask
     # if no word depended on the key, the CUDA compiler would multiply in 32 bits
     zero = torch.zeros_like(seed)
-    counter = zero + torch.arange(-(-count // 4), device=key.device)
+    counter = zero + counter
     word = [counter & mask, zero + (counter >> 32), nonce & mask, nonce >> 32 & mask]
     for _ in range(10):
         left, right = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
         word = [(right >> 32 & mask) ^ word[1] ^ low, right & mask, (left >> 32 & mask) ^ word[3] ^ high, left & mask]
         low, high = low + 0x9E3779B9 & mask, high + 0xBB67AE85 & mask
-    return torch.cat(word, -1)[:, :count]
+    return word
 
 
 @operator("fractions", kernel="philox", eligible=lambda key, count, dtype, signed: dtype == torch.float32)
@@ -218,25 +268,77 @@ def fractions(
     but rounding can give 1 or, if signed, ±1/2.
     """
     if dtype == torch.float64:
-        high, low = words(key, 2 * count).chunk(2, -1)
-        bits, word = 52, high << 20 | low >> 12
-    else:
-        bits, word = 32, words(key, count)
+        pairs: Tensor = words(key, 2 * count).view(-1, 2, count)
+        return _midpoints(pairs[:, 0], pairs[:, 1], dtype, signed)
+    return _midpoints(words(key, count), None, dtype, signed)
+
+
+@operator("window_fractions", kernel="philox", eligible=lambda key, count, dtype, *_: dtype == torch.float32)
+def window_fractions(
+    key: Int64[Tensor, "members 2"],
+    count: int,
+    dtype: torch.dtype,
+    signed: bool,
+    blocks: int,
+    first: int,
+    size: int,
+    stride: int,
+) -> Float[Tensor, "members {count}"]:
+    """Return the `count` fractions at the places of a `Window` among `fractions` of the whole."""
+    whole = blocks * stride
+    start = torch.arange(blocks, device=key.device).unsqueeze(-1) * stride + first
+    place = (start + torch.arange(size, device=key.device)).flatten()
+    if dtype == torch.float64:
+        high, low = (words_at(key, place + shift, 2 * whole) for shift in (0, whole))
+        return _midpoints(high, low, dtype, signed)
+    return _midpoints(words_at(key, place, whole), None, dtype, signed)
+
+
+def _midpoints(high: Tensor, low: Tensor | None, dtype: torch.dtype, signed: bool) -> Tensor:
+    """Return the midpoints of the intervals of words, of 52 bits if there are lower words."""
+    bits, word = (32, high) if low is None else (52, high << 20 | low >> 12)
     half = 2 ** (bits - 1)
     word = (word ^ half) - half if signed else word  # the highest bit is the sign
     return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
-def _numpy_fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Return random fractions on the CPU by numpy's Philox. It is faster than `fractions` and gives other numbers."""
+def _numpy_fractions(
+    key: Tensor,
+    count: int,
+    dtype: torch.dtype,
+    signed: bool,
+    blocks: int = 1,
+    first: int = 0,
+    size: int = -1,
+    stride: int = 0,
+) -> Tensor:
+    """Return random fractions on the CPU by numpy's Philox, all or those of a `Window`.
+
+    It is faster than `fractions` and gives other numbers.
+    """
+    if size < 0:
+        return _from_words(_raw_words(key, 0, _count_words(count, dtype)), count, dtype, signed)
+    found, of_word = [], 1 if dtype == torch.float64 else 2
+    for start in range(first, first + blocks * stride, stride):
+        word, skipped = divmod(start, of_word)
+        drawn = _raw_words(key, word, _count_words(skipped + size, dtype))
+        found.append(_from_words(drawn, skipped + size, dtype, signed)[:, skipped:])
+    return torch.cat(found, -1)
+
+
+def _raw_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {count}"]:
+    """Return `count` words of numpy's Philox from a place on, for every key."""
     # torch's generator would use only 32 bits of the seed, so that keys would collide
-    size = _count_words(count, dtype)
-    drawn = [np.random.Philox(key=each).random_raw(size) for each in key.numpy().view(np.uint64)]
-    return _from_words(torch.from_numpy(np.stack(drawn).view(np.int64)), count, dtype, signed)
+    counter, skipped = divmod(first, 4)  # each counter gives four words
+    drawn = []
+    for each in key.numpy().view(np.uint64):
+        philox = np.random.Philox(key=each)
+        drawn.append((philox.advance(counter) if counter else philox).random_raw(skipped + count)[skipped:])
+    return torch.from_numpy(np.stack(drawn).view(np.int64))
 
 
 _cpu_fractions = torch.library.custom_op("concretely::cpu_fractions", _numpy_fractions, mutates_args=())
-_cpu_fractions.register_fake(lambda key, count, dtype, signed: key.new_empty((key.shape[0], count), dtype=dtype))
+_cpu_fractions.register_fake(lambda key, count, dtype, signed, *_: key.new_empty((key.shape[0], count), dtype=dtype))
 _cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..kernel.operator import Operator, operator
 from .arithmetic import is_transformed
 
 
@@ -23,10 +24,7 @@ def multiply(
     >>> multiply(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0, 1.0]), 3)
     tensor([1., 3., 3.])
     """
-    if is_transformed():  # operations that compilers and transforms support
-        return _multiply_at_once(left, right, width)
-    product: Tensor = _Multiply.apply(left, right, width)  # type: ignore[no-untyped-call]
-    return product
+    return _by_columns(product, _multiplied, left, right, width)
 
 
 def correlate(
@@ -37,6 +35,44 @@ def correlate(
     >>> correlate(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1.0, 2.0, 1.0]), 2)
     tensor([1., 2.])
     """
+    return _by_columns(correlation, _correlated, by, factor, width)
+
+
+@operator("polynomial_product", kernel="polynomial", takes_float64=True)
+def product(
+    left: Float[Tensor, "members a columns"], right: Float[Tensor, "members b columns"], width: int
+) -> Float[Tensor, "members {width} columns"]:
+    """Return `multiply` for polynomials of several members."""
+    return _multiplied(left.movedim(1, 0), right.movedim(1, 0), width).movedim(0, 1)
+
+
+@operator("polynomial_correlation", kernel="polynomial", takes_float64=True)
+def correlation(
+    head: Float[Tensor, "members c columns"], factor: Float[Tensor, "members b columns"], width: int
+) -> Float[Tensor, "members {width} columns"]:
+    """Return `correlate` for polynomials of several members."""
+    return _correlated(head.movedim(1, 0), factor.movedim(1, 0), width).movedim(0, 1)
+
+
+def _by_columns(
+    kernel: Operator[..., Tensor], defined: Callable[..., Tensor], one: Tensor, other: Tensor, width: int
+) -> Tensor:
+    """Call a kernel with all polynomials in columns if it is eligible, else the definition."""
+    if not kernel.runs_kernel(one, other, width):
+        return defined(one, other, width)
+    columns = one.reshape(1, one.shape[0], -1), other.reshape(1, other.shape[0], -1)
+    found: Tensor = kernel.launched(*columns, width)
+    return found.view(width, *one.shape[1:])
+
+
+def _multiplied(left: Tensor, right: Tensor, width: int) -> Tensor:
+    if is_transformed():  # operations that compilers and transforms support
+        return _multiply_at_once(left, right, width)
+    product: Tensor = _Multiply.apply(left, right, width)  # type: ignore[no-untyped-call]
+    return product
+
+
+def _correlated(by: Tensor, factor: Tensor, width: int) -> Tensor:
     if is_transformed():
         return _multiply_at_once(by.flip(0), factor, by.shape[0]).flip(0)[:width]
     result: Tensor = _Correlate.apply(by, factor, width)  # type: ignore[no-untyped-call]
@@ -81,12 +117,12 @@ class _Multiply(_Bilinear):
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         left, right = ctx.saved_tensors
-        by_left = correlate(by[0], right, left.shape[0]) if ctx.needs_input_grad[0] else None
-        return by_left, correlate(by[0], left, right.shape[0]) if ctx.needs_input_grad[1] else None, None
+        by_left = _correlated(by[0], right, left.shape[0]) if ctx.needs_input_grad[0] else None
+        return by_left, _correlated(by[0], left, right.shape[0]) if ctx.needs_input_grad[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, left: Tensor | None, right: Tensor | None, _: None) -> Tensor:
-        return _moved(multiply, ctx, left, right)
+        return _moved(_multiplied, ctx, left, right)
 
 
 class _Correlate(_Bilinear):
@@ -103,12 +139,12 @@ class _Correlate(_Bilinear):
     @staticmethod
     def backward(ctx: Any, *grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         by, factor = ctx.saved_tensors
-        by_by = multiply(grad[0], factor, by.shape[0]) if ctx.needs_input_grad[0] else None
-        return by_by, correlate(by, grad[0], factor.shape[0]) if ctx.needs_input_grad[1] else None, None
+        by_by = _multiplied(grad[0], factor, by.shape[0]) if ctx.needs_input_grad[0] else None
+        return by_by, _correlated(by, grad[0], factor.shape[0]) if ctx.needs_input_grad[1] else None, None
 
     @staticmethod
     def jvp(ctx: Any, by: Tensor | None, factor: Tensor | None, _: None) -> Tensor:
-        return _moved(correlate, ctx, by, factor)
+        return _moved(_correlated, ctx, by, factor)
 
 
 def _moved(function: Callable[..., Tensor], ctx: Any, one: Tensor | None, other: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernel.operator import Arranged, operator
 from .bound import by_sample
+from .slice import Slice
 
 Mean = Literal["geometric", "arithmetic"]
 
@@ -87,6 +88,36 @@ def normalize(
     standard deviation if it exceeds 1.
     """
     spread, middle = torch.var_mean(signal, tuple(range(axis, signal.dim())), correction=0)
+    return _normalized(signal, mean, variance, spread, middle, rate, centre, scale)
+
+
+def normalize_slice(
+    signal: Float[Tensor, "..."],
+    mean: Float[Tensor, ""],
+    variance: Float[Tensor, ""],
+    rate: float,
+    centre: bool,
+    scale: bool,
+    source: Slice,
+) -> tuple[Float[Tensor, "..."], Float[Tensor, ""], Float[Tensor, ""]]:
+    """Normalize the signal of a slice of a batch by the mean and variance of the whole batch."""
+    own_spread, own_middle = torch.var_mean(signal.double(), correction=0)
+    middle, square = source.mean(torch.stack([own_middle, own_spread + own_middle.square()])).unbind()
+    spread = (square - middle.square()).clamp(min=0)  # in float64, where little cancels
+    return _normalized(signal, mean, variance, spread.to(signal), middle.to(signal), rate, centre, scale)
+
+
+def _normalized(
+    signal: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    spread: Tensor,
+    middle: Tensor,
+    rate: float,
+    centre: bool,
+    scale: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize a signal by running averages, after adding the mean and variance of a batch to them."""
     mean, variance = mean.mul(rate).add(middle, alpha=1 - rate), variance.mul(rate).add(spread, alpha=1 - rate)
     result = signal - _along(mean, signal) if centre else signal.clone()
     return result / _along(variance, signal).sqrt().clamp(min=1) if scale else result, mean, variance

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..kernel.library import batched_in_front
+
 STEPS = 200
 """The maximum number of steps at the last scale."""
 RIDGE = 1e-14
@@ -109,13 +111,7 @@ _potentials = torch.library.custom_op(
     schema="(Tensor scores, float tolerance, int steps) -> Tensor",
 )
 _potentials.register_fake(lambda scores, tolerance, steps: scores.new_empty(scores.shape[:-1]))
-_potentials.register_vmap(lambda *given: _batched(_potentials, *given))
-
-
-def _batched(call: Any, info: Any, in_dims: tuple[Any, ...], scores: Tensor, *options: Any) -> tuple[Any, Any]:
-    """Run an operator once for a `vmap` batch, whose axis becomes the first of the batch."""
-    lead = scores if in_dims[0] is None else scores.movedim(in_dims[0], 0)
-    return call(lead, *options), None if in_dims[0] is None else 0
+_potentials.register_vmap(lambda *given: batched_in_front(_potentials, *given))
 
 
 class _Potentials(torch.autograd.Function):
@@ -140,9 +136,9 @@ class _Potentials(torch.autograd.Function):
         return share * (weight - (share * weight).sum(-1, keepdim=True)), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         share = _normalised(*ctx.saved_tensors).exp()
-        return _response(share, (share * tangent[0]).sum(-2) - _carried(share, tangent[0]))
+        return _response(share, (share * tangent).sum(-2) - _carried(share, tangent))
 
 
 def matching(scores: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
@@ -171,4 +167,4 @@ def _match(scores: Tensor) -> Tensor:
 
 _matching = torch.library.custom_op("concretely::matching", _match, mutates_args=(), schema="(Tensor scores) -> Tensor")
 _matching.register_fake(lambda scores: torch.empty_like(scores, memory_format=torch.contiguous_format))
-_matching.register_vmap(lambda *given: _batched(_matching, *given))
+_matching.register_vmap(lambda *given: batched_in_front(_matching, *given))

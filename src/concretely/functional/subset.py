@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Size, Tensor
 from torch.nn.functional import logsigmoid
 
-from .arithmetic import to_float64
+from .arithmetic import cast, compute_dtype, to_float64
 from .noise import Source, uniform
 from .polynomial import correlate, multiply
 from .threshold import GAP, threshold
@@ -21,19 +21,20 @@ Level = Float[Tensor, "powers nodes rows"]
 
 
 def centre(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch 1"]:
-    """Return the number c for which independent draws with log-odds logits - c have k ones on average, in float64.
+    """Return the number c for which independent draws with log-odds logits - c have k ones on average.
 
-    At k = 0 and k = n it is finite and so far away that the probabilities are 0 and 1.
+    At k = 0 and k = n it is finite and so far away that the probabilities are 0 and 1. It is rounded to at least
+    float32.
     """
-    logits = to_float64(logits)
+    logits = cast(logits, compute_dtype(logits.dtype))
     if k == 0:
         return logits.amax(-1, keepdim=True) + GAP
     return logits.amin(-1, keepdim=True) - GAP if k == logits.shape[-1] else threshold(logits, k)
 
 
 def log_odds_of(logits: Tensor, k: int) -> Tensor:
-    """Return centred logits. The law does not depend on the centre, so no gradient passes through it."""
-    return to_float64(logits) - centre(logits.detach(), k)
+    """Return centred logits in float64. The law does not depend on the centre, so no gradient passes through it."""
+    return to_float64(logits) - to_float64(centre(logits.detach(), k))
 
 
 def log_mass(value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*out"]:

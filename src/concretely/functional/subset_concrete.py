@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid, softplus
 
 from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
 from .logistic import standard_log_density
-from .subset import centre, log_probability
+from .subset import log_probability
 from .subset import push as push_subset
 from .threshold import threshold
 
@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 def location(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
     """Return the centres of the scores: logits whose sigmoids sum to k, in float64."""
     if 0 < k < logits.shape[-1]:
-        return to_float64(logits) - centre(logits, k)
+        return to_float64(logits) - threshold(to_float64(logits), k)
     return to_float64(logits)
 
 
@@ -88,5 +88,5 @@ def log_density_of_noise(
     noise: Float[Tensor, "*shape n"], centred: Float[Tensor, "*batch n"], k: int, temperature: Temperature
 ) -> Float[Tensor, "*out"]:
     """Return the log density of the scores with this noise, given their `location`, in float64."""
-    own = standard_log_density(noise.clone()).sum(-1) + noise.shape[-1] * log_temperature(temperature)
+    own = standard_log_density(noise.clone()).sum(-1) + noise.shape[-1] * log_temperature(temperature, noise)
     return own - log_probability(centred, k)

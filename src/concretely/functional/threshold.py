@@ -8,16 +8,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from ..kernel.library import batched_in_front
 from .arithmetic import bool_or_none
 
-STEPS = 16
-"""The maximum number of steps. Newton's method takes at most about six."""
+STEPS = 8
+"""The maximum number of steps, and their number on a GPU. Newton's method takes at most six."""
 GAP = 1400.0
 """A gap between entries beyond which their sigmoids are 0 and 1 in float64."""
 
 
 def threshold(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch 1"]:
-    """Return the number c for which the sum of σ(scores - c) is k, with 0 < k < n, in float64.
+    """Return the number c for which the sum of σ(scores - c) is k, with 0 < k < n, in the dtype of the scores.
 
     If at least k scores are finite, others may be minus infinity; then c only separates what is possible.
 
@@ -25,7 +26,7 @@ def threshold(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batc
     tensor([1.0986], dtype=torch.float64)
     """
     if torch.compiler.is_compiling():  # the compiler differentiates once: this has the same gradient
-        point = _solve(scores.detach(), k)
+        point: Tensor = _point(scores.detach(), k)
         return point + (_slopes(scores.detach(), point) * (scores - scores.detach())).sum(-1, keepdim=True)
     result: Tensor = _Threshold.apply(scores, k)  # type: ignore[no-untyped-call]
     return result
@@ -70,6 +71,14 @@ def _solve(scores: Tensor, k: int) -> Tensor:
     return point
 
 
+# one operator, as its iteration would be a large graph in a compiled program
+_point = torch.library.custom_op(
+    "concretely::threshold", _solve, mutates_args=(), schema="(Tensor scores, int k) -> Tensor"
+)
+_point.register_fake(lambda scores, k: scores.new_empty((*scores.shape[:-1], 1)))
+_point.register_vmap(lambda *given: batched_in_front(_point, *given))
+
+
 class _Threshold(torch.autograd.Function):
     """The threshold, whose derivative by an entry is the share of the entry in the total slope."""
 
@@ -77,7 +86,8 @@ class _Threshold(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, k: int) -> Tensor:
-        return _solve(scores, k)
+        point: Tensor = _point(scores, k)
+        return point
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
@@ -89,8 +99,8 @@ class _Threshold(torch.autograd.Function):
         return by[0] * _slopes(*ctx.saved_tensors), None
 
     @staticmethod
-    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
-        moved: Tensor = tangent[0] * _slopes(*ctx.saved_tensors)
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        moved: Tensor = tangent * _slopes(*ctx.saved_tensors)
         return moved.sum(-1, keepdim=True)
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..distribution.variable import DiscreteVariable
 from ..functional.draw import Drawn
-from ..functional.noise import Source, require_source
+from ..functional.noise import Slice, Source, require_source
 from ..spelling import did_you_mean
 from .descent import Descent, parents
 from .mode import Mode, Request, Shape, Structure
@@ -74,7 +74,11 @@ def run(
             sample_shape = _sample_shape(name, distribution, rows, is_later=is_later)
         lead = len(rows.batch_shape or rows.folded[len(sample_shape) :])
         axes = len(distribution.batch_shape) - (lead if rows.have_any(distribution.batch_shape) else 0)
-        drawn = mode.draw(Request(name, distribution, sample_shape, generator, axes, rows))
+        source = generator
+        if isinstance(source, Slice) and rows.batch_shape and rows.have_any(distribution.batch_shape):
+            samples_here = bool(sample_shape) or not rows.have_data(distribution.batch_shape)
+            source = source.of_rows((rows.samples or 1) if samples_here else 1, rows.batch_shape[0])
+        drawn = mode.draw(Request(name, distribution, sample_shape, source, axes, rows))
         if sample_shape:
             node = None if drawn.node is None else rows.fold(drawn.node)
             drawn = drawn._replace(value=rows.fold(drawn.value), node=node)
@@ -84,23 +88,27 @@ def run(
         return drawn.value
 
     try:
-        with nullcontext() if descent is None else descent:
+        if descent is None:
             output = program(draw, *inputs)
+        else:
+            with descent:
+                output = program(draw, *inputs)
     except TypeError:
         _require_call(program, inputs)
         raise
     except (RuntimeError, ValueError, IndexError) as error:
         _explain_rows(error, rows)
         raise
-    latent = [name for name, outcome in outcomes.items() if not outcome.observed]
-    for name in sorted(mode.names.difference(latent)):
-        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{did_you_mean(name, latent)}")
-    return Trace(
+    trace = Trace(
         outcomes,
         output,
         rows=rows,
         find_parents=lambda: parents(program, inputs, {name: each.seen for name, each in outcomes.items()}),
     )
+    for name in sorted(mode.names.difference(trace.latent)):
+        known = did_you_mean(name, trace.latent)
+        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{known}")
+    return trace
 
 
 def _drawn(drawn: Drawn, distribution: Distribution, rows: Rows) -> Outcome:
@@ -170,8 +178,9 @@ def _batch_shape(inputs: Any, batch_dims: int) -> Size:
     """Return the first axes of the first tensor among the inputs."""
     if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
         raise ValueError(f"batch_dims must be a whole number of at least 0, got {batch_dims!r}")
-    leaves = inputs if inputs and isinstance(inputs[0], Tensor) else tree_leaves(inputs)
-    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    first = inputs[0] if inputs else None
+    if not isinstance(first, Tensor):
+        first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
     if first is not None and first.dim() < batch_dims:
         raise ValueError(f"batch_dims must be at most {first.dim()}, the axes of the first input, got {batch_dims}")
     return Size() if first is None else first.shape[:batch_dims]

@@ -105,3 +105,30 @@ def fractions(key: Tensor, count: int, dtype: torch.dtype, signed: bool) -> Tens
         grid = (ceil_div(places, BLOCK), len(key))
         _fractions[grid](key.contiguous(), out, count, places, SIGNED=signed, BLOCK=BLOCK)
     return out
+
+
+@Launched
+def _window_fractions(
+    key, out, count, first, size, stride, places, SIGNED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    member = tl.program_id(1).to(tl.int64)
+    own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    place = own // size * stride + first + own % size
+    four = words(key, member, place % places)
+    lane = place // places
+    word = tl.where(lane == 0, four[0], tl.where(lane == 1, four[1], tl.where(lane == 2, four[2], four[3])))
+    tl.store(out + member * count + own, fraction(word, SIGNED), mask=own < count)
+
+
+def window_fractions(
+    key: Tensor, count: int, dtype: torch.dtype, signed: bool, blocks: int, first: int, size: int, stride: int
+) -> Tensor:
+    """Return the fractions at the places of a window for every key. Only float32 is supported."""
+    out = torch.empty((len(key), count), dtype=torch.float32, device=key.device)
+    places = quarter(blocks * stride)
+    if out.numel():
+        grid = (ceil_div(count, BLOCK), len(key))
+        _window_fractions[grid](
+            key.contiguous(), out, count, first, size, stride, places, SIGNED=signed, BLOCK=BLOCK
+        )  # fmt: skip
+    return out

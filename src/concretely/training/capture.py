@@ -17,16 +17,28 @@ _CAPTURING = Lock()
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Take a lock and disable garbage collection: freeing another graph's memory pool spoils a capture."""
+    """Take a lock and disable garbage collection: freeing another graph's memory pool spoils a capture.
+
+    The workspaces of cuBLAS are freed before and after a capture, so that the graph has its own in its memory pool.
+    Otherwise it would use those of earlier calls, which other captures, such as those of `torch.compile`, free.
+    """
     with _CAPTURING:
         collects = gc.isenabled()
         gc.collect()
         gc.disable()
+        _clear_workspaces()
         try:
             yield
         finally:
+            _clear_workspaces()
             if collects:
                 gc.enable()
+
+
+def _clear_workspaces() -> None:
+    """Free the workspaces of cuBLAS. The next product allocates new ones."""
+    if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager
@@ -54,6 +66,11 @@ class Captured:
         self._graph: torch.cuda.CUDAGraph | None = None
         self.is_possible = True
         """Whether the work could be captured, as far as is known."""
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the work is captured, so that calls replay it."""
+        return self._graph is not None
 
     def __call__(self) -> None:
         """Call the function, or replay its graph."""

@@ -6,26 +6,27 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from ..functional.noise import Keys
+from ..functional.noise import Keys, Source
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
 from .capture import Captured
-from .feed import Inputs
+from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
-from .rng import Purpose, seed_torch, torch_generators
-from .step_table import StepTable
+from .place import buffers_of, keeping_buffers, places_of
+from .rank_step import RankStep
+from .rng import Purpose, has_drawn, seed_torch, torch_generators
 from .stream import EndOfDataError
 from .task import MemberLoss
 from .torch_optimizer import TorchUpdate
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from .train_state import TrainState
 
 GAP_INTERVAL = 10
-"""The interval, in steps, at which the gap is measured: the bound that is trained minus that of the discrete graph."""
+"""The least interval, in steps, at which the gap is measured: the trained bound minus that of the discrete graph."""
 
 METRICS = 5
 """The number of entries of `TrainState.metrics`."""
@@ -61,17 +62,22 @@ class Engine:
 
     The models of the runs are views of the state that steps change, so that changes to a model between two calls of
     `advance` affect the next step. `stacked` says whether all members run as one program, by default only on a GPU.
-    `note` receives a sentence if steps cannot be stacked or captured.
+    `note` receives a sentence if steps cannot be stacked or captured. `gap_interval` is a multiple of `GAP_INTERVAL`.
     """
 
     def __init__(
-        self, runs: Sequence["TrainState"], *, stacked: bool | None = None, note: Callable[[str], None] = warn
+        self,
+        runs: Sequence["TrainState"],
+        *,
+        stacked: bool | None = None,
+        note: Callable[[str], None] = warn,
+        gap_interval: int | None = None,
     ) -> None:
         first = runs[0]
         if len({(run.task.key, run.step, run.since) for run in runs}) > 1:
             raise ValueError("members of an engine must have one architecture, estimator and step, got others")
         self.runs, self.device = tuple(runs), first.device
-        self._note = note
+        self._note, self._gap_interval = note, gap_interval or GAP_INTERVAL
         self._ended: EndOfDataError | None = None
         self.stacked = self._may_stack() if stacked is None else stacked
         groups = [self.runs] if self.stacked else [(run,) for run in self.runs]
@@ -80,7 +86,7 @@ class Engine:
 
     def _may_stack(self) -> bool:
         """Return whether all members can run as one program, and should."""
-        stacks = self.runs[0].task.stacks
+        stacks = "never" if self.runs[0].world.shards else self.runs[0].task.stacks
         if self.device.type == "cpu" or stacks == "never" or (stacks == "several" and len(self.runs) == 1):
             return False
         why = why_not_stacked(self.runs) if stacks == "several" else None
@@ -93,24 +99,48 @@ class Engine:
         """The number of steps taken so far."""
         return self.runs[0].step
 
-    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
-        """Take steps until the step `until`, or until `pause`, which is called after each step, returns true."""
+    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False, each: bool = False) -> None:
+        """Take steps until the step `until`, or until `pause`, called after `each` step or after ten, returns true."""
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
             program._loss.train()
         with launching(self.device), torch_generators(self.device) if self._reseeds else nullcontext():
             while self.step < until and self._fetched():
-                gap = self._measures_gap and (self.step - since) % GAP_INTERVAL == 0
-                for program in self._programs:
-                    program.take_step(self.step, gap=gap)
+                steps = 1 if each or (self.step - since) % GAP_INTERVAL else self._together(until)
+                self._take_steps(steps, gap=self._measures_gap and (self.step - since) % self._gap_interval == 0)
                 for run in self.runs:
-                    run.step += 1
+                    run.step += steps
                 if pause():
                     break
             for program in self._programs:
                 program.set_metrics()
         if self._ended is not None:
             raise self._ended
+
+    def _together(self, until: int) -> int:
+        """Return how many of the next steps are one graph, since a GPU pauses for some microseconds between graphs."""
+        fits = self.step + GAP_INTERVAL <= until and all(each.may_repeat(self.step) for each in self._programs)
+        return GAP_INTERVAL if fits else 1
+
+    def _take_steps(self, steps: int, *, gap: bool) -> None:
+        """Take steps of every program, side by side on a GPU if they can be captured.
+
+        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory. So
+        do those of several ranks, whose averages must have one order.
+        """
+        streams = [program.stream for program in self._programs if program.stream is not None]
+        draws = any(program.draws_from_torch for program in self._programs)
+        if len(streams) < max(2, len(self._programs)) or draws or self.runs[0].world.ranks > 1:
+            for program in self._programs:
+                program.take_steps(self.step, steps, gap=gap)
+            return
+        current = torch.cuda.current_stream(self.device)
+        for program, stream in zip(self._programs, streams, strict=True):
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                program.take_steps(self.step, steps, gap=gap)
+        for stream in streams:
+            current.wait_stream(stream)
 
     def _fetched(self) -> bool:
         """Read the data of the next step for all members, and return whether there are any."""
@@ -135,7 +165,8 @@ class Engine:
         than capturing a new program.
         """
         fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
-        return self if fits else Engine(active, stacked=self.stacked, note=self._note)
+        interval = self._gap_interval
+        return self if fits else Engine(active, stacked=self.stacked, note=self._note, gap_interval=interval)
 
 
 def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:
@@ -163,7 +194,7 @@ class _Program:
         own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
-        self._buffers = [] if vmapped else list(_own_buffers(task.loss))
+        self._buffers = [] if vmapped else list(buffers_of(task.loss))
         self._update = _update_of(runs, state, list(own))
         self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
         self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
@@ -174,28 +205,44 @@ class _Program:
         self._ones = torch.ones(len(runs), device=first.device)
         self._works = dict[Hashable, Callable[[], None]]()
         captures = first.device.type == "cuda" and all(run.may_capture for run in runs)
-        self._stream = torch.cuda.Stream(first.device) if captures else None
+        self.stream = torch.cuda.Stream(first.device) if captures else None
+        """The stream on which steps are captured, or None if they are not."""
+        self.draws_from_torch = False
+        """Whether a step has drawn from torch's generator of the device."""
         self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
+        self._sharding = first.sharding
+        shared = self._leaves, self._constants if vmapped else None
+        self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
 
-    def take_step(self, step: int, *, gap: bool) -> None:
-        """Take a step. With `gap`, also measure the trained bound minus the bound of the discrete graph."""
+    def may_repeat(self, step: int) -> bool:
+        """Return whether several steps from a step on may be one graph: the host has nothing to do between them."""
+        work = self._works.get((1, False, None))
+        if not isinstance(work, Captured) or not work.is_captured or self.draws_from_torch:
+            return False
+        return self._task.feed.is_on_device and self._table.has_lines(step, GAP_INTERVAL)
+
+    def take_steps(self, step: int, steps: int, *, gap: bool) -> None:
+        """Take steps. With `gap`, also measure the trained bound minus that of the discrete graph in the first."""
         if self._task.reseeds:
-            seed_torch(self._task.recipe.seed, step, self._runs[0].device)
-        work = gap, self._table.prepare(step)
+            rank = 0 if self._ranks is None else self._ranks.seeded_rank
+            seed_torch(self._task.recipe.seed, step, self._runs[0].device, rank=rank)
+        work = steps, gap, self._table.prepare(step)
         if work not in self._works:
-            take = partial(self._step, gap=gap)
-            self._works[work] = take if self._stream is None else Captured(take, self._stream, note=self._note)
+            take = partial(self._steps, steps, gap=gap)
+            self._works[work] = take if self.stream is None else Captured(take, self.stream, note=self._note)
         try:
             self._works[work]()
+            if self._task.reseeds and self.stream is not None:
+                self.draws_from_torch |= has_drawn(self.stream.device)
         except ValueError:  # distributions refuse what is not finite
-            if all(run.first_nonfinite_parameter() is None for run in self._runs):
+            if all(run.first_nonfinite_parameter(together=False) is None for run in self._runs):
                 raise
             self._log.first_nonfinite.masked_fill_(self._log.first_nonfinite < 0, step)
 
     def try_step(self, step: int) -> None:
         """Compute the gradients of a step without an update. Buffers of the model may change."""
         self._loss.train()
-        with torch_generators(self._runs[0].device), _unreplaced(self._loss):
+        with torch_generators(self._runs[0].device), keeping_buffers(self._loss):
             self._table.prepare(step)
             self._table.read()
             self._differentiated()
@@ -207,14 +254,22 @@ class _Program:
         for run, own in zip(self._runs, metrics, strict=True):
             run.metrics, run.measured = own[:METRICS], own[METRICS:]
 
+    def _steps(self, steps: int, *, gap: bool) -> None:
+        """Take steps without synchronizing with the host."""
+        for place in range(steps):
+            self._step(gap=gap and place == 0)
+
     def _step(self, *, gap: bool = False) -> None:
         """Take one step without synchronizing with the host."""
         self._table.read()
         loss, gradients, inputs = self._differentiated()
         with torch.no_grad():
             self._keep_buffers()
+            if self._ranks is not None:
+                loss, gradients = self._ranks.means(loss, gradients)
             sizes, watched = self._table.sizes, list[Tensor]()
-            norm = self._norm(gradients) if self._task.clip or (gap and self._metrics is not None) else None
+            needs_norm = self._task.clip or self._sharding is not None or (gap and self._metrics is not None)
+            norm = self._norm(gradients) if needs_norm else None
             if gap:
                 self._measure(inputs, loss, norm)
             if norm is None:
@@ -239,11 +294,9 @@ class _Program:
         weight = self._ones if parts == 1 else self._ones / parts
         for part in range(parts):
             inputs = self._table.batch(part)
-            with deferred_gradients() if self._vmapped else nullcontext():
+            with self._differentiating(inputs):
                 loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
-                slopes = torch.autograd.grad(
-                    [loss], list(self._leaves.values()), [weight.to(loss.dtype)], allow_unused=True
-                )
+                slopes = self._slopes(loss, weight.to(loss.dtype))
             loss = loss.detach()
             total = loss if parts == 1 else (total * bool(part) + loss / parts)
             for name, slope in zip(self._leaves, slopes, strict=True):
@@ -251,6 +304,18 @@ class _Program:
                     own = slope if self._vmapped else slope.unsqueeze(0)
                     gradients[name] = gradients[name] + own if name in gradients else own
         return total, gradients, inputs
+
+    def _slopes(self, loss: Tensor, weight: Tensor) -> Sequence[Tensor | None]:
+        """Return the gradients of all leaves; if they are sharded, of the parts of this rank."""
+        if self._sharding is not None:
+            return self._sharding.gradients(loss, weight)
+        return torch.autograd.grad([loss], list(self._leaves.values()), [weight], allow_unused=True)
+
+    def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
+        """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
+        if self._ranks is not None:
+            return self._ranks.drawing(inputs)
+        return deferred_gradients() if self._vmapped else nullcontext()
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
@@ -264,7 +329,10 @@ class _Program:
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
         """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
         assert self._monitor is not None
-        found = self._losses(self._monitor, inputs, Purpose.GAP)
+        gathered = nullcontext() if self._sharding is None else self._sharding.gathered()
+        with gathered, nullcontext() if self._ranks is None else self._ranks.drawing(inputs):
+            found = self._losses(self._monitor, inputs, Purpose.GAP)
+        found = found if self._ranks is None else self._ranks.world.mean(found)
         excess = (found if found.dim() == 1 else found[:, 0]) - loss
         self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
         if self._metrics is not None and norm is not None:
@@ -274,7 +342,7 @@ class _Program:
         """Return the norm of the gradient of every member."""
         each = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients.values()]
         norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(self._ones.dtype) for one in each]), dim=0)
-        return norm
+        return norm if self._sharding is None else self._sharding.norm(norm)
 
     def _losses(self, function: MemberLoss, inputs: Inputs, purpose: Purpose, part: int = 0) -> Tensor:
         """Return the loss of every member, with the keys of a purpose."""
@@ -292,14 +360,14 @@ class _Program:
             own = tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
             # on a GPU, reading numbers would wait for it
             numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
-            found: Tensor = function(own, Keys(keys[:, 0], seeds_torch=seeds), tuple(numbers))
+            found: Tensor = function(own, self._noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
             return found.unsqueeze(0)
 
-        places = _places(function)
+        places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
         def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
-            given = inputs, Keys(keys, seeds_torch=seeds), tuple(controls)
+            given = inputs, self._noise(Keys(keys, seeds_torch=seeds)), tuple(controls)
             tensors = {place: own[name] for place, name in places.items()}
             loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
@@ -309,20 +377,9 @@ class _Program:
         )
         return stacked
 
-
-def _places(function: nn.Module) -> dict[str, str]:
-    """Return the name of every parameter and buffer for each place where it is used.
-
-    `functional_call` finds such places by itself, but does not restore those of a module that is a part of two others.
-    """
-    names = dict[int, str]()
-    tensors = (
-        (f"{path}.{name}" if path else name, tensor)
-        for path, module in function.named_modules()
-        for name, tensor in (*module._parameters.items(), *module._buffers.items())
-        if tensor is not None
-    )
-    return {place: names.setdefault(id(tensor), place) for place, tensor in tensors}
+    def _noise(self, keys: Keys) -> Source:
+        """Return the noise of keys, for the slice of this rank if there are several."""
+        return keys if self._ranks is None else self._ranks.world.noise(keys)
 
 
 def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
@@ -334,35 +391,6 @@ def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str])
         name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
     }
     return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
-
-
-@contextmanager
-def _unreplaced(loss: nn.Module) -> Iterator[None]:
-    """Inside this context, raise if a call of a loss replaces a buffer, since a stacked program would lose it."""
-    before = dict[str, Tensor]()
-
-    def remember(module: nn.Module, inputs: object) -> None:
-        before.update(module.named_buffers())
-
-    def compare(module: nn.Module, inputs: object, output: object) -> None:
-        for name, buffer in module.named_buffers():
-            if buffer is not before[name]:
-                raise RuntimeError(f"the buffer {name.partition('.')[2]!r} is replaced, not changed in place")
-
-    hooks = loss.register_forward_pre_hook(remember), loss.register_forward_hook(compare)
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _own_buffers(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Yield the modules of a loss with the names of their buffers and the buffers."""
-    for module in loss.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield module, name, buffer
 
 
 def over(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
 from .own_recipe import OwnRecipe, describe, require_possible
 from .own_resolve import remove_runs
+from .parallel import World, join
 from .recipe import LR_SCHEDULES, OPTIMIZERS
 from .source import Source, as_source
 from .task import OptimizerFactory
@@ -132,6 +133,7 @@ def fit(
     precision: str = "float32",
     device: torch.device | str | None = None,
     compile: bool = False,  # noqa: A002 (the name that torch gives it)
+    shard: bool = False,
     out: str | Path | None = None,
     overwrite: bool = False,
     checkpoint_seconds: float = 60.0,
@@ -182,6 +184,7 @@ def fit(
         precision: "float32", "tf32" for faster matrix products on a GPU, or "bfloat16" for autocast.
         device: Where to train, by default where the model is; for a builder on a GPU if there is one.
         compile: Whether to compile the loss with `torch.compile`.
+        shard: Whether parameters, gradients and moments are sharded over the ranks of torchrun, by FSDP2.
         out: The folder of the run.
         overwrite: Whether to delete a run in that folder first.
         checkpoint_seconds: The number of seconds between checkpoints.
@@ -213,13 +216,16 @@ def fit(
         raise ValueError(
             f"{must}, got one {type(estimator).__name__}: pass the class, called with the model and inputs"
         )
-    folder, place = None if out is None else Path(out), _device(device, module)
+    folder, world = None if out is None else Path(out), join(_device(device, module), shard=shard)
+    place = world.device
     if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
         valid = data  # whose validation points are kept apart
     if patience and valid is None:
         raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
     with ExitStack() as stack:
-        called = joined_callbacks(callbacks, steps=steps, stack=stack, note=_warn)
+        stack.enter_context(world.telling_once())
+        shown = (callbacks, _warn) if world.is_first else ((), lambda sentence: None)
+        called = joined_callbacks(shown[0], steps=steps, stack=stack, note=shown[1])
         source = as_source([()] if data is None else data, device=place, note=called.note)
         if settings.count > 1 and isinstance(source.batches, Iterator):
             raise ValueError("data must be readable once for each seed, got an iterator: pass a DataLoader or a list")
@@ -259,6 +265,7 @@ def fit(
             compiles=compile,
         )
         if folder is not None and overwrite:
+            world.require_alone("overwrite", "a restart would delete the run")
             remove_runs(folder)
         members = [
             _Member(each, built(model, each.arguments, seed=each.seed) if module is None else module, where)
@@ -267,7 +274,7 @@ def fit(
         stack.enter_context(_products(precision))
         stop = stack.enter_context(stop_requested())
         how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
-        found = _trained(members, source, options, **how)
+        found = _trained(members, source, options, world, **how)
     if not settings.is_one:
         return found
     if found[0].error is not None:
@@ -275,13 +282,14 @@ def fit(
     return found[0]
 
 
-def _trained(members: Sequence[_Member], source: Source, options: Options, **how: Any) -> list[FittedRun]:
+def _trained(members: Sequence[_Member], source: Source, options: Options, world: World, **how: Any) -> list[FittedRun]:
     """Train members in groups that can be one program, and return their runs."""
     groups, found = dict[Hashable, list[int]](), dict[int, FittedRun]()
     for index, member in enumerate(members):
         groups.setdefault(_program_key(member), []).append(index)
     for key, group in groups.items():
-        states = [TrainState(own_task(members[k].recipe, members[k].model, source, options, key=key)) for k in group]
+        tasks = [own_task(members[k].recipe, members[k].model, source, options, key=key) for k in group]
+        states = [TrainState(task, world) for task in tasks]
         runs = train_states(states, [members[k].folder for k in group], **how)
         for k, state, run in zip(group, states, runs, strict=True):
             found[k] = _fitted(state, run, members[k].folder)

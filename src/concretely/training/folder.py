@@ -256,14 +256,23 @@ def resume(train_state: TrainState, folder: Path) -> tuple[Run, tuple[str, ...]]
 
 
 def save_checkpoint(run: Run, train_state: TrainState, folder: Path) -> None:
-    """Write a checkpoint."""
+    """Write a checkpoint. Of several ranks, all must call this, and the first one writes."""
+    tensors = train_state.tensors() if train_state.world.is_first or train_state.world.shards else {}
+    if not train_state.world.is_first:
+        return
     state = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in ("recipe", "step")}
     state |= {"recipe": run.recipe.settings, "rows": [asdict(row) for row in run.rows]}
-    checkpoint.save(folder, run.step, train_state.tensors(), state)
+    checkpoint.save(folder, run.step, tensors, state)
 
 
 def export(run: Run, train_state: TrainState, folder: Path) -> None:
-    """Write the training curve as CSV and, if the run is finished, the parameters."""
+    """Write the training curve as CSV and, if the run is finished, the parameters.
+
+    Of several ranks, all must call this, and the first one writes.
+    """
+    parameters = (train_state.best or train_state.parameters()) if run.finished else {}
+    if not train_state.world.is_first:
+        return
     names = [field.name for field in fields(Row) if field.name != "metrics"]
     names += dict.fromkeys(name for row in run.rows for name in row.metrics if name not in names)
     with atomic_write(folder / CURVE) as place, place.open("w", encoding="utf-8", newline="") as file:
@@ -271,6 +280,5 @@ def export(run: Run, train_state: TrainState, folder: Path) -> None:
         table.writeheader()
         table.writerows(asdict(row) | dict(row.metrics) for row in run.rows)
     if run.finished:
-        parameters: dict[str, Tensor] = train_state.best or train_state.parameters()
         with atomic_write(folder / PARAMETERS) as place:
             place.write_bytes(save({name: tensor.cpu().contiguous() for name, tensor in parameters.items()}))

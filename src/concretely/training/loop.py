@@ -23,6 +23,7 @@ from .engine import GAP_INTERVAL, Engine
 from .folder import Run, export, require_same, resume, save_checkpoint
 from .origin import sign_run
 from .own_recipe import OwnRecipe, RunRecipe
+from .parallel import ALONE, World
 from .recipe import FILE, Member
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
@@ -30,6 +31,8 @@ from .trial import examine
 
 ROWS = 500
 """The maximum number of rows of a training curve. A run whose number of steps was raised later may have more."""
+GAPS = 4
+"""The least number of measurements of the gap in a row of a long run. A short run has fewer."""
 HOPELESS = 10
 """Training has diverged if the bound is below minus this factor times the absolute bound before training."""
 
@@ -47,11 +50,12 @@ def train(
     checkpoint_seconds: float = 60.0,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
+    world: World = ALONE,
 ) -> Run:
     """Train a model in a folder, from the last checkpoint there or from the start.
 
-    `stop` is called after each step; training ends when it returns true. A checkpoint is written every
-    `checkpoint_seconds` and at the end.
+    `stop` is called after each step, or on a GPU after ten; training ends when it returns true. A checkpoint is written
+    every `checkpoint_seconds` and at the end. `world` are the ranks that train the model together.
     """
     (found,) = train_together(
         [Member(recipe, Path(folder))],
@@ -60,6 +64,7 @@ def train(
         checkpoint_seconds=checkpoint_seconds,
         callbacks=callbacks,
         stop=stop,
+        world=world,
     )
     if isinstance(found, DivergedError):
         raise found
@@ -74,6 +79,7 @@ def train_together(
     checkpoint_seconds: float = 60.0,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
+    world: World = ALONE,
 ) -> list[Run | DivergedError]:
     """Train runs of one architecture together, each in its folder, and return each run or the error that ended it.
 
@@ -83,7 +89,8 @@ def train_together(
     own = [data(member.recipe) for member in members]
     moved = {id(each): each.to(device) for each in own}  # once, however many share them
     states = [
-        TrainState.of(member.recipe, moved[id(each)], device=device) for member, each in zip(members, own, strict=True)
+        TrainState.of(member.recipe, moved[id(each)], device=device, world=world)
+        for member, each in zip(members, own, strict=True)
     ]
     how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": callbacks, "stop": stop}
     return train_states(states, [member.folder for member in members], **how)
@@ -101,10 +108,14 @@ def train_states(
 
     A run with a folder goes on from the last checkpoint there; one without is kept in memory only.
     """
+    world = states[0].world
     for state in states:
-        if state.task.examines:
+        world.require_same("recipe", {**state.recipe.settings, "digest of the data": state.task.digest})
+        world.broadcast_([] if world.shards else list(state.state.values()))
+    for state in states:
+        if state.task.examines and not world.shards:
             note = callbacks.note if state is states[0] else lambda sentence: None  # the others are alike
-            state.may_capture = examine(state, note)
+            state.may_capture = all(world.gather(examine(state, note)))
     starts = [state.dry_run() for state in states]
     environment = describe_environment(str(states[0].device))
     with ExitStack() as stack:
@@ -112,9 +123,11 @@ def train_states(
             stack.callback(state.task.feed.close)
         jobs = []
         for state, folder, start in zip(states, folders, starts, strict=True):
-            if folder is not None:
+            if folder is not None and world.is_first:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(exclusive_dir(folder))
+            if folder is not None:
+                world.require_visible(folder)
             jobs.append(_start(state, folder, start, callbacks, environment))
         active = [job for job in jobs if job.is_active]
         while active:  # runs that were resumed from an earlier step catch up with the others
@@ -125,6 +138,7 @@ def train_states(
             if not _train(group, checkpoint_seconds, callbacks, stop, until=until, several=several):
                 break
             active = [job for job in active if job.is_active]
+        world.wait()  # for the files of rank 0
     return [job.failure or job.run for job in jobs]
 
 
@@ -165,8 +179,10 @@ def _start(
     for sentence in damaged:
         callbacks.note(f"{sentence}; going on from step {run.step:,}")
     require_same(run, task.digest, task.source)
-    write_text(folder / FILE, task.recipe.toml())  # only now: a failed check must leave the old recipe
-    if isinstance(task.recipe, OwnRecipe) and task.recipe.model:
+    state.world.require_same("checkpoints", {"step": run.step})
+    if state.world.is_first:
+        write_text(folder / FILE, task.recipe.toml())  # only now: a failed check must leave the old recipe
+    if state.world.is_first and isinstance(task.recipe, OwnRecipe) and task.recipe.model:
         sign_run(folder, task.recipe)
     if run.finished:
         export(run, state, folder)  # again, in case a file was lost
@@ -188,24 +204,28 @@ def _train(
     active = jobs
     for job in active:
         job.run = replace(job.run, members=len(active))
-    engine = Engine([job.state for job in active], note=callbacks.note)
+    states, world = [job.state for job in active], active[0].state.world
+    engine = Engine(states, note=callbacks.note, gap_interval=_gap_interval(states[0].recipe))
+    due = False
 
     def pause() -> bool:
-        nonlocal stopped
+        nonlocal stopped, due
         callbacks.step(active[0].state.step)
-        stopped = stop()
-        return stopped or time.monotonic() - saved > checkpoint_seconds
+        stopped, due = world.agreed(stop=stop(), due=time.monotonic() - saved > checkpoint_seconds)
+        return stopped or due
 
     while active and not stopped and active[0].state.step != until:
         engine = engine.without_ended([job.state for job in active])
-        ends, started = _ends(recipe, engine.step), time.perf_counter()
+        ends, started, due = _ends(recipe, engine.step), time.perf_counter(), False
         try:
-            engine.advance(min(ends if until is None else [*ends, until]), pause=pause)
+            end = min(ends if until is None else [*ends, until])
+            engine.advance(end, pause=pause, each=callbacks.has_each_step)
         except EndOfDataError as error:  # what was trained is saved first
             ended, stopped = error, True
         for job in active:
             job.state.seconds += (time.perf_counter() - started) / len(active)
-        due, at_end = stopped or time.monotonic() - saved > checkpoint_seconds, engine.step in ends
+        late = due if world.ranks > 1 else time.monotonic() - saved > checkpoint_seconds
+        due, at_end = stopped or late, engine.step in ends
         for job in active:
             _update(job, at_end=at_end, due=due)
             if job.failure is not None and several:
@@ -292,6 +312,11 @@ def _ends(recipe: RunRecipe, step: int) -> list[int]:
 def _interval(recipe: RunRecipe) -> int:
     """Return the number of steps between two rows."""
     return GAP_INTERVAL * math.ceil(recipe.steps / ROWS / GAP_INTERVAL)
+
+
+def _gap_interval(recipe: RunRecipe) -> int:
+    """Return the number of steps between two measurements of the gap, of which a row averages at least `GAPS`."""
+    return GAP_INTERVAL * max(1, _interval(recipe) // (GAPS * GAP_INTERVAL))
 
 
 def _average(rows: Sequence[Row]) -> Row:

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..estimator import Estimator
 from ..evaluation.cost import expected_cost
 from ..evaluation.likelihood import evaluate
-from ..functional.noise import Keys
+from ..functional.noise import Keys, Slice
 from ..graph.program import signature
 from ..model import Model
 from ..model.model import Function
@@ -21,6 +22,7 @@ from ..schedule import Schedule, at_step, lr_factor
 from .feed import Inputs
 from .own_loss import BETA, TEMPERATURE, Arrange, Objectives, OwnLoss, OwnMonitor, at_temperatures, has_temperature
 from .own_recipe import OwnRecipe
+from .parallel import ALONE, World
 from .rng import Purpose, generator_of, keys_of, seed_of, torch_generators
 from .source import Source
 from .task import OptimizerFactory, Task
@@ -104,8 +106,8 @@ def own_task(
         temperature=temperature if callable(temperature) or isinstance(temperature, int | float) else None,
         weights=matrices,
         watched=frozenset(names),
-        validate=lambda: validation_score(model, options.valid, arrange, recipe, device),
-        stacks="several" if options.stacks and not _has_own_parameters(model) else "never",
+        validate=lambda world: validation_score(model, options.valid, arrange, recipe, device, world),
+        stacks="several" if options.stacks and _suits_vmap(model) else "never",
         optimizer=options.optimizer if not isinstance(options.optimizer, str) else None,
         optimizer_lr=recipe.lr if by_torch else None,
         parts=recipe.accumulate,
@@ -167,8 +169,12 @@ def validation_score(
     arrange: Arrange,
     recipe: OwnRecipe,
     device: torch.device,
+    world: World = ALONE,
 ) -> float:
-    """Return the negative log-likelihood of validation data or, for a program, its expected cost."""
+    """Return the negative log-likelihood of validation data or, for a program, its expected cost.
+
+    The ranks of a world share the work.
+    """
     assert valid is not None
     if not isinstance(valid, Source):
         training = model.training
@@ -176,14 +182,15 @@ def validation_score(
             return float(valid(model.eval()))
         finally:
             model.train(training)
-    generator, total, count = generator_of(recipe.seed, Purpose.VALIDATION, device=device), 0.0, 0
+    generator = world.noise(generator_of(recipe.seed, Purpose.VALIDATION, device=device))
+    total, count = 0.0, 0
     for part in valid.parts(VALIDATED):
         scores = scored(model, arrange(part), samples=recipe.validation_samples, generator=generator)
         total, count = total + float(scores.sum()), count + len(scores)
     return total / max(count, 1)
 
 
-def scored(model: nn.Module, inputs: Sequence[Any], *, samples: int, generator: torch.Generator) -> Tensor:
+def scored(model: nn.Module, inputs: Sequence[Any], *, samples: int, generator: torch.Generator | Slice) -> Tensor:
     """Return the negative log-likelihood or, for a program, the expected cost of every data point."""
     if isinstance(model, Model):
         return -evaluate(model, *inputs, samples=samples, generator=generator).log_likelihood
@@ -221,6 +228,12 @@ def _controls(options: Options, model: nn.Module) -> dict[str, Schedule]:
     return found
 
 
-def _has_own_parameters(model: nn.Module) -> bool:
-    """Return whether a function uses parameters that are in no module, which cannot be replaced by others."""
-    return any(isinstance(part, Function) and part._parameters for part in model.modules())
+def _suits_vmap(model: nn.Module) -> bool:
+    """Return whether members run faster as one vmapped program than side by side, as far as the modules show.
+
+    The parameters of a plain function are in no module and cannot be replaced by those of another member. Convolutions
+    become grouped ones, which are slow.
+    """
+    return not any(
+        isinstance(part, _ConvNd) or (isinstance(part, Function) and part._parameters) for part in model.modules()
+    )

@@ -13,7 +13,7 @@ from ..distribution.variable import DiscreteVariable
 from ..estimator import Estimate, Estimator, Reinforce
 from ..estimator.base import default_objective
 from ..functional.arithmetic import compute_dtype
-from ..functional.noise import Keys
+from ..functional.noise import Slice, Source
 from ..graph.program import eval_mode
 from ..graph.trace import Trace
 from ..model import Model
@@ -23,6 +23,8 @@ from .task import Controls, MemberLoss
 
 ACTIVE = 0.01
 """A unit is active if the variance over data points of its mean is above this [burda2016importance]."""
+ALIKE = 1e-12
+"""The largest variance over ranks of numbers that are the same on all."""
 BETA, TEMPERATURE = "beta", "temperature"
 """The names of controls. The temperature of a node is `temperature/NODE`."""
 
@@ -59,11 +61,11 @@ class OwnLoss(MemberLoss):
         self._weighed = (model.with_kl_weight(1.0),) if BETA in what.controls and isinstance(model, Model) else ()
         self._at = (dict[str, float](), estimator)
 
-    def forward(self, inputs: Inputs, keys: Keys, controls: Controls) -> Tensor:
+    def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
         """Return the loss of a batch."""
         return _wide(self.estimate(inputs, keys, controls).loss)
 
-    def estimate(self, inputs: Inputs, keys: Keys, controls: Controls) -> Estimate:
+    def estimate(self, inputs: Inputs, keys: Source, controls: Controls) -> Estimate:
         """Return the estimate of a batch."""
         what, values = self.what, dict(zip(self.what.controls, controls, strict=True))
         target = self.model
@@ -118,26 +120,26 @@ class OwnMonitor(MemberLoss):
         self._loss = (OwnLoss(loss.model, Reinforce(), what),)  # in a tuple, so that it is not a part
         self.names: tuple[str, ...] = ()
 
-    def forward(self, inputs: Inputs, keys: Keys, controls: Controls) -> Tensor:
+    def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
         """Return the loss, followed by the metrics in the order of `names`."""
         found, metrics = self._measured(inputs, keys, controls)
         loss = _wide(found.loss)
         return torch.stack([loss, *(metrics[name].to(loss.dtype) for name in self.names)])
 
-    def examine(self, inputs: Inputs, keys: Keys, controls: Controls) -> dict[str, int]:
+    def examine(self, inputs: Inputs, keys: Source, controls: Controls) -> dict[str, int]:
         """Find the names of all metrics, and return the number of units of every latent node."""
         found, metrics = self._measured(inputs, keys, controls)
         self.names = tuple(metrics)
         return {name: units_of(found.posterior, name) for name in found.posterior.latent}
 
-    def _measured(self, inputs: Inputs, keys: Keys, controls: Controls) -> tuple[Estimate, dict[str, Tensor]]:
+    def _measured(self, inputs: Inputs, keys: Source, controls: Controls) -> tuple[Estimate, dict[str, Tensor]]:
         """Return the estimate and all metrics."""
         with eval_mode(self.model), torch.no_grad():
             found = self._loss[0].estimate(inputs, keys, controls)
             metrics = {f"log_likelihood/{name}": value.mean() for name, value in found.log_likelihood.items()}
             metrics |= {f"kl/{name}": value.mean() for name, value in found.kl.items()}
             for name in found.posterior.latent:
-                metrics |= {f"{kind}/{name}": value for kind, value in _use(found.posterior, name).items()}
+                metrics |= {f"{kind}/{name}": value for kind, value in _use(found.posterior, name, keys).items()}
             return found, metrics
 
 
@@ -146,8 +148,12 @@ def _wide(loss: Tensor) -> Tensor:
     return loss.to(compute_dtype(loss.dtype))
 
 
-def _use(trace: Trace, name: str) -> dict[str, Tensor]:
-    """Return how much of a node is used: the number of active units, and the share of constant ones."""
+def _use(trace: Trace, name: str, source: Source) -> dict[str, Tensor]:
+    """Return how much of a node is used: the number of active units, and the share of constant ones.
+
+    If several ranks share a batch, both are those of the whole batch.
+    """
+    ranks = source if isinstance(source, Slice) else None
     outcome, found = trace[name], dict[str, Tensor]()
     rows = trace.rows
     if not rows.batch_shape or not rows.have_any(outcome.seen.shape):
@@ -156,19 +162,32 @@ def _use(trace: Trace, name: str) -> dict[str, Tensor]:
     if mean is None or not rows.have_any(mean.shape):
         return found
     by_point = rows.unfold(mean).mean(0) if rows.have_samples(mean.shape) and rows.samples else mean
-    variance = by_point.float().flatten(0, len(rows.batch_shape) - 1).var(0, correction=0)
+    variance = _variance(by_point.flatten(0, len(rows.batch_shape) - 1), ranks)
     spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
     found["active"] = (spread > ACTIVE).sum()
     if isinstance(outcome.distribution, DiscreteVariable) and rows.folded.numel() > 1:
-        alike, drawn_alike = (_is_same_in_all(each, len(rows.folded), event) for each in (mean, outcome.seen))
+        alike, drawn_alike = (_is_same_in_all(each, len(rows.folded), event, ranks) for each in (mean, outcome.seen))
         found["constant"] = (drawn_alike & ~alike).float().mean()
     return found
 
 
-def _is_same_in_all(value: Tensor, row_axes: int, event: int) -> Tensor:
-    """Return for each unit whether its value is the same in all rows."""
+def _variance(rows: Tensor, ranks: Slice | None) -> Tensor:
+    """Return the variance over the rows of all ranks."""
+    if ranks is None:
+        return rows.float().var(0, correction=0)
+    spread, mean = torch.var_mean(rows.double(), 0, correction=0)
+    square = ranks.mean(spread + mean.square())
+    return (square - ranks.mean(mean).square()).float()
+
+
+def _is_same_in_all(value: Tensor, row_axes: int, event: int, ranks: Slice | None) -> Tensor:
+    """Return for each unit whether its value is the same in all rows, of all ranks."""
     value = value.flatten(0, row_axes - 1)
     same = (value == value[:1]).all(0)
+    if ranks is not None:  # the mean and the mean square are those of one value if and only if all are equal
+        first = value[0].double()
+        spread = ranks.mean(first.square()) - ranks.mean(first).square()
+        same = (ranks.total(same.double()) == ranks.ranks) & (spread.abs() <= ALIKE)
     return same.flatten(same.dim() - event).all(-1) if event else same
 
 

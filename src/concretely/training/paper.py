@@ -8,7 +8,7 @@ from ..estimator import Estimator
 from ..estimator.base import default_objective
 from ..evaluation.likelihood import evaluate
 from ..functional.bound import bound
-from ..functional.noise import Keys
+from ..functional.noise import Source
 from ..graph.mode import Discrete
 from ..model import Model, density, prediction
 from ..objective import log_weights
@@ -17,6 +17,7 @@ from ..schedule import lr_factor
 from .feed import Indexed, PackedPoints
 from .method import at_temperature, estimator_of
 from .own_recipe import RunRecipe
+from .parallel import World
 from .recipe import Recipe, program_key
 from .rng import Order, Purpose, generator_of
 from .task import Controls, MemberLoss, Task
@@ -60,7 +61,7 @@ class PaperLoss(MemberLoss):
         self._has_temperature = recipe.method.has_temperature
         self._temperatures: Controls | None = None  # those of the estimator
 
-    def forward(self, inputs: Tensor, keys: Keys, controls: Controls) -> Tensor:
+    def forward(self, inputs: Tensor, keys: Source, controls: Controls) -> Tensor:
         """Return the loss of bits."""
         parts, estimator = inputs_of(self.recipe, inputs), self._estimator_at(controls)
         samples, objective = self.recipe.samples, self._objective
@@ -83,7 +84,7 @@ class DiscreteLoss(MemberLoss):
         super().__init__(loss.model, loss.estimator)
         self.recipe = loss.recipe
 
-    def forward(self, inputs: Tensor, keys: Keys, controls: Controls) -> Tensor:
+    def forward(self, inputs: Tensor, keys: Source, controls: Controls) -> Tensor:
         """Return the loss of bits."""
         parts, samples = inputs_of(self.recipe, inputs), self.recipe.samples
         return loss_of(log_weights(self.model, *parts, mode=Discrete(), samples=samples, generator=keys), bound)[0]
@@ -99,8 +100,8 @@ def paper_task(recipe: Recipe, data: Dataset, *, device: torch.device | str = "c
     # the weights of the model have an L2 penalty; the parameters of the estimator have none
     weights = frozenset(name for name in names if name.startswith("model.") and name.endswith("weight"))
 
-    def validate() -> float:
-        generator = generator_of(recipe.seed, Purpose.VALIDATION, device=device)
+    def validate(world: World) -> float:
+        generator = world.noise(generator_of(recipe.seed, Purpose.VALIDATION, device=device))
         inputs = inputs_of(recipe, moved.valid[:])
         return evaluate(model, *inputs, samples=recipe.validation_samples, generator=generator).nll
 

@@ -48,13 +48,19 @@ def generator_of(seed: int, purpose: Purpose, index: int = 0, *, device: torch.d
     return torch.Generator(device).manual_seed(seed_of(seed, purpose, index))
 
 
-def seed_torch(seed: int, step: int, device: torch.device) -> None:
-    """Seed torch's global generators of the CPU and of a device for a step."""
-    own = (_first_seed(seed) + step) % 2**63
+def seed_torch(seed: int, step: int, device: torch.device, *, rank: int = 0) -> None:
+    """Seed torch's global generators of the CPU and of a device for a step, and for a rank if ranks must differ."""
+    own = (_first_seed(seed) + step + (rank << 40)) % 2**63
     torch.default_generator.manual_seed(own)
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(own)
+
+
+def has_drawn(device: torch.device) -> bool:
+    """Return whether numbers were drawn from torch's generator of a GPU since it was seeded."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index].get_offset() > 0
 
 
 @cache
@@ -92,14 +98,26 @@ class Order:
     [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]
     """
 
-    def __init__(self, *, points: int, batch: int, seed: int) -> None:
-        self.points, self.batch, self.seed = points, batch, seed
+    def __init__(self, *, points: int, batch: int, seed: int, part: tuple[int, int, int] = (1, 0, 1)) -> None:
+        self.points, self.seed, self._whole, self._part = points, seed, batch, part
+        self.batch = batch // part[2]
+        """The number of indices of a step."""
         self._epoch, self._shuffled = -1, torch.empty(0, dtype=torch.int64)
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> tuple[int, ...]:
         """All that the order depends on."""
-        return self.points, self.batch, self.seed
+        return self.points, self._whole, self.seed, *self._part
+
+    def sliced(self, parts: int, rank: int, ranks: int) -> "Order":
+        """Return the order of one of several ranks, which takes its slice of each of the parts of a step.
+
+        >>> order = Order(points=8, batch=4, seed=0)
+        >>> own = [order.sliced(1, rank, 2).indices(0) for rank in range(2)]
+        >>> torch.equal(torch.cat(own), order.indices(0))
+        True
+        """
+        return Order(points=self.points, batch=self._whole, seed=self.seed, part=(parts, rank, ranks))
 
     def indices(self, step: int) -> Int64[Tensor, " batch"]:
         """Return the indices of the data points of a step."""
@@ -107,7 +125,7 @@ class Order:
 
     def span(self, step: int, steps: int) -> Int64[Tensor, "steps batch"]:
         """Return the indices of the data points of `steps` steps, beginning with a given step."""
-        parts, first, missing = [], step * self.batch, steps * self.batch
+        parts, first, missing = [], step * self._whole, steps * self._whole
         while missing:
             epoch, start = divmod(first, self.points)
             if epoch != self._epoch:
@@ -116,4 +134,6 @@ class Order:
             part = self._shuffled[start : start + missing]
             parts.append(part)
             first, missing = first + len(part), missing - len(part)
-        return (torch.cat(parts) if len(parts) > 1 else parts[0]).view(steps, self.batch)
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        divided, rank, ranks = self._part
+        return whole.view(steps, divided, ranks, -1)[:, :, rank].reshape(steps, self.batch)

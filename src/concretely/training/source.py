@@ -64,7 +64,13 @@ class HostIndexed(Feed):
     points: Points
     order: Order
     parts: int = 1
+    is_restless: bool = False
+    """Whether points differ from one reading to the next."""
     rows = 0
+
+    def sliced(self, rank: int, ranks: int) -> "HostIndexed":
+        """Return the slice of one of several ranks of every part."""
+        return replace(self, order=self.order.sliced(self.parts, rank, ranks))
 
     def host(self, step: int) -> list[Inputs]:
         """Return the batches of a step. Points that are read with random numbers follow from the seed and the step."""
@@ -97,6 +103,8 @@ class Source:
     batches: Iterable[Any] | None = None
     is_resident: bool = False
     """Whether the points are on the device."""
+    is_restless: bool = False
+    """Whether points differ from one reading to the next."""
     hashed: Inputs = ()
     """The tensors that the digest depends on."""
     known_digest: str | None = None
@@ -108,7 +116,9 @@ class Source:
             return Stream(self.batches, seed=seed, parts=parts)
         assert self.points is not None
         order = Order(points=len(self.points), batch=batch * parts, seed=seed)
-        return Indexed(self.points, order, parts) if self.is_resident else HostIndexed(self.points, order, parts)
+        if self.is_resident:
+            return Indexed(self.points, order, parts)
+        return HostIndexed(self.points, order, parts, self.is_restless)
 
     @property
     def digest(self) -> str:
@@ -202,7 +212,7 @@ def _of_items(items: Any, name: str, device: torch.device, note: Note) -> Source
         raise TypeError(f"{name} must consist of tensors and numbers, got {found}")
     if not all(one.equal(other) for one, other in zip(first, second, strict=True)):
         note(f"the points of {name} differ from one reading to the next, so that each is read when a step needs it")
-        return Source(name, device, points)
+        return Source(name, device, points, is_restless=True)
     if size > LARGEST:
         return Source(name, device, points)
     with seeded_everything(0):

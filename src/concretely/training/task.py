@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ..estimator import Estimator
-from ..functional.noise import Keys
+from ..functional.noise import Source
 from ..schedule import Schedule, at_step
 from .feed import Feed
 from .own_recipe import RunRecipe
+from .parallel import World
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 """A class of `torch.optim`, or a function of parameters that returns an optimizer."""
@@ -31,7 +32,7 @@ class MemberLoss(nn.Module, ABC):
         self.model, self.estimator = model, estimator
 
     @abstractmethod
-    def forward(self, inputs: Any, keys: Keys, controls: Controls) -> Tensor:
+    def forward(self, inputs: Any, keys: Source, controls: Controls) -> Tensor:
         """Return the loss, with noise from the given keys and at the given values of the schedules."""
 
 
@@ -46,7 +47,7 @@ class Task:
     """A key that is equal for tasks whose steps can be taken together, as one program."""
     loss: MemberLoss
     monitor: MemberLoss | None
-    """The loss of the discrete graph, which is measured at every tenth step, or None if it is not measured.
+    """The loss of the discrete graph, which is measured at some steps, or None if it is not measured.
 
     Unless `metrics` is None, it returns a vector: the loss, followed by the metrics.
     """
@@ -71,8 +72,8 @@ class Task:
     """The parameters of the loss with an L2 penalty. Muon trains these; Adam trains the others."""
     watched: frozenset[str]
     """The parameters of the loss whose gradients are finite if and only if all are."""
-    validate: Callable[[], float]
-    """Returns the score of the validation set, of which lower is better."""
+    validate: Callable[[World], float]
+    """Returns the score of the validation set, of which lower is better. The ranks of a world share the work."""
     stacks: Literal["always", "several", "never"] = "always"
     """Whether members run as one vmapped program on a GPU: always, only if there are several, or never."""
     control_names: tuple[str, ...] = ()

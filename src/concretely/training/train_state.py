@@ -1,10 +1,10 @@
 """One run in memory: its model, its estimator and all tensors that training steps change."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,13 @@ from .engine import State, path_of
 from .own_method import own_task_of
 from .own_recipe import OwnRecipe, RunRecipe
 from .paper import paper_recipe, paper_task
+from .parallel import ALONE, World
 from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .task import Task
 from .torch_optimizer import PREFIX, TorchOptimizer
+
+if TYPE_CHECKING:
+    from .shard import Sharding
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Row:
     bound: float
     """The objective that was maximised, in nats."""
     discrete: float
-    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at every tenth step."""
+    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at some steps."""
     valid: float | None = None
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -52,11 +56,18 @@ class Row:
 class TrainState:
     """The state of a run between two steps."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, world: World = ALONE) -> None:
+        task = replace(task, feed=world.feed(task.feed))
+        self.sharding = _sharding(task, world) if world.shards else None
+        """How parameters are sharded over ranks, if they are."""
+        self.world = world
+        """The ranks that train the run together."""
         self.task, self.device, self.loss, self.model = task, task.device, task.loss, task.model
         self.optimizer = _optimizer(task)
         """The optimizer of torch, if the task has one."""
-        self.state = _initial(task)
+        self.state = _initial(
+            task, local=lambda tensor: tensor if self.sharding is None else self.sharding.local(tensor)
+        )
         self.step = 0
         self.since = 0
         """The step of the last row."""
@@ -67,16 +78,18 @@ class TrainState:
         """The log of the steps since the last row, copied from the device: its sums and the first nonfinite step."""
         self.measured: Sequence[float] = ()
         """The sums of the gradient norm and of the task's metrics since the last row, and their number."""
-        self.may_capture = True
+        self.may_capture = not world.shards
         """Whether steps may be captured as CUDA graphs."""
         self._draws: tuple[int, int] | None = None
 
     @classmethod
-    def of(cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu") -> "TrainState":
+    def of(
+        cls, recipe: RunRecipe, data: Any, *, device: torch.device | str = "cpu", world: World = ALONE
+    ) -> "TrainState":
         """Return the state of a recipe before its first step."""
         if isinstance(recipe, OwnRecipe):
-            return cls(own_task_of(recipe, data, device=device))
-        return cls(paper_task(paper_recipe(recipe), data, device=device))
+            return cls(own_task_of(recipe, data, device=device), world)
+        return cls(paper_task(paper_recipe(recipe), data, device=device), world)
 
     @property
     def recipe(self) -> RunRecipe:
@@ -98,8 +111,9 @@ class TrainState:
         """Return the objective of the next step without taking it. Raise the errors that the step would raise."""
         with eval_mode(self.loss), torch.no_grad():
             loss, keys = self._loss(self.step)
-        self._draws = keys.used, self._monitored(self.step)
-        return -loss.item()
+        with self._gathered():
+            self._draws = keys.used, self._monitored(self.step)
+        return -self.world.mean(loss).item()
 
     @property
     def draws(self) -> int:
@@ -152,8 +166,12 @@ class TrainState:
 
     def validate(self) -> float:
         """Return the score of the validation set, of which lower is better."""
-        with self.averaged():
-            return self.task.validate()
+        with self.averaged(), self._gathered():
+            return self.task.validate(self.world)
+
+    def _gathered(self) -> AbstractContextManager[None]:
+        """Return a context in which every rank has all parameters."""
+        return nullcontext() if self.sharding is None else self.sharding.gathered()
 
     def keep_best(self) -> None:
         """Keep a copy of the current parameters as the best so far."""
@@ -162,14 +180,16 @@ class TrainState:
     def parameters(self) -> dict[str, Tensor]:
         """Return a copy of the parameters and buffers of the model, with running averages where there are any."""
         with self.averaged():
+            if self.sharding is not None:
+                return self.sharding.model_tensors(self.model)
             return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside this context, the parameters of the model are their running averages, if there are any."""
         pairs = [
-            (parameter, self.state[f"ema/{name}"][0], parameter.detach().clone())
-            for name, parameter in self.loss.named_parameters()
+            (own := self.state[path_of(name)][0], self.state[f"ema/{name}"][0], own.clone())
+            for name, _ in self.loss.named_parameters()
             if f"ema/{name}" in self.state
         ]
         with torch.no_grad():
@@ -185,7 +205,11 @@ class TrainState:
     def adopt_best(self) -> None:
         """Set the parameters of the model to the best so far or, without validations, to their running averages."""
         chosen = self.best or self.parameters()
-        self.model.load_state_dict(chosen)
+        if self.sharding is None:
+            self.model.load_state_dict(chosen)
+        else:
+            self.sharding.load_model(self.model, chosen)
+            self.sharding.unshard()
 
     def first_nonfinite(self) -> tuple[int, str] | None:
         """Return the first step whose gradient was not finite and the layer that caused it, or None.
@@ -225,15 +249,21 @@ class TrainState:
         self.model.zero_grad()
         return max(norms, key=norms.__getitem__).rpartition(".")[0]
 
-    def first_nonfinite_parameter(self) -> str | None:
-        """Return the first layer with a parameter that is not finite, or None. This waits for the device."""
-        finite = torch.stack([torch.isfinite(parameter).all() for parameter in self.model.parameters()]).tolist()
+    def first_nonfinite_parameter(self, *, together: bool = True) -> str | None:
+        """Return the first layer with a parameter that is not finite, or None. This waits for the device.
+
+        If parameters are sharded, ranks that ask `together` look at all parts, others only at their own.
+        """
+        own = [self.state[path_of(f"model.{name}")] for name, _ in self.model.named_parameters()]
+        found = torch.stack([torch.isfinite(parameter).all() for parameter in own])
+        finite = (self.world.mean(found.double()).eq(1) if self.sharding and together else found).tolist()
         names = (name.rpartition(".")[0] for name, _ in self.model.named_parameters())
         return next((name for name, sound in zip(names, finite, strict=True) if not sound), None)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint: all that later steps depend on, without the member axis."""
         own = {name: tensor[0] for name, tensor in self.state.items()}
+        own = own if self.sharding is None else self.sharding.whole(own)
         others = {} if self.optimizer is None else self.optimizer.tensors()
         return {**own, **others, **{f"best/{name}": tensor for name, tensor in self.best.items()}}
 
@@ -241,6 +271,8 @@ class TrainState:
         """Set the state to that of a checkpoint. `place` is a name of the checkpoint, for errors."""
         best = {name: tensor for name, tensor in tensors.items() if name.startswith("best/")}
         expected = {name: tensor[0] for name, tensor in self.state.items()}
+        if self.sharding is not None:
+            expected = {name: self.sharding.empty(name, tensor) for name, tensor in expected.items()}
         if best:
             expected |= {f"best/{name}": tensor for name, tensor in self.model.state_dict().items()}
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
@@ -249,8 +281,14 @@ class TrainState:
             found = tensors["row/sums"][1].item()
             raise ValueError(f"tensor 'row/sums' of {place} must count at most {step} steps, got {found:g}")
         for name, tensor in self.state.items():
-            tensor[0].copy_(tensors[name])
-        self.best = {name.removeprefix("best/"): tensor.to(self.device) for name, tensor in best.items()}
+            if self.sharding is None:
+                tensor[0].copy_(tensors[name])
+            else:
+                self.sharding.copy_(name, tensor[0], tensors[name])
+        self.best = {
+            name.removeprefix("best/"): tensor.to("cpu" if self.sharding else self.device)
+            for name, tensor in best.items()
+        }
         self.step, self.seconds = step, seconds
         if self.optimizer is not None:
             self.optimizer.load(tensors)
@@ -267,7 +305,7 @@ class TrainState:
         with self._seeded(step):
             for inputs in self.task.feed.inputs(step, self.device):
                 own = Keys(all_keys[len(parts) * used :], seeds_torch=not self.task.reseeds)
-                parts.append(self.loss(inputs, own, tuple(self.task.controls_at(step))))
+                parts.append(self.loss(inputs, self.world.noise(own), tuple(self.task.controls_at(step))))
                 keys, used = (own, own.used) if len(parts) == 1 else (keys, used)
         return parts[0] if len(parts) == 1 else torch.stack(parts).mean(), keys
 
@@ -282,7 +320,7 @@ class TrainState:
         keys = Keys(keys_of(self.recipe.seed, Purpose.GAP, step, device=self.device), seeds_torch=not self.task.reseeds)
         with torch.no_grad(), eval_mode(self.loss), self._seeded(step):
             inputs = self.task.feed.inputs(step, self.device)[-1]
-            self.task.monitor(inputs, keys, tuple(self.task.controls_at(step)))
+            self.task.monitor(inputs, self.world.noise(keys), tuple(self.task.controls_at(step)))
         return keys.used
 
     @contextmanager
@@ -294,6 +332,13 @@ class TrainState:
             yield
 
 
+def _sharding(task: Task, world: World) -> "Sharding":
+    """Shard the parameters of a task. Only then FSDP2 is imported, which takes a second."""
+    from .shard import Sharding
+
+    return Sharding(task, world)
+
+
 def _optimizer(task: Task) -> TorchOptimizer | None:
     """Return the optimizer of torch of a task, or None if it has none."""
     if task.optimizer is None:
@@ -302,17 +347,22 @@ def _optimizer(task: Task) -> TorchOptimizer | None:
     return TorchOptimizer(task.optimizer, own, lr=task.optimizer_lr)
 
 
-def _initial(task: Task) -> State:
-    """Return the state before the first step. It shares memory with the parameters and buffers of a loss."""
+def _initial(task: Task, *, local: Callable[[Tensor], Tensor]) -> State:
+    """Return the state before the first step. It shares memory with the parameters and buffers of a loss.
+
+    `local` returns the part of a tensor that this rank has.
+    """
     loss, device = task.loss, task.device
     state = {
-        path_of(name): own.detach().unsqueeze(0) for name, own in (*loss.named_parameters(), *loss.named_buffers())
+        path_of(name): local(own.detach()).unsqueeze(0)
+        for name, own in (*loss.named_parameters(), *loss.named_buffers())
     }
     for name, parameter in loss.named_parameters():
+        own = state[path_of(name)]
         if parameter.requires_grad and task.optimizer is None:
-            state |= {f"{moment}/{name}": torch.zeros_like(parameter[None].detach()) for moment in ("first", "second")}
+            state |= {f"{moment}/{name}": torch.zeros_like(own) for moment in ("first", "second")}
         if parameter.requires_grad and task.ema is not None and name.startswith("model."):
-            state[f"ema/{name}"] = parameter[None].detach().clone()
+            state[f"ema/{name}"] = own.clone()
     state["row/sums"] = torch.zeros((1, 4), dtype=torch.float64, device=device)
     state["row/first_nonfinite"] = torch.full((1,), -1, device=device)
     if task.metrics is not None:

@@ -1,0 +1,349 @@
+"""Training of one model by several processes, called ranks, as `torchrun` starts them.
+
+Every rank has the whole model and takes its slice of each batch. Noise depends on the seed, the step and the place of a
+data point in the whole batch, and gradients are averaged over ranks. So the number of ranks changes nothing but the
+order of summation: a run of one process is the reference for all. Rank 0 alone writes files and shows progress.
+"""
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+import torch.distributed as dist
+from torch import Generator, Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..functional.noise import Keys, Slice, Source
+from ..functional.slice import total_over_ranks
+from .ballot import Ballot
+from .feed import Feed, Indexed, Inputs
+from .rng import Purpose, keys_of
+from .source import HostIndexed
+from .stream import StreamBatches, to_device
+
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""The environment variables that are read. Those of the rendezvous are read by torch."""
+TIMEOUT = timedelta(minutes=10)
+"""The time after which a rank that waits for the others fails."""
+PATIENCE = 2.0
+"""The seconds in which rank 0 may tell an error first, as most errors are those of all ranks."""
+MOMENT = 0.02
+"""The seconds between two looks at what other ranks have done."""
+LOST = re.compile(r"third_party/gloo|gloo::|NCCL|Connection (closed|reset) by peer")
+"""What torch's errors about other ranks say."""
+
+
+class LostRankError(RuntimeError):
+    """Raised if another rank has ended or does not answer."""
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """The ranks that train one model together, seen from one of them. A single process is a world of one rank."""
+
+    rank: int = 0
+    ranks: int = 1
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 (immutable)
+    """The device of this rank."""
+    shards: bool = False
+    """Whether each rank has only a part of the parameters."""
+    call: str = "0"
+    """A name of this world that no other one of the same process group has."""
+    ballot: Ballot | None = field(default=None, repr=False)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes files and shows progress."""
+        return self.rank == 0
+
+    @overload
+    def noise(self, source: Generator) -> Generator | Slice: ...
+    @overload
+    def noise(self, source: Keys) -> Keys | Slice: ...
+    def noise(self, source: Generator | Keys) -> Source:
+        """Return the source of this rank's part of the noise of a batch."""
+        return source if self.ranks == 1 else Slice(source, rank=self.rank, ranks=self.ranks, total=total_over_ranks)
+
+    def feed(self, feed: Feed) -> Feed:
+        """Return the slice of a feed that this rank takes."""
+        if self.ranks == 1:
+            return feed
+        if isinstance(feed, Indexed) or (isinstance(feed, HostIndexed) and not feed.is_restless):
+            require_divides(self.ranks, feed.order.batch // feed.parts)
+            return feed.sliced(self.rank, self.ranks)
+        return SlicedBatches(feed, self.rank, self.ranks)
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Return the mean of a tensor over all ranks."""
+        return tensor if self.ranks == 1 else total_over_ranks(tensor) / self.ranks
+
+    def means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the means of tensors over all ranks, by one operation for each dtype."""
+        found = dict[int, Tensor]()
+        for dtype in {tensor.dtype: None for tensor in tensors}:
+            group = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            flat = torch.cat([tensors[place].reshape(-1) for place in group])
+            dist.all_reduce(flat)
+            flat /= self.ranks
+            parts = flat.split([tensors[place].numel() for place in group])
+            found |= {place: part.view(tensors[place].shape) for place, part in zip(group, parts, strict=True)}
+        return [found[place] for place in range(len(tensors))]
+
+    def agreed(self, *, stop: bool, due: bool) -> tuple[bool, bool]:
+        """Return whether all ranks stop after this step, and write a checkpoint. Each may ask for it."""
+        if self.ballot is None:
+            return stop, due
+        stops, saves = self.ballot.read()
+        self.ballot.cast(stop=stop, due=due and self.is_first and not saves)
+        return stops, saves
+
+    def broadcast_(self, tensors: Sequence[Tensor]) -> None:
+        """Set tensors to those of rank 0."""
+        for tensor in tensors if self.ranks > 1 else ():
+            own = tensor.contiguous()
+            dist.broadcast(own, 0)
+            tensor.copy_(own)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which must be plain."""
+        found = [value] * self.ranks
+        if self.ranks > 1:
+            dist.all_gather_object(found, value)
+        return found
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        self.gather(None)
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Inside this context, rank 0 works first and the others afterwards, such as on files that it downloads."""
+        if not self.is_first:
+            self.wait()
+        yield
+        if self.is_first:
+            self.wait()
+
+    def require_same(self, what: str, value: Mapping[str, Any]) -> None:
+        """Raise unless all ranks have the same values."""
+        for rank, other in enumerate(every := self.gather(dict(value))):
+            for name in {**every[0], **other}:
+                here, there = every[0].get(name), other.get(name)
+                if here != there:
+                    found = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
+                    raise ValueError(f"ranks must have the same {what}, got {found}: start all with the same arguments")
+
+    def require_alone(self, name: str, why: str) -> None:
+        """Raise if there are several ranks, with which a setting is not possible."""
+        if self.ranks > 1:
+            raise ValueError(f"{name} must be left out on several ranks, as {why}, got it on {self.ranks} ranks")
+
+    def require_visible(self, folder: Path) -> None:
+        """Raise unless all ranks see a folder of rank 0."""
+        if self.ranks == 1:
+            return
+        mark = folder / f".rank-{os.getpid()}"
+        if self.is_first:
+            mark.touch()
+        try:
+            (name, *_) = self.gather(mark.name)
+            every = self.gather(_appears(folder / name))
+        finally:
+            if self.is_first:
+                mark.unlink(missing_ok=True)
+        if not all(every):
+            rank = every.index(False)
+            must = f"{str(folder)!r} must be a folder that all ranks see"
+            raise ValueError(f"{must}, got none on rank {rank}: choose one on a shared file system")
+
+    def first_to_tell(self, error: BaseException) -> bool:
+        """Return whether no rank has told an error yet, and this one shall. Rank 0 goes first if it fails as well."""
+        if self.ranks == 1:
+            return True
+        with suppress(RuntimeError):
+            store, name = dist.distributed_c10d._get_default_store(), f"concretely/{self.call}/told"
+            until = time.monotonic() + PATIENCE * (not self.is_first)
+            while time.monotonic() < until and store.add(name, 0) == 0:
+                time.sleep(MOMENT)
+            return store.add(name, 1) == 1
+        # without a store rank 0 has ended: it has told an error of its own, unless it was killed
+        return is_lost(error) and self.rank == 1
+
+    @contextmanager
+    def telling_once(self) -> Iterator[None]:
+        """Inside this context, an error is raised by one rank. The others exit without a word."""
+        try:
+            yield
+        except Exception as error:
+            if self.ranks == 1:
+                raise
+            if not self.first_to_tell(error):
+                raise SystemExit(1) from None
+            if is_lost(error):
+                raise LostRankError(describe_loss(error)) from error
+            raise
+
+
+ALONE = World()
+"""The world of a single process."""
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether an error says that another rank has ended or does not answer."""
+    known = LostRankError | dist.DistError
+    return isinstance(error, known) or (isinstance(error, RuntimeError) and LOST.search(str(error)) is not None)
+
+
+def describe_loss(error: BaseException) -> str:
+    """Return a sentence about a rank that was lost."""
+    if isinstance(error, LostRankError):
+        return str(error)
+    why = (str(error).splitlines() or [""])[0]
+    return f"another rank has ended or does not answer: start all again to go on from the last checkpoint ({why})"
+
+
+def join(device: torch.device | str, *, shard: bool = False) -> World:
+    """Return the world of this process: that of `torchrun`, or of a process group of the caller, or of one rank.
+
+    A GPU is that of the local rank, unless its index is given. `shard` says whether parameters are sharded over ranks.
+    """
+    device = torch.device(device)
+    if not dist.is_available() or not (dist.is_initialized() or all(name in os.environ for name in NAMES)):
+        return World(device=device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        rank, ranks = _number("RANK"), _number("WORLD_SIZE")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        try:
+            store, *_ = next(dist.rendezvous("env://", rank, ranks, timeout=TIMEOUT))
+            start = dist.PrefixStore(_meeting(store, rank, ranks), store)
+            dist.init_process_group(backend, store=start, rank=rank, world_size=ranks, timeout=TIMEOUT)
+        except (ValueError, RuntimeError) as error:
+            why = (str(error).splitlines() or [""])[0]
+            raise ValueError(
+                f"ranks must be started by torchrun, got RANK={rank} without a rendezvous: {why}"
+            ) from None
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if ranks == 1:
+        return World(device=device)
+    store = dist.distributed_c10d._get_default_store()
+    call = str(store.add(f"concretely/joined/{rank}", 1))  # the same number on all ranks
+    return World(rank, ranks, device, shard, call, Ballot(device))
+
+
+def _meeting(store: dist.Store, rank: int, ranks: int) -> str:
+    """Return a name that only the ranks of this start know.
+
+    After a restart, torchrun's store still has what earlier ranks wrote, such as their addresses. So rank 0 chooses a
+    name, the others add theirs, and each goes on once rank 0 has seen its own.
+    """
+    own = secrets.token_hex(8)
+    if rank == 0:
+        store.set("concretely/start", own)
+        seen = [store.get(f"concretely/{own}/{other}").decode() for other in range(1, ranks)]
+        store.set(f"concretely/{own}/seen", " ".join(seen))
+        return own
+    until = time.monotonic() + TIMEOUT.total_seconds()
+    while time.monotonic() < until:
+        start = store.get("concretely/start").decode()
+        store.set(f"concretely/{start}/{rank}", own)
+        if store.check([key := f"concretely/{start}/seen"]) and own in store.get(key).decode():
+            return start
+        time.sleep(MOMENT)
+    raise RuntimeError(f"rank 0 has not answered within {TIMEOUT}")
+
+
+def rank_noise(*, seed: int, step: int, device: torch.device | str = "cpu") -> Source:
+    """Return the noise of a step for this rank's slice of a batch, to pass as `generator` to `estimate`.
+
+    It is for training loops of one's own, such as around `DistributedDataParallel`. A single process gets the noise of
+    the whole batch. All slices must have the same size. `NVIL` averages its running mean and variance over ranks.
+
+    >>> import concretely as c
+    >>> model, x = c.density("2H-6V"), torch.zeros(4, 6)
+    >>> model(x, estimator=c.Pathwise(), generator=rank_noise(seed=0, step=0)).loss.shape
+    torch.Size([])
+    """
+    keys = Keys(keys_of(seed, Purpose.NOISE, step, device=device))
+    grouped = dist.is_available() and dist.is_initialized()
+    return World(dist.get_rank(), dist.get_world_size()).noise(keys) if grouped else keys
+
+
+class SlicedBatches(Feed):
+    """The slice of one rank of batches that the host reads. Every rank reads whole batches, as one process would."""
+
+    rows = 0
+
+    def __init__(self, feed: Any, rank: int, ranks: int) -> None:
+        self._feed, self._rank, self._ranks = feed, rank, ranks
+
+    def host(self, step: int) -> list[Inputs]:
+        """Return the slices of the batches of a step, in the memory of the host."""
+        return [sliced(batch, self._rank, self._ranks) for batch in self._feed.host(step)]
+
+    def fetch(self, step: int) -> None:
+        """Read the batches of a step."""
+        self._feed.fetch(step)
+
+    def close(self) -> None:
+        """End what reads the batches."""
+        self._feed.close()
+
+    def inputs(self, step: int, device: torch.device) -> list[Inputs]:
+        """Return the slices of the batches of a step, on a device."""
+        return [to_device(batch, device) for batch in self.host(step)]
+
+    @staticmethod
+    def shared(feeds: Any, device: torch.device) -> StreamBatches:
+        """Return the batches of several members on a device."""
+        return StreamBatches(feeds, device)
+
+
+def sliced(batch: Inputs, rank: int, ranks: int) -> Inputs:
+    """Return the slice of a rank of all tensors that have as many rows as the first.
+
+    >>> sliced((torch.arange(4), torch.tensor(7)), 1, 2)
+    (tensor([2, 3]), tensor(7))
+    """
+    first = next((leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)), None)
+    if first is None or not first.dim():
+        raise ValueError(f"data must have data points to be split among {ranks} ranks, got a batch without any")
+    rows = len(first)
+    require_divides(ranks, rows)
+    own = slice(rank * rows // ranks, (rank + 1) * rows // ranks)
+    return tree_map_only(Tensor, lambda leaf: leaf[own] if leaf.dim() and len(leaf) == rows else leaf, batch)
+
+
+def require_divides(ranks: int, batch: int) -> None:
+    """Raise unless a batch can be split among ranks."""
+    if batch % ranks:
+        near = max(ranks, batch // ranks * ranks)
+        raise ValueError(f"batch must be a multiple of the number of ranks, {ranks}, got {batch}: choose {near}")
+
+
+def _number(name: str) -> int:
+    text = os.environ[name]
+    if not text.isdecimal():
+        raise ValueError(f"{name} must be a whole number, as torchrun sets it, got {text!r}")
+    return int(text)
+
+
+def _appears(path: Path) -> bool:
+    """Return whether a path exists, or does within a few seconds, as on a network file system."""
+    until = time.monotonic() + PATIENCE
+    while not path.exists():
+        if time.monotonic() > until:
+            return False
+        time.sleep(MOMENT)
+    return True

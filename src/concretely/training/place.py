@@ -1,0 +1,50 @@
+"""The tensors of a module by the places where it uses them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+
+def places_of(function: nn.Module) -> dict[str, str]:
+    """Return the name of every parameter and buffer for each place where it is used.
+
+    `functional_call` finds such places by itself, but does not restore those of a module that is a part of two others.
+    """
+    names = dict[int, str]()
+    tensors = (
+        (f"{path}.{name}" if path else name, tensor)
+        for path, module in function.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    )
+    return {place: names.setdefault(id(tensor), place) for place, tensor in tensors}
+
+
+@contextmanager
+def keeping_buffers(loss: nn.Module) -> Iterator[None]:
+    """Inside this context, raise if a call of a loss replaces a buffer, since a stacked program would lose it."""
+    before = dict[str, Tensor]()
+
+    def remember(module: nn.Module, inputs: object) -> None:
+        before.update(module.named_buffers())
+
+    def compare(module: nn.Module, inputs: object, output: object) -> None:
+        for name, buffer in module.named_buffers():
+            if buffer is not before[name]:
+                raise RuntimeError(f"the buffer {name.partition('.')[2]!r} is replaced, not changed in place")
+
+    hooks = loss.register_forward_pre_hook(remember), loss.register_forward_hook(compare)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def buffers_of(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield the modules of a loss with the names of their buffers and the buffers."""
+    for module in loss.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module, name, buffer
