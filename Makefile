@@ -5,7 +5,7 @@ VENV := .venv
 BENCH := .venv-bench
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all lint types check check-all check-pyro bench clean
+.PHONY: demo test test-all lint types check check-all check-pyro check-ray bench clean
 
 # Train a small model of handwritten digits with Concrete relaxations and with VIMCO, and compare the two.
 SMALL := 32H~64V --samples 5 --lr 3e-3 --steps 6000 --validate 500 --score-samples 1000
@@ -23,6 +23,7 @@ test: $(VENV)/test
 test-all: $(VENV)/test
 	$(MAKE) --jobs 2 lint types check-all
 	$(MAKE) check-pyro
+	$(MAKE) check-ray
 
 lint: $(VENV)/test
 	$(VENV)/bin/ruff format --check .
@@ -41,6 +42,11 @@ check-all: $(VENV)/test
 check-pyro: $(VENV)/test
 	$(VENV)/bin/pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[test,pyro]'
 	$(VENV)/bin/pytest tests/test_pyro.py
+
+# Sweeps on Ray. Once it is installed, the tests above include a short one.
+check-ray: $(VENV)/test
+	$(VENV)/bin/pip install $(PIP_QUIET) --constraint constraints.txt --editable '.[test,ray]'
+	$(VENV)/bin/pytest -m '' tests/experiment/test_ray.py
 
 # The peers that we are timed against live in an environment of their own.
 bench: $(BENCH)/ready

@@ -1,12 +1,13 @@
 """Time eager calls, as a user types them, against what they replace: forwards and backwards, without capture.
 
 Run it with `python -m benchmarks.eager`, on a CPU or, where there is one, a GPU. Four things are timed: the drop-in
-function, a draw with its log density, the estimate of a model of one's own, and a compiled draw. Ratios are our time
-over that of the peer in the same round.
+function, a draw with its log density, the estimate of a model of one's own, and a compiled draw. Peers are torch and,
+where it is installed, pyro. Ratios are our time over that of the peer in the same round.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,6 +108,8 @@ def pairs(device: torch.device, *, quick: bool = False) -> Iterator[Pair]:
     """All that is timed on a device."""
     yield from _drop_ins(device, SHAPES[:2] if quick else SHAPES)
     yield from _nodes(device, compiled=False)
+    if find_spec("pyro") is not None:
+        yield from _pyro_variables(device, quick=quick)
     yield from _models(device)
     if not quick:
         yield from _nodes(device, compiled=True)
@@ -132,32 +135,54 @@ def _nodes(device: torch.device, *, compiled: bool) -> Iterator[Pair]:
         ((64, 200), c.Logistic, LogitRelaxedBernoulli),
         ((64, 20, 8), c.ExpConcrete, ExpRelaxedCategorical),
     ):
-        logits, by = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
-        temperature = torch.tensor(TEMPERATURE, device=device)
-
-        def drawn(logits: Tensor, ours: Any = ours) -> Any:
-            return ours(logits=logits, temperature=TEMPERATURE).rsample_and_log_prob()
-
-        def peer(logits: Tensor, theirs: Any = theirs, temperature: Tensor = temperature) -> Any:
-            node = theirs(temperature, logits=logits)
-            value = node.rsample()
-            return value, node.log_prob(value)
-
-        def work(draw: Any, logits: Tensor = logits, by: Tensor = by) -> Any:
-            draw = torch.compile(draw, fullgraph=True) if compiled else draw
-
-            def call() -> Any:
-                value, log_prob = draw(logits)
-                slopes = {value: by, log_prob: torch.ones_like(log_prob)}
-                # the log density of an own draw is constant in the logits
-                heads = [each for each in slopes if each.requires_grad]
-                return torch.autograd.grad(heads, logits, [slopes[each] for each in heads])
-
-            return call
-
         title = f"rsample_and_log_prob {shape}{', compiled' * compiled}"
         name = f"torch {theirs.__name__}{', compiled' * compiled}"
-        yield Pair(title, work(drawn), work(peer), name, at_most)
+        sides = _drawn_and_scored(ours, theirs, shape, device, compiled=compiled)
+        yield Pair(title, *sides, name, at_most)
+
+
+def _pyro_variables(device: torch.device, *, quick: bool) -> Iterator[Pair]:
+    """Draws with their log densities, by the classes of pyro: a logistic variable, and one on the simplex."""
+    from pyro.distributions import Logistic, RelaxedOneHotCategorical  # type: ignore[import-not-found]
+
+    def logistic(temperature: Tensor, *, logits: Tensor) -> Any:
+        return Logistic(logits / temperature, 1 / temperature)
+
+    binary = c.Logistic, logistic, "pyro Logistic"
+    categorical = c.Concrete, RelaxedOneHotCategorical, "pyro RelaxedOneHotCategorical"
+    cases = ((64, 4), binary), ((64, 200), binary), ((64, 20, 8), categorical), (LARGE[0], categorical)
+    for shape, (ours, theirs, name) in cases[: 3 if quick else 4]:
+        yield Pair(f"{ours.__name__} {shape}", *_drawn_and_scored(ours, theirs, shape, device), name)
+
+
+def _drawn_and_scored(
+    ours: Any, theirs: Any, shape: tuple[int, ...], device: torch.device, *, compiled: bool = False
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """A draw with its log density, and the gradient of both, by a class of ours and by one of a peer."""
+    logits, by = torch.randn(shape, device=device, requires_grad=True), torch.randn(shape, device=device)
+    temperature = torch.tensor(TEMPERATURE, device=device)
+
+    def drawn(logits: Tensor) -> Any:
+        return ours(logits=logits, temperature=TEMPERATURE).rsample_and_log_prob()
+
+    def peer(logits: Tensor) -> Any:
+        node = theirs(temperature, logits=logits)
+        value = node.rsample()
+        return value, node.log_prob(value)
+
+    def work(draw: Any) -> Callable[[], Any]:
+        draw = torch.compile(draw, fullgraph=True) if compiled else draw
+
+        def call() -> Any:
+            value, log_prob = draw(logits)
+            slopes = {value: by, log_prob: torch.ones_like(log_prob)}
+            # the log density of an own draw is constant in the logits
+            heads = [each for each in slopes if each.requires_grad]
+            return torch.autograd.grad(heads, logits, [slopes[each] for each in heads])
+
+        return call
+
+    return work(drawn), work(peer)
 
 
 def _models(device: torch.device) -> Iterator[Pair]:

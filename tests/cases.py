@@ -1,7 +1,6 @@
 """How to build each variable, over which the laws run, and which cases of a law the suite runs."""
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +25,6 @@ class Case:
     name: str
     build: Callable[..., Any]
     has_categories: bool
-    location: Callable[[float], float] = abs
-    """The size of the node that a logit leads to at temperature 1."""
     determined: int = 4
     """A number of categories with which a value determines its node."""
 
@@ -40,11 +37,8 @@ class Case:
         """The numbers of categories to try."""
         if not self.has_categories:
             return (2,)
-        return tuple(n for n in CATEGORIES if "Hypercube" not in self.name or n != 3)
-
-
-def _cauchy(logit: float) -> float:
-    return math.exp(abs(logit)) / math.pi if abs(logit) < 700 else math.inf
+        most = 64 if self.name == "Subset" else CATEGORIES[-1]  # of more there are too many subsets to enumerate
+        return tuple(n for n in CATEGORIES if n <= most and ("Hypercube" not in self.name or n != 3))
 
 
 def named(family: type) -> Callable[..., Any]:
@@ -68,10 +62,15 @@ def _circuit_node(noise: str) -> Callable[..., Any]:
     )
 
 
+def _subset(logits: Tensor, **options: Any) -> c.Subset:
+    return c.Subset(logits=logits, k=min(logits.shape[-1] // 2, 2), **options)
+
+
 MASSES = (
     Case("Bernoulli", named(c.Bernoulli), has_categories=False),
     Case("OneHotCategorical", named(c.OneHotCategorical), has_categories=True),
     Case("Hypercube", named(c.Hypercube), has_categories=True),
+    Case("Subset", _subset, has_categories=True),
 )
 LOG_SPACE = (
     Case("Logistic", named(c.Logistic), has_categories=False),
@@ -83,7 +82,7 @@ NODES = (
     Case("CircuitNode-normal", _circuit_node("normal"), has_categories=False),
     Case("CircuitNode-laplace", _circuit_node("laplace"), has_categories=False),
     Case("CircuitNode-logistic", _circuit_node("logistic"), has_categories=False),
-    Case("CircuitNode-cauchy", _circuit_node("cauchy"), has_categories=False, location=_cauchy),
+    Case("CircuitNode-cauchy", _circuit_node("cauchy"), has_categories=False),
 )
 RELAXATIONS = (
     Case("BinaryConcrete", named(c.BinaryConcrete), has_categories=False),
@@ -93,9 +92,10 @@ RELAXATIONS = (
     Case("LogisticNormal", named(c.LogisticNormal), has_categories=True),
     Case("BinaryCircuit-normal", _circuit("normal"), has_categories=False),
     Case("BinaryCircuit-laplace", _circuit("laplace"), has_categories=False),
-    Case("BinaryCircuit-cauchy", _circuit("cauchy"), has_categories=False, location=_cauchy),
+    Case("BinaryCircuit-cauchy", _circuit("cauchy"), has_categories=False),
 )
-TEMPERED = (*NODES, *RELAXATIONS)
+GATE = Case("HardConcrete", named(c.HardConcrete), has_categories=False)
+TEMPERED = (*NODES, *RELAXATIONS, GATE)
 GUMBEL = Case("Gumbel", lambda logits, temperature, **options: c.Gumbel(logits, **options), has_categories=False)
 CONTINUOUS = (*TEMPERED, GUMBEL)
 
@@ -132,7 +132,7 @@ def sweep(case: Case, n: int, *, dtype: torch.dtype, temperature: float, device:
     With categories the rows have one logit throughout, one against zeros, or any of them at random.
     """
     largest = torch.finfo(dtype).max * min(temperature, 1)
-    held = torch.tensor([logit for logit in LOGITS if case.location(logit) <= largest], dtype=dtype, device=device)
+    held = torch.tensor([logit for logit in LOGITS if abs(logit) <= largest], dtype=dtype, device=device)
     if not case.has_categories:
         return held
     alike = held.unsqueeze(-1).expand(-1, n)

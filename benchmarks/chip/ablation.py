@@ -32,8 +32,8 @@ SECONDS = 270.0
 ROUNDS = 5
 TURN_SECONDS = 0.02
 """The minimum seconds of a turn with all kernels."""
-WARM_UP = 40
-"""Steps before the first turn, in which both programs of an engine are captured: one of them runs in every tenth."""
+WARM_UP = 60
+"""Steps before the first turn, in which the graphs of an engine are captured, that of ten steps as the last."""
 PLAIN = 32
 """Steps of a turn where the program could not be captured, and takes far longer."""
 POINTS, SAMPLES = 200, 50_000

@@ -29,8 +29,8 @@ from . import asked, kernel, turn, work
 from .asked import Asked
 from .turn import Say
 
-FIRST = GAP_INTERVAL * WARM_UPS + 1
-"""The steps before the clock starts. The last of them captures the rarer of the two programs."""
+FIRST = GAP_INTERVAL * (WARM_UPS + 2)
+"""The steps before the clock starts. In the last of them, the graph of ten steps is captured."""
 
 HORIZON = 0.05
 """The horizon of averaged weights, as a share of all steps."""
@@ -58,7 +58,7 @@ class Size(NamedTuple):
 
 
 WHOLE = Size("200H~784V", 20, 2_000, 1_000, None, 50_000, {})
-QUICK = Size("12H~784V", 2, 50, 20, 50, 20, {"steps": 40, "batch": 64})
+QUICK = Size("12H~784V", 2, 50, 20, 50, 20, {"steps": 60, "batch": 64})
 
 
 class Case(NamedTuple):

@@ -4,13 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import report
+    from . import layer, report
     from .data import load_data
     from .distribution import *
     from .estimator import *
     from .evaluation import *
+    from .experiment.place import Ray, Share
+    from .experiment.search import sweep, sweep_recipes
     from .graph import *
-    from .layer import *
+    from .layer.gumbel import gumbel_sigmoid, gumbel_softmax
+    from .layer.straight_through import straight_through
     from .model import *
     from .notation import *
     from .objective import *
@@ -44,7 +47,9 @@ __all__ = [
     "FittedRun",
     "GradientStudy",
     "Gumbel",
+    "GumbelSinkhorn",
     "GumbelSoftmax",
+    "HardConcrete",
     "Hypercube",
     "HypercubeConcrete",
     "HypercubeLogisticNormal",
@@ -54,11 +59,16 @@ __all__ = [
     "Model",
     "OneHotCategorical",
     "Pathwise",
+    "Permutation",
     "ProgressBar",
+    "Ray",
     "Recipe",
     "Reinforce",
+    "Share",
     "StraightThrough",
     "StraightThroughGumbelSoftmax",
+    "Subset",
+    "SubsetConcrete",
     "TensorBoard",
     "Trace",
     "Warmup",
@@ -72,6 +82,7 @@ __all__ = [
     "gradient_study",
     "gumbel_sigmoid",
     "gumbel_softmax",
+    "layer",
     "load",
     "load_data",
     "mode",
@@ -81,12 +92,13 @@ __all__ = [
     "report",
     "run",
     "straight_through",
+    "sweep",
+    "sweep_recipes",
     "tile",
 ]
 
 _ROOMS = (
     "distribution",
-    "layer",
     "notation",
     "schedule",
     "graph",
@@ -101,12 +113,20 @@ _ELSEWHERE = {
     "CSVLog": ".training.callback",
     "FittedRun": ".training.fit",
     "ProgressBar": ".training.callback",
+    "Ray": ".experiment.place",
     "Recipe": ".training.recipe",
+    "Share": ".experiment.place",
     "TensorBoard": ".training.callback",
     "fit": ".training.fit",
+    "gumbel_sigmoid": ".layer.gumbel",
+    "gumbel_softmax": ".layer.gumbel",
+    "layer": ".layer",
     "load": ".training.folder",
     "load_data": ".data",
     "report": ".report",
+    "straight_through": ".layer.straight_through",
+    "sweep": ".experiment.search",
+    "sweep_recipes": ".experiment.search",
 }
 """The modules of the public names that are in none of `_ROOMS`."""
 
@@ -117,7 +137,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name in _ELSEWHERE:
         module = import_module(_ELSEWHERE[name], __name__)
-        found = module if name == "report" else getattr(module, name)
+        found = module if name in ("layer", "report") else getattr(module, name)
     else:
         rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
         found = next(getattr(room, name) for room in rooms if name in room.__all__)

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tomllib
@@ -29,6 +30,15 @@ LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a full quota and the largest file that a process may write."""
+
+MOUNTS = Path("/proc/self/mountinfo")
+"""The file in which Linux lists what is mounted where."""
+LOCK_OPTIONS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre": ("localflock",), "cifs": ("nobrl",)}
+"""Options of network file systems with which their locks do not reach other machines."""
+LOCAL_LOCKS = ("fuse", "beegfs", "9p", "virtiofs", "vboxsf")
+"""File systems that may be mounted on several machines, whose locks usually do not reach others."""
+FUSE_LOCKS = ("fuse.glusterfs", "fuse.ceph-fuse", "fuse.juicefs")
+"""File systems in user space whose locks do reach other machines."""
 
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -211,6 +221,54 @@ def file_lock(path: Path) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)  # unlink before the release: afterwards another process may hold the lock
+
+
+@contextmanager
+def try_file_lock(path: Path) -> Iterator[bool]:
+    """Hold a lock file if no other process holds it, and yield whether this one does. The lock ends with the process.
+
+    The file stays. Raise an error on file systems without locks, where two processes would both hold it.
+
+    >>> from tempfile import mkdtemp
+    >>> path = Path(mkdtemp(), "lock")
+    >>> with try_file_lock(path) as first, try_file_lock(path) as second:
+    ...     first, second
+    (True, False)
+    """
+    with ExitStack() as stack:
+        try:
+            locked = stack.enter_context(_lock(path, wait=False))
+        except BlockingIOError:
+            yield False
+            return
+        if not locked:
+            kinds = "such as NFSv4, or Lustre that is mounted with flock"
+            raise ValueError(f"{str(path.parent)!r} must be on a file system with locks, {kinds}, got one without")
+        yield True
+
+
+def local_locks(folder: Path) -> str | None:
+    """Return the file system of a folder if its locks may not reach other machines, else None.
+
+    Linux lists the file systems and their options. Elsewhere this is not known, and None is returned.
+    """
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    place, longest, kind, options = folder.resolve(), 0, "", list[str]()
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4]))
+        if (
+            place.is_relative_to(point) and len(point.parts) >= longest
+        ):  # of two at one place, the later hides the other
+            longest, (kind, _, *others) = len(point.parts), after.split(" ")
+            options = [*before.split()[5].split(","), *",".join(others).split(",")]
+    family = "nfs" if kind == "nfs4" else kind.partition(".")[0]
+    if found := next((option for option in options if option in LOCK_OPTIONS.get(family, ())), None):
+        return f"{kind} with {found}"
+    return kind if family in LOCAL_LOCKS and kind not in FUSE_LOCKS else None
 
 
 @contextmanager

@@ -44,6 +44,12 @@ def sweep(folder: Path) -> int:
     return _call(["sweep", "4H-12V", *LIST, *SETTINGS, "--data", str(points(folder)), "--out", str(folder)])
 
 
+def shared(folder: Path) -> int:
+    """Search a grid that others may share, and stop one half early."""
+    command = ["sweep", "4H-12V", *LIST, *SETTINGS, "--data", str(points(folder)), "--out", str(folder)]
+    return _call([*command, "--share", "--halving", "2"])
+
+
 def fit(folder: Path) -> int:
     """Train a model of one's own, from Python."""
     import concretely as c
@@ -55,7 +61,7 @@ def fit(folder: Path) -> int:
     return 0 if found.finished else 130
 
 
-CASES: dict[str, Callable[[Path], int]] = {"run": run, "list": several, "sweep": sweep, "fit": fit}
+CASES: dict[str, Callable[[Path], int]] = {"run": run, "list": several, "sweep": sweep, "shared": shared, "fit": fit}
 
 
 def work(name: str, folder: Path, log: Path) -> None:

@@ -30,7 +30,7 @@ from ..kernel import kernel as runs_kernels
 
 CPU = torch.device("cpu")
 SPREAD = {"median": 2.0, "quartiles": [1.5, 2.5]}
-SMALL = recipe.Size("4H~12V", 2, 10, 5, 7, 5, {"steps": 40, "batch": 8})
+SMALL = recipe.Size("4H~12V", 2, 10, 5, 7, 5, {"steps": 60, "batch": 8})
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
@@ -131,7 +131,7 @@ def test_every_recipe_has_a_curve_and_an_end(monkeypatch: pytest.MonkeyPatch, tm
     assert [result["matmul_precision"] for result in found] == ["high"] * 6 + ["medium", "highest"]
     for result in found:
         first, last = result["valid"]["curve"]
-        assert recipe.FIRST < first["step"] < last["step"] == result["step"] == 40
+        assert recipe.FIRST < first["step"] < last["step"] == result["step"] == 60
         assert 0 < first["seconds"] < last["seconds"] == result["seconds"]
         assert result["test"]["points"] == 7
         assert result["test"]["standard_error"] > 0

@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,11 @@ def test_both_sides_of_a_pair_have_gradients_of_the_same_shapes(title: str) -> N
     pair = PAIRS[title]
     ours, theirs = ([slope.shape for slope in work()] for work in (pair.ours, pair.peer))
     assert ours == theirs
+
+
+def test_pyro_is_a_peer_where_it_is_installed() -> None:
+    names = [pair.peer_name for pair in PAIRS.values() if pair.peer_name.startswith("pyro")]
+    assert len(names) == (3 if find_spec("pyro") else 0)
 
 
 def test_the_page_quotes_the_records() -> None:

@@ -11,7 +11,8 @@ from concretely.distribution.divergence import discrete_kl
 from concretely.distribution.node import Node
 from concretely.functional.integral import mean_log_sum, mean_soft_size
 from tests.budget import assert_mean
-from tests.cases import MASSES, Case, each
+from tests.cases import EDGE, MASSES, Case, each
+from tests.law.test_density import plane
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -77,6 +78,69 @@ def test_divergence_is_differentiated_right() -> None:
     shifts = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(mean_log_sum, shifts, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(mean_log_sum, shifts)
+
+
+@pytest.mark.parametrize("shift", [15.0, 20.0, 21.0, 25.0, 30.0, 40.0])
+def test_integral_loses_nothing_where_torch_would_cut_the_softplus(shift: float) -> None:
+    exact = shift / math.tanh(shift / 2)
+    torch.testing.assert_close(mean_soft_size(tensor(1.0), tensor(shift)), tensor(exact), rtol=1e-14, atol=0)
+    pair = mean_log_sum(tensor(0.0, -shift))  # the mean of log(E + exp(-shift) F)
+    torch.testing.assert_close(2 * pair - 2 * torch.digamma(tensor(2.0)) + shift, tensor(exact - 2), rtol=1e-13, atol=0)
+
+
+def learned(family: type, temperatures: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The divergence of two variables of a family with temperatures of their own, and its gradient by these."""
+    own = [temperature.clone().requires_grad_() for temperature in temperatures]
+    p, q = (family(logits=x, temperature=t) for x, t in zip(logits, own, strict=True))
+    found = kl_divergence(p, q)
+    return found.detach(), *torch.autograd.grad(found.sum(), own)
+
+
+@pytest.mark.parametrize("family", [c.Logistic, c.BinaryConcrete, c.CircuitNode, c.BinaryCircuit])
+def test_temperatures_that_happen_to_be_equal_have_their_gradients(family: type) -> None:
+    logits, step = tensor(1.5, -0.5, 0.0, 3.0).expand(2, 4) * tensor(1.0, -0.3).unsqueeze(-1), 1e-5
+    temperatures = tensor(0.5, 0.5, 2.0, 0.1).expand(2, 4)
+    _, *gradients = learned(family, temperatures, logits)
+    for side, gradient in enumerate(gradients):
+        moved = [temperatures.clone() for _ in range(2)]
+        for point, by in zip(moved, (step, -step), strict=True):
+            point[side] += by
+        above, below = (learned(family, point, logits)[0] for point in moved)
+        torch.testing.assert_close(gradient, (above - below) / (2 * step), rtol=1e-6, atol=1e-6)
+    by_ratio = torch.func.jacfwd(
+        lambda t: kl_divergence(
+            family(logits=logits[0], temperature=t), family(logits=logits[1], temperature=temperatures[1])
+        ).sum()
+    )
+    torch.testing.assert_close(by_ratio(temperatures[0]), gradients[0], rtol=1e-9, atol=1e-9)
+
+
+def test_equal_temperatures_of_two_categories_have_the_gradients_of_the_binary_divergence() -> None:
+    logits = torch.stack([torch.linspace(-8, 8, 17, dtype=torch.float64), torch.full((17,), 0.7, dtype=torch.float64)])
+    temperatures = torch.full((2, 17), 0.3, dtype=torch.float64)
+    pairs = torch.stack([torch.zeros_like(logits) + 3, logits + 3], -1)
+    expected = learned(c.Logistic, temperatures, logits)
+    for family in (c.ExpConcrete, c.Concrete):
+        torch.testing.assert_close(learned(family, temperatures, pairs), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_equal_temperatures_of_three_categories_have_the_gradients_of_the_integral() -> None:
+    logits, temperatures = torch.stack([tensor(1.0, -0.5, 0.2), tensor(-0.3, 0.4, 0.0)]), tensor(0.8, 0.8)
+    found, *gradients = learned(c.ExpConcrete, temperatures, logits)
+    node, area = plane(-60, 60, 0.25)
+    own = [temperature.clone().requires_grad_() for temperature in temperatures]
+    log_p, log_q = (c.ExpConcrete(logits=x, temperature=t).log_prob(node) for x, t in zip(logits, own, strict=True))
+    integral = (log_p.exp() * (log_p - log_q)).sum() * area
+    expected = torch.autograd.grad(integral, own)
+    torch.testing.assert_close(found, integral.detach(), rtol=1e-8, atol=0)
+    torch.testing.assert_close(tuple(gradients), expected, rtol=1e-8, atol=0)
+
+
+def test_temperatures_made_from_one_parameter_have_no_gradient_in_sum() -> None:
+    log_temperature = tensor(-0.4).requires_grad_()
+    p, q = (c.Concrete(logits=x, temperature=log_temperature.exp()) for x in (tensor(1, 2, 0), tensor(0, 1, 3)))
+    (gradient,) = torch.autograd.grad(kl_divergence(p, q), log_temperature)
+    assert abs(gradient.item()) < 1e-14
 
 
 @pytest.mark.parametrize("n", [2, 3, 8, 64])
@@ -181,6 +245,40 @@ def test_monte_carlo_estimate_is_unbiased_and_has_a_gradient() -> None:
     (gradients,) = torch.autograd.grad(c.monte_carlo_kl(c.Concrete(logits=each, temperature=0.5), q).sum(), each)
     for column, exact_slope in zip(gradients.T, expected, strict=True):
         assert_mean(column, exact_slope.item())
+
+
+ONE_BIT = [c.HypercubeConcrete, c.HypercubeLogisticNormal]
+
+
+@EDGE
+@pytest.mark.parametrize(("one", "other"), [ONE_BIT, ONE_BIT[::-1]])
+def test_relaxations_of_one_bit_score_the_nodes_of_each_other(one: type, other: type) -> None:
+    logits = tensor(0.5, -1.0, 3.0).unsqueeze(-1)
+    p, q = one(logits=logits, temperature=0.7), other(logits=-logits, temperature=0.9)
+    drawn = p.drawn((5,))
+    by_value = q.node_log_prob(drawn.value)
+    torch.testing.assert_close(q.node_log_prob(drawn.value, node=drawn.node), by_value)
+    torch.testing.assert_close(q.node_log_prob(drawn.value, 1, node=drawn.node), by_value.sum(-1))
+    nodes = torch.arange(-60, 60, 0.01, dtype=torch.float64).unsqueeze(-1)
+    value = torch.tanh(nodes / 2).unsqueeze(-1).expand(-1, 3, 1).clamp(-1 + 1e-15, 1 - 1e-15)
+    inside = value.abs().squeeze(-1) < 1 - 1e-12
+    log_p, log_q = (each.node_log_prob(value).where(inside, -100.0) for each in (p, q))
+    exact = (log_p.exp() * (log_p - log_q)).sum(0) * 0.01
+    many = p.expand((50_000, 3))
+    draws = c.monte_carlo_kl(many, q, samples=2)
+    for column, mean in zip(draws.T, exact, strict=True):
+        assert_mean(column, mean.item())
+
+
+def test_divergence_of_variables_with_different_supports_is_refused() -> None:
+    four, two = tensor(0, 0, 0, 0), tensor(0, 0)
+    pairs = [
+        (c.Concrete(logits=two, temperature=0.5), c.HypercubeConcrete(logits=four, temperature=0.5)),
+        (c.BinaryConcrete(logits=two, temperature=0.5), c.Logistic(logits=two, temperature=0.5)),
+    ]
+    for p, q in pairs:
+        with pytest.raises(ValueError, match=r"^p and q must have the same support, got \w+ and \w+$"):
+            c.monte_carlo_kl(p, q)
 
 
 def test_what_has_no_exact_divergence_says_what_to_do() -> None:

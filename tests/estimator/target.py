@@ -183,6 +183,32 @@ def gamble(program: Gamble, x: Tensor) -> Iterator[State]:
         yield State(values, log_q, {"cost": -cost}, divides=False)
 
 
+class Selection(nn.Module):
+    """A program that selects 2 of 4 prices for each input and pays the square of what they differ from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(3, 4)
+        self.price = nn.Parameter(torch.zeros(4))
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        """The cost."""
+        chosen = draw("chosen", c.Subset(logits=self.encoder(x), k=2))
+        return (chosen @ self.price - c.tile(x, chosen)[..., 0]).square() + chosen[..., 0] * chosen[..., 1]
+
+
+def selection(program: Selection, x: Tensor) -> Iterator[State]:
+    """The states of the program."""
+    logits = network(program.encoder, x)
+    pairs = list(itertools.combinations(range(4), 2))
+    log_probs = torch.stack([logits[i] + logits[j] for i, j in pairs]).log_softmax(0)
+    for (i, j), log_prob in zip(pairs, log_probs, strict=True):
+        value = torch.zeros(4, dtype=DOUBLE)
+        value[[i, j]] = 1
+        cost = (program.price[i] + program.price[j] - x[0]).square() + float((i, j) == (0, 1))
+        yield State({"chosen": value}, {"chosen": log_prob}, {"cost": -cost}, divides=False)
+
+
 UNIT = Target("1H-2V", lambda: c.density("1H-2V"), (BITS[:, :2],), one_layer)
 ONE_LAYER = Target("2H-3V", lambda: c.density("2H-3V"), (BITS,), one_layer)
 TWO_LAYERS = Target("2H~1H-3V", lambda: c.density("2H~1H-3V"), (BITS,), two_layers)
@@ -192,7 +218,8 @@ TWO_BETWEEN = Target("2V-1H~2H-2V", lambda: c.prediction("2V-1H~2H-2V"), (BITS[:
 PROGRAM = Target("program", Gamble, (BITS,), gamble)
 DENSITIES = (ONE_LAYER, TWO_LAYERS, FOUR_STATES)
 MODELS = (*DENSITIES, ONE_BETWEEN, TWO_BETWEEN)
-TARGETS = (*MODELS, PROGRAM)
+SUBSETS = Target("program-subset", Selection, (BITS,), selection)
+TARGETS = (*MODELS, PROGRAM, SUBSETS)
 
 
 def each(*targets: Target) -> pytest.MarkDecorator:

@@ -1,5 +1,8 @@
 """NVIL: local signals, input-dependent baselines, and a running mean and variance that are updated before use."""
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -155,3 +158,59 @@ def test_baselines_pass_no_gradient_to_the_target(target: Target) -> None:
         loss = c.estimate(module, *target.inputs, estimator=estimator, generator=torch.Generator().manual_seed(0)).loss
         gradients.append(torch.autograd.grad(loss, list(module.parameters())))
     torch.testing.assert_close(*gradients)
+
+
+@torch.jit.script
+def agrees(z: Tensor) -> Tensor:
+    """Whether all bits of a row are ones, as a function that neither autograd nor a mode of torch sees into."""
+    return z.all(-1, keepdim=True)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize("depends", ["where", "script", "if"])
+def test_terms_that_depend_on_a_node_by_a_comparison_are_part_of_its_signal(depends: str) -> None:
+    encoder, bias = nn.Linear(1, 2).double(), nn.Parameter(torch.tensor([0.7, -0.4], dtype=torch.float64))
+
+    def p(draw: c.Draw, x: Tensor) -> None:
+        z = draw("z", c.Bernoulli(logits=torch.zeros(2, dtype=torch.float64)))
+        if depends == "if":
+            logits = (bias[0] if z.all() else bias[1]).expand(len(z), 1)
+        else:
+            logits = torch.where(agrees(z) if depends == "script" else z.all(-1, keepdim=True), *bias)
+        draw("x", c.Bernoulli(logits=logits), observed=x)
+
+    model = c.Model(p, lambda draw, x: draw("z", c.Bernoulli(logits=encoder(x))))
+    x = torch.ones(1, 1, dtype=torch.float64)
+    estimator = randomised(c.NVIL(model, x, width=4, centre=False, scale=False), seed=1)
+    expected, bound = [torch.zeros_like(each) for each in model.parameters()], torch.zeros((), dtype=torch.float64)
+    for state in itertools.product((0.0, 1.0), repeat=2):
+        z = torch.tensor(state, dtype=torch.float64)
+        log_q = c.Bernoulli(logits=encoder(x)).log_prob(z).sum()
+        chosen = bias[0] if all(state) else bias[1]
+        log_p = c.Bernoulli(logits=chosen).log_prob(x).squeeze() - math.log(4)
+        bound = bound + log_q.exp() * (log_p - log_q)
+        with forced({"z": z.view(1, 1, 2)}):
+            loss = c.estimate(model, x, estimator=estimator).loss
+        gradients = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True, allow_unused=True)
+        for total, gradient in zip(expected, gradients, strict=True):
+            total += log_q.exp().detach() * gradient
+    exact = torch.autograd.grad(-bound, list(model.parameters()))
+    assert min(gradient.abs().max() for gradient in exact) > 1e-3
+    torch.testing.assert_close(tuple(expected), exact, rtol=1e-10, atol=1e-10)
+
+
+def test_terms_that_are_scored_before_a_node_is_drawn_are_not_part_of_its_signal() -> None:
+    def p(draw: c.Draw, x: Tensor) -> None:
+        state = torch.zeros(1)
+        for t in range(3):
+            state = draw(f"z{t}", c.Bernoulli(logits=state))
+            draw(f"x{t}", c.Bernoulli(logits=state), observed=x[:, t : t + 1])
+
+    def q(draw: c.Draw, x: Tensor) -> None:
+        for t in range(3):
+            draw(f"z{t}", c.Bernoulli(logits=x[:, t : t + 1]))
+
+    terms = c.NVIL(c.Model(p, q), torch.zeros(4, 3)).terms
+    assert terms["z2"] == ["z2", "x2"]
+    assert terms["z1"] == ["z1", "x1", *terms["z2"]]
+    assert c.NVIL(c.Model(p), torch.zeros(4, 3)).terms == {"z0": ["x0", "x1", "x2"], "z1": ["x1", "x2"], "z2": ["x2"]}

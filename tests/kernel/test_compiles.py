@@ -62,6 +62,13 @@ def gumbel_softmax(kernels: Any) -> None:
             kernels.pull(logits, logits, 0.5)
 
 
+def codebook(kernels: Any) -> None:
+    for shape in ((1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 3, 5_000), (1, 1024, 8192)):
+        logits = empty(shape)
+        kernels.choose(logits, key(1))
+        kernels.pull(logits, logits, key(1), empty(()))
+
+
 def logistic(kernels: Any) -> None:
     for members, samples, units in SIZES:
         logits, temperature = empty(members, units), empty(members, dtype=DOUBLE)
@@ -149,6 +156,16 @@ def categorical(kernels: Any) -> None:
                 by = (value[:, :, ::length, 0],)
                 kernels.score_backward(by, (False, True), (value, logits, squash, length), ())
     kernels.score_backward((value[..., 0],), (False, True), (value, logits.to(HALF), squash, 1), ())
+
+
+def polynomial(kernels: Any) -> None:
+    for members, one, other, width, columns in ((1, 1, 1, 1, 1), (2, 3, 4, 5, 200), (1, 17, 17, 33, 4096)):
+        for dtype in (torch.float32, DOUBLE):
+            left, right = empty(members, one, columns, dtype=dtype), empty(members, other, columns, dtype=dtype)
+            out = empty(members, width, columns, dtype=dtype)
+            kernels.product(left, right, width)
+            kernels.product_backward(*pull(out), (left, right, width), ())
+            kernels.correlation_backward(*pull(left), (out, right, one), ())
 
 
 def affine(kernels: Any) -> None:

@@ -1,7 +1,10 @@
 """The kernel of relaxed and one-hot draws against its definition, on the same noise."""
 
+from unittest import mock
+
 import pytest
 import torch
+from torch import Tensor
 
 from concretely.functional import gumbel_softmax
 from concretely.functional.log_simplex import noise_of_key
@@ -39,3 +42,26 @@ def test_impossible_categories_are_never_drawn() -> None:
     assert (state.sum(-1) == 1).all()
     assert (soft[:, 1] == 0).all()
     assert soft.isfinite().all()
+
+
+@kernel
+@pytest.mark.parametrize("hard", [False, True])
+def test_gradients_are_those_of_the_definition_and_can_be_differentiated(hard: bool) -> None:
+    logits, key = torch.randn(7, 3, device=DEVICE, requires_grad=True), (2**62 + 5, 2**62 + 8)
+    noise = noise_of_key(torch.tensor([key], device=DEVICE), 1, 7, 3).view(7, 3)
+    by = torch.randn(7, 3, device=DEVICE, requires_grad=True)
+
+    def gradients(value: Tensor) -> list[Tensor]:
+        (slope,) = torch.autograd.grad(value, logits, by, create_graph=True)
+        return [slope, *torch.autograd.grad(slope.square().sum(), (logits, by))]
+
+    fast("gumbel_softmax")
+    with mock.patch.object(gumbel_softmax, "numbers_of", return_value=key):
+        found = gumbel_softmax._HARD(logits, 0.7, None)[0] if hard else gumbel_softmax._SOFT(logits, 0.7, None)
+        (once,) = torch.autograd.grad(found, logits, by, retain_graph=True)
+        twice = gradients(found)
+    truth = gumbel_softmax.push(logits, 0.7, noise, hard=hard)
+    torch.testing.assert_close(found, truth)
+    torch.testing.assert_close(
+        [once, *twice], [torch.autograd.grad(truth, logits, by, retain_graph=True)[0], *gradients(truth)]
+    )

@@ -1,6 +1,7 @@
 """Log probabilities summed over rows by a kernel are those of units, summed; in value and gradient, on either path."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest import mock
@@ -108,12 +109,25 @@ def test_sums_over_rows_are_those_of_units(
             assert_close(one, other, rtol=loose, atol=loose)
 
 
+@contextmanager
+def many() -> Iterator[None]:
+    """Have kernels take few programs for many."""
+    row = fast("row")
+    launches = row.draws, row.scores, row.tiling
+    with mock.patch.object(row, "BUSY", 1):
+        for launch in launches:
+            launch.cache_clear()
+        yield
+    for launch in launches:
+        launch.cache_clear()
+
+
 @kernel
 @pytest.mark.parametrize(("length", "samples"), [(40, 6), (70, 4), (200, 2)])
 @pytest.mark.parametrize("name", ["logistic", "bernoulli"])
 def test_rows_are_cut_into_pieces_where_they_are_many(name: str, length: int, samples: int) -> None:
     case, (logits, temperature, keys) = CASES[name], given(CASES[name], 1, 2 * length)
-    with launched(case.kernels), mock.patch.object(fast("row"), "BUSY", 1):
+    with launched(case.kernels), many():
         found, truth = (case.draw(logits, temperature, keys, samples, each) for each in (length, 1))
         scores = [case.score(truth, -logits, temperature, each) for each in (length, 1)]
     for one, other in zip(found[:-1], truth[:-1], strict=True):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.cases import CONTINUOUS, DEVICES, DTYPES, EDGE, TEMPERATURES, TEMPERED, Case, each, sweep
+from concretely.distribution.check import LEAST
+from tests.cases import CONTINUOUS, DEVICES, DTYPES, EDGE, NODES, RELAXATIONS, TEMPERATURES, TEMPERED, Case, each, sweep
 
 pytestmark = EDGE
 
@@ -78,3 +79,47 @@ def test_gradient_in_the_temperature_is_finite(case: Case, dtype: torch.dtype) -
     value, log_prob = case.build(logits, temperature).rsample_and_log_prob((DRAWS,))
     (gradient,) = torch.autograd.grad(value.sum() + log_prob.sum(), temperature)
     assert gradient.isfinite()
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*TEMPERED)
+def test_cold_draws_and_their_densities_are_finite_or_refused(case: Case, dtype: torch.dtype, as_tensor: bool) -> None:
+    logits = case.logits(4, batch=(20,), dtype=dtype).requires_grad_()
+    for cold in (1e-300, 1e-45, 1e-10):
+        temperature = torch.tensor(cold, dtype=torch.float64) if as_tensor else cold
+        if cold < LEAST[torch.promote_types(dtype, torch.float32)]:
+            must = r"^temperature must be at least [\d.e-]+ for logits in \w+, or 0 for the discrete limit, got 1e-\d+$"
+            with pytest.raises(ValueError, match=must):
+                case.build(logits, temperature)
+            continue
+        value, log_prob = case.build(logits, temperature).rsample_and_log_prob((8,))
+        (gradient,) = torch.autograd.grad(value.mean() + log_prob.mean(), logits)
+        for found in (value, log_prob, gradient):
+            assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*RELAXATIONS)
+def test_relaxed_values_at_temperature_zero_are_discrete(case: Case, dtype: torch.dtype, as_tensor: bool) -> None:
+    logits = case.logits(4, batch=(20,), dtype=dtype)
+    variable = case.build(logits, torch.zeros((), dtype=dtype) if as_tensor else 0.0)
+    value = variable.sample((8,))
+    assert value.dtype == dtype
+    assert variable.discretize().support.check(value).all()
+
+
+@pytest.mark.parametrize("as_tensor", [False, True], ids=["float", "tensor"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each(*NODES)
+def test_nodes_at_temperature_zero_are_the_logs_of_discrete_values(
+    case: Case, dtype: torch.dtype, as_tensor: bool
+) -> None:
+    variable = case.build(case.logits(4, batch=(20,), dtype=dtype), torch.zeros((), dtype=dtype) if as_tensor else 0.0)
+    value = variable.sample((8,))
+    if case.has_categories:
+        assert (value.exp().sum(-1) == 1).all()
+        assert ((value == 0) | (value == -torch.inf)).all()
+    else:
+        assert value.isinf().all()

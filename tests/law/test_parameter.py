@@ -12,8 +12,9 @@ import concretely as c
 
 PUBLIC = [getattr(c, name) for name in c.__all__]
 FAMILIES = [kind for kind in PUBLIC if isinstance(kind, type) and issubclass(kind, Distribution) and kind != c.Gumbel]
-MASSES = (c.Bernoulli, c.OneHotCategorical, c.Hypercube)
-BINARY = (c.Bernoulli, c.BinaryConcrete, c.Logistic, c.BinaryCircuit, c.CircuitNode)
+MASSES = (c.Bernoulli, c.OneHotCategorical, c.Hypercube, c.Subset, c.Permutation)
+SUBSETS = (c.Subset, c.SubsetConcrete)
+BINARY = (c.Bernoulli, c.BinaryConcrete, c.Logistic, c.BinaryCircuit, c.CircuitNode, c.HardConcrete, *SUBSETS)
 
 each = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 
@@ -21,6 +22,8 @@ each = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__n
 def probs_of(family: type) -> Tensor:
     """Probabilities that the family takes."""
     rows = [[0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]
+    if family in (c.Permutation, c.GumbelSinkhorn):
+        rows = [[0.3, 0.7], [0.5, 0.5]]
     return torch.tensor(rows[0] if family in BINARY else rows, dtype=torch.float64)
 
 
@@ -32,7 +35,12 @@ def logits_of(family: type) -> Tensor:
 
 def build(family: Any, **parameters: Any) -> Any:
     """A member of the family, at an ordinary temperature if it has one."""
-    return family(**{} if family in MASSES else {"temperature": 0.5}, **parameters)
+    return family(**ordinary(family), **parameters)
+
+
+def ordinary(family: Any) -> dict[str, Any]:
+    """Parameters of the family that are neither logits nor probabilities."""
+    return ({} if family in MASSES else {"temperature": 0.5}) | ({"k": 2} if family in SUBSETS else {})
 
 
 @each
@@ -77,9 +85,9 @@ def test_what_is_no_number_is_refused(family: type, parameter: str, bad: Any) ->
     if parameter == "temperature":
         if family in MASSES:
             return
-        parameters = {"logits": logits_of(family), "temperature": bad}
+        parameters = ordinary(family) | {"logits": logits_of(family), "temperature": bad}
     else:
-        parameters = {parameter: bad, **({} if family in MASSES else {"temperature": 0.5})}
+        parameters = ordinary(family) | {parameter: bad}
     with pytest.raises(TypeError, match=rf"^{parameter} must be .*number.*, got {type(bad).__name__}$"):
         family(**parameters)
 

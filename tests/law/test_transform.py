@@ -1,9 +1,18 @@
 """Variables work under torch.compile, vmap, func.grad, autocast and a generator."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Never
+from unittest import mock
+
 import pytest
 import torch
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import concretely as c
+from concretely.kernel.library import NAMESPACE
 from tests.budget import assert_frequency, assert_mean
 from tests.cases import CONTINUOUS, DEVICES, EDGE, GUMBEL, LOG_SPACE, MASSES, NODES, RELAXATIONS, Case, each, exhaustive
 
@@ -64,6 +73,35 @@ def test_compiled_program_draws_the_right_law(device: str) -> None:
     torch.testing.assert_close(
         c.ExpConcrete(logits=logits, temperature=0.5).log_prob(value), log_prob, rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda logits: c.Logistic(logits=logits, temperature=0.5).rsample_and_log_prob(),
+        lambda logits: c.ExpConcrete(logits=logits, temperature=0.5).rsample_and_log_prob(),
+        lambda logits: c.BinaryConcrete(logits=logits, temperature=0.5).rsample(),
+        lambda logits: c.Bernoulli(logits=logits).sample_and_log_prob(),
+        lambda logits: c.OneHotCategorical(logits=logits).sample_and_log_prob(),
+        lambda logits: c.Logistic(logits=logits, temperature=0.5).log_prob(logits),
+        lambda logits: c.gumbel_softmax(logits, tau=0.5),
+    ],
+    ids=["logistic", "exp-concrete", "binary-concrete", "bernoulli", "one-hot", "score", "gumbel-softmax"],
+)
+def test_a_program_compiled_for_a_gpu_has_nothing_that_its_compiler_cannot_fuse(draw: Callable[[Tensor], Any]) -> None:
+    called = list[str]()
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> Never:
+        called.extend(str(node.target) for node in graph.graph.nodes)
+        raise NotImplementedError("nothing runs here")
+
+    with FakeTensorMode():
+        logits = torch.empty(4, 5, device="cuda")
+    with mock.patch("concretely.kernel.operator._finds_triton", return_value=True), suppress(BackendCompilerFailed):
+        torch.compile(draw, fullgraph=True, backend=keep)(logits)
+    assert len(called) > 2
+    assert not [name for name in called if NAMESPACE in name]
 
 
 @pytest.mark.unchecked

@@ -16,15 +16,15 @@ from .example import assert_alike, assert_same, tensors, trained
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, step: int, name: str, value: float = math.nan) -> None:
     """Have a parameter become something that it must not be, right before a step."""
-    take = _Program.take_step
+    take = _Program.take_steps
 
-    def poisonous(program: _Program, index: int, *, gap: bool) -> None:
+    def poisonous(program: _Program, index: int, steps: int, *, gap: bool) -> None:
         if index == step:
             with torch.no_grad():
                 program._runs[0].model.get_parameter(name).view(-1)[0] = value
-        take(program, index, gap=gap)
+        take(program, index, steps, gap=gap)
 
-    monkeypatch.setattr(_Program, "take_step", poisonous)
+    monkeypatch.setattr(_Program, "take_steps", poisonous)
 
 
 @pytest.mark.parametrize(

@@ -283,3 +283,32 @@ def test_batches_of_one_shape_are_one_captured_program(monkeypatch: pytest.Monke
     engine.advance(30)
     # with and without the monitor, for batches of 13 and of 4 points
     assert sorted(work.calls for work in Fake.made) == [1, 2, 9, 18]
+
+
+class Recorded(Fake):
+    """Pretends that work is captured after its first call."""
+
+    @property
+    def is_captured(self) -> bool:
+        return self.calls > 0
+
+
+def test_ten_steps_are_one_graph_and_give_the_same_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,) = states(seeds=1)
+    Engine([alone]).advance(275)
+    monkeypatch.setattr(stepping, "Captured", Recorded)
+    monkeypatch.setattr(stepping, "has_drawn", lambda device: False)
+    Fake.made.clear()
+    (state,) = states(seeds=1)
+    engine = Engine([state])
+    engine._programs[0].stream = SimpleNamespace(device=CPU)  # type: ignore[assignment] # as on a GPU
+    engine.advance(275)
+    # the first ten steps and the last five one by one, with and without the monitor, and graphs of ten steps between
+    assert {work: each.calls for work, each in engine._programs[0]._works.items()} == {  # type: ignore[attr-defined]
+        (1, True, None): 2,
+        (1, False, None): 13,
+        (10, True, None): 26,
+    }
+    assert state.bound() == alone.bound()
+    for one, other in zip(state.model.parameters(), alone.model.parameters(), strict=True):
+        assert one.equal(other)

@@ -11,11 +11,12 @@ import typer
 from ..environment import PRECISIONS
 from ..training.own_resolve import is_builder_name
 from ..training.recipe import ESTIMATORS, overridden, read
-from .terminal import fail, interruptible_loading, remark, report_errors, require_known
+from .terminal import fail, interruptible_loading, remark, report_errors, require_known, require_positive
 
 if TYPE_CHECKING:
     import torch
 
+    from ..experiment.place import Place
     from ..training.folder import Run
     from ..training.own_recipe import RunRecipe
 
@@ -65,6 +66,15 @@ FullPoints = Annotated[
     ),
 ]
 
+Shared = Annotated[
+    bool, typer.Option("--share", help="Share the members with all processes that run this command on this folder.")
+]
+On = Annotated[str | None, option("Where to train: ray.", "in this process", "--on")]
+Address = Annotated[str | None, option("Ray: address of a cluster, such as auto or 10.0.0.1:6379.", "a local Ray")]
+ProgramsPerGPU = Annotated[int | None, option("Ray: programs that share a GPU.", "4", "--programs-per-gpu")]
+MembersPerProgram = Annotated[
+    int | None, option("--share, Ray: members that train as one program at most.", "8 on a GPU, 1 elsewhere")
+]
 
 _RECIPE_FLAGS = {
     "data": ("Data set: digits, mnist, omniglot, or a .npz file with train, test and maybe valid.", "digits"),
@@ -156,6 +166,38 @@ def select_device(name: str | None, precision: str | None = None) -> "torch.devi
     if chosen.type not in ("cpu", "cuda"):
         fail(f"device must be a CPU or CUDA device, got {name!r}")
     return chosen
+
+
+def select_place(
+    *,
+    share: bool,
+    members_per_program: int | None,
+    on: str | None = None,
+    address: str | None = None,
+    programs_per_gpu: int | None = None,
+    device_name: str | None = None,
+) -> "Place":
+    """Return where members are trained; exit with an error if the flags contradict each other."""
+    from ..experiment.place import Here, Ray, Share
+
+    require_positive(members_per_program=members_per_program, programs_per_gpu=programs_per_gpu)
+    if on is not None:
+        require_known("place", on, ["ray"])
+        if share:
+            fail("share must be left out with --on ray, which places all members itself")
+        from ..experiment.cluster import isolate_ray, require_ray
+
+        with report_errors():
+            if address is None:
+                isolate_ray()
+            require_ray()
+            return Ray(address, programs_per_gpu or Ray.programs_per_gpu, members_per_program, device_name)
+    for name, value in (("address", address), ("programs-per-gpu", programs_per_gpu)):
+        if value is not None:
+            fail(f"{name} must be left out without --on ray, got {value!r}")
+    if members_per_program is not None and not share:
+        fail(f"members-per-program must be left out without --share or --on ray, got {members_per_program}")
+    return Share(members_per_program) if share else Here()
 
 
 def load_data(

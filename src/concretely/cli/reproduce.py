@@ -9,7 +9,20 @@ import typer
 from ..environment import PRECISIONS
 from ..experiment.paper import RUNS, experiment_names, load_experiment
 from . import figure
-from .option import Device, FullPoints, Precision, folder_of, option, select_device
+from .option import (
+    Address,
+    Device,
+    FullPoints,
+    MembersPerProgram,
+    On,
+    Precision,
+    ProgramsPerGPU,
+    Shared,
+    folder_of,
+    option,
+    select_device,
+    select_place,
+)
 from .terminal import (
     fail,
     monitor,
@@ -68,18 +81,28 @@ def reproduce(
     programs: Annotated[int | None, option("Programs that share the device.", "4 on a GPU, 1 elsewhere")] = None,
     device_name: Device = None,
     precision: Precision = None,
+    share: Shared = False,
+    on: On = None,
+    address: Address = None,
+    programs_per_gpu: ProgramsPerGPU = None,
+    members_per_program: MembersPerProgram = None,
 ) -> None:
     """Train the missing cells of a table or figure of the paper, and print our numbers and the paper's.
 
     rows, data, samples and estimator may be lists, separated by commas. So may lr and weight-decay: then every cell is
     trained with each of them, and the best on the validation set is selected. full-points applies to the training set.
     Run the same command to go on after Ctrl-C.
+
+    With --share, run the same command in several terminals or on several machines with one shared folder: each process
+    takes cells that no other has, and all end when everything is done.
     """
     only = {"rows": rows, "data": data, "samples": samples, "estimator": estimator}
     changes = {"steps": steps, "lr": lr, "weight_decay": weight_decay}
     training: dict[str, Any] = {**only, **changes, "recipe": recipe, "score_samples": score_samples}
     training |= {"full_points": full_points, "smoke": smoke or None, "dry_run": dry_run or None}
     training |= {"programs": programs, "device": device_name, "precision": precision}
+    sizes = {"programs_per_gpu": programs_per_gpu, "members_per_program": members_per_program}
+    training |= {"share": share or None, "on": on, "address": address, **sizes}
     if report:
         _require_left_out("--report", name=name, list=listing or None, **training)
         _report(out, records)
@@ -96,6 +119,11 @@ def reproduce(
         if precision is not None:
             require_known("precision", precision, PRECISIONS)
         require_known("table or figure", name, [*experiment_names(), *FIGURES])
+        if dry_run:
+            _require_left_out("--dry-run", share=share or None, on=on, address=address, **sizes)
+        if on is not None and programs is not None:
+            fail(f"programs must be left out with --on ray, which has programs-per-gpu instead, got {programs}")
+        place = select_place(share=share, on=on, address=address, device_name=device_name, **sizes)
 
         from ..experiment.plan import plan_experiment, train_command
 
@@ -114,8 +142,8 @@ def reproduce(
             for member in plan.members:
                 show_text(train_command(member.recipe, member.folder, **options))
         else:
-            device = select_device(device_name, precision)
-            _reproduce(plan, device=device, programs=programs, full_points=full_points)
+            device = select_device(device_name if on is None else "cpu", precision)
+            _reproduce(plan, device=device, on=place, programs=programs, full_points=full_points)
 
 
 def _require_left_out(name: str, /, **given: Any) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -36,6 +37,7 @@ from ..training.recipe import Member, Recipe
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ..experiment.board import ProgramState
     from ..experiment.scheduler import Monitor
     from ..training.callback import Callbacks
     from ..training.folder import Run
@@ -48,7 +50,7 @@ TOO_LARGE = "allocate|out of memory|overflow"
 """Torch's errors about tensors that do not fit into memory."""
 LINES = 10
 """The number of lines that a run prints without a terminal."""
-REFRESH = 16
+REFRESH = 20
 """The number of steps between two updates of the bar."""
 SMOOTHED = 20
 """The number of rows of the training curve over which printed metrics are averaged."""
@@ -239,6 +241,7 @@ def monitor(stop: Callable[[], bool]) -> "Monitor":
         training=_program_progress,
         note=remark,
         scored=write_run_report,
+        watching=_watched_programs,
         progress=console(err=True).is_terminal,
     )
 
@@ -249,6 +252,31 @@ def write_run_report(folder: Path, run: "Run", model: Any, data: Any, record: Ma
     from ..report.page import write_report
 
     return write_report(folder, run, record, report_pictures(run.recipe, model, data))
+
+
+@contextmanager
+def _watched_programs() -> Iterator[Callable[[Sequence["ProgramState"]], None]]:
+    """Show programs that run in other processes, as a table on a terminal or as a line for each change elsewhere."""
+    from rich.live import Live
+
+    from ..report.table import program_table
+
+    err, last = console(err=True), ""
+    live = Live(console=err, refresh_per_second=4, transient=True) if err.is_terminal else None
+
+    def show(states: Sequence["ProgramState"]) -> None:
+        nonlocal last
+        if live is not None:
+            live.update(program_table(states, rows=max(4, err.height - 8)))
+            return
+        counts = Counter(state.state for state in states)
+        text = ", ".join(f"{number} {state}" for state, number in counts.items())
+        if text != last:
+            remark(f"{len(states)} programs: {text}")
+            last = text
+
+    with live or nullcontext():
+        yield show
 
 
 def _program_progress(members: Sequence[Member], alone: bool) -> AbstractContextManager["Callbacks"]:
@@ -299,7 +327,7 @@ def training_progress(
 
     written = nullcontext(Callbacks()) if events is None else TensorBoard(events).open(recipe.steps)
     with progress if bar else nullcontext(), written as log:
-        yield Callbacks(step, row, note)
+        yield Callbacks(step, row, note, sees_all=False)
 
 
 def describe_rows(recipe: RunRecipe, rows: Sequence["Row"]) -> str:

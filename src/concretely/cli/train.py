@@ -13,7 +13,19 @@ from ..experiment.grid import expand_grid, format_setting, grid_title
 from ..training.own_resolve import remove_runs, resolve_recipe
 from ..training.recipe import FILE, read, resolve
 from . import terminal
-from .option import Device, MaxBytes, Notation, Precision, folder_of, load_data, select_device, with_recipe
+from .option import (
+    Device,
+    MaxBytes,
+    MembersPerProgram,
+    Notation,
+    Precision,
+    Shared,
+    folder_of,
+    load_data,
+    select_device,
+    select_place,
+    with_recipe,
+)
 from .terminal import fail
 
 if TYPE_CHECKING:
@@ -43,19 +55,25 @@ def train(
     score_samples: Annotated[int, typer.Option(help="Samples for scoring the trained model.")] = 100,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run in the output folder.")] = False,
+    share: Shared = False,
+    members_per_program: MembersPerProgram = None,
     shard: Annotated[bool, typer.Option("--shard", help="With torchrun: shard the parameters over ranks.")] = False,
 ) -> None:
     """Train a model, score it and write a report. Ctrl-C saves a checkpoint and prints how to resume.
 
     data, binarize, train-on, lr, weight-decay, temperature, prior-temperature and seed may be lists such as 1e-4,3e-4
     or, for seeds, 0..7. All members of a list train as one program, each in its own folder. Run the same command again
-    to go on with an interrupted list.
+    to go on with an interrupted list. With --share, run it in several terminals or on several machines with one shared
+    folder: each process takes members that no other has.
 
     With torchrun --nproc-per-node N -m concretely train, N processes train one model, each on its part of every batch.
     """
     with terminal.as_rank(device_name, precision, shard=shard) as world:
         terminal.require(checkpoint_seconds >= 0, "checkpoint-seconds", "not be negative", checkpoint_seconds)
         terminal.require_positive(score_samples=score_samples, max_bytes=max_bytes)
+        place = select_place(share=share, members_per_program=members_per_program)
+        if share and overwrite:
+            fail("overwrite must be left out with --share, as it would delete what other processes train")
         if resume is not None:
             recipes, folder = [_resumed(resume, given, out)], resume
         else:
@@ -69,6 +87,8 @@ def train(
             if (folder / FILE).exists() and world is None:  # a restart by torchrun goes on with the run
                 todo = "resume it with --resume, replace it with --overwrite, or choose another folder with --out"
                 fail(f"{str(folder)!r} already holds a run: {todo}")
+        if share and len(recipes) == 1:
+            fail("share must be left out for a single run, which one process trains: pass a list such as --seed 0..7")
         if tensorboard and len(recipes) > 1:
             fail("tensorboard must be left out for a list: each member has a curve.csv")
         if len(recipes) > 1 and world is not None:
@@ -76,7 +96,7 @@ def train(
         device = select_device(device_name, precision) if world is None else world.device
         how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds}
         if len(recipes) > 1:
-            _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, **how)
+            _train_list(recipes, folder, samples=score_samples, max_bytes=max_bytes, on=place, **how)
             return
         moved = given.get("data") if resume else None
         with nullcontext() if world is None else world.in_turn():

@@ -10,12 +10,20 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from ..functional import categorical
-from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_hidden, to_float64
 
 
-def is_finite(value: Tensor) -> Tensor:
-    """Return whether all entries are finite, in one pass. Rarely it is false although all are, as their sum is not."""
-    return torch.isfinite(value.detach().sum(dtype=compute_dtype(value.dtype)))
+def is_finite(value: Tensor) -> bool | None:
+    """Return whether all entries are finite, in one pass, or None if they cannot be read (see `bool_or_none`).
+
+    Rarely it is false although all are finite, as their sum is not.
+    """
+    if is_hidden(value):
+        return None
+    try:
+        return math.isfinite(value.detach().sum(dtype=compute_dtype(value.dtype)).item())
+    except RuntimeError:  # tensors without storage
+        return None
 
 
 def place(index: tuple[int, ...]) -> str:
@@ -49,12 +57,14 @@ def as_floating(name: str, value: Tensor | float) -> Tensor:
 def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "either"], validate: bool) -> Tensor:
     """Convert logits to a floating tensor; raise an error for integers, NaN and infinities.
 
-    `infinite` allows no infinity ("never"), minus infinity in some but not all categories ("minus"), or any ("either").
+    `infinite` allows no infinity ("never"), minus infinity in some but not all of several categories ("minus"), or any
+    ("either").
     """
     logits = as_floating("logits", logits)
-    if validate and bool_or_none(is_finite(logits)) is False:
+    if validate and is_finite(logits) is False:
         require("logits", "be numbers", logits, ~logits.isnan())
-        if infinite == "minus":
+        # a single logit is the log-odds of a bit
+        if infinite == "minus" and logits.shape[-1:] != (1,):
             require("logits", "be below infinity", logits, logits < math.inf)
             possible = logits.amax(-1, keepdim=True) > -math.inf
             require("logits", "leave at least one category possible", logits, possible.broadcast_to(logits.shape))
@@ -63,21 +73,37 @@ def as_logits(logits: Tensor | float, *, infinite: Literal["never", "minus", "ei
     return logits
 
 
-def as_temperature(temperature: Temperature | None, *, validate: bool) -> Temperature:
-    """Check a temperature; raise an error if it is negative, infinite or NaN."""
+LEAST = {dtype: 1e8 * torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
+"""The least positive temperature by the dtype of intermediate results. Below it, a division by it may overflow."""
+
+
+def as_temperature(temperature: Temperature | None, *, dtype: torch.dtype, validate: bool) -> Temperature:
+    """Check a temperature; raise an error if it is negative, infinite, NaN or too small for logits of a dtype."""
+    least = LEAST[compute_dtype(dtype)]
+    if type(temperature) is float and least <= temperature < math.inf:  # other checks of types take longer
+        return temperature
     if isinstance(temperature, Tensor):
         if not temperature.is_floating_point():
             raise TypeError(f"temperature must be a number or a floating tensor, got {temperature.dtype}")
-        if validate:
-            holds = (temperature >= 0) & (temperature < math.inf)
-            require("temperature", "be positive, or 0 for the discrete limit", temperature, holds)
+        if validate and bool_or_none(((temperature >= least) & (temperature < math.inf)).all()) is False:
+            require("temperature", POSITIVE, temperature, (temperature >= 0) & (temperature < math.inf))
+            require("temperature", at_least(least, dtype), temperature, (temperature >= least) | (temperature == 0))
         return temperature
     if isinstance(temperature, bool) or not isinstance(temperature, (Real, torch.SymFloat)):
         found = "none" if temperature is None else type(temperature).__name__
         raise TypeError(f"temperature must be a number or a floating tensor, got {found}")
-    if validate and not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be positive, or 0 for the discrete limit, got {temperature:.9g}")
+    if validate and not least <= temperature < math.inf and temperature != 0:
+        must = at_least(least, dtype) if 0 < temperature < math.inf else POSITIVE
+        raise ValueError(f"temperature must {must}, got {temperature:.9g}")
     return temperature if isinstance(temperature, torch.SymFloat) else float(temperature)
+
+
+POSITIVE = "be positive, or 0 for the discrete limit"
+
+
+def at_least(least: float, dtype: torch.dtype) -> str:
+    """Return the condition on a temperature for an error message."""
+    return f"be at least {least:.2g} for logits in {str(dtype).removeprefix('torch.')}, or 0 for the discrete limit"
 
 
 def as_shaped(name: str, value: Tensor, *, batch_shape: Size, event_shape: Size) -> Tensor:
@@ -151,8 +177,21 @@ def has_density(temperature: Temperature | None) -> None:
         raise ValueError("temperature must be positive to have a density, got 0: score the discrete variable instead")
 
 
+def are_bits(value: Tensor) -> bool | None:
+    """Return whether all entries are 0 or 1, or None if they cannot be read (see `bool_or_none`)."""
+    if is_hidden(value):
+        return None
+    value = value.detach()
+    if not value.numel():
+        return True
+    low, high = torch.aminmax(torch.addcmul(value, value, value, value=-1))  # x - x² is zero only for bits
+    return bool_or_none(low == 0) and bool_or_none(high == 0)
+
+
 def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) -> None:
     """Raise an error if a value is outside the support."""
+    if support is constraints.boolean and are_bits(value):  # the check of torch takes five times as long
+        return
     holds = support.check(value)
     if bool_or_none(holds.all()) is False:
         index = tuple((~holds).nonzero()[0].tolist())

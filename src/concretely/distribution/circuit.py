@@ -61,7 +61,7 @@ class CircuitNode(Node):
 
     def entropy(self) -> Float[Tensor, "..."]:
         """Return the differential entropy."""
-        return self._filled(self.family.entropy - log_temperature(self._batch_temperature))
+        return self._filled(self.family.entropy - log_temperature(self._batch_temperature, self.logits))
 
     @property
     def mean(self) -> Float[Tensor, "..."]:

@@ -14,7 +14,7 @@ from ..functional.squashing import Exponential
 from . import check
 from .constraint import one_hot, simplex
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
-from .node import Made, Relaxation
+from .node import VECTOR, Made, Relaxation
 from .variable import DiscreteVariable
 
 
@@ -98,6 +98,7 @@ class Concrete(Relaxation):
     (torch.Size([4, 3]), torch.Size([4]))
     """
 
+    arg_constraints = VECTOR
     support = simplex
     _conversion = check.LOG_PROBS
     is_ranked = True
@@ -123,6 +124,7 @@ class LogisticNormal(Relaxation):
     torch.Size([2, 3])
     """
 
+    arg_constraints = VECTOR
     support = simplex
     _conversion = check.LOG_PROBS
     is_ranked = True

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
-from ..functional.arithmetic import bool_or_none, cast, to_float64
+from ..functional import subset
+from ..functional.arithmetic import bool_or_none, cast, is_forward_differentiated, is_transformed, to_float64
 from ..functional.categorical import expectation
 from ..functional.circuit import NormalNoise
-from ..functional.integral import mean_log_sum, mean_soft_size
+from ..functional.gumbel import EULER
+from ..functional.integral import mean_log_sum, mean_shared_noise, mean_soft_size
 from ..functional.noise import Source
 from .binary import Bernoulli, BinaryConcrete
 from .circuit import BinaryCircuit, CircuitNode
@@ -20,25 +22,33 @@ from .gumbel import Gumbel
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
 from .node import Node, Relaxation
-from .variable import DiscreteVariable, Variable
+from .permutation import GumbelSinkhorn
+from .subset import Subset
+from .variable import DiscreteVariable, RelaxedVariable, Variable
 
 
 def monte_carlo_kl(
-    p: Node | Relaxation, q: Node | Relaxation, samples: int = 1, *, generator: Source | None = None
+    p: Node | RelaxedVariable, q: Node | RelaxedVariable, samples: int = 1, *, generator: Source | None = None
 ) -> Tensor:
     """Return an unbiased Monte Carlo estimate of KL(p || q), with a pathwise gradient.
+
+    It is the KL between the unbounded variables of relaxed subsets and permutations.
 
     >>> p, q = Concrete(logits=torch.zeros(3), temperature=0.5), Concrete(logits=torch.ones(3), temperature=2 / 3)
     >>> monte_carlo_kl(p, q, samples=100).shape
     torch.Size([])
     """
-    if not (isinstance(p, Node | Relaxation) and isinstance(q, Node | Relaxation)):
+    if not (isinstance(p, Node | RelaxedVariable) and isinstance(q, Node | RelaxedVariable)):
         names = f"{type(p).__name__} and {type(q).__name__}"
         raise TypeError(f"p and q must have densities, got {names}: kl_divergence is exact for discrete variables")
     if samples < 1:
         raise ValueError(f"samples must be positive, got {samples}")
-    if isinstance(p, Relaxation) and isinstance(q, Relaxation):
-        p, q = p.node, q.node
+    comparable(p, q)
+    if p.support is not q.support and type(p) is not type(q):
+        raise ValueError(f"p and q must have the same support, got {type(p).__name__} and {type(q).__name__}")
+    if isinstance(p, RelaxedVariable) and isinstance(q, RelaxedVariable):
+        drawn = p.drawn((samples,), generator=generator)
+        return (drawn.score() - q.node_log_prob(drawn.value, node=drawn.node)).mean(0)
     value, log_p = p.rsample_and_log_prob((samples,), generator=generator)
     return (log_p - q.log_prob(value)).mean(0)
 
@@ -47,6 +57,17 @@ def monte_carlo_kl(
 def _gumbel(p: Gumbel, q: Gumbel) -> Tensor:
     shift = to_float64(p.logits) - to_float64(q.logits)
     return cast(torch.expm1(-shift) + shift, p.logits.dtype)
+
+
+@register_kl(GumbelSinkhorn, GumbelSinkhorn)
+def _gumbel_sinkhorn(p: GumbelSinkhorn, q: GumbelSinkhorn) -> Tensor:
+    """Return the KL between the nodes, which is at least that between the values."""
+    if not same_temperature(p, q):
+        raise NotImplementedError(
+            "no exact divergence is known between GumbelSinkhorn variables of different temperatures"
+        )
+    shift = to_float64(p.logits) - to_float64(q.logits)
+    return cast((torch.expm1(-shift) + shift).sum((-1, -2)), p.logits.dtype)
 
 
 @register_kl(Bernoulli, Bernoulli)
@@ -69,12 +90,27 @@ def _hypercube(p: Hypercube, q: Hypercube) -> Tensor:
     return discrete_kl(p.state, q.state)
 
 
+@register_kl(Subset, Subset)
+def _subset(p: Subset, q: Subset) -> Tensor:
+    comparable(p, q)
+    if p.k != q.k:
+        raise ValueError(f"subsets must have the same k to be compared, got {p.k} and {q.k}")
+    included = subset.marginals(p.logits, p.k)
+    return cast(p.mean_log_mass(included) - q.mean_log_mass(included), p.logits.dtype)
+
+
 def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
     """Return KL(p || q) of discrete variables of the same class.
 
     It is what torch's `kl_divergence` returns, whose search for a formula `torch.compile` cannot trace.
     """
-    for family, formula in ((Bernoulli, _bernoulli), (OneHotCategorical, _categorical), (Hypercube, _hypercube)):
+    formulas = (
+        (Bernoulli, _bernoulli),
+        (OneHotCategorical, _categorical),
+        (Hypercube, _hypercube),
+        (Subset, _subset),
+    )
+    for family, formula in formulas:
         if isinstance(p, family) and isinstance(q, family):
             found: Tensor = formula(p, q)
             return found
@@ -83,11 +119,14 @@ def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
 
 @register_kl(Logistic, Logistic)
 def _logistic(p: Logistic, q: Logistic) -> Tensor:
-    if same_temperature(p, q):
-        return cast(_coth_form(to_float64(p.logits) - to_float64(q.logits)), p.logits.dtype)
+    at_one = _coth_form(to_float64(p.logits) - to_float64(q.logits))
+    if same_temperature(p, q) and not differentiates_ratio(p, q):
+        return cast(at_one, p.logits.dtype)
     stretch = to_float64(q.temperature) / to_float64(p.temperature)
     mean = mean_soft_size(stretch, stretch * to_float64(p.logits) - to_float64(q.logits))
-    return cast(mean - 2 - stretch.log(), p.logits.dtype)
+    general = mean - 2 - stretch.log()
+    # the closed form is more precise, but only the integral has derivatives by the temperatures
+    return cast(torch.where(stretch == 1, at_one.detach() + (general - general.detach()), general), p.logits.dtype)
 
 
 def _coth_form(shift: Tensor) -> Tensor:
@@ -109,7 +148,13 @@ def _exp_concrete(p: ExpConcrete, q: ExpConcrete) -> Tensor:
     n = p.event_shape[0]
     shifts = to_float64(q.logits) - to_float64(p.logits)
     digamma = float(torch.digamma(torch.tensor(n, dtype=torch.float64)))
-    return cast(n * (mean_log_sum(shifts) - digamma) - shifts.sum(-1), p.logits.dtype)
+    divergence = n * (mean_log_sum(shifts) - digamma) - shifts.sum(-1)
+    if differentiates_ratio(p, q):
+        ratio = to_float64(q.temperature) / to_float64(p.temperature)
+        logits = to_float64(p.logits)
+        slope = logits.sum(-1) + n * EULER - (n - 1) - n * mean_shared_noise(logits, shifts)
+        divergence = divergence + slope * (ratio - ratio.detach())
+    return cast(divergence, p.logits.dtype)
 
 
 @register_kl(ExpLogisticNormal, ExpLogisticNormal)
@@ -154,10 +199,18 @@ def comparable(p: Variable, q: Variable) -> None:
         raise ValueError(f"event shapes must be equal, got {tuple(p.event_shape)} and {tuple(q.event_shape)}")
 
 
-def same_temperature(p: Node, q: Node) -> bool:
-    """Return whether two variables have the same temperature; False if the data cannot be read, as under `vmap`."""
+def same_temperature(p: Variable, q: Variable) -> bool:
+    """Return whether two temperatures are equal in value; False if their data cannot be read, as under `vmap`."""
     comparable(p, q)
     if p._temperature is q._temperature:
         return True
     same = p._temperature == q._temperature
     return same if isinstance(same, bool) else bool_or_none(same.all()) is True
+
+
+def differentiates_ratio(p: Node, q: Node) -> bool:
+    """Return whether a derivative by the ratio of two temperatures may be needed, even if they are equal in value."""
+    if p._temperature is q._temperature:
+        return False
+    tensors = [each for each in (p._temperature, q._temperature) if isinstance(each, Tensor)]
+    return any(each.requires_grad or is_transformed() or is_forward_differentiated() for each in tensors)

@@ -11,7 +11,7 @@ from ..functional.arithmetic import log_temperature
 from ..functional.normal import LOG_TWO_PI
 from . import check
 from .constraint import log_simplex
-from .node import Node
+from .node import VECTOR, Node
 
 
 class ExpConcrete(Node):
@@ -28,6 +28,7 @@ class ExpConcrete(Node):
     (torch.Size([5, 3]), True)
     """
 
+    arg_constraints = VECTOR
     support = log_simplex
     _conversion = check.LOG_PROBS
     is_ranked = True
@@ -42,7 +43,9 @@ class ExpConcrete(Node):
         """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
         harmonic = math.fsum(1 / k for k in range(1, n))
-        return self._filled(n * harmonic - math.lgamma(n) - (n - 1) * log_temperature(self._batch_temperature))
+        return self._filled(
+            n * harmonic - math.lgamma(n) - (n - 1) * log_temperature(self._batch_temperature, self.logits)
+        )
 
 
 class ExpLogisticNormal(Node):
@@ -57,6 +60,7 @@ class ExpLogisticNormal(Node):
     torch.Size([3])
     """
 
+    arg_constraints = VECTOR
     support = log_simplex
     _conversion = check.LOG_PROBS
     is_ranked = True
@@ -70,5 +74,5 @@ class ExpLogisticNormal(Node):
     def entropy(self) -> Float[Tensor, "*batch"]:
         """Return the differential entropy, which does not depend on the logits."""
         n = self.event_shape[0]
-        spread = (1 + LOG_TWO_PI) / 2 - log_temperature(self._batch_temperature)
+        spread = (1 + LOG_TWO_PI) / 2 - log_temperature(self._batch_temperature, self.logits)
         return self._filled((n - 1) * spread + math.log(n) / 2)

@@ -17,13 +17,13 @@ from .concrete import OneHotCategorical
 from .constraint import corner, cube
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .logistic import Logistic
-from .node import Made, Relaxation
+from .node import VECTOR, Made, Relaxation
 from .variable import DiscreteVariable, expanded
 
 
 def as_states(logits: Tensor) -> Tensor:
     """Check that the number of states is a power of two. Convert 2 logits to one log-odds."""
-    n = logits.shape[-1] if logits.dim() else 0
+    n = int(logits.shape[-1]) if logits.dim() else 0  # torch.jit.trace has tensors as sizes
     if n < 1 or n & (n - 1):
         raise ValueError(
             "logits must have a last axis of n states with n a power of two, or of 1 for a single log-odds, "
@@ -52,7 +52,7 @@ STATES = check.Conversion(logits_of, probs_of)
 
 def bits(logits: Tensor) -> Size:
     """Return the event shape, a single axis with the number of bits of a state."""
-    return Size((max(logits.shape[-1].bit_length() - 1, 1),))
+    return Size((max(int(logits.shape[-1]).bit_length() - 1, 1),))
 
 
 def to_corner(state: Float[Tensor, "..."], event_shape: Size) -> Float[Tensor, "*shape bits"]:
@@ -158,6 +158,7 @@ class HypercubeConcrete(Relaxation):
     (torch.Size([5, 80, 3]), torch.Size([5, 80]))
     """
 
+    arg_constraints = VECTOR
     support = cube
     _conversion = STATES
     _is_invertible = False
@@ -188,6 +189,7 @@ class HypercubeLogisticNormal(Relaxation):
     torch.Size([80, 3])
     """
 
+    arg_constraints = VECTOR
     support = cube
     _conversion = STATES
     _is_invertible = False

@@ -41,7 +41,7 @@ class Logistic(Node):
 
     def entropy(self) -> Float[Tensor, "..."]:
         """Return the differential entropy."""
-        return self._filled(2 - log_temperature(self._batch_temperature))
+        return self._filled(2 - log_temperature(self._batch_temperature, self.logits))
 
     @property
     def mean(self) -> Float[Tensor, "..."]:

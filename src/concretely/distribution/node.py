@@ -11,12 +11,16 @@ import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, as_precise, cast, compute_dtype, filled, to_float64
 from ..functional.draw import Drawn, draw_node, score_node, sum_axes
+from ..functional.log_simplex import other_form
 from ..functional.noise import Source
 from ..functional.squashing import Score, Squashing
 from . import check
-from .variable import DiscreteVariable, Variable, expanded
+from .variable import RelaxedVariable, Variable, expanded
+
+VECTOR = {"logits": constraints.real_vector, "temperature": constraints.nonnegative}
+"""The constraints on the parameters of a variable with a last axis of categories."""
 
 
 class Node(Variable, Distribution):
@@ -42,11 +46,11 @@ class Node(Variable, Distribution):
     ) -> None:
         validate = check.validates(validate_args, logits, probs)
         given = self._given(positional, logits, probs, validate=validate)
-        self._set(given, check.as_temperature(temperature, validate=validate), validate=validate)
+        own = check.as_logits(given, infinite="never", validate=validate)
+        self._set(own, check.as_temperature(temperature, dtype=own.dtype, validate=validate), validate=validate)
 
-    def _set(self, logits: Tensor | float, temperature: Temperature | None, *, validate: bool) -> None:
+    def _set(self, logits: Tensor, temperature: Temperature | None, *, validate: bool) -> None:
         """Set the parameters and the shapes that follow from them."""
-        logits = check.as_logits(logits, infinite="never", validate=validate)
         batch_shape, event_shape = check.split(logits, self.law.category_axes)
         if temperature is not None:
             self._temperature = temperature
@@ -59,7 +63,7 @@ class Node(Variable, Distribution):
         assert self._temperature is not None
         if isinstance(self._temperature, Tensor):
             return self._temperature
-        return torch.full((), self._temperature, dtype=torch.float64, device=self.logits.device)
+        return filled((), self._temperature, self.logits.device)
 
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise from which `push` makes samples."""
@@ -80,7 +84,7 @@ class Node(Variable, Distribution):
     ) -> tuple[Tensor, Tensor]:
         """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
         drawn = self.drawn(sample_shape, generator=generator)
-        return self._rounded(drawn.value), cast(drawn.score(), self.logits.dtype)
+        return self._rounded(drawn.value), connected(cast(drawn.score(), self.logits.dtype), self.logits)
 
     def drawn(
         self,
@@ -146,15 +150,15 @@ class Node(Variable, Distribution):
     def _filled(self, constant: Temperature) -> Tensor:
         """Expand a constant that does not depend on the logits to the batch shape."""
         self._require_density()
-        filled = torch.as_tensor(constant, dtype=torch.float64, device=self.logits.device)
-        return cast(filled.expand(self.batch_shape), self.logits.dtype)
+        number = constant if isinstance(constant, Tensor) else filled((), constant, self.logits.device)
+        return cast(number.expand(self.batch_shape), self.logits.dtype)
 
 
 Made = tuple[Node, Squashing, Tensor, Size]
 """A node, its squashing, the logits of the variable and its event shape."""
 
 
-class Relaxation(Variable, Distribution):
+class Relaxation(RelaxedVariable, Distribution):
     """A bounded variable: a squashed `Node`.
 
     `log_prob` depends on the value alone and is finite on the closed support. On the edge it averages the density over
@@ -162,8 +166,6 @@ class Relaxation(Variable, Distribution):
     `rsample_and_log_prob`, traces of graphs and `monte_carlo_kl` are exact nevertheless, as is `kl_divergence`.
     """
 
-    arg_constraints = Node.arg_constraints
-    has_rsample = True
     _is_invertible = True
     """Whether `log_prob` is the log density of the value. Otherwise it is that of the unsquashed variable."""
 
@@ -190,11 +192,6 @@ class Relaxation(Variable, Distribution):
         """The unbounded variable before squashing."""
         return self._node if self._node.batch_shape == self.batch_shape else self._node.expand(self.batch_shape)
 
-    @property
-    def temperature(self) -> Tensor:
-        """The temperature λ."""
-        return self.node.temperature
-
     def noise(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw the noise from which `push` makes samples."""
         return self.node.noise(sample_shape, generator=generator)
@@ -213,8 +210,10 @@ class Relaxation(Variable, Distribution):
         """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
         drawn = self.node.drawn(sample_shape, generator=generator, squashing=self._squashing)
         assert drawn.node is not None
-        slope = self._squashing.log_abs_det_jacobian(drawn.node) if self._is_invertible else 0
-        return self._rounded(drawn.value), cast(drawn.score() - slope, self.logits.dtype)
+        value, log_density = self._rounded(drawn.value), drawn.score()
+        if self._is_invertible:
+            return value, cast(log_density - self._squashing.log_abs_det_jacobian(drawn.node), self.logits.dtype)
+        return value, connected(cast(log_density, self.logits.dtype), self.logits)
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
         """Draw values, with their unsquashed values and functions that return the log densities of the latter.
@@ -234,10 +233,12 @@ class Relaxation(Variable, Distribution):
     def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:
         """Return the log density of the unsquashed variable, summed over the last `axes` batch axes.
 
-        `node` is the unsquashed value. By default it is computed from `value`.
+        `node` is the unsquashed value, also that of a variable with other noise. By default it is computed from
+        `value`.
         """
         if node is not None:
-            return self.node.summed_log_prob(node, axes)
+            own_axes = value.dim() - len(self.event_shape) + self.node.law.category_axes
+            return self.node.summed_log_prob(node if node.dim() == own_axes else other_form(node, own_axes), axes)
         return sum_axes(cast(self._score(value).log_density, self.logits.dtype), axes)
 
     def _score(self, value: Tensor) -> Score:
@@ -247,14 +248,20 @@ class Relaxation(Variable, Distribution):
     def _value(self, node: Tensor) -> Tensor:
         return self._rounded(self._squashing(node, self.logits.dtype))
 
-    @abstractmethod
-    def discretize(self) -> DiscreteVariable:
-        """Return the discrete variable that this one relaxes."""
+
+def connected(log_prob: Tensor, logits: Tensor) -> Tensor:
+    """Give the log density of draws a gradient of zero by the logits, so that it can be differentiated alone."""
+    if not logits.requires_grad or log_prob.requires_grad or not torch.is_grad_enabled():
+        return log_prob
+    return log_prob + logits.reshape(-1)[:0].sum()
 
 
 def cdf_on_unit_interval(variable: Relaxation, value: Tensor) -> Tensor:
-    """Return the CDF of a variable on the unit interval."""
-    return variable.node.cdf(torch.logit(to_float64(variable._checked(value))))
+    """Return the CDF of a variable on the unit interval. By the value, it has the gradient 0 on the edge."""
+    value = to_float64(variable._checked(value))
+    inside = (value > 0) & (value < 1)
+    result = variable.node.cdf(torch.logit(torch.where(inside, value, 0.5)))
+    return torch.where(inside, result, cast(value, result.dtype).detach())
 
 
 def icdf_on_unit_interval(variable: Relaxation, value: Tensor) -> Tensor:

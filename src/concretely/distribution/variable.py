@@ -8,20 +8,19 @@ import copy
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from torch import Size, Tensor
 from torch.distributions import Distribution, constraints
 
-from ..functional.arithmetic import Temperature, cast, cast_in_order, compute_dtype
+from ..functional.arithmetic import Temperature, as_precise, cast, cast_in_order, compute_dtype, filled
 from ..functional.draw import Drawn, draw_state, score_state
 from ..functional.noise import Source
 from . import check
 
 if TYPE_CHECKING:
-    from .node import Relaxation
-
     _Base = Distribution
 else:
     _Base = object
@@ -73,6 +72,14 @@ def expanded(logits: Tensor, shape: Size) -> Tensor:
     return logits if logits.shape == shape else logits.expand(shape)
 
 
+def _shown(parameter: Temperature) -> str:
+    """Return a number as text, or the shape of a tensor with axes or without data that can be read."""
+    if isinstance(parameter, Tensor) and not parameter.dim():
+        with suppress(RuntimeError):  # on the meta device, in a fake mode, inside vmap
+            parameter = parameter.item()
+    return str(tuple(parameter.shape)) if isinstance(parameter, Tensor) else f"{parameter:.6g}"
+
+
 class Variable(PyroMixin):
     """A random variable that is a deterministic function of its parameters and of noise.
 
@@ -117,6 +124,10 @@ class Variable(PyroMixin):
     def push(self, noise: Tensor) -> Tensor:
         """Return the value made from noise: the deterministic part of sampling."""
 
+    @abstractmethod
+    def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
+        """Draw values with a pathwise gradient."""
+
     def sample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values without a gradient."""
         with torch.no_grad():
@@ -156,8 +167,8 @@ class Variable(PyroMixin):
         return value
 
     def __repr__(self) -> str:
-        parameters = ((name, getattr(self, name)) for name in self.arg_constraints)
-        shown = (f"{name}: {tuple(p.shape) if p.dim() else f'{p.item():.6g}'}" for name, p in parameters)
+        given = {"temperature": self._temperature} if isinstance(self._temperature, float) else {}
+        shown = (f"{name}: {_shown(given.get(name) or getattr(self, name))}" for name in self.arg_constraints)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -210,7 +221,8 @@ class DiscreteVariable(Variable, Distribution):
         """
         law, logits, squash = self._law
         drawn = draw_state(law, logits, squash=squash, sample_shape=sample_shape, generator=generator, axes=axes)
-        return drawn._replace(value=self._from_law(drawn.value))
+        value = self._from_law(drawn.value)
+        return drawn if value is drawn.value else drawn._replace(value=value)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of a value."""
@@ -230,16 +242,16 @@ class DiscreteVariable(Variable, Distribution):
 
     def unfold(self, samples: int) -> Self:
         """Return the variable with its first batch axis split into samples and data points."""
-        new = copy.copy(self)
-        new.logits = self.logits.unflatten(0, (samples, -1))
-        new._batch_shape = Size((samples, self.batch_shape[0] // samples, *self.batch_shape[1:]))
+        new, lead = copy.copy(self), (samples, self.batch_shape[0] // samples)
+        new.logits = self.logits.view(*lead, *self.logits.shape[1:])
+        new._batch_shape = Size((*lead, *self.batch_shape[1:]))
         return new
 
     @abstractmethod
-    def relax(self, temperature: Temperature) -> "Relaxation":
+    def relax(self, temperature: Temperature) -> "RelaxedVariable":
         """Return the Concrete relaxation with the same logits."""
 
-    def relax_gaussian(self, temperature: Temperature) -> "Relaxation":
+    def relax_gaussian(self, temperature: Temperature) -> "RelaxedVariable":
         """Return the relaxation by Gaussian noise with the same logits; raise an error if there is none."""
         raise NotImplementedError(f"{type(self).__name__} has no relaxation by normal noise")
 
@@ -278,3 +290,46 @@ class DiscreteVariable(Variable, Distribution):
     @abstractmethod
     def _interpolated_log_mass(self, value: Tensor, node: Tensor | None) -> Tensor:
         """Return the mean of the states' log probabilities, weighted by a value."""
+
+
+class RelaxedVariable(Variable):
+    """A continuous random variable that relaxes a discrete one and is a function of an unbounded variable, its node.
+
+    It is a mixin for torch's `Distribution`.
+    """
+
+    arg_constraints = {"logits": constraints.real, "temperature": constraints.nonnegative}  # noqa: RUF012
+    has_rsample = True
+
+    @property
+    def temperature(self) -> Tensor:
+        """The temperature λ."""
+        assert self._temperature is not None
+        if isinstance(self._temperature, Tensor):
+            return self._temperature
+        return filled((), self._temperature, self.logits.device)
+
+    @property
+    def _precise(self) -> Temperature:
+        """The temperature: a float, or a tensor in float64."""
+        assert self._temperature is not None
+        return as_precise(self._temperature)
+
+    def rsample_and_log_prob(
+        self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw values with a gradient, and the exact log densities of their nodes."""
+        drawn = self.drawn(sample_shape, generator=generator)
+        return drawn.value, drawn.score()
+
+    @abstractmethod
+    def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
+        """Draw values, with their unsquashed values and functions that return the log densities of the latter."""
+
+    @abstractmethod
+    def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:
+        """Return the log density of the unsquashed variable, summed over the last `axes` batch axes."""
+
+    @abstractmethod
+    def discretize(self) -> DiscreteVariable:
+        """Return the discrete variable that this one relaxes."""

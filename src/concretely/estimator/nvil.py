@@ -15,7 +15,7 @@ from ..graph.program import Program, eval_mode
 from ..graph.run import run
 from ..graph.trace import Trace
 from ..model.model import Model
-from ..model.paper import MLP
+from ..model.paper import MLP, Generative
 from ..objective import LogWeights, Objective, bound_target, is_pathwise, log_weights
 from .base import Estimate
 
@@ -26,9 +26,10 @@ class NVIL(nn.Module):
     $$\frac{l_i - C_i(z_{i-1}) - c_i}{\max(1, \sqrt{v_i})} \, ∇ \log q(z_i | z_{i-1})$$
 
     Approximates: the gradient of the single-sample bound, averaged over samples if there are several.
-    With: for every node, the local signal: the terms of log p and log q that depend on it or on a later node. A
-        baseline network with one tanh layer is subtracted; its inputs are the parents of the node or, without any, the
-        centred first input. Then a running mean is subtracted, and the signal is divided by a running standard
+    With: for every node, the local signal: the terms of log p and log q that may depend on it or on a later node. In
+        the models of `density` these are known; in others, they are all terms that are scored after such a node was
+        drawn. A baseline network with one tanh layer is subtracted; its inputs are the parents of the node or, without
+        any, the centred first input. Then a running mean is subtracted, and the signal is divided by a running standard
         deviation if that exceeds 1. Both are updated before use.
     Requires: an optimizer that also trains the parameters of NVIL. The constructor takes example inputs; the mean of
         the first one is used to centre the first input later.
@@ -66,7 +67,7 @@ class NVIL(nn.Module):
         if not self.nodes:
             raise ValueError("the target of NVIL must draw a discrete node, got none")
         self.before = {name: [parent for parent in q.parents[name] if parent in q.latent] for name in self.nodes}
-        self.terms = {name: _local_terms(name, p, q) for name in self.nodes}
+        self.terms = {name: _local_terms(name, target, p, q) for name in self.nodes}
         like = q[self.nodes[0]].value
         like = like if like.is_floating_point() else like.to(torch.get_default_dtype())
         given = _first(inputs)
@@ -105,7 +106,7 @@ class NVIL(nn.Module):
         return Estimate.of(weights, average, signal, baselines, bound_target=bound_target(target, average))
 
     def _local(self, weights: LogWeights, name: str) -> Float[Tensor, "m *batch"]:
-        """Return the sum of the log-weight terms that depend on a node or on a later one."""
+        """Return the sum of the log-weight terms that may depend on a node or on a later one."""
         log_w = total(weights.log_p[term] for term in self.terms[name])
         if weights.divides:
             subtracted = weights.subtracted
@@ -147,13 +148,19 @@ def _runs(target: Model | Program, inputs: tuple[Any, ...], batch_dims: int) -> 
     return None, run(target, *inputs, mode=Discrete(), batch_dims=batch_dims)
 
 
-def _local_terms(name: str, p: Trace | None, q: Trace) -> list[str]:
-    """Return the names of the terms of log p that depend on a node or on a later one."""
+def _local_terms(name: str, target: Model | Program, p: Trace | None, q: Trace) -> list[str]:
+    """Return the names of the terms of log p that may depend on a node or on a later one.
+
+    A program knows a value only once it has drawn it. Only layers of our own are trusted to use no others, as parents
+    found by running a program can be incomplete.
+    """
     if p is None:
         return ["cost"]
-    later = set(_from(name, q))
-    terms = p.observed if p is q else list(p)
-    return [term for term in terms if later & {term, *p.parents[term]}]
+    later, order = set(_from(name, q)), list(p)
+    if isinstance(target, Model) and type(target.p) is Generative:
+        return [term for above, term in zip([None, *order], order, strict=False) if later & {above, term}]
+    first = min(order.index(node) for node in later)
+    return [term for term in order[first:] if p is not q or p[term].observed]
 
 
 def _from(name: str, q: Trace) -> list[str]:

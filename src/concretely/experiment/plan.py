@@ -21,9 +21,11 @@ from ..training.section import WHEN, sections
 from . import scheduler, scoring
 from .grid import differing_keys, expand_grid, recipe_names
 from .paper import RUNS, SPLITS, Cell, CellResult, Experiment, load_experiment
+from .place import Place, opened
 from .record import validation_nll
-from .scheduler import Monitor
+from .scheduler import DataOf, Monitor
 from .scoring import Precision
+from .work import Bundle, Work
 
 GPU_PROGRAMS = 4
 """The default number of programs (groups of runs) that share a GPU. A single one leaves parts of it idle."""
@@ -61,6 +63,50 @@ class Reproduction:
     complete: bool
     selections: Sequence[str]
     """A sentence about the selection in every cell with several candidates, unless some are missing or all diverged."""
+
+
+@dataclass(frozen=True)
+class ScoreCell:
+    """Scores the candidates for a cell on the validation set, and the best of them on the other splits."""
+
+    samples: int
+    full_points: int | None
+    """The number of training points that are scored with all samples, by default all."""
+    relaxed: bool
+    """Whether to score the objective of the relaxed graph too."""
+
+    def __call__(self, bundle: Bundle, data: DataOf, *, device: torch.device | str, monitor: Monitor) -> None:
+        """Score the candidates as far as that is not done."""
+        for member in bundle if len(bundle) > 1 else ():
+            scheduler.score_member(member, data(member.recipe), self._valid, device=device, monitor=monitor)
+        best = _best(bundle)
+        bits = data(best.recipe)
+        record = scheduler.score_member(best, bits, self._wanted(best), device=device, monitor=monitor)
+        if record is not None and self.relaxed:
+            _score_relaxed(best, record, bits, device=device, stop=monitor.stop)
+
+    def is_done(self, bundle: Bundle) -> bool:
+        """Return False, as only checkpoints tell whether records are current."""
+        return False
+
+    def is_scored(self, bundle: Bundle) -> bool:
+        """Return whether the candidates and the best of them have their scores."""
+        if len(bundle) > 1 and not all(scheduler.is_scored(member, self._valid) for member in bundle):
+            return False
+        best = _best(bundle)
+        record = None if scheduler.has_diverged(best) else scheduler.current_record(best)
+        return scheduler.is_scored(best, self._wanted(best)) and (
+            record is None or not self.relaxed or not _missing_relaxed(record["metrics"])
+        )
+
+    @property
+    def _valid(self) -> dict[str, Precision]:
+        return {"valid": Precision(min(self.samples, VALIDATION_SAMPLES))}
+
+    def _wanted(self, best: Member) -> dict[str, Precision]:
+        """Return the scores of the best candidate."""
+        others = {"test": Precision(self.samples), "train": Precision(self.samples, self.full_points)}
+        return (self._valid if best.recipe.train_on == "train" else {}) | others
 
 
 def plan_experiment(
@@ -111,6 +157,7 @@ def reproduce(
     plan: Plan,
     *,
     device: torch.device | str = "cpu",
+    on: str | Place = "here",
     programs: int | None = None,
     full_points: int | None = None,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
@@ -120,33 +167,19 @@ def reproduce(
     Of several candidates for a cell, the best on the validation set is scored. `programs` is the number of groups of
     runs that share the device, by default 4 on a GPU and 1 elsewhere. `full_points` is the number of training points
     that are scored with all samples. If the monitor stops the work, the result is incomplete; call again to continue.
+    With `on="share"`, calls in several processes share the work; with `on="ray"`, tasks of Ray do it.
     """
     device = torch.device(device)
     scheduler.require_trainable(plan.members, longer=True)
-    data = scheduler.load_data(plan.members, monitor, points=SMOKE_POINTS if plan.smoke else None)
+    points = SMOKE_POINTS if plan.smoke else None
+    data = scheduler.load_data(plan.members, monitor, points=points)
     writable_dir(plan.folder)
-    samples = plan.experiment.score_samples
-    valid = {"valid": Precision(min(samples, VALIDATION_SAMPLES))}
-    others = {"test": Precision(samples), "train": Precision(samples, full_points)}
-
-    def then(group: Sequence[Member], monitor: Monitor) -> None:
-        for members in plan.candidates.values():
-            here = [member for member in members if member in group]
-            for member in here if len(here) > 1 else ():
-                scheduler.score_member(member, data(member.recipe), valid, device=device, monitor=monitor)
-            if here:
-                best = _best(here)
-                bits, wanted = data(best.recipe), (valid if best.recipe.train_on == "train" else {}) | others
-                record = scheduler.score_member(best, bits, wanted, device=device, monitor=monitor)
-                if record is not None and plan.experiment.figure == "temperature":
-                    _score_relaxed(best, record, bits, device=device, stop=monitor.stop)
-
+    score = ScoreCell(plan.experiment.score_samples, full_points, relaxed=plan.experiment.figure == "temperature")
     programs = programs or (GPU_PROGRAMS if device.type == "cuda" else 1)
+    how: dict[str, Any] = {"device": device, "monitor": monitor, "programs": programs, "points": points}
     complete = False
-    with suppress(KeyboardInterrupt):
-        complete = scheduler.train_members(
-            plan.members, data, device=device, programs=programs, monitor=monitor, then=then
-        )
+    with suppress(KeyboardInterrupt), opened(on, plan.folder, monitor) as train:
+        complete = train(Work(plan.folder, [*plan.candidates.values()], data, score, **how))
     selections = [
         f"{best.folder.name} is the best of {len(members)} for {title} on the validation set"
         for title, members in plan.candidates.items()
@@ -224,13 +257,12 @@ def _answers(cell: Cell, key: str) -> set[str]:
 
 
 def _score_relaxed(
-    member: Member, record: Mapping[str, Any], data: Dataset, *, device: torch.device, stop: Callable[[], bool]
+    member: Member, record: Mapping[str, Any], data: Dataset, *, device: torch.device | str, stop: Callable[[], bool]
 ) -> None:
     """Add the objective of the relaxed graph to a record, estimated with as many samples as the NLL."""
     metrics, new = record["metrics"], dict[str, dict[str, Any]]()
     samples = {split: metrics[f"{split}_nll"]["samples"] for split in SPLITS}
-    missing = [split for split in SPLITS if metrics.get(f"{split}_relaxed", {}).get("samples") != samples[split]]
-    if missing:
+    if missing := _missing_relaxed(metrics):
         run, model, _ = restored(member.folder, device=device)
         with scoring.abort_on_stop(stop, model):
             for split in missing:
@@ -238,3 +270,12 @@ def _score_relaxed(
                     run.recipe, model, data, split=split, samples=samples[split], step=run.chosen
                 )
         scoring.add_scores(member.folder, run, model, data=data, found={}, others=new)
+
+
+def _missing_relaxed(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the splits where the relaxed graph is not scored with as many samples as the discrete one."""
+    return [
+        split
+        for split in SPLITS
+        if metrics.get(f"{split}_relaxed", {}).get("samples") != metrics[f"{split}_nll"]["samples"]
+    ]

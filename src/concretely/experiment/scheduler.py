@@ -23,6 +23,7 @@ from ..training.origin import sign_run
 from ..training.own_recipe import OwnRecipe, RunRecipe
 from ..training.recipe import FILE, Member
 from . import scoring
+from .board import ProgramState
 from .record import FILE as RECORD
 from .record import is_sufficient, read_record, recipe_settings, score_key
 from .scoring import Precision, abort_on_stop, add_scores
@@ -56,6 +57,10 @@ class Monitor:
     """Receives messages for the user, one sentence each."""
     scored: Callable[[Path, Run, Any, Any, dict[str, Any]], object] = lambda *_: None
     """Receives every run, with its record, that has new scores on other splits than the validation set."""
+    watching: Callable[[], AbstractContextManager[Callable[[Sequence[ProgramState]], None]]] = lambda: nullcontext(
+        lambda states: None
+    )
+    """Returns a context with a function that receives the states of all programs, if they run in other processes."""
     progress: bool = False
     """Whether to show progress bars on stderr while loading and scoring."""
 
@@ -70,12 +75,17 @@ def has_diverged(member: Member) -> bool:
     return (member.folder / DIVERGED).exists()
 
 
-def is_settled(member: Member) -> bool:
-    """Return whether there is nothing left to train: the run is finished, or has diverged."""
+def is_settled(member: Member, until: int | None = None) -> bool:
+    """Return whether there is nothing left to train, at all or before the step `until`.
+
+    The run is finished, or has diverged, or has taken the steps.
+    """
     if has_diverged(member):
         return True
-    run = last_run(member.folder)
-    return run is not None and ((run.finished and run.recipe == member.recipe) or run.step >= member.recipe.steps)
+    run, steps = last_run(member.folder), member.recipe.steps
+    if run is None:
+        return False
+    return (run.finished and run.recipe == member.recipe) or run.step >= (steps if until is None else until)
 
 
 def current_record(member: Member) -> dict[str, Any] | None:
@@ -155,43 +165,76 @@ def train_members(
     checkpoint_seconds: float = 60.0,
     monitor: Monitor = Monitor(),
     then: Callable[[Sequence[Member], Monitor], None] = lambda group, monitor: None,
+    until: int | None = None,
 ) -> bool:
     """Train the members that are not finished; return whether all of them are settled now.
 
     Members of one architecture train as one program, and up to `programs` programs share the device. When a program
     has ended, `then` is called with its members and a monitor that also stops if another program fails. If `then`
-    raises KeyboardInterrupt, or anything else fails, all programs save a checkpoint and stop.
+    raises KeyboardInterrupt, or anything else fails, all programs save a checkpoint and stop. With `until`, members
+    pause at that step, with a checkpoint.
     """
-    groups, failed, device = _programs(members), Event(), torch.device(device)
-    programs, stop = min(programs, len(groups)), monitor.stop
-    monitor = replace(monitor, stop=lambda: stop() or failed.is_set())
-    how: dict[str, Any] = {"data": data, "device": device, "checkpoint_seconds": checkpoint_seconds}
+    groups = program_groups(members)
+    programs = min(programs, len(groups))
+    how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "until": until}
 
-    def work(group: Sequence[Member]) -> bool:
+    def task(group: Sequence[Member]) -> Callable[[Monitor], bool]:
+        return lambda monitor: train_program(group, data, **how, alone=programs == 1, monitor=monitor, then=then)
+
+    return run_tasks([*map(task, groups)], threads=programs, monitor=monitor)
+
+
+def train_program(
+    group: Sequence[Member],
+    data: DataOf,
+    *,
+    device: torch.device | str,
+    checkpoint_seconds: float,
+    alone: bool,
+    monitor: Monitor,
+    then: Callable[[Sequence[Member], Monitor], None],
+    until: int | None,
+) -> bool:
+    """Train the members of one program that are not settled, call `then`, and return whether nothing has stopped it."""
+    device = torch.device(device)
+    # each program has its own stream, so that programs do not wait for each other
+    with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
+        waiting = [member for member in group if not is_settled(member, until)]
+        if monitor.stop():
+            return False
+        if waiting:
+            with monitor.training(waiting, alone) as callbacks:
+                callbacks, stop = _paused_at(until, callbacks, monitor.stop)
+                how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds}
+                found = loop.train_together(waiting, data=data, **how, callbacks=callbacks, stop=stop, until=until)
+            if not _is_complete(waiting, found, monitor, until):
+                return False
+        then(group, monitor)
+    return not monitor.stop()
+
+
+def run_tasks(tasks: Sequence[Callable[[Monitor], bool]], *, threads: int, monitor: Monitor) -> bool:
+    """Call tasks in a number of threads, and return whether all of them returned true.
+
+    Their monitor also stops if another task fails.
+    """
+    failed, stop = Event(), monitor.stop
+    monitor = replace(monitor, stop=lambda: stop() or failed.is_set())
+
+    def call(task: Callable[[Monitor], bool]) -> bool:
         try:
-            # each program has its own stream, so that programs do not wait for each other
-            with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
-                waiting = [member for member in group if not is_settled(member)]
-                if monitor.stop():
-                    return False
-                if waiting:
-                    with monitor.training(waiting, programs == 1) as callbacks:
-                        found = loop.train_together(waiting, **how, callbacks=callbacks, stop=monitor.stop)
-                    if not _is_complete(waiting, found, monitor):
-                        return False
-                then(group, monitor)
+            return task(monitor)
         except KeyboardInterrupt:
             failed.set()
             return False
         except BaseException:
             failed.set()  # so that the other programs save and stop
             raise
-        return not monitor.stop()
 
-    if programs <= 1:
-        return all(work(group) for group in groups)
-    with ThreadPoolExecutor(programs) as pool:
-        futures = [pool.submit(work, group) for group in groups]
+    if threads <= 1:
+        return all(map(call, tasks))
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(call, task) for task in tasks]
         while wait(futures, timeout=POLL_SECONDS).not_done:
             pass
         complete = [future.result() for future in futures]  # all results are read, or an error would be lost
@@ -213,16 +256,14 @@ def score_member(
     if not is_settled(member) or has_diverged(member):
         return None
     before = current_record(member)
-    metrics = {} if before is None else before["metrics"]
-    missing = {
-        split: precision
-        for split, precision in wanted.items()
-        if not is_sufficient(metrics.get(score_key(metrics, split), {}), **precision._asdict())
-    }
-    if not missing:
+    missing = _missing(before, wanted)
+    if not missing and before is not None and before.get("finished", True):
         return before
-    monitor.note(f"scoring {member.folder.name}")
+    if missing:
+        monitor.note(f"scoring {member.folder.name}")
     run, model, _ = restored(member.folder, device=device)
+    if not missing:  # scored before it was finished, at the same step
+        return add_scores(member.folder, run, model, data=data, found={}, note=monitor.note)
     found = {}
     try:
         with abort_on_stop(monitor.stop, model):
@@ -237,7 +278,23 @@ def score_member(
     return current_record(member)
 
 
-def _programs(members: Sequence[Member]) -> list[list[Member]]:
+def is_scored(member: Member, wanted: Mapping[str, Precision]) -> bool:
+    """Return whether the record of a trained member has all scores, or the member has diverged."""
+    record = current_record(member)
+    return has_diverged(member) or (record is not None and not _missing(record, wanted))
+
+
+def _missing(record: Mapping[str, Any] | None, wanted: Mapping[str, Precision]) -> dict[str, Precision]:
+    """Return the splits where a record is less precise than `wanted`."""
+    metrics = {} if record is None else record["metrics"]
+    return {
+        split: precision
+        for split, precision in wanted.items()
+        if not is_sufficient(metrics.get(score_key(metrics, split), {}), **precision._asdict())
+    }
+
+
+def program_groups(members: Sequence[Member]) -> list[list[Member]]:
     """Group members that can train as one program."""
     groups = dict[object, list[Member]]()
     for member in members:
@@ -246,11 +303,32 @@ def _programs(members: Sequence[Member]) -> list[list[Member]]:
     return [group[first : first + most] for group in groups.values() for first in range(0, len(group), most)]
 
 
-def _is_complete(members: Sequence[Member], found: Sequence[Run | loop.DivergedError], monitor: Monitor) -> bool:
-    """Mark the members that have diverged, and return whether all others are finished."""
+def _paused_at(
+    until: int | None, callbacks: Callbacks, stop: Callable[[], bool]
+) -> tuple[Callbacks, Callable[[], bool]]:
+    """Return callbacks and a function `stop` that also returns true once the step `until` is taken."""
+    if until is None:
+        return callbacks, stop
+    last = 0
+
+    def step(taken: int) -> None:
+        nonlocal last
+        last = taken
+        callbacks.step(taken)
+
+    return replace(callbacks, step=step, sees_all=callbacks.has_each_step), lambda: last >= until or stop()
+
+
+def _is_complete(
+    members: Sequence[Member], found: Sequence[Run | loop.DivergedError], monitor: Monitor, until: int | None
+) -> bool:
+    """Mark the members that have diverged, and return whether all others are finished, or have reached `until`."""
+    complete = True
     for member, run in zip(members, found, strict=True):
         if isinstance(run, loop.DivergedError):
             if len(members) == 1:
                 monitor.note(str(run))  # of several, training itself has noted it
             write_text(member.folder / DIVERGED, f"{run}\n")
-    return all(isinstance(run, loop.DivergedError) or run.finished for run in found)
+        else:
+            complete &= run.finished or (until is not None and run.step >= until)
+    return complete

@@ -1,5 +1,6 @@
 """Lists of runs, and grid search: train and score every recipe, and select the best on the validation set."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +9,27 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..file import read_bytes, writable_dir, write_text
+from ..file import file_lock, read_bytes, writable_dir, write_text
 from ..training.own_recipe import RunRecipe
 from ..training.own_resolve import resolve_recipe
 from ..training.recipe import FILE, OF_DATA, Member, section_settings
 from ..training.train_state import TrainState
 from .grid import differing_keys, expand_grid, keys_of, recipe_names
-from .record import score_key, validation_nll, write_record
-from .scheduler import DIVERGED, Monitor, load_data, require_trainable, score_member, train_members
+from .halving import ScoreRung, plan_rungs
+from .place import Place, opened
+from .record import finite_or_none, read_checked, score_key, validation_nll, write_record
+from .scheduler import (
+    DIVERGED,
+    Monitor,
+    current_record,
+    has_diverged,
+    is_settled,
+    last_run,
+    load_data,
+    require_trainable,
+)
 from .scoring import Precision
+from .work import Score, ScoreSplits, Work
 
 PAPER_GRID = {"lr": "1e-4,3e-4,1e-3", "weight_decay": "0,1e-2,1e-1,1"}
 """The grid from which the paper selected hyperparameters [maddison2017concrete, appendix D.5]."""
@@ -38,6 +51,10 @@ class Sweep:
 
     ranked: Sequence[ScoredMember]
     folder: Path
+    stopped: Sequence[Member] = ()
+    """The members that halving has stopped before their last step. They come after those that were trained to it."""
+    saved: str = ""
+    """A sentence about the steps that halving has saved, if there was any."""
 
     @property
     def best(self) -> Member | None:
@@ -52,13 +69,15 @@ def train_list(
     *,
     samples: int = 100,
     device: torch.device | str = "cpu",
+    on: str | Place = "here",
     checkpoint_seconds: float = 60.0,
     max_bytes: int | None = None,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> list[ScoredMember]:
     """Train recipes as one program where possible, each in a subfolder, and score them on the test set.
 
-    Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it.
+    Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it. With
+    `on="share"`, calls in several processes share the work.
 
     >>> from tempfile import mkdtemp
     >>> recipes = [resolve_recipe(notation="2H-64V", steps=2, seed=seed) for seed in range(2)]
@@ -69,9 +88,9 @@ def train_list(
     if (folder / FILE).exists():
         raise ValueError(f"{str(folder)!r} holds a run already: resume it, or choose another folder")
     keys = differing_keys(recipes) or keys_of(recipes[0])
-    how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
-    how |= {"max_bytes": max_bytes}
-    return _train(recipes, folder, keys=keys, split="test", **how)
+    how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "max_bytes": max_bytes}
+    members = _members(recipes, folder, keys)
+    return _train(members, folder, on, ScoreSplits({"test": Precision(samples)}), monitor=monitor, **how)
 
 
 def sweep_recipes(**given: Any) -> list[RunRecipe]:
@@ -96,13 +115,18 @@ def sweep(
     *,
     samples: int = 100,
     device: torch.device | str = "cpu",
+    on: str | Place = "here",
+    halving: int | None = None,
     checkpoint_seconds: float = 60.0,
     max_bytes: int | None = None,
     monitor: Monitor = Monitor(),  # noqa: B008 (frozen)
 ) -> Sweep:
     """Train recipes, rank them by the likelihood of the validation set, and write `sweep.json` and `best.toml`.
 
-    Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it.
+    Another call continues where the last one stopped. Raise KeyboardInterrupt if the monitor stops it. With
+    `on="share"`, calls in several processes share the work; with `on="ray"`, tasks of Ray do it, on GPUs if the cluster
+    has any. `Share` and `Ray` have options. `halving=3` stops all but the best third of the members on the validation
+    set early, several times.
 
     >>> from tempfile import mkdtemp
     >>> recipes = sweep_recipes(notation="2H-64V", steps=2, lr="1e-3,1e-2", weight_decay=0)
@@ -117,46 +141,105 @@ def sweep(
     if getattr(recipes[0], "train_on", "train") != "train":
         raise ValueError("train_on must be 'train', as members are selected on the validation set, got 'whole'")
     folder = Path(folder)
-    how: dict[str, Any] = {"samples": samples, "device": device, "seconds": checkpoint_seconds, "monitor": monitor}
-    how |= {"max_bytes": max_bytes}
-    keys = [name for name in keys_of(recipes[0]) if name not in OF_DATA]
-    found = _train(recipes, folder, keys=keys, split="valid", **how)
-    result = Sweep(sorted(found, key=lambda each: validation_nll(each.record)), folder)
-    best, members = result.best, [_summary(*each) for each in result.ranked]
-    chosen = None if best is None else best.folder.name
-    write_record(folder / SWEEP, {"score_samples": samples, "best": chosen, "members": members})
-    if best is None:
-        (folder / BEST).unlink(missing_ok=True)
-    else:
-        write_text(folder / BEST, best.recipe.toml())
+    how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "max_bytes": max_bytes}
+    members = _members(recipes, folder, [name for name in keys_of(recipes[0]) if name not in OF_DATA])
+    score = ScoreSplits({"valid": Precision(samples)})
+    found = _train(members, folder, on, score, monitor=monitor, halving=halving, **how)
+    stopped = [] if halving is None else [member for member in members if not is_settled(member)]
+    ranked = sorted(found, key=lambda each: _rank(each, stopped))
+    result = Sweep(ranked, folder, stopped, "" if halving is None else _saved(found, stopped))
+    _write(result, samples)
     return result
 
 
+def _members(recipes: Sequence[RunRecipe], out: Path, keys: Sequence[str]) -> list[Member]:
+    """Return members in subfolders that are named by keys of their recipes."""
+    return [Member(recipe, out / name) for recipe, name in zip(recipes, recipe_names(recipes, keys), strict=True)]
+
+
 def _train(
-    recipes: Sequence[RunRecipe],
+    members: Sequence[Member],
     out: Path,
+    on: str | Place,
+    score: ScoreSplits,
     *,
-    keys: Sequence[str],
-    split: str,
-    samples: int,
-    seconds: float,
+    device: torch.device | str,
+    monitor: Monitor,
     max_bytes: int | None,
+    halving: int | None = None,
     **how: Any,
 ) -> list[ScoredMember]:
-    """Train members in subfolders that are named by keys of their recipes, and score them on a split."""
-    names, monitor = recipe_names(recipes, keys), how["monitor"]
-    members = [Member(recipe, out / name) for recipe, name in zip(recipes, names, strict=True)]
+    """Train and score members, all of them or, with `halving`, the best of them to the end."""
+    first = members[0].recipe
+    rungs = [] if halving is None else plan_rungs(len(members), steps=first.steps, factor=halving)
     require_trainable(members)
     data = load_data(members, monitor, max_bytes=max_bytes)
     # a dry run of one member, so that bad input raises before anything is written
-    TrainState.of(recipes[0], data(recipes[0]), device=how["device"]).dry_run()
+    TrainState.of(first, data(first), device=device).dry_run()
     writable_dir(out)
-    sources = dict.fromkeys(data(recipe).source for recipe in recipes)
+    sources = dict.fromkeys(data(member.recipe).source for member in members)
     monitor.note("\n".join([f"{len(members)} members in {out}", *sources]))
-    if not train_members(members, data, checkpoint_seconds=seconds, **how):
-        raise KeyboardInterrupt
-    wanted = {split: Precision(samples)}
-    return [ScoredMember(member, score_member(member, data(member.recipe), wanted, **how)) for member in members]
+    how |= {"device": torch.device(device), "monitor": monitor, "max_bytes": max_bytes}
+
+    def work(members: Sequence[Member], score: Score, until: int | None = None) -> Work:
+        return Work(out, [[member] for member in members], data, score, until=until, **how)
+
+    with opened(on, out, monitor) as train:
+        alive = members
+        for step, kept in rungs:
+            rung = ScoreRung(step, next(iter(score.wanted.values())).samples)
+            if not train(work(alive, rung, until=step)):
+                raise KeyboardInterrupt
+            before, alive = alive, rung.best(alive, kept)
+            monitor.note(f"{len(alive)} of {len(before)} members go on after step {step:,}")
+        if not train(work(alive, score)):
+            raise KeyboardInterrupt
+    return [ScoredMember(member, None if has_diverged(member) else current_record(member)) for member in members]
+
+
+def _rank(found: ScoredMember, stopped: Sequence[Member]) -> tuple[bool, bool, float]:
+    """Return a sort key: by validation, with members that halving has stopped after the others, diverged ones last."""
+    value = validation_nll(found.record)
+    return not math.isfinite(value), found.member in stopped, value
+
+
+def _saved(found: Sequence[ScoredMember], stopped: Sequence[Member]) -> str:
+    """Return a sentence about the steps that members did not take because they were stopped."""
+    steps = sum(member.recipe.steps for member, _ in found)
+    runs = [(member, last_run(member.folder)) for member in stopped]
+    saved = sum(member.recipe.steps - run.step for member, run in runs if run is not None)
+    share = f"{saved:,} of {steps:,} steps, {saved / steps:.0%}"
+    return f"halving has stopped {len(stopped)} of {len(found)} members early, which saved {share}"
+
+
+def _write(found: Sweep, samples: int) -> None:
+    """Write the ranking and the recipe of the best member, unless they are written already."""
+    best, path = found.best, found.folder / SWEEP
+    entries = [_summary(*each) | ({"stopped": True} if each.member in found.stopped else {}) for each in found.ranked]
+    content = {"score_samples": samples, "best": None if best is None else best.folder.name, "members": entries}
+    content |= {"halving": found.saved} if found.saved else {}
+    with file_lock(found.folder / f".{SWEEP}.lock"):  # several processes may end at the same time
+        if not _holds(path, content):
+            write_record(path, content)
+        if best is None:
+            (found.folder / BEST).unlink(missing_ok=True)
+        elif not _holds_text(found.folder / BEST, best.recipe.toml()):
+            write_text(found.folder / BEST, best.recipe.toml())
+
+
+def _holds(path: Path, content: Mapping[str, Any]) -> bool:
+    """Return whether a file holds a record."""
+    try:
+        return bool(read_checked(path, remedy="") == json.loads(json.dumps(finite_or_none(content))))
+    except (ValueError, OSError):
+        return False
+
+
+def _holds_text(path: Path, text: str) -> bool:
+    try:
+        return read_bytes(path, most=len(text.encode())) == text.encode()
+    except (ValueError, OSError):
+        return False
 
 
 def _summary(member: Member, record: Mapping[str, Any] | None) -> dict[str, Any]:

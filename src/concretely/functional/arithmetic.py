@@ -5,12 +5,13 @@
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
 from ..kernel.deferred import is_deferring
@@ -107,8 +108,8 @@ def cast_in_order(value: Tensor, dtype: torch.dtype) -> Tensor:
     wide = to_float64(largest)
     below = cast(wide - 0.75 * torch.finfo(dtype).eps * wide.abs(), dtype)  # the next smaller number
     first = torch.arange(value.shape[-1], device=value.device) == value.argmax(-1, keepdim=True)
-    ordered = torch.where(first, narrow, torch.minimum(narrow, below))
-    return narrow + (ordered - narrow).detach()
+    # at temperature zero, narrow may be minus infinity
+    return narrow + (below - narrow.detach()).clamp(max=0).masked_fill(first, 0)
 
 
 def unpack(packed: UInt8[Tensor, "*batch bytes"], width: int) -> UInt8[Tensor, "*batch {width}"]:
@@ -138,11 +139,20 @@ def divide(total: Tensor, temperature: Temperature, limit: Callable[[Tensor], Te
     return total.div_(temperature) if temperature > 0 else limit(total.detach())
 
 
-def log_temperature(temperature: Temperature) -> Temperature:
-    """Return the logarithm of a temperature."""
+def log_temperature(temperature: Temperature, like: Tensor) -> Temperature:
+    """Return the logarithm of a temperature, for arithmetic with a tensor."""
     if isinstance(temperature, Tensor):
         return temperature.log()
+    if torch.compiler.is_compiling():
+        return filled((), temperature, like.device).log()
     return math.log(temperature) if temperature > 0 else -math.inf
+
+
+def filled(shape: Sequence[int], number: float, device: torch.device) -> Tensor:
+    """Return a float64 tensor filled with a number."""
+    if torch.compiler.is_compiling():  # a compiled program would be compiled again for each number that fills a tensor
+        return torch.ones(shape, dtype=WIDE, device=device) * number
+    return torch.full(shape, number, dtype=WIDE, device=device)
 
 
 def over_categories(temperature: Temperature) -> Temperature:
@@ -179,6 +189,11 @@ def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_
 def is_transformed() -> bool:
     """Return whether a compiler or a transform of `torch.func` is active."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def is_forward_differentiated() -> bool:
+    """Return whether forward-mode differentiation is active."""
+    return forward_ad._current_level >= 0
 
 
 def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:

@@ -67,22 +67,24 @@ def total(terms: Iterable[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
 
 def _is_eligible(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> bool:
     signal, baseline, averages, _ = given
-    first = log_p[0]
-    if first.dim() < 2 or not first.numel() or (baseline and not averages):
+    shape = log_p[0].shape
+    if len(shape) < 2 or not log_p[0].numel() or (baseline and not averages):
         return False
-    return all(
-        term.dtype == torch.float32 and term.shape == first.shape for term in (*log_p, *log_q, *signal, *baseline)
-    )
+    for term in (*log_p, *log_q, *signal, *baseline):
+        if term.dtype != torch.float32 or term.shape != shape:
+            return False
+    return True
 
 
 def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arranged:
     signal, baseline, averages, axis = given
     shape = log_p[0].shape
-    lists = [[by_sample(term, axis) for term in terms] for terms in (log_p, log_q, signal, baseline)]
+    flat = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    lists = [[term.reshape(flat) for term in terms] for terms in (log_p, log_q, signal, baseline)]
 
     def restore(result: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-        shapes = shape[:axis], shape[:axis] + shape[axis + 1 :], shape
-        return tuple(each.view(own) for each, own in zip(result, shapes, strict=True))
+        value, bounds, log_w = result
+        return value.view(shape[:axis]), bounds.view(shape[:axis] + shape[axis + 1 :]), log_w.view(shape)
 
     return (*lists, averages, 1), restore
 

@@ -8,7 +8,7 @@ from ..kernel.layout import row_sums
 from ..kernel.operator import operator
 from ..kernel.tile import fits
 from .arithmetic import to_float64
-from .hypercube import category_of, corners
+from .hypercube import category_of, corner_of
 from .log_simplex import noise_of_key, one_hot_argmax, perturb
 from .noise import gumbel as noise
 
@@ -23,7 +23,7 @@ def push(
     """Return the argmax of the noisy logits as a one-hot vector ("one-hot") or a hypercube corner ("corner")."""
     noisy = perturb(logits, noise)
     if squash == "corner":
-        return corners(logits.shape[-1], dtype=logits.dtype, device=logits.device)[noisy.argmax(-1)]
+        return corner_of(noisy.argmax(-1), logits.shape[-1], dtype=logits.dtype)
     return one_hot_argmax(noisy).to(logits.dtype)
 
 

@@ -149,7 +149,13 @@ class CauchyNoise:
         return torch.where(u < 0.5, -1 / torch.tan(math.pi * u), 1 / torch.tan(math.pi * (1 - u)))
 
     def location(self, logits: Tensor) -> Tensor:
-        return odd(lambda logits: -1 / torch.tan(math.pi * torch.sigmoid(logits)), logits)
+        return odd(self._lower_quantile, logits)
+
+    def _lower_quantile(self, logits: Tensor) -> Tensor:
+        far = logits < -20
+        near = -1 / torch.tan(math.pi * torch.sigmoid(torch.where(far, -20, logits)))
+        # the tangent of a number below 1e-8 is that number; a location beyond exp(600) would overflow
+        return torch.where(far, -(1 + torch.exp(-torch.where(far, logits, 0).clamp(min=-600))) / math.pi, near)
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,9 @@ class Circuit:
 
     def push(self, logits: Tensor, temperature: Temperature, noise: Tensor) -> Tensor:
         """Divide the shifted noise by the temperature. The limit at temperature zero is ±infinity."""
-        return logistic.push(self.location(logits), temperature, noise)
+        node = logistic.push(self.location(logits), temperature, noise)
+        edge = torch.finfo(logits.dtype).max  # which the location of Cauchy noise exceeds at a logit of 90
+        return torch.where(node.isinf(), node, node.clamp(-edge, edge))
 
     def noise_behind(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
         """Return the noise that a value was made from."""
@@ -241,7 +249,7 @@ class Circuit:
 
     def log_density_of_noise(self, noise: Tensor, temperature: Temperature) -> Tensor:
         """Return the log density of the value made from noise."""
-        return self.family.log_density(noise) + log_temperature(temperature)
+        return self.family.log_density(noise) + log_temperature(temperature, noise)
 
     def log_density(self, value: Tensor, logits: Tensor, temperature: Temperature) -> Tensor:
         """Return the log density of a value."""

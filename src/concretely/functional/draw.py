@@ -4,6 +4,7 @@ A `law` holds the functions of one family, such as the module `functional.logist
 variable before squashing; a squashing maps it to a bounded value.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -13,8 +14,9 @@ import torch
 from jaxtyping import Float64
 from torch import Size, Tensor
 
+from ..kernel import operator as registry
 from ..kernel.operator import is_plain, is_watched
-from .arithmetic import Temperature, cast, compute_dtype
+from .arithmetic import Temperature, cast, compute_dtype, filled
 from .noise import Keys, Slice, Source, key_of
 from .squashing import Squashing
 
@@ -46,7 +48,8 @@ def draw_node(
     """
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
-    if law.draw is not None and logits.numel() and all(map(_is_one_number, temperature)):
+    has_kernel = law.draw is not None and registry.is_launchable(logits) and not _is_fused(generator)
+    if has_kernel and logits.numel() and all(map(_is_one_number, temperature)):
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
@@ -66,7 +69,9 @@ def draw_node(
             return Drawn(value, lambda: summed(0), summed, node)
     shape = Size(sample_shape) + logits.shape
     noise = law.noise(shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
-    if law.pull is not None and isinstance(temperature[0], float) and temperature[0] > 0 and is_recorded(logits):
+    # two operations of a binary node are recorded by autograd in less time than a function of several is called
+    is_long = squashing is not None or law.category_axes > 0
+    if is_long and law.pull is not None and _is_positive(temperature[0]) and is_recorded(logits):
         node, value = _Push.apply(logits, noise, law, temperature[0], squashing)  # type: ignore[no-untyped-call]
     else:
         node = law.push(logits, *temperature, noise)
@@ -108,7 +113,7 @@ class _Push(torch.autograd.Function):
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
     """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
     defined = partial(law.log_density, value, logits, *temperature)
-    if law.score is None or not all(map(_is_one_number, temperature)):
+    if law.score is None or _is_fused() or not all(map(_is_one_number, temperature)):
         return sum_axes(cast(defined(), logits.dtype), axes)
     return _scored(law, value, logits, lambda: _of_member(value, *temperature), axes, defined)
 
@@ -118,7 +123,7 @@ def draw_state(
 ) -> Drawn:
     """Draw states of a discrete law, with log probabilities in the dtype of the logits."""
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
-    if logits.numel():
+    if registry.is_launchable(logits) and logits.numel() and not _is_fused(generator):
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         runs_kernel = law.draw.runs_kernel(rows, None, samples, squash, 1)
         if runs_kernel and isinstance(generator, Slice):
@@ -140,6 +145,8 @@ def draw_state(
 def score_state(law: Any, value: Tensor, logits: Tensor, *, squash: str, axes: int = 0) -> Tensor:
     """Return the log probabilities of states in the logits' dtype, summed over the last `axes` batch axes."""
     defined = partial(law.log_mass, value, logits, squash)
+    if _is_fused():
+        return sum_axes(cast(defined(), logits.dtype), axes)
     return _scored(law, value.detach(), logits, lambda: squash, axes, defined)
 
 
@@ -151,6 +158,19 @@ def sum_axes(log_prob: Tensor, axes: int) -> Tensor:
 def is_recorded(logits: Tensor) -> bool:
     """Return whether autograd alone records operations on logits, so that several may be one autograd node."""
     return logits.requires_grad and torch.is_grad_enabled() and is_plain((logits,)) and not is_watched()
+
+
+def _is_fused(generator: Source | None = None) -> bool:
+    """Return whether a compiler fuses a definition with what surrounds it, which is faster than a call of a kernel.
+
+    Draws with `Keys` are those of training steps, which may be captured: kernels take less time on a GPU.
+    """
+    return torch.compiler.is_compiling() and not isinstance(generator, Keys)
+
+
+def _is_positive(temperature: Temperature) -> bool:
+    """Return whether a temperature is a positive number."""
+    return isinstance(temperature, float) and temperature > 0
 
 
 def _is_one_number(temperature: Temperature) -> bool:
@@ -167,7 +187,7 @@ def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # asked first, as a compiler cannot go on
     if is_kept and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _constant(temperature, like.device)
-    return torch.full((1,), temperature, dtype=torch.float64, device=like.device)
+    return filled((1,), temperature, like.device)
 
 
 @lru_cache(maxsize=64)
@@ -202,9 +222,11 @@ def _scored(
     A kernel requires that the batch shape of the value ends in that of the logits. `last` returns its third argument.
     """
     batch, lead = logits.shape[: logits.dim() - law.category_axes], value.shape[: value.dim() - law.category_axes]
-    if lead[len(lead) - len(batch) :] == batch and value.numel() and axes <= len(batch):
-        values = value.reshape(1, -1, batch.numel(), *value.shape[len(lead) :])
-        flat, length = logits.reshape(1, batch.numel(), *logits.shape[len(batch) :]), batch[len(batch) - axes :].numel()
+    fits = registry.is_launchable(value) and lead[len(lead) - len(batch) :] == batch and axes <= len(batch)
+    if fits and value.numel():
+        units, length = math.prod(batch), math.prod(batch[len(batch) - axes :])  # Size.numel is constant in an export
+        values = value.reshape(1, -1, units, *value.shape[len(lead) :])
+        flat = logits.reshape(1, units, *logits.shape[len(batch) :])
         if law.score.runs_kernel(values, flat, None, length):
             scores = law.score.launched(values, flat, last(), length)
             return cast(scores.reshape(lead[: len(lead) - axes]), logits.dtype)

@@ -25,7 +25,7 @@ def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperat
     n = noise.shape[-1]
     total = to_float64(noise.sum(-1))
     log_sum = to_float64(noise.neg_().exp().sum(-1)).log()
-    return (math.lgamma(n) + (n - 1) * log_temperature(temperature)) - total - n * log_sum
+    return (math.lgamma(n) + (n - 1) * log_temperature(temperature, total)) - total - n * log_sum
 
 
 def log_density(
@@ -51,7 +51,7 @@ def log_density_at_edge(
     """
     noise, left = noise_behind(value, logits, temperature), (~lost).sum(-1).to(torch.float64)
     total = torch.where(lost, 0, noise).sum(-1)
-    constant = torch.lgamma(left) + (left - 1) * log_temperature(temperature)
+    constant = torch.lgamma(left) + (left - 1) * log_temperature(temperature, noise)
     return constant - total - left * (-noise).logsumexp(-1)
 
 

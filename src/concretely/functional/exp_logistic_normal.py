@@ -32,7 +32,7 @@ NEWTON_STEPS = 30
 def log_density_of_noise(noise: Float[Tensor, "*shape n"], temperature: Temperature) -> Float[Tensor, "*shape"]:
     """Return the log density of the value made from noise."""
     n = noise.shape[-1]
-    constant = (n - 1) * (log_temperature(temperature) - LOG_TWO_PI / 2) - math.log(n) / 2
+    constant = (n - 1) * (log_temperature(temperature, noise) - LOG_TWO_PI / 2) - math.log(n) / 2
     return constant - (noise - noise.mean(-1, keepdim=True)).square().sum(-1) / 2
 
 
@@ -70,7 +70,7 @@ def log_density_at_edge(
     roots, weights = (torch.tensor(numbers, dtype=noise.dtype, device=noise.device) for numbers in (ROOTS, WEIGHTS))
     terms = log_integrand(peak + math.sqrt(2) * width * roots) + roots.square() + weights.log()
     log_integral = terms.logsumexp(-1) + (math.sqrt(2) * width).log().squeeze(-1)
-    constant = (left.squeeze(-1) - 1) * log_temperature(temperature) - left.squeeze(-1) * LOG_TWO_PI / 2
+    constant = (left.squeeze(-1) - 1) * log_temperature(temperature, noise) - left.squeeze(-1) * LOG_TWO_PI / 2
     return constant - spread + log_integral
 
 

@@ -5,6 +5,7 @@ temperature is its Concrete relaxation. See [maddison2017concrete] and [jang2017
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -14,17 +15,17 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..kernel.operator import is_enabled
+from ..kernel.operator import is_enabled, is_plain
 from ..kernel.tile import fits
 from . import exp_concrete
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .draw import draw_node, is_recorded
 from .log_simplex import one_hot_argmax, perturb
-from .noise import Keys, Slice, Source, few_exponential, gumbel, numbers_of
+from .noise import Keys, Slice, Source, few_log_exponential, gumbel, numbers_of
 from .squashing import Argmax, Exponential
 
-FEW = 1024
-"""Up to this number of elements, the time on a CPU depends on the number of operations, and not on their work."""
+FEW, FEW_ON_GPU = 1024, 2**18
+"""Up to this number of elements, the time depends on the number of operations, and not on their work."""
 
 
 def draw(
@@ -39,16 +40,16 @@ def draw(
     A temperature that is a tensor has the axes of the logits, with an axis of length 1 for the categories.
     """
     is_float = isinstance(temperature, float) and temperature > 0
-    if is_float and logits.numel() <= FEW and _is_on_cpu(logits) and not isinstance(generator, Keys | Slice):
-        noise, cold = few_exponential(logits, generator).log_(), float(1 / temperature)
+    if is_float and not isinstance(generator, Keys | Slice) and _are_few(logits, hard=hard):
+        cold = float(1 / temperature)
+        noise = few_log_exponential(logits, 1.0 if cold == 1 else -cold, generator)
         # torch.add scales the logits and adds the noise in one operation
-        total = logits - noise if cold == 1 else torch.add(noise.mul_(-cold), logits, alpha=cold)
-        soft = total.softmax(-1)
+        soft = (logits - noise if cold == 1 else torch.add(noise, logits, alpha=cold)).softmax(-1)
         return straight_through(soft) if hard else soft
     if is_float and not isinstance(generator, Keys | Slice) and _runs_kernel(logits):
-        drawn: tuple[Tensor, Tensor] = _Kernel.apply(logits, temperature, hard, generator)  # type: ignore[no-untyped-call]
-        return drawn[0]
-    if logits.is_cuda and is_float:
+        value: Tensor = _HARD(logits, temperature, generator)[0] if hard else _SOFT(logits, temperature, generator)
+        return value
+    if logits.is_cuda and is_float and not torch.compiler.is_compiling():
         squashing = Argmax() if hard else Exponential()
         own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
         return cast(own.value, logits.dtype)
@@ -59,9 +60,14 @@ def draw(
     return cast(straight_through(soft) if hard else soft, logits.dtype)
 
 
-def _is_on_cpu(logits: Tensor) -> bool:
-    """Return whether operations on logits run now, on the CPU and in their own dtype."""
-    return logits.is_cpu and logits.dtype.itemsize > 2 and not torch.compiler.is_compiling()
+def _are_few(logits: Tensor, *, hard: bool) -> bool:
+    """Return whether operations on logits run now and in their own dtype, and few of them are the fastest way."""
+    if logits.dtype.itemsize < 4 or is_transformed():
+        return False
+    if logits.is_cpu:
+        return logits.numel() <= FEW
+    # a one-hot draw takes as many operations again, so that the kernel is faster
+    return not hard and logits.is_cuda and logits.numel() <= FEW_ON_GPU and is_plain((logits,))
 
 
 def _runs_kernel(logits: Tensor) -> bool:
@@ -119,29 +125,54 @@ class _Soft(torch.autograd.Function):
         return cast(by_logits, ctx.dtype), None, None
 
 
-class _Kernel(torch.autograd.Function):
-    """The draw and its relaxed value by a kernel, as one autograd node."""
+class _SoftKernel(torch.autograd.Function):
+    """The relaxed value by a kernel, as one autograd node."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, temperature: float, hard: bool, generator: Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        state, soft = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=hard)
+    def forward(ctx: Any, logits: Tensor, temperature: float, generator: Generator | None) -> Tensor:
+        soft: Tensor = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=False)[1]
+        ctx.temperature = temperature
+        ctx.save_for_backward(soft)
+        return soft
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None]:
+        (soft,) = ctx.saved_tensors
+        return _pull(by[0], soft, ctx.temperature), None, None
+
+
+class _HardKernel(torch.autograd.Function):
+    """The one-hot draw and its relaxed value by a kernel, as one autograd node."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, temperature: float, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        state, soft = _kernel().draw(logits, temperature, numbers_of(generator, logits.device), hard=True)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(soft)
-        return state, soft
+        return state, soft  # the gradient may be differentiated by the relaxed value
 
     @staticmethod
-    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None, None]:
         given = [each for each in by if each is not None]
         if not given:
-            return None, None, None, None
+            return None, None, None
         (soft,), total = ctx.saved_tensors, sum(given[1:], given[0])
-        if torch.is_grad_enabled():
-            weighted = total * soft
-            return (weighted - soft * weighted.sum(-1, keepdim=True)) / ctx.temperature, None, None, None
-        return _kernel().pull(total, soft, ctx.temperature), None, None, None
+        return _pull(total, soft, ctx.temperature), None, None
+
+
+def _pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
+    """Return the gradient of the logits, from that of the relaxed value."""
+    if torch.is_grad_enabled():
+        weighted = by * soft
+        return (weighted - soft * weighted.sum(-1, keepdim=True)) / temperature
+    gradient: Tensor = _kernel().pull(by, soft, temperature)
+    return gradient
+
+
+# no transform is active when these are called, so that `apply` does nothing more than that of its base class
+_SOFT: Callable[..., Any] = super(torch.autograd.Function, _SoftKernel).apply
+_HARD: Callable[..., Any] = super(torch.autograd.Function, _HardKernel).apply
 
 
 @cache

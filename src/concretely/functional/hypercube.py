@@ -14,9 +14,15 @@ def corners(n: int, *, dtype: torch.dtype, device: torch.device) -> Float[Tensor
             [ 1., -1.],
             [ 1.,  1.]])
     """
-    digit = torch.arange(n.bit_length() - 2, -1, -1, device=device)
-    state = torch.arange(n, device=device).unsqueeze(-1)
-    return (2 * (state >> digit & 1) - 1).to(dtype)
+    return corner_of(torch.arange(n, device=device), n, dtype=dtype)
+
+
+def corner_of(category: Int64[Tensor, "*shape"], n: int, *, dtype: torch.dtype) -> Float[Tensor, "*shape bits"]:
+    """Return the rows of `corners` at these indices. (Indexing by a single one would read it on the host.)"""
+    digit = torch.arange(
+        int(n).bit_length() - 2, -1, -1, device=category.device
+    )  # torch.jit.trace has tensors as sizes
+    return (2 * (category.unsqueeze(-1) >> digit & 1) - 1).to(dtype)
 
 
 def category_of(corner: Float[Tensor, "*shape bits"]) -> Int64[Tensor, "*shape"]:
@@ -33,13 +39,14 @@ def mean_corner(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits
     """
     if weight.is_cuda and torch.get_float32_matmul_precision() != "highest":  # TF32 rounds the products
         return mean_corner_by_sums(weight)
-    with torch.autocast(weight.device.type, enabled=False):  # half precision could leave the cube
+    place = "cpu" if weight.is_meta else weight.device.type  # meta tensors have no autocast
+    with torch.autocast(place, enabled=False):  # half precision could leave the cube
         return weight @ corners(weight.shape[-1], dtype=weight.dtype, device=weight.device)
 
 
 def mean_corner_by_sums(weight: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape bits"]:
     """Return the weighted mean of the corners without a matrix product."""
-    digits = range(weight.shape[-1].bit_length() - 1)
+    digits = range(int(weight.shape[-1]).bit_length() - 1)
     halves = [weight.unflatten(-1, (2**digit, 2, -1)).sum((-3, -1)) for digit in digits]
     return torch.stack([half[..., 1] - half[..., 0] for half in halves], -1)
 

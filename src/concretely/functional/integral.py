@@ -1,6 +1,6 @@
-"""Two one-dimensional integrals that occur in exact KL divergences, with their derivatives.
+"""One-dimensional integrals that occur in exact KL divergences and means, with their derivatives.
 
-Both integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so the trapezoidal
+Their integrands are analytic and bounded within ±iπ/2 of the real line and decay exponentially, so the trapezoidal
 rule is exact to rounding [trefethen2014exponentially]. The sums run over blocks of quadrature points to save memory.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 
 from .gumbel import EULER
 
@@ -25,6 +25,11 @@ def _nodes(low: int, high: int, like: Tensor) -> Iterator[Tensor]:
     for start in range(0, count, BLOCK):
         block = [low + STEP * i for i in range(start, min(start + BLOCK, count))]
         yield torch.tensor(block, dtype=like.dtype, device=like.device)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Return log(1 + exp(x)). Torch's own function returns x above 20, where float64 still has the difference."""
+    return -logsigmoid(-x)
 
 
 def _log_sum(shifts: Tensor) -> Tensor:
@@ -57,8 +62,8 @@ class _Integral(torch.autograd.Function):
         return grad[0].unsqueeze(-1) * ctx.slopes(*ctx.saved_tensors), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
-        moved: Tensor = tangent[0] * ctx.slopes(*ctx.saved_tensors)
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        moved: Tensor = tangent * ctx.slopes(*ctx.saved_tensors)
         return moved.sum(-1)
 
 
@@ -71,12 +76,16 @@ def _integrated(argument: Tensor, integral: Callable[[Tensor], Tensor], slopes: 
 
 def _share(shifts: Tensor) -> Tensor:
     """Return the derivatives of `mean_log_sum`: the expected share of each term in the sum."""
+    return _weighted_share(shifts, torch.ones_like)
+
+
+def _weighted_share(shifts: Tensor, weight: Callable[[Tensor], Tensor]) -> Tensor:
     shifts = shifts - shifts.logsumexp(-1, keepdim=True)
     share = torch.zeros_like(shifts)
     for node in _nodes(-40, 46, shifts):
         moved = shifts.unsqueeze(-1) + node
         laplace = torch.exp(-softplus(moved).sum(-2, keepdim=True))
-        share = share + STEP * (laplace * torch.sigmoid(moved)).sum(-1)
+        share = share + STEP * (laplace * torch.sigmoid(moved) * weight(moved)).sum(-1)
     return share
 
 
@@ -89,6 +98,19 @@ def mean_log_sum(shifts: Tensor) -> Tensor:
     (tensor(0.9228, dtype=torch.float64), tensor(0.9228))
     """
     return _integrated(shifts, _log_sum, _share)
+
+
+def mean_shared_noise(logits: Tensor, shifts: Tensor) -> Tensor:
+    """Return the mean of Σₖ wₖ (logitsₖ - log Eₖ), where wₖ is the share of exp(Δₖ) Eₖ in the sum of `mean_log_sum`.
+
+    The noise -log Eₖ is standard Gumbel noise.
+
+    >>> mean_shared_noise(torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
+    tensor(0.5772, dtype=torch.float64)
+    """
+    # E log E exp(-cE) has the mean (1 - Euler's constant - log(1 + c)) / (1 + c)²
+    noise = _weighted_share(shifts, lambda moved: softplus(moved) - (1 - EULER))
+    return (logits * _share(shifts) + noise).sum(-1)
 
 
 def _soft_size(point: Tensor) -> Tensor:
@@ -150,3 +172,18 @@ def _stretched(stretch: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         by_stretch = by_stretch - (dip * (above * risen + below * fallen)).sum(-1)
         by_shift = by_shift - (dip * (risen - fallen)).sum(-1)
     return mean, by_stretch, by_shift
+
+
+def mean_sigmoid(stretch: Tensor, shift: Tensor) -> Tensor:
+    """Return the mean of sigmoid(sL + c) over standard logistic L: the mean of a binary Concrete variable.
+
+    With another logistic variable M, it is P(M ≤ sL + c) = P(-L ≤ (c - M) / s), so a stretch above 1 becomes one below.
+
+    >>> mean_sigmoid(torch.tensor(2.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
+    tensor(0.5000, dtype=torch.float64)
+    """
+    scale = stretch.clamp(min=1)
+    stretch, shift = torch.where(stretch > 1, 1 / scale, stretch), shift / scale
+    node = STEP * torch.arange(round(-42 / STEP), round(42 / STEP) + 1, dtype=shift.dtype, device=shift.device)
+    point = stretch.unsqueeze(-1) * node + shift.unsqueeze(-1)
+    return (STEP * _density(node) * torch.sigmoid(point)).sum(-1)

@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, to_float64
 from .noise import fractions, gumbel_of, normal_of, uniform_of
@@ -36,6 +37,16 @@ def one_hot_argmax(total: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch n"
     """Return a one-hot vector with 1 at the largest entry."""
     category = torch.arange(total.shape[-1], device=total.device)
     return (category == total.argmax(-1, keepdim=True)).to(total.dtype)
+
+
+def other_form(node: Float[Tensor, "..."], axes: int) -> Float[Tensor, "..."]:
+    """Convert log-odds to two log weights if `axes` asks for one axis more, else two log weights to log-odds.
+
+    A density has the same value in both forms.
+    """
+    if axes > node.dim():
+        return logsigmoid(torch.stack([-node, node], -1))
+    return node[..., 1] - node[..., 0]
 
 
 def noise_behind(

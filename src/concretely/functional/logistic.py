@@ -35,7 +35,7 @@ category_axes = 0
 def push(logits: Float[Tensor, "..."], temperature: Temperature, noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Divide the noisy log-odds by the temperature. The limit at temperature zero is ±infinity."""
     total = cast(logits, compute_dtype(logits.dtype)) + noise
-    return divide(total, temperature, lambda total: torch.where(total >= 0, math.inf, -math.inf))
+    return divide(total, temperature, lambda total: torch.where(total >= 0, math.inf, -math.inf).to(total.dtype))
 
 
 def pull(by: Float[Tensor, "..."], node: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
@@ -51,7 +51,9 @@ def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def log_density_of_noise(noise: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
     """Return the log density of the value made from `noise`, which is modified in place."""
-    return standard_log_density(noise) + log_temperature(temperature)
+    log_density, constant = standard_log_density(noise), log_temperature(temperature, noise)
+    # in place, as torch's tangent of a single number plus a float is in float64
+    return log_density + constant if isinstance(constant, Tensor) else log_density.add_(constant)
 
 
 def log_density(

@@ -101,12 +101,21 @@ def exponential(
     return uniform(shape, dtype, device=device, generator=generator).neg_().log1p_().neg_()
 
 
-def few_exponential(like: Float[Tensor, "..."], generator: Generator | None = None) -> Float[Tensor, "..."]:
-    """Draw standard exponential noise in the shape and dtype of a small tensor on the CPU, by one operation.
+def few_log_exponential(
+    like: Float[Tensor, "..."], factor: float, generator: Generator | None = None
+) -> Float[Tensor, "..."]:
+    """Draw the logarithm of exponential noise, times a factor, in the shape and dtype of a small tensor.
 
-    It has 53 bits, and is 0 once in 2⁵³ draws. For many numbers, `exponential` is several times faster.
+    With a factor of -1, this is Gumbel noise. It takes two or three operations, and is made from 53 bits. On the CPU,
+    it is infinite once in 2⁵³ draws; on a GPU, it is always finite. For many numbers, `gumbel` is several times faster.
     """
-    return torch.empty_like(like).exponential_(generator=generator)
+    if not like.is_cuda:
+        noise = torch.empty_like(like).exponential_(generator=generator).log_()
+        return noise if factor == 1 else noise.mul_(factor)
+    # torch's float32 noise on a GPU has only 24 bits near 0, where Gumbel noise is largest; its float64 noise has 53
+    # bits, and is never 0
+    noise = torch.empty_like(like, dtype=torch.float64).exponential_(generator=generator)
+    return torch.xlogy(factor, noise, out=torch.empty_like(like))  # scaled and rounded in the same pass
 
 
 def normal(
@@ -147,13 +156,13 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
     """Return the key of one draw: the next of `Keys`, or one drawn from a generator."""
     source = source.source if isinstance(source, Slice) else source
-    return source.next() if isinstance(source, Keys) else random_words(2, device=device, generator=source).view(1, 2)
+    return source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
 
 
-def random_words(count: int, *, device: Device, generator: Generator | None) -> Int64[Tensor, " count"]:
+def random_words(*shape: int, device: Device, generator: Generator | None) -> Int64[Tensor, "..."]:
     """Draw 64-bit integers, each with the same probability."""
     require_source(generator)
-    return torch.randint(-(2**63), 2**63 - 1, (count,), device=device, generator=generator)
+    return torch.randint(-(2**63), 2**63 - 1, shape, device=device, generator=generator)
 
 
 def numbers_of(source: Generator | None, device: torch.device) -> tuple[int, int]:
@@ -174,7 +183,7 @@ def _fractions(
 ) -> Tensor:
     """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
     count, window = math.prod(shape), None
-    if source is None and torch._C._len_torch_dispatch_stack() and not torch.compiler.is_compiling():
+    if source is None and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
         source = sliced_source(tuple(shape))
     if isinstance(source, Slice):
         window, source = source.window(count), source.source
@@ -188,8 +197,7 @@ def _fractions(
     elif torch.compiler.is_compiling():
         if source is not None:
             raise ValueError("generator must be None in a compiled program: draw the noise outside and push it inside")
-        # inductor's own generator is several times slower and has at most 32 bits
-        found = fractions.definition(key_of(None, device), count, dtype, signed)
+        found = _compiled_fractions(count, dtype, device, signed)
     else:
         whole = count if window is None else window.blocks * window.stride
         drawn = random_words(_count_words(whole, dtype), device=device, generator=source)
@@ -197,6 +205,17 @@ def _fractions(
         if window is not None:
             found = found.view(window.blocks, -1).narrow(1, window.first, window.size).contiguous()
     return found.view(tuple(shape))
+
+
+def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: bool) -> Tensor:
+    """Return random fractions in a compiled program."""
+    if device is None or torch.device(device).type != "cuda":
+        # on a CPU, inductor's own generator is several times slower
+        return fractions.definition(key_of(None, device), count, dtype, signed)
+    bits = 52 if dtype == torch.float64 else 32
+    first = -(2 ** (bits - 1)) if signed else 0
+    word = torch.randint(first, first + 2**bits, (count,), device=device)  # from 64 random bits
+    return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
@@ -207,7 +226,10 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     >>> words(torch.tensor([[0, 0]]), 4).tolist()  # as in the reference implementation
     [[1713891541, 3781805453, 3159862348, 2600524760]]
     """
-    return torch.cat(_four_words(key, torch.arange(-(-count // 4), device=key.device)), -1)[:, :count]
+    # an exported program must not distinguish one counter from several, nor counts that four divides from others
+    exports = torch.compiler.is_exporting()
+    found = torch.cat(_four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
+    return found[:, torch.arange(count, device=key.device)] if exports else found[:, :count]
 
 
 def words_at(
@@ -246,8 +268,8 @@ def fractions(
     but rounding can give 1 or, if signed, ±1/2.
     """
     if dtype == torch.float64:
-        high, low = words(key, 2 * count).chunk(2, -1)
-        return _midpoints(high, low, dtype, signed)
+        pairs: Tensor = words(key, 2 * count).view(-1, 2, count)
+        return _midpoints(pairs[:, 0], pairs[:, 1], dtype, signed)
     return _midpoints(words(key, count), None, dtype, signed)
 
 

@@ -2,8 +2,9 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -132,7 +133,7 @@ def parents(program: Program, inputs: tuple[Any, ...], values: Mapping[str, Tens
         descent.add(name, value)
         return value
 
-    with eval_mode(program), torch.enable_grad(), descent:
+    with _uncompiled(), eval_mode(program), torch.enable_grad(), descent:
         program(draw, *inputs)
     for name, tensors in connected.items():  # autograd sees through compiled and scripted functions
         earlier = [other for other in found if other != name and leaves[other].requires_grad]
@@ -143,6 +144,12 @@ def parents(program: Program, inputs: tuple[Any, ...], values: Mapping[str, Tens
             reached = {other for other, slope in zip(earlier, slopes, strict=True) if slope is not None}
             found[name] = tuple(other for other in found if other in reached or other in found[name])
     return found
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Return a context in which compiled functions run without their compiler, which cannot trace a `Descent`."""
+    stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    return cast("AbstractContextManager[Any]", stance)
 
 
 def _tensors(part: object) -> Iterator[Tensor]:

@@ -18,8 +18,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution
 
 from ..distribution.check import broadcast_shapes
-from ..distribution.node import Node, Relaxation
-from ..distribution.variable import DiscreteVariable
+from ..distribution.variable import DiscreteVariable, RelaxedVariable, Variable
 from ..functional.arithmetic import Temperature, bool_or_none, is_hidden
 from ..functional.draw import Drawn, sum_axes
 from ..functional.noise import Source, seeded
@@ -327,7 +326,7 @@ def _given(mode: Mode, request: Request, value: Tensor, node: Tensor | None = No
 def _other(request: Request, *, relaxes: bool = True) -> Drawn:
     """Draw a node that is not a discrete variable of this library, with its pathwise gradient if it has one."""
     name, distribution, sample_shape, generator = request[:4]
-    if isinstance(distribution, Node | Relaxation):
+    if isinstance(distribution, Variable):
         value = distribution.rsample(sample_shape, generator=generator)
     elif distribution.has_rsample:
         with seeded(generator):
@@ -350,7 +349,7 @@ def _log_mass(distribution: Distribution, value: Tensor, axes: int) -> Tensor:
     return sum_axes(distribution.log_prob(value), axes)
 
 
-def _relaxed(name: str, mass: DiscreteVariable, temperature: Temperatures, noise: Noise = "gumbel") -> Relaxation:
+def _relaxed(name: str, mass: DiscreteVariable, temperature: Temperatures, noise: Noise = "gumbel") -> RelaxedVariable:
     if not isinstance(temperature, float | Tensor) and isinstance(temperature, Mapping):  # the Mapping check is slow
         if name not in temperature:
             raise ValueError(f"temperature must name every node, got none for {name!r}")

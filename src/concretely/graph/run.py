@@ -88,23 +88,27 @@ def run(
         return drawn.value
 
     try:
-        with nullcontext() if descent is None else descent:
+        if descent is None:
             output = program(draw, *inputs)
+        else:
+            with descent:
+                output = program(draw, *inputs)
     except TypeError:
         _require_call(program, inputs)
         raise
     except (RuntimeError, ValueError, IndexError) as error:
         _explain_rows(error, rows)
         raise
-    latent = [name for name, outcome in outcomes.items() if not outcome.observed]
-    for name in sorted(mode.names.difference(latent)):
-        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{did_you_mean(name, latent)}")
-    return Trace(
+    trace = Trace(
         outcomes,
         output,
         rows=rows,
         find_parents=lambda: parents(program, inputs, {name: each.seen for name, each in outcomes.items()}),
     )
+    for name in sorted(mode.names.difference(trace.latent)):
+        known = did_you_mean(name, trace.latent)
+        raise ValueError(f"temperature must name nodes that the graph draws, got {name!r}{known}")
+    return trace
 
 
 def _drawn(drawn: Drawn, distribution: Distribution, rows: Rows) -> Outcome:
@@ -174,8 +178,9 @@ def _batch_shape(inputs: Any, batch_dims: int) -> Size:
     """Return the first axes of the first tensor among the inputs."""
     if isinstance(batch_dims, bool) or not isinstance(batch_dims, int) or batch_dims < 0:
         raise ValueError(f"batch_dims must be a whole number of at least 0, got {batch_dims!r}")
-    leaves = inputs if inputs and isinstance(inputs[0], Tensor) else tree_leaves(inputs)
-    first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    first = inputs[0] if inputs else None
+    if not isinstance(first, Tensor):
+        first = next((leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)), None)
     if first is not None and first.dim() < batch_dims:
         raise ValueError(f"batch_dims must be at most {first.dim()}, the axes of the first input, got {batch_dims}")
     return Size() if first is None else first.shape[:batch_dims]

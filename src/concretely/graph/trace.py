@@ -1,7 +1,6 @@
 """The result of running a stochastic graph: a value, a distribution and a log probability for every node."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -161,10 +160,9 @@ class Outcome:
     def unit_log_prob(self) -> Tensor:
         """Return the log probability of each unit, computed on first access."""
         if not isinstance(self._score, Tensor):
-            with self._as_when_drawn():
-                found = self._score()
-                is_folded = found.shape[: found.dim() - self.axes] == self._rows.folded
-                self._score = self._rows.unfold(found) if is_folded else found  # this frees the noise
+            found = self._as_when_drawn(self._score)
+            is_folded = found.shape[: found.dim() - self.axes] == self._rows.folded
+            self._score = self._rows.unfold(found) if is_folded else found  # this frees the noise
         return self._score
 
     @property
@@ -174,20 +172,25 @@ class Outcome:
         It is computed on first access.
         """
         if not isinstance(self._summed, Tensor):
-            with self._as_when_drawn():
-                summed = self._summed
-                total = self.total(self.unit_log_prob) if summed is None else self._rows.spread(summed(self.axes))
-                self._summed = total
+            self._summed = self._as_when_drawn(self._compute)
         return self._summed
+
+    def _compute(self) -> Tensor:
+        assert not isinstance(self._summed, Tensor)
+        if self._summed is None:
+            return self.total(self.unit_log_prob)
+        return self._rows.spread(self._summed(self.axes))
 
     def total(self, quantity: Tensor) -> Tensor:
         """Sum a quantity over the units, for every sample and data point."""
         return self._rows.spread(quantity.sum(tuple(range(-self.axes, 0))) if self.axes else quantity)
 
-    def _as_when_drawn(self) -> AbstractContextManager[object]:
-        """Restore the gradient mode that was active when the node was drawn."""
-        same = torch.is_grad_enabled() == self._differentiates
-        return nullcontext() if same else torch.set_grad_enabled(self._differentiates)
+    def _as_when_drawn(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Call a function in the gradient mode that was active when the node was drawn."""
+        if torch.is_grad_enabled() == self._differentiates:
+            return compute()
+        with torch.set_grad_enabled(self._differentiates):
+            return compute()
 
     def __repr__(self) -> str:
         what = "observed" if self.observed else "drawn"
@@ -212,12 +215,17 @@ class Trace(Mapping[str, Outcome]):
         """What the program returned, with samples and data points in one axis of rows."""
         self.rows = rows
         self._outcomes, self._find_parents = outcomes, find_parents
+        self.latent = [name for name, outcome in outcomes.items() if not outcome.observed]
+        """The names of the nodes that were not observed."""
+        self.observed = [name for name, outcome in outcomes.items() if outcome.observed]
+        """The names of the observed nodes."""
         self._parents: dict[str, tuple[str, ...]] | None = None
 
     def __getitem__(self, name: str) -> Outcome:
-        if name not in self._outcomes:
+        found = self._outcomes.get(name)
+        if found is None:
             raise KeyError(f"a trace has only the nodes of its run, got {name!r}{did_you_mean(name, self._outcomes)}")
-        return self._outcomes[name]
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._outcomes)
@@ -236,23 +244,17 @@ class Trace(Mapping[str, Outcome]):
         return self.rows.shape
 
     @property
-    def latent(self) -> list[str]:
-        """Return the names of the nodes that were not observed."""
-        return [name for name, outcome in self._outcomes.items() if not outcome.observed]
-
-    @property
-    def observed(self) -> list[str]:
-        """Return the names of the observed nodes."""
-        return [name for name, outcome in self._outcomes.items() if outcome.observed]
-
-    @property
     def log_prob(self) -> dict[str, Tensor]:
         """Return the log probability of every node, summed over its units, for every sample and data point."""
         return {name: outcome.log_prob for name, outcome in self._outcomes.items()}
 
     @property
     def parents(self) -> dict[str, tuple[str, ...]]:
-        """Return the parents of every node. The first access runs the program once more."""
+        """Return the parents of every node, for display. The first access runs the program once more.
+
+        A parent is missed if its value is used only where torch does not see it, as in a comparison of a scripted
+        function.
+        """
         if self._parents is None:
             self._parents = self._find_parents()
         return self._parents

@@ -221,7 +221,7 @@ def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor
     columns, blocks = ceil_div(wide, SUMMED[1]), ceil_div(high, SUMMED[0])
     steps = max(ceil_div(blocks, max(1, SUMS // (columns * members))), min(blocks, STEPS))
     parts = ceil_div(blocks, steps)
-    sums = partial_sums(parts, by_out[:, 0], torch.float32)
+    sums = partial_sums(parts, (members, wide), by_out, torch.float32)
     _before_tanh[columns, parts, members](
         by_out, out, by_total, sums, high, wide, by_out.stride(0), out.stride(0), parts, steps,
         TANH=tanh, HIGH=SUMMED[0], WIDE=SUMMED[1],

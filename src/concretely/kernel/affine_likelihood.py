@@ -81,7 +81,7 @@ def affine_log_likelihood(
     slope = state.new_empty(shape, dtype=torch.bfloat16 if is_half else torch.float32)
     high, size = samples * batch, chosen or _tile(product, slope)
     columns = ceil_div(wide, size.wide)
-    parts = partial_sums(columns, state[..., 0], torch.float32)
+    parts = partial_sums(columns, state.shape[:-1], state, torch.float32)
     if parts.numel():
         state, weight, bias, bits = rows(state), rows(weight), rows(bias), rows(_bytes(bits, samples))
         _log_likelihood[ceil_div(high, size.high) * columns, members](

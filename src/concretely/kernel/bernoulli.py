@@ -201,7 +201,7 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
     if not value.numel():
         return torch.zeros_like(logits)
     dtype, tile = logits.dtype, binary.tiling(members, samples, units, sums=True)
-    value, logits, by_logits = rows(value), rows(logits), partial_sums(tile.parts, value[:, 0], dtype)
+    value, logits, by_logits = rows(value), rows(logits), partial_sums(tile.parts, (members, units), value, dtype)
     _backward[tile.grid](
         by, value, logits, by_logits, units, samples, tile.parts, tile.steps,
         *by.stride(), value.stride(0), logits.stride(0),

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .layout import rows, sum_parts
+from .layout import rows, strides, sum_parts
 from .tile import ceil_div, power
 
 BLOCK = 64
@@ -139,14 +139,11 @@ def loss(
     high = min(power(samples), SAMPLES)
     wide = min(power(batch), TILE // high)
     parts = ceil_div(batch, wide)
-    out, bounds, log_w = (
-        torch.empty((members, *shape), dtype=torch.float32, device=log_p[0].device)
-        for shape in ((parts,), (batch,), (samples, batch))
-    )
-    added, subtracted = (tuple(rows(each) for each in terms) for terms in (log_p, log_q))
+    log_w = torch.empty((members, samples, batch), dtype=torch.float32, device=log_p[0].device)
+    out, bounds = log_w.new_empty((members, parts)), log_w.new_empty((members, batch))
+    added, subtracted = tuple(map(rows, log_p)), tuple(map(rows, log_q))
     _loss[parts, members](
-        added, subtracted, tuple(each.stride(0) for each in added), tuple(each.stride(0) for each in subtracted),
-        out, bounds, log_w, samples, batch, parts,
+        added, subtracted, strides(added), strides(subtracted), out, bounds, log_w, samples, batch, parts,
         AVERAGES=averages, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
     )  # fmt: skip
     return sum_parts(out, torch.float32), bounds, log_w
@@ -186,11 +183,11 @@ def loss_backward(
     `averages` it gets only that. The gradient of a baseline is that of its term.
     """
     (log_p, log_q, signal, baseline, averages, _), (_, bound, log_w) = inputs, outputs
-    members, samples, batch = log_w.shape
-    given = tuple(rows(each) for each in signal) or (log_w,)
-    added, *subtracted = (torch.empty(log_w.shape, dtype=torch.float32, device=log_w.device) for _ in (log_w, *given))
+    (members, samples, batch), log_w = log_w.shape, log_w.contiguous()
+    given = tuple(map(rows, signal)) or (log_w,)
+    added, *subtracted = [torch.empty_like(log_w) for _ in (log_w, *given)]
     _loss_backward[samples * ceil_div(batch, BLOCK), members](
-        by[0], log_w.contiguous(), bound.contiguous(), given, tuple(each.stride(0) for each in given),
+        by[0], log_w, bound.contiguous(), given, strides(given),
         added, tuple(subtracted), samples, batch, by[0].stride(0),
         AVERAGES=averages, HAS_SIGNAL=bool(signal), BLOCK=BLOCK,
     )  # fmt: skip

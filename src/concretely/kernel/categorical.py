@@ -176,7 +176,7 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
         return torch.zeros_like(logits)
     tile = unit_tile(members, samples, units, n, least=nary.STEPS)
     value, logits = rows(value), rows(logits)
-    partial = partial_sums(tile.grid[1], logits, dtype)
+    partial = partial_sums(tile.grid[1], logits.shape, logits, dtype)
     _score_backward[*tile.grid, members](
         by, value, logits, partial, samples, units, tile.steps, *by.stride(), value.stride(0), logits.stride(0),
         N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length, SAMPLES=tile.samples, UNITS=tile.units,

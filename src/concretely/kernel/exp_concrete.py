@@ -192,7 +192,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
     if not node.numel():
         return (torch.zeros_like(logits),)
     tile = unit_tile(members, samples, units, n, least=nary.STEPS)
-    partial = partial_sums(tile.grid[1], node[:, 0], dtype)
+    partial = partial_sums(tile.grid[1], (members, units, n), node, dtype)
     node = node.contiguous()
     by_both = [node if each is None else rows(each) for each in (by_node, by_value)]
     _draw_backward[*tile.grid, members](
@@ -327,7 +327,7 @@ def _gradients_of_score(
     if not node.numel():
         return by_node, torch.zeros_like(logits)
     tile = unit_tile(members, samples, units, n, least=nary.STEPS if needs_logits else 1)
-    partial = partial_sums(tile.grid[1], logits, logits.dtype) if needs_logits else by_node
+    partial = partial_sums(tile.grid[1], logits.shape, logits, logits.dtype) if needs_logits else by_node
     node, given = rows(node), rows(logits)
     _score_backward[*tile.grid, members](
         pull, node, given, temperature, by_node, partial,

@@ -6,6 +6,8 @@ from typing import Any
 
 import triton
 from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
 
 MANY = 4096
 """The number of kinds of calls after which all are forgotten, as in a program that never repeats a size."""
@@ -23,35 +25,57 @@ class Launched:
         self._function = triton.jit(function, do_not_specialize=list(free))
         self._names = tuple(self._function.arg_names)
         self._free = tuple(map(self._names.index, free))
-        self._programs: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        self._programs: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
-        kinds = [_kind(each) for each in given]
+        kinds = _kinds(given)
         for place in self._free:
             kinds[place] = None
         kind = (*constants.items(), *kinds)
         known = self._programs.get(kind)
-        if known is not None:
-            program, rest = known
-            program[*grid, *(1,) * (3 - len(grid))](*given, *rest)
+        if known is None:
+            self._compile(kind, grid, given, constants)
             return
+        program, run, stream_of, device, function, metadata, rest = known
+        whole = (*grid, 1, 1)[:3]
+        if _is_observed():
+            program[whole](*given, *rest)
+        else:  # the same, without what Triton does for observers
+            run(*whole, stream_of(device), function, metadata, None, None, None, *given, *rest)
+
+    def _compile(
+        self, kind: tuple[Any, ...], grid: tuple[int, ...], given: tuple[Any, ...], constants: dict[str, Any]
+    ) -> None:
+        """Launch a kind of call for the first time, and remember its program."""
         program = self._function[grid](*given, **constants)
         if program is not None:  # the interpreter returns none
             if len(self._programs) == MANY:
                 self._programs.clear()
-            self._programs[kind] = program, tuple(constants[name] for name in self._names[len(given) :])
+            rest, active = tuple(constants[name] for name in self._names[len(given) :]), driver.active
+            how = program.run, active.get_current_stream, active.get_current_device()
+            self._programs[kind] = program, *how, program.function, program.packed_metadata, rest
 
 
-def _kind(argument: Any) -> Any:
-    """Return what the compiled program depends on in an argument. It does not depend on the value of a float."""
-    kind = type(argument)
-    if kind is int:
-        return argument
-    if kind is Tensor or isinstance(argument, Tensor):
-        return argument.dtype, argument.get_device(), argument.data_ptr() % 16
-    if kind is tuple:
-        return tuple(map(_kind, argument))
-    return kind if kind is float else argument
+def _is_observed() -> bool:
+    """Return whether a profiler has asked Triton to report launches."""
+    before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(before, "calls", before) or getattr(after, "calls", after))
+
+
+def _kinds(given: Sequence[Any]) -> list[Any]:
+    """Return what the compiled program depends on in arguments. It does not depend on the value of a float."""
+    kinds: list[Any] = []
+    for each in given:
+        kind = type(each)
+        if kind is int:
+            kinds.append(each)
+        elif kind is Tensor or isinstance(each, Tensor):
+            kinds.append((each.dtype, each.get_device(), each.data_ptr() % 16))
+        elif kind is tuple:
+            kinds.append(tuple(_kinds(each)))
+        else:
+            kinds.append(kind if kind is float else each)
+    return kinds

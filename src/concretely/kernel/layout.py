@@ -1,19 +1,27 @@
 """How the members of a tensor lie in memory, and sums over parts and rows."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
 def rows(tensor: Tensor) -> Tensor:
     """Return a tensor in which each member is contiguous, copied only if needed. Members may share memory."""
-    whole = tensor.is_contiguous() or (len(tensor) and tensor[0].is_contiguous())
-    return tensor if whole else tensor.contiguous()
+    if tensor.is_contiguous() or (len(tensor) and tensor[0].is_contiguous()):
+        return tensor
+    return tensor.contiguous()
 
 
-def partial_sums(parts: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory for partial sums in the shape of `like`, in float32, or in `dtype` if there is one part."""
-    shape = (len(like), parts, *like.shape[1:])
-    return like.new_empty(shape, dtype=dtype if parts == 1 else torch.float32)
+def strides(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return how far apart the members of each tensor are."""
+    return tuple([tensor.stride(0) for tensor in tensors])
+
+
+def partial_sums(parts: int, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return memory for partial sums of a shape, in float32, or in `dtype` if there is one part."""
+    members, *units = shape
+    return like.new_empty((members, parts, *units), dtype=dtype if parts == 1 else torch.float32)
 
 
 def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:

@@ -63,6 +63,15 @@ def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *argu
     return found, tree_map(lambda tensor: 0, found)
 
 
+def batched_in_front(
+    call: Callable[..., Tensor], info: Any, in_dims: tuple[Any, ...], tensor: Tensor, *options: Any
+) -> tuple[Tensor, int | None]:
+    """Run an operator of one tensor, with any number of batch axes, once for a `vmap` batch, as the first of them."""
+    if in_dims[0] is None:
+        return call(tensor, *options), None
+    return call(tensor.movedim(in_dims[0], 0), *options), 0
+
+
 def _stacked(argument: Any, dim: Any, size: int) -> Any:
     """Merge the batch axis of a tensor, or of each in a list, into the member axis. Return other values unchanged."""
     if isinstance(argument, list):

@@ -155,7 +155,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
         return (torch.zeros_like(logits),)
     tile, node = binary.tiling(members, samples, units, sums=True), node.contiguous()
     by_both = [node if each is None else each for each in (by_node, by_value)]
-    by_logits = partial_sums(tile.parts, node[:, 0], dtype)
+    by_logits = partial_sums(tile.parts, (members, units), node, dtype)
     _draw_backward[tile.grid](
         *by_both, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
         *by_both[0].stride(), *by_both[1].stride(), temperature.stride(0),
@@ -273,7 +273,7 @@ def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
         return torch.empty_like(node), torch.zeros_like(logits)
     node, logits, tile = rows(node), rows(logits), binary.tiling(members, samples, units, sums=needs_logits)
     by_node = torch.empty((members, samples, units) if needs_node else 0, dtype=node.dtype, device=node.device)
-    by_logits = partial_sums(tile.parts, node[:, 0], dtype) if needs_logits else by_node
+    by_logits = partial_sums(tile.parts, (members, units), node, dtype) if needs_logits else by_node
     _score_backward[tile.grid](
         pull, node, logits, temperature, by_node, by_logits, units, samples, tile.parts, tile.steps,
         *pull.stride(), node.stride(0), logits.stride(0), temperature.stride(0),

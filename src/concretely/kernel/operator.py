@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -28,6 +29,7 @@ from torch.utils._device import DeviceContext
 from .library import batched, contiguous, memory, parameter, registered, schema_type
 
 _DISABLED: set[str] = set()
+_PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
 
 
 P = ParamSpec("P")
@@ -43,6 +45,7 @@ def operator(
     eligible: Callable[..., bool] | None = None,
     arrange: Callable[..., Arranged] | None = None,
     nondifferentiable: Sequence[int] = (),
+    takes_float64: bool = False,
 ) -> "Callable[[Callable[P, R]], Operator[P, R]]":
     """Register a definition with its kernel.
 
@@ -62,13 +65,16 @@ def operator(
         name: The name of the operator of torch.
         kernel: The module with the kernel.
         eligible: A condition on the arguments under which the kernel can run. In addition, the first tensor must be on
-            the current GPU and not in float64.
+            the current GPU and, unless `takes_float64`, not in float64.
         arrange: A function that converts the arguments to those of the kernel and returns how to restore the results,
             for kernels that take other shapes or have extra options. The definition must compute the same result from
             the arguments of the kernel.
         nondifferentiable: The indices of outputs without a gradient.
+        takes_float64: Whether the kernel also computes in float64.
     """
-    return lambda definition: Operator(definition, name, kernel, eligible, arrange, tuple(nondifferentiable))
+    return lambda definition: Operator(
+        definition, name, kernel, eligible, arrange, tuple(nondifferentiable), takes_float64
+    )
 
 
 @contextmanager
@@ -129,11 +135,13 @@ class Operator(Generic[P, R]):
         eligible: Callable[..., bool] | None,
         arrange: Callable[..., Arranged] | None,
         nondifferentiable: tuple[int, ...],
+        takes_float64: bool = False,
     ) -> None:
         self.definition, self.name, self.kernel = definition, name, kernel
         self._defined = cast("Callable[..., Any]", definition)
         self.__doc__, self.__name__ = definition.__doc__, definition.__name__
         self._eligible, self._arrange, self._nondifferentiable = eligible, arrange, nondifferentiable
+        self._takes_float64 = takes_float64
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
         self._defaults = tuple(each.default for each in given.values())
@@ -149,7 +157,8 @@ class Operator(Generic[P, R]):
         self.backward = registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
         self.backward.register_fake(self._fake_backward)
         self.backward.register_vmap(lambda *given: batched(self.backward, *given))
-        self._apply: Callable[..., Any] = self._function().apply
+        # calls are plain, for which torch's own `apply` does nothing more than that of its base class
+        self._apply: Callable[..., Any] = super(torch.autograd.Function, self._function()).apply  # type: ignore[misc]
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> R:
         """Run the kernel if it is eligible, else the definition."""
@@ -172,8 +181,10 @@ class Operator(Generic[P, R]):
         leaves, structure = _flattened(arguments)
         if not is_plain(leaves) or is_watched():
             return self.registered(*arguments)
-        if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in leaves):
-            return self._apply(*leaves, structure)
+        if torch.is_grad_enabled():
+            for each in leaves:
+                if isinstance(each, Tensor) and each.requires_grad:
+                    return self._apply(*leaves, structure)
         return self._forward(*arguments)
 
     def runs_kernel(self, *arguments: Any) -> bool:
@@ -191,7 +202,7 @@ class Operator(Generic[P, R]):
         function: Callable[..., Any] = getattr(self._module, self.__name__)
         return function
 
-    @property
+    @cached_property
     def _backward(self) -> Callable[..., Any] | None:
         return getattr(self._module, f"{self.__name__}_backward", None)
 
@@ -202,11 +213,14 @@ class Operator(Generic[P, R]):
             bound.apply_defaults()
             given = bound.args
         arguments = [*given, *self._defaults[len(given) :]]
+        if tuple not in map(type, arguments):
+            return arguments
         return [list(each) if isinstance(each, tuple) else each for each in arguments]
 
     def _is_eligible(self, arguments: Sequence[Any]) -> bool:
         first = arguments[self._first]
-        if (first if isinstance(first, Tensor) else first[0]).dtype == torch.float64:
+        dtype = (first if isinstance(first, Tensor) else first[0]).dtype
+        if dtype == torch.float64 and not self._takes_float64:
             return False
         if _DISABLED and not _DISABLED.isdisjoint((self.name, self.kernel)):
             return False
@@ -257,8 +271,9 @@ class Operator(Generic[P, R]):
         ctx.structure, ctx.by_kernel = structure, by_kernel
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(outputs[place] for place in self._nondifferentiable))
-        ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *outputs)
+        if self._nondifferentiable:
+            ctx.mark_non_differentiable(*[outputs[place] for place in self._nondifferentiable])
+        ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, Tensor)], *outputs)
 
     def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> list[Tensor | None]:
         """Return the gradients of all leaves of the arguments, or None for leaves without one."""
@@ -266,13 +281,13 @@ class Operator(Generic[P, R]):
             return [None] * len(needs)
         saved = iter(ctx.saved_tensors)
         leaves = [next(saved) if other is None else other[0] for other in ctx.others]
-        outputs = list(saved)
+        outputs = tuple(saved)
         if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
             return self._pulled_by_definition(by, leaves, ctx.structure, needs)
         inputs = _unflattened(leaves, ctx.structure)
         if is_plain([*by, *leaves]):
             return self._pulled_by_kernel(by, inputs, outputs, needs)
-        found = iter(self.backward(list(by), *inputs, outputs, needs))
+        found = iter(self.backward(list(by), *inputs, list(outputs), needs))
         return [next(found) if needed else None for needed in needs]
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
@@ -284,17 +299,14 @@ class Operator(Generic[P, R]):
         self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
     ) -> list[Tensor | None]:
         assert self._backward is not None
-        nested = _unflattened(needs, _flattened(inputs)[1])
-        needed = tuple(any(each) if isinstance(each, list) else each for each in nested)
-        found = list(self._backward(tuple(by), needed, tuple(inputs), tuple(outputs)))
-        found += [None] * (len(inputs) - len(found))
-        gradients: list[Tensor | None] = []
-        for each, gradient in zip(inputs, found, strict=True):
-            if isinstance(each, list):
-                gradients += [None] * len(each) if gradient is None else gradient
-            else:
-                gradients.append(gradient)
-        return [gradient if needed else None for gradient, needed in zip(gradients, needs, strict=True)]
+        lengths = _flattened(inputs)[1]
+        nested = needs if lengths is None else [any(_listed(each)) for each in _unflattened(needs, lengths)]
+        gradients = self._backward(tuple(by), tuple(nested), tuple(inputs), tuple(outputs))
+        if lengths is not None:
+            pairs = zip_longest(lengths, gradients)
+            lists = ([None] * length if each is None and length is not None else each for length, each in pairs)
+            gradients = [gradient for each in lists for gradient in _listed(each)]
+        return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
 
     def _pulled_by_definition(
         self, by: Sequence[Tensor | None], leaves: list[Any], structure: Any, needs: list[bool]
@@ -330,7 +342,7 @@ class Operator(Generic[P, R]):
         class Kernel(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
-                *leaves, structure = given
+                leaves, structure = given[:-1], given[-1]
                 found = operator._forward(*_unflattened(leaves, structure))
                 operator._save(ctx, leaves, structure, found, by_kernel=True)
                 return found
@@ -344,10 +356,16 @@ class Operator(Generic[P, R]):
 
 def _flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int | None] | None]:
     """Return the leaves of arguments, and the length of each that is a list, or None if none is."""
-    lengths = [len(each) if isinstance(each, list) else None for each in arguments]
-    if not any(length is not None for length in lengths):
-        return arguments, None
-    return [leaf for each in arguments for leaf in (each if isinstance(each, list) else [each])], lengths
+    for each in arguments:
+        if isinstance(each, list):
+            lengths = [len(each) if isinstance(each, list) else None for each in arguments]
+            return [leaf for each in arguments for leaf in _listed(each)], lengths
+    return arguments, None
+
+
+def _listed(argument: Any) -> list[Any]:
+    """Return a list, or the list of anything else."""
+    return argument if isinstance(argument, list) else [argument]
 
 
 def _unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequence[Any]:
@@ -364,8 +382,8 @@ def _is_transformed() -> bool:
 
 
 def _has_derivative_on_stack() -> bool:
-    stack = get_interpreter_stack() or ()
-    return any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
+    stack = get_interpreter_stack()
+    return bool(stack) and any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
 
 
 _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
@@ -373,8 +391,8 @@ _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-def
 
 def is_watched() -> bool:
     """Whether a mode of torch, other than a default device, has to see every call."""
-    watching = (_get_function_stack_at(index) for index in range(_len_torch_function_stack()))
-    return not all(isinstance(mode, DeviceContext) for mode in watching)
+    count = _len_torch_function_stack()
+    return count > 0 and not all(isinstance(_get_function_stack_at(index), DeviceContext) for index in range(count))
 
 
 def is_plain(leaves: Sequence[Any]) -> bool:
@@ -384,5 +402,6 @@ def is_plain(leaves: Sequence[Any]) -> bool:
     if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
         return False
     # tensor subclasses may represent something else
-    kinds = {type(each) for each in leaves}
-    return not any(issubclass(kind, Tensor) for kind in kinds - {Tensor, nn.Parameter, int, float, bool, str})
+    return _PLAIN.issuperset(map(type, leaves)) or not any(
+        issubclass(kind, Tensor) for kind in {type(each) for each in leaves} - _PLAIN
+    )

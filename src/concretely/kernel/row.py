@@ -5,6 +5,7 @@ in all four quarters. A program sums along a row in `LANES` partial sums, one fo
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import triton
@@ -184,6 +185,7 @@ class Launch(NamedTuple):
     options: dict[str, int]
 
 
+@lru_cache(maxsize=1024)
 def draws(members: int, samples: int, units: int, length: int) -> Launch:
     """Return the launch of a draw, by rows if `length` > 1, else by units. Quarters must consist of whole rows."""
     total = samples * units
@@ -211,6 +213,7 @@ class Tiling(NamedTuple):
     grid: tuple[int, int]
 
 
+@lru_cache(maxsize=1024)
 def tiling(members: int, samples: int, units: int, *, sums: bool) -> Tiling:
     """Return the tiling. Sums over many samples have no more parts than needed to keep the device busy."""
     count = members * samples * units
@@ -245,6 +248,7 @@ def point_of(unit, LENGTH: tl.constexpr):
     return unit if LENGTH == 1 else (unit.to(tl.uint32) // LENGTH).to(tl.int64)
 
 
+@lru_cache(maxsize=1024)
 def scores(members: int, samples: int, units: int, length: int) -> Launch:
     """Return the launch of a score, of units or of rows. With several samples, a program has rows of one data point."""
     if length == 1:

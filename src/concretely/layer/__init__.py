@@ -1,6 +1,40 @@
-"""Drop-in functions for discrete choices inside a model: gates, selectors and routers."""
+"""Layers with discrete choices inside: gates, selectors, subsets, routers, codebooks, permutations.
 
-from .gumbel import gumbel_sigmoid, gumbel_softmax
-from .straight_through import straight_through
+`base` has their contract. The drop-in functions `gumbel_softmax`, `gumbel_sigmoid` and `straight_through` are public
+names of the package itself.
+"""
 
-__all__ = ["gumbel_sigmoid", "gumbel_softmax", "straight_through"]
+from .base import advance, decide, penalty, report
+from .choice import Choice
+from .choose import Choose
+from .codebook import Codebook, Coded
+from .dropout import ConcreteDropout
+from .gate import Gate
+from .levels import Leveled, Levels
+from .permute import Permute, sinkhorn
+from .router import Router, Routing
+from .selector import Selector
+from .target import Target
+from .top_k import gumbel_top_k
+
+__all__ = [
+    "Choice",
+    "Choose",
+    "Codebook",
+    "Coded",
+    "ConcreteDropout",
+    "Gate",
+    "Leveled",
+    "Levels",
+    "Permute",
+    "Router",
+    "Routing",
+    "Selector",
+    "Target",
+    "advance",
+    "decide",
+    "gumbel_top_k",
+    "penalty",
+    "report",
+    "sinkhorn",
+]

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from ..distribution.binary import Bernoulli
-from ..distribution.check import first
+from ..distribution.check import are_bits, first
 from ..distribution.hypercube import Hypercube
-from ..functional.arithmetic import affine, bool_or_none, cast, compute_dtype, is_hidden
+from ..functional.arithmetic import affine, bool_or_none, cast, compute_dtype
 from ..graph.program import Draw
 from ..notation import Architecture, Layer, Link, parse
 from .model import Model
@@ -310,10 +310,7 @@ def as_units(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[T
 def as_bits(name: str, bits: Tensor, units: int, dtype: torch.dtype) -> Float[Tensor, "*batch units"]:
     """Cast observed bits to the dtype of the model; raise if any is not 0 or 1."""
     bits = as_units(name, bits, units, dtype)
-    if is_hidden(bits):
-        return bits
-    low, high = torch.aminmax(torch.addcmul(bits, bits, bits, value=-1)) if bits.numel() else (bits, bits)
-    if bool_or_none(((low == 0) & (high == 0)).all()) is False:  # x - x² is zero only for bits, and fast to compute
+    if are_bits(bits) is False:
         raise ValueError(f"{name} must be bits of 0 and 1, got {first(bits, (bits != 0) & (bits != 1))}")
     return bits
 

@@ -15,6 +15,7 @@ from ..spelling import LOOSE, format_difference, format_number, is_loose, printa
 from ..training.recipe import Member
 
 if TYPE_CHECKING:
+    from ..experiment.board import ProgramState
     from ..experiment.task_study import Score, TaskStudy  # imports torch, which tables of records do without
 
 MISSING = "–"
@@ -106,8 +107,14 @@ def cell_table(results: Sequence[CellResult], *, title: str, caption: str) -> Ta
     return shown
 
 
-def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, title: str, samples: int) -> Table:
-    """Return the members of a sweep as a table for the terminal, the best one in bold."""
+def sweep_table(
+    ranked: Sequence[tuple[Member, Mapping[str, Any] | None]],
+    *,
+    title: str,
+    samples: int,
+    stopped: Sequence[Member] = (),
+) -> Table:
+    """Return the members of a sweep as a table for the terminal, the best in bold, and those stopped early marked."""
     table = plain_table(title, f"validation NLL in nats from {samples:,} samples ± standard error")
     keys = differing_keys([member.recipe for member, _ in ranked])
     for header in (*keys, "NLL", "steps", "seconds", ""):
@@ -119,7 +126,23 @@ def sweep_table(ranked: Sequence[tuple[Member, Mapping[str, Any] | None]], *, ti
         if record is not None:
             nll = format_metric(record["metrics"][score_key(record["metrics"], "valid")])
             cells = nll, f"{record['step']:,}", f"{record['seconds']:,.1f}"
-        add_row(table, *values, *cells, best, style="bold" if best else "")
+        add_row(table, *values, *cells, best or "stopped" * (member in stopped), style="bold" if best else "")
+    return table
+
+
+def program_table(states: Sequence["ProgramState"], *, rows: int) -> Table:
+    """Return the progress of programs as a table for the terminal, of at most so many rows, those at work first."""
+    order = ("training", "scoring", "queued", "stopped", "done")
+    shown = sorted(states, key=lambda state: order.index(state.state))[:rows]
+    done = sum(state.state == "done" for state in states)
+    hidden = f", {len(states) - len(shown)} more below" if len(shown) < len(states) else ""
+    table = plain_table(f"{done} of {len(states)} programs are done{hidden}")
+    for header in ("program", "members", "step", "bound", "", "starts"):
+        table.add_column(header, justify="left" if header in ("program", "") else "right", no_wrap=True)
+    for each in shown:
+        bound = MISSING if each.bound is None else f"{each.bound:.2f}"
+        step = f"{each.step:,} of {each.steps:,}"
+        add_row(table, each.name, str(each.members), step, bound, each.state, str(each.starts))
     return table
 
 

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,20 +12,27 @@ from ..environment import install_command
 from ..spelling import printable
 from .train_state import Row
 
-REFRESH = 16
-"""The number of steps between two updates of a progress bar."""
+REFRESH = 20
+"""The number of steps between two updates of a progress bar, a multiple of those that a GPU takes at once."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
     """Functions that are called during training, with the step, a row of the curve, or a message for the user.
 
-    For several runs, a row is the average over those still training.
+    For several runs, a row is the average over those still training. If `step` need not see every step, such as that of
+    a progress bar, `sees_all` is False: then a GPU may take ten steps at once.
     """
 
     step: Callable[[int], None] = lambda step: None
     row: Callable[[Row], None] = lambda row: None
     note: Callable[[str], None] = lambda sentence: None
+    sees_all: bool = True
+
+    @property
+    def has_each_step(self) -> bool:
+        """Whether `step` must be called after each step."""
+        return self.sees_all and self.step is not Callbacks.step
 
 
 @runtime_checkable
@@ -67,7 +75,8 @@ class ProgressBar:
             def row(new: Row) -> None:
                 bar.update(task, completed=new.step, description=describe_row(new))
 
-            yield Callbacks(step, row, lambda sentence: console.print(printable(sentence), markup=False))
+            note = partial(console.print, markup=False)
+            yield Callbacks(step, row, lambda sentence: note(printable(sentence)), sees_all=False)
 
 
 @dataclass(frozen=True)
@@ -179,6 +188,7 @@ def joined_callbacks(
         _call_all([part.step for part in parts if part.step is not Callbacks.step]),
         _call_all([part.row for part in parts]),
         _call_all(notes),
+        sees_all=any(part.has_each_step for part in parts),
     )
 
 

@@ -67,6 +67,11 @@ class Captured:
         self.is_possible = True
         """Whether the work could be captured, as far as is known."""
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the work is captured, so that calls replay it."""
+        return self._graph is not None
+
     def __call__(self) -> None:
         """Call the function, or replay its graph."""
         if self._graph is not None:

@@ -65,14 +65,16 @@ def latest(folder: Path) -> Checkpoint | None:
 
     Raise an error if all are damaged, or if one has another format.
     """
-    damaged = []
-    for step in _steps(folder, ".json")[::-1]:
+    damaged, steps = list[str](), _steps(folder, ".json")
+    for step in steps[::-1]:
         try:
             tensors, state = _read(_tensors(folder, step), step)
         except _DamagedError as error:
             damaged.append(str(error))
         else:
             return Checkpoint(step, tensors, state, tuple(damaged), folder)
+    if _steps(folder, ".json") != steps:  # another process trains, and has deleted those that were listed
+        return latest(folder)
     if damaged:
         raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}; begin a new run")
     return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .train_state import TrainState
 
 GAP_INTERVAL = 10
-"""The interval, in steps, at which the gap is measured: the bound that is trained minus that of the discrete graph."""
+"""The least interval, in steps, at which the gap is measured: the trained bound minus that of the discrete graph."""
 
 METRICS = 5
 """The number of entries of `TrainState.metrics`."""
@@ -62,17 +62,22 @@ class Engine:
 
     The models of the runs are views of the state that steps change, so that changes to a model between two calls of
     `advance` affect the next step. `stacked` says whether all members run as one program, by default only on a GPU.
-    `note` receives a sentence if steps cannot be stacked or captured.
+    `note` receives a sentence if steps cannot be stacked or captured. `gap_interval` is a multiple of `GAP_INTERVAL`.
     """
 
     def __init__(
-        self, runs: Sequence["TrainState"], *, stacked: bool | None = None, note: Callable[[str], None] = warn
+        self,
+        runs: Sequence["TrainState"],
+        *,
+        stacked: bool | None = None,
+        note: Callable[[str], None] = warn,
+        gap_interval: int | None = None,
     ) -> None:
         first = runs[0]
         if len({(run.task.key, run.step, run.since) for run in runs}) > 1:
             raise ValueError("members of an engine must have one architecture, estimator and step, got others")
         self.runs, self.device = tuple(runs), first.device
-        self._note = note
+        self._note, self._gap_interval = note, gap_interval or GAP_INTERVAL
         self._ended: EndOfDataError | None = None
         self.stacked = self._may_stack() if stacked is None else stacked
         groups = [self.runs] if self.stacked else [(run,) for run in self.runs]
@@ -94,16 +99,17 @@ class Engine:
         """The number of steps taken so far."""
         return self.runs[0].step
 
-    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False) -> None:
-        """Take steps until the step `until`, or until `pause`, which is called after each step, returns true."""
+    def advance(self, until: int, *, pause: Callable[[], bool] = lambda: False, each: bool = False) -> None:
+        """Take steps until the step `until`, or until `pause`, called after `each` step or after ten, returns true."""
         since = max(run.since for run in self.runs)  # runs that have ended no longer begin new rows
         for program in self._programs:
             program._loss.train()
         with launching(self.device), torch_generators(self.device) if self._reseeds else nullcontext():
             while self.step < until and self._fetched():
-                self._take_step(gap=self._measures_gap and (self.step - since) % GAP_INTERVAL == 0)
+                steps = 1 if each or (self.step - since) % GAP_INTERVAL else self._together(until)
+                self._take_steps(steps, gap=self._measures_gap and (self.step - since) % self._gap_interval == 0)
                 for run in self.runs:
-                    run.step += 1
+                    run.step += steps
                 if pause():
                     break
             for program in self._programs:
@@ -111,8 +117,13 @@ class Engine:
         if self._ended is not None:
             raise self._ended
 
-    def _take_step(self, *, gap: bool) -> None:
-        """Take a step of every program, side by side on a GPU if they can be captured.
+    def _together(self, until: int) -> int:
+        """Return how many of the next steps are one graph, since a GPU pauses for some microseconds between graphs."""
+        fits = self.step + GAP_INTERVAL <= until and all(each.may_repeat(self.step) for each in self._programs)
+        return GAP_INTERVAL if fits else 1
+
+    def _take_steps(self, steps: int, *, gap: bool) -> None:
+        """Take steps of every program, side by side on a GPU if they can be captured.
 
         Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory. So
         do those of several ranks, whose averages must have one order.
@@ -121,13 +132,13 @@ class Engine:
         draws = any(program.draws_from_torch for program in self._programs)
         if len(streams) < max(2, len(self._programs)) or draws or self.runs[0].world.ranks > 1:
             for program in self._programs:
-                program.take_step(self.step, gap=gap)
+                program.take_steps(self.step, steps, gap=gap)
             return
         current = torch.cuda.current_stream(self.device)
         for program, stream in zip(self._programs, streams, strict=True):
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                program.take_step(self.step, gap=gap)
+                program.take_steps(self.step, steps, gap=gap)
         for stream in streams:
             current.wait_stream(stream)
 
@@ -154,7 +165,8 @@ class Engine:
         than capturing a new program.
         """
         fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
-        return self if fits else Engine(active, stacked=self.stacked, note=self._note)
+        interval = self._gap_interval
+        return self if fits else Engine(active, stacked=self.stacked, note=self._note, gap_interval=interval)
 
 
 def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:
@@ -202,14 +214,21 @@ class _Program:
         shared = self._leaves, self._constants if vmapped else None
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
 
-    def take_step(self, step: int, *, gap: bool) -> None:
-        """Take a step. With `gap`, also measure the trained bound minus the bound of the discrete graph."""
+    def may_repeat(self, step: int) -> bool:
+        """Return whether several steps from a step on may be one graph: the host has nothing to do between them."""
+        work = self._works.get((1, False, None))
+        if not isinstance(work, Captured) or not work.is_captured or self.draws_from_torch:
+            return False
+        return self._task.feed.is_on_device and self._table.has_lines(step, GAP_INTERVAL)
+
+    def take_steps(self, step: int, steps: int, *, gap: bool) -> None:
+        """Take steps. With `gap`, also measure the trained bound minus that of the discrete graph in the first."""
         if self._task.reseeds:
             rank = 0 if self._ranks is None else self._ranks.seeded_rank
             seed_torch(self._task.recipe.seed, step, self._runs[0].device, rank=rank)
-        work = gap, self._table.prepare(step)
+        work = steps, gap, self._table.prepare(step)
         if work not in self._works:
-            take = partial(self._step, gap=gap)
+            take = partial(self._steps, steps, gap=gap)
             self._works[work] = take if self.stream is None else Captured(take, self.stream, note=self._note)
         try:
             self._works[work]()
@@ -234,6 +253,11 @@ class _Program:
         metrics = torch.cat(parts if self._metrics is None else [*parts, self._metrics], -1).tolist()
         for run, own in zip(self._runs, metrics, strict=True):
             run.metrics, run.measured = own[:METRICS], own[METRICS:]
+
+    def _steps(self, steps: int, *, gap: bool) -> None:
+        """Take steps without synchronizing with the host."""
+        for place in range(steps):
+            self._step(gap=gap and place == 0)
 
     def _step(self, *, gap: bool = False) -> None:
         """Take one step without synchronizing with the host."""

@@ -2,7 +2,7 @@
 
 Data points lie on the device, and each step takes some by their indices. A replayed CUDA graph takes no arguments, so
 each step reads its indices, keys, learning rate and temperature from a table on the device that the host refills every
-256 steps. A step on a CPU reads the same table.
+250 steps. A step on a CPU reads the same table.
 """
 
 import math
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float64, Int64
@@ -26,8 +26,8 @@ from .rng import DRAWS, Order, Purpose, seed_of
 if TYPE_CHECKING:
     from .train_state import TrainState
 
-LINES = 256
-"""The number of steps for which the table has lines."""
+LINES = 250
+"""The number of steps for which the table has lines, a multiple of the interval at which the gap is measured."""
 NUMBERS = 4
 """Learning rate, L2 penalty and both bias corrections of Adam. The values of the task's schedules follow."""
 
@@ -56,6 +56,8 @@ class Feed(ABC):
 
     rows: int
     """The number of indices of a step."""
+    is_on_device: ClassVar[bool] = False
+    """Whether steps find their data on the device, without help of the host."""
 
     @abstractmethod
     def fetch(self, step: int) -> None:
@@ -163,6 +165,7 @@ class Indexed(Feed):
     points: Points
     order: Order
     parts: int = 1
+    is_on_device = True
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -260,9 +263,13 @@ class StepTable:
             self._table.copy_(lines, non_blocking=True)
             self._cursor.zero_()
             self._end, self._next = step + LINES, None
-        if self._next is None and self._end - step == LINES // 2:  # while the device is busy with the first half
+        if self._next is None and self._end - step <= LINES // 2:  # while the device is busy with the first half
             self._next = self._written(self._end)
         return self._points.prepare(step)
+
+    def has_lines(self, step: int, count: int) -> bool:
+        """Return whether the table, refilled if needed, has lines for so many steps from a step on."""
+        return not self._end - count < step < self._end
 
     def read(self) -> None:
         """Read the next line, on the device."""

@@ -31,6 +31,8 @@ from .trial import examine
 
 ROWS = 500
 """The maximum number of rows of a training curve. A run whose number of steps was raised later may have more."""
+GAPS = 4
+"""The least number of measurements of the gap in a row of a long run. A short run has fewer."""
 HOPELESS = 10
 """Training has diverged if the bound is below minus this factor times the absolute bound before training."""
 
@@ -52,8 +54,8 @@ def train(
 ) -> Run:
     """Train a model in a folder, from the last checkpoint there or from the start.
 
-    `stop` is called after each step; training ends when it returns true. A checkpoint is written every
-    `checkpoint_seconds` and at the end. `world` are the ranks that train the model together.
+    `stop` is called after each step, or on a GPU after ten; training ends when it returns true. A checkpoint is written
+    every `checkpoint_seconds` and at the end. `world` are the ranks that train the model together.
     """
     (found,) = train_together(
         [Member(recipe, Path(folder))],
@@ -78,11 +80,13 @@ def train_together(
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
     world: World = ALONE,
+    until: int | None = None,
 ) -> list[Run | DivergedError]:
     """Train runs of one architecture together, each in its folder, and return each run or the error that ended it.
 
     On a CPU each result has the same bits as if the run were trained alone. On a GPU it is the same up to rounding,
-    which may occasionally change a discrete draw. A run that diverges does not disturb the others.
+    which may occasionally change a discrete draw. A run that diverges does not disturb the others. `stop` is called
+    after the step `until` at least, on a GPU not after each step; to pause there, it must return true.
     """
     own = [data(member.recipe) for member in members]
     moved = {id(each): each.to(device) for each in own}  # once, however many share them
@@ -91,7 +95,7 @@ def train_together(
         for member, each in zip(members, own, strict=True)
     ]
     how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": callbacks, "stop": stop}
-    return train_states(states, [member.folder for member in members], **how)
+    return train_states(states, [member.folder for member in members], **how, until=until)
 
 
 def train_states(
@@ -101,6 +105,7 @@ def train_states(
     checkpoint_seconds: float = 60.0,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
+    until: int | None = None,
 ) -> list[Run | DivergedError]:
     """Train runs of one program together and return each run or the error that ended it.
 
@@ -132,8 +137,9 @@ def train_states(
             first = min(job.place for job in active)
             group = [job for job in active if job.place == first]
             later = [job.state.step for job in active if job.state.step > first[0]]
-            until, several = min(later, default=None), len(states) > 1
-            if not _train(group, checkpoint_seconds, callbacks, stop, until=until, several=several):
+            later += [until] if until is not None and until > first[0] else []
+            end, several = min(later, default=None), len(states) > 1
+            if not _train(group, checkpoint_seconds, callbacks, stop, until=end, several=several):
                 break
             active = [job for job in active if job.is_active]
         world.wait()  # for the files of rank 0
@@ -202,7 +208,8 @@ def _train(
     active = jobs
     for job in active:
         job.run = replace(job.run, members=len(active))
-    engine, world = Engine([job.state for job in active], note=callbacks.note), active[0].state.world
+    states, world = [job.state for job in active], active[0].state.world
+    engine = Engine(states, note=callbacks.note, gap_interval=_gap_interval(states[0].recipe))
     due = False
 
     def pause() -> bool:
@@ -215,7 +222,8 @@ def _train(
         engine = engine.without_ended([job.state for job in active])
         ends, started, due = _ends(recipe, engine.step), time.perf_counter(), False
         try:
-            engine.advance(min(ends if until is None else [*ends, until]), pause=pause)
+            end = min(ends if until is None else [*ends, until])
+            engine.advance(end, pause=pause, each=callbacks.has_each_step)
         except EndOfDataError as error:  # what was trained is saved first
             ended, stopped = error, True
         for job in active:
@@ -308,6 +316,11 @@ def _ends(recipe: RunRecipe, step: int) -> list[int]:
 def _interval(recipe: RunRecipe) -> int:
     """Return the number of steps between two rows."""
     return GAP_INTERVAL * math.ceil(recipe.steps / ROWS / GAP_INTERVAL)
+
+
+def _gap_interval(recipe: RunRecipe) -> int:
+    """Return the number of steps between two measurements of the gap, of which a row averages at least `GAPS`."""
+    return GAP_INTERVAL * max(1, _interval(recipe) // (GAPS * GAP_INTERVAL))
 
 
 def _average(rows: Sequence[Row]) -> Row:

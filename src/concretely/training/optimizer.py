@@ -5,6 +5,7 @@ change, whatever its gradient is. On a GPU the kernels `adam` and `muon` compute
 in this file.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -85,6 +86,8 @@ def guard_(
         rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
         return sizes._replace(rate=rate)
     log.sums[:, :2] += torch.stack([-loss, torch.ones_like(loss)], -1)
+    if loss.is_cpu and len(loss) == 1 and log.first_nonfinite.item() < 0 and _have_finite_sums(loss, *tensors):
+        return sizes
     # the largest and the smallest entry are finite if and only if all are; a norm would take ten times as long
     flat = [each.reshape(len(loss), -1) for each in (loss, *tensors) if each.numel()]
     extremes = torch.stack([extreme for each in flat for extreme in (each.amax(-1), each.amin(-1))])
@@ -92,6 +95,11 @@ def guard_(
     first = torch.where((log.first_nonfinite < 0) & ~finite, sizes.step, log.first_nonfinite)
     log.first_nonfinite.copy_(first)
     return sizes._replace(rate=torch.where(first < 0, sizes.rate, 0.0))
+
+
+def _have_finite_sums(*tensors: Tensor) -> bool:
+    """Return whether tensors have finite sums, and so only finite entries. This waits for the device."""
+    return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
 
 
 def adam_(

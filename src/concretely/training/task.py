@@ -47,7 +47,7 @@ class Task:
     """A key that is equal for tasks whose steps can be taken together, as one program."""
     loss: MemberLoss
     monitor: MemberLoss | None
-    """The loss of the discrete graph, which is measured at every tenth step, or None if it is not measured.
+    """The loss of the discrete graph, which is measured at some steps, or None if it is not measured.
 
     Unless `metrics` is None, it returns a vector: the loss, followed by the metrics.
     """

@@ -38,7 +38,7 @@ class Row:
     bound: float
     """The objective that was maximised, in nats."""
     discrete: float
-    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at every tenth step."""
+    """An estimate of the bound of the discrete graph: `bound` minus the mean gap, measured at some steps."""
     valid: float | None = None
     """The negative log-likelihood of the validation set, or None if it was not evaluated after this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,127 @@
+"""Subsets of exactly k of n items, the conditional Bernoulli law: log mass, marginals and exact draws.
+
+Independent Bernoulli variables with log-odds θ - c, given that exactly k are 1, have the same law for every c. With the
+c for which k ones are expected, their sum is k with a probability of at least 1/(n+1). All numbers below are therefore
+probabilities, of which those too small for floats do not matter. A binary tree over the items holds the law of the
+count below each node: upwards it gives the normaliser, downwards the marginals or a draw. See [chen1997statistical].
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Size, Tensor
+from torch.nn.functional import logsigmoid
+
+from .arithmetic import cast, compute_dtype, to_float64
+from .noise import Source, uniform
+from .polynomial import correlate, multiply
+from .threshold import GAP, threshold
+
+Level = Float[Tensor, "powers nodes rows"]
+"""The probabilities of the counts below the nodes of one level of the tree."""
+
+
+def centre(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch 1"]:
+    """Return the number c for which independent draws with log-odds logits - c have k ones on average.
+
+    At k = 0 and k = n it is finite and so far away that the probabilities are 0 and 1. It is rounded to at least
+    float32.
+    """
+    logits = cast(logits, compute_dtype(logits.dtype))
+    if k == 0:
+        return logits.amax(-1, keepdim=True) + GAP
+    return logits.amin(-1, keepdim=True) - GAP if k == logits.shape[-1] else threshold(logits, k)
+
+
+def log_odds_of(logits: Tensor, k: int) -> Tensor:
+    """Return centred logits in float64. The law does not depend on the centre, so no gradient passes through it."""
+    return to_float64(logits) - to_float64(centre(logits.detach(), k))
+
+
+def log_mass(value: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*out"]:
+    """Return the log probability of a subset in float64."""
+    log_odds = log_odds_of(logits, k)
+    own = logsigmoid(torch.where(value.detach() > 0.5, log_odds, -log_odds)).sum(-1)
+    return own - log_probability(log_odds, k)
+
+
+def log_probability(log_odds: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch"]:
+    """Return the log probability that exactly k of independent Bernoulli variables are 1."""
+    return _grow(log_odds, k)[-1][k, 0].log().view(log_odds.shape[:-1])
+
+
+def marginals(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
+    """Return the probability of each item to be in the subset, in float64. Its Jacobian is the covariance."""
+    log_odds = log_odds_of(logits, k)
+    if k == 0:
+        return torch.sigmoid(log_odds)
+    levels = _grow(log_odds, k)
+    root = levels[-1]
+    # the gradient of the probability of k by the coefficients of each level, from the root to the leaves
+    by = torch.zeros_like(root[:, :, :1].detach()).expand(root.shape).clone()
+    by[k] = 1
+    for level in reversed(levels[:-1]):
+        pairs = _paired(level)
+        by = by.unsqueeze(2).expand(-1, -1, 2, -1)
+        by = correlate(by, pairs.flip(2), level.shape[0]).flatten(1, 2)[:, : level.shape[1]]
+    rows = levels[0][1] * by[1] / root[k]
+    return rows.movedim(0, -1).reshape(log_odds.shape)
+
+
+def noise(
+    shape: Size, dtype: torch.dtype, *, device: torch.device, generator: Source | None = None
+) -> Float[Tensor, "*batch 2 n"]:
+    """Draw uniform noise for subsets of the last axis: one number for each branch of the tree, then one an item."""
+    return uniform((*shape[:-1], 2, shape[-1]), dtype, device=device, generator=generator)
+
+
+def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape 2 n"]) -> Float[Tensor, "*out n"]:
+    """Return the subset that noise selects, as a vector of exactly k ones and zeros.
+
+    From the root to the leaves, the count of each node is split among its two children, by the inverse of the CDF.
+    """
+    logits = logits.detach()
+    batch, n = logits.shape[:-1], logits.shape[-1]
+    choices = noise[..., 0, :]
+    lead = Size(torch.broadcast_shapes(choices.shape[:-1], batch))
+    samples = lead[: len(lead) - len(batch)].numel()
+    rows = to_float64(choices).expand(*lead, n).reshape(samples, batch.numel(), n).movedim(-1, 0)
+    count = torch.full_like(rows[:1], k, dtype=torch.int64)
+    used = 0
+    for level in reversed(_grow(log_odds_of(logits, k), k)[:-1]):
+        branches = level.shape[1] // 2
+        left, right = level[:, : 2 * branches].unflatten(1, (branches, 2)).unsqueeze(3).unbind(2)
+        split = _split(left, right, count[:branches], rows[used : used + branches])
+        halves = torch.stack([split, count[:branches] - split], 1).flatten(0, 1)
+        count, used = torch.cat([halves, count[branches:]]), used + branches
+    return count.movedim(0, -1).reshape(*lead, n).to(logits.dtype)
+
+
+def _split(left: Tensor, right: Tensor, count: Tensor, choice: Tensor) -> Tensor:
+    """Draw how many of the count are in the left child: at least 0, at most all, and what the right child holds."""
+    taken = torch.arange(left.shape[0], device=left.device).view(-1, 1, 1, 1)
+    rest = count.unsqueeze(0) - taken
+    is_possible = (rest >= 0) & (rest < right.shape[0])
+    others = right.expand(-1, -1, *rest.shape[2:]).gather(0, torch.where(is_possible, rest, 0))
+    total = (left * torch.where(is_possible, others, 0)).cumsum(0)
+    split: Tensor = ((total <= choice * total[-1]) & (total < total[-1])).sum(0)
+    return split
+
+
+def _grow(log_odds: Tensor, k: int) -> list[Tensor]:
+    """Return the levels of the tree, from the items to the root."""
+    items = log_odds.reshape(-1, log_odds.shape[-1]).T
+    levels = [torch.sigmoid(torch.stack([-items, items]))[: k + 1]]
+    while levels[-1].shape[1] > 1:
+        left, right = _paired(levels[-1]).unbind(2)
+        levels.append(multiply(left, right, min(2 * left.shape[0] - 1, k + 1)))
+    return levels
+
+
+def _paired(level: Tensor) -> Float[Tensor, "powers pairs 2 rows"]:
+    """Group the nodes of a level in pairs. The last one may be paired with a node without items, whose count is 0."""
+    if level.shape[1] % 2:
+        empty = torch.zeros_like(level[:, :1])
+        empty[0] = 1
+        level = torch.cat([level, empty], 1)
+    paired: Tensor = level.unflatten(1, (-1, 2))
+    return paired

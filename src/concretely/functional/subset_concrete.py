@@ -1,0 +1,92 @@
+"""The relaxation of a subset: noisy scores, of which exactly k are positive, and a threshold that keeps their sum at k.
+
+Let each item have a score with a logistic law around its centred logit. Given that exactly k scores are positive, the
+positive ones are a draw of the conditional Bernoulli law. So a subset is drawn first, then scores with these signs.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import logsigmoid, softplus
+
+from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
+from .logistic import standard_log_density
+from .subset import log_probability
+from .subset import push as push_subset
+from .threshold import threshold
+
+
+class Scores(NamedTuple):
+    """Noisy scores in float64."""
+
+    node: Float[Tensor, "*shape n"]
+    """The scores divided by the temperature."""
+    chosen: Bool[Tensor, "*shape n"]
+    """Which scores are positive: exactly k."""
+    noise: Float[Tensor, "*shape n"]
+    """The scores minus the centred logits."""
+
+
+def location(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
+    """Return the centres of the scores: logits whose sigmoids sum to k, in float64."""
+    if 0 < k < logits.shape[-1]:
+        return to_float64(logits) - threshold(to_float64(logits), k)
+    return to_float64(logits)
+
+
+def push(
+    logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*shape 2 n"]
+) -> Scores:
+    """Return the scores that noise leads to. Their gradient is that of logits plus constant noise."""
+    chosen = push_subset(logits, k, noise) > 0.5
+    centred = location(logits, k)
+    with torch.no_grad():
+        fraction, sign = to_float64(noise[..., 1, :]), torch.where(chosen, 1.0, -1.0)
+        # the inverse CDF of a logistic variable above zero, without cancellation
+        scores = sign * (softplus(sign * centred + torch.log1p(-fraction)) - fraction.log())
+    moved = scores + (centred - centred.detach())
+    limit = torch.where(chosen, math.inf, -math.inf)
+    node = divide(moved, over_categories(temperature), lambda _: limit)
+    return Scores(node, chosen, scores - centred.detach())
+
+
+def squash(scores: Scores, k: int, temperature: Temperature, dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
+    """Return the values σ(node - c), with the c for which they sum to k. At temperature zero they are 0 and 1."""
+    node, chosen, _ = scores
+    if not 0 < k < node.shape[-1] or (not isinstance(temperature, Tensor) and temperature == 0):
+        return chosen.to(dtype) + (0 * node.clamp(-1, 1)).to(dtype)
+    finite = torch.where(node.isinf(), torch.where(chosen, 1.0, -1.0), node)
+    value = torch.where(node.isinf(), chosen.to(node.dtype), logsigmoid(finite - threshold(finite, k)).exp())
+    return round_in_order(value, chosen, dtype)
+
+
+def round_in_order(
+    value: Float[Tensor, "*shape n"], chosen: Bool[Tensor, "*shape n"], dtype: torch.dtype
+) -> Float[Tensor, "*shape n"]:
+    """Round values to a dtype so that those of chosen items stay larger than all others."""
+    narrow = cast(value, dtype)
+    lowest = to_float64(torch.where(chosen, narrow.detach(), math.inf).amin(-1, keepdim=True))
+    below = cast(lowest * (1 - 0.75 * torch.finfo(dtype).eps), dtype)  # the next smaller number
+    ordered = torch.where(chosen, narrow, torch.minimum(narrow, below))
+    return narrow + (ordered - narrow).detach()
+
+
+def log_density(
+    node: Float[Tensor, "*shape n"], logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature
+) -> Float[Tensor, "*out"]:
+    """Return the log density of scores, divided by the temperature, in float64. It is -∞ unless k are positive."""
+    centred = location(logits, k)
+    noise = over_categories(temperature) * to_float64(node) - centred
+    density = log_density_of_noise(noise, centred, k, temperature)
+    return torch.where((~node.signbit()).sum(-1) == k, density, -math.inf)
+
+
+def log_density_of_noise(
+    noise: Float[Tensor, "*shape n"], centred: Float[Tensor, "*batch n"], k: int, temperature: Temperature
+) -> Float[Tensor, "*out"]:
+    """Return the log density of the scores with this noise, given their `location`, in float64."""
+    own = standard_log_density(noise.clone()).sum(-1) + noise.shape[-1] * log_temperature(temperature, noise)
+    return own - log_probability(centred, k)

@@ -1,0 +1,274 @@
+"""The contract of all layers, and functions that apply to every layer of a model.
+
+- `train()` draws: relaxed values, or discrete ones with the gradient of a relaxed value. `eval()` decides: the result
+  is deterministic. `sample` draws discretely in either mode.
+- `forward` never changes the state dict. The buffers, which are the number of steps, scheduled temperatures and running
+  statistics, change in `advance` only: evaluation, a second forward and a recomputed activation leave them alone.
+- A training forward keeps its latest result in an attribute, for `penalty`, and adds up counts, for `advance`. Both are
+  not state: they are neither saved nor copied. A forward that recomputes activations within a backward pass keeps
+  nothing, so that activation checkpointing counts nothing twice. A forward inside a transform of `torch.func` keeps
+  nothing either: give its result to `penalty`.
+- `forward` never communicates. `penalty` and `advance` sum over the ranks of `torch.distributed`, so all ranks must
+  call them.
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any, Self, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Size, Tensor, nn
+
+from ..functional.arithmetic import Temperature, bool_or_none
+from .rank import sum_over_ranks
+
+PATIENCE = 1000
+"""The number of training forwards after which a layer warns that `advance` or `penalty` was never called."""
+MEMORY = 0.99
+"""The factor by which running counts decay at every `advance`."""
+UNUSED = 0.01
+"""A code or expert counts as unused below this fraction of an even share."""
+
+Setting = float | Tensor | Callable[[int], float]
+"""A temperature: a number, a tensor with one for each unit, or a schedule such as `Annealing`."""
+T = TypeVar("T")
+
+
+class Layer(nn.Module, ABC):
+    """A module with a discrete choice inside."""
+
+    step: Tensor
+    """The number of steps that `advance` has counted."""
+    temperature: Temperature
+    """The temperature of the current step: a number, or a buffer if it changes or differs between units."""
+    governs: tuple["Layer", ...] = ()
+    """Layers whose penalties this one replaces."""
+
+    def __init__(self, temperature: Setting | None = None) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self._schedules: dict[str, tuple[Callable[[int], float], Callable[[Any], float]]] = {}
+        self._result: Any = None
+        self._counted: Tensor | None = None
+        self._forwards, self._is_advanced, self._is_penalised = 0, False, False
+        if isinstance(temperature, Tensor):
+            self.register_buffer("temperature", _positive_tensor(temperature).detach().clone())
+        elif temperature is not None:
+            self._set("temperature", temperature, _positive)
+
+    def _set(self, name: str, setting: float | Callable[[int], float], check: Callable[[Any], float]) -> None:
+        """Set an attribute to a number, or to a buffer that `advance` moves along a schedule."""
+        if callable(setting):
+            self._schedules[name] = setting, check
+            self.register_buffer(name, torch.tensor(check(setting(0))))
+        else:
+            setattr(self, name, check(setting))
+
+    @abstractmethod
+    def penalty(self) -> Float[Tensor, ""]:
+        """Return the term that this layer adds to a loss, in at least float32. It is 0 if there is none."""
+
+    @abstractmethod
+    def report(self) -> Any:
+        """Return diagnostics without gradients, as a named tuple."""
+
+    @abstractmethod
+    def decide(self) -> Any:
+        """Return the discrete result that was learned, or None if the layer has learned none."""
+
+    @property
+    @abstractmethod
+    def _is_penalising(self) -> bool:
+        """Whether the penalty is not always zero."""
+
+    def advance(self, steps: int = 1) -> None:
+        """Count optimizer updates: move a scheduled temperature, and add the latest counts to the running ones.
+
+        A schedule is a function of a Python number, so a layer with one on a GPU waits for it here.
+        """
+        self._is_advanced = True
+        with torch.no_grad():
+            self.step += steps
+            for name, (schedule, check) in self._schedules.items():
+                self.get_buffer(name).fill_(check(schedule(int(self.step))))
+            for name, running in self.named_buffers(recurse=False):
+                if name == "counts":
+                    latest = torch.zeros_like(running) if self._counted is None else self._counted.to(running)
+                    running.mul_(MEMORY).add_(sum_over_ranks(latest))
+        self._counted = None
+
+    def _keeps(self) -> bool:
+        """Note a forward; return whether to keep its result, as for a training forward outside of transforms.
+
+        A compiled forward is not noted, since a number that changes would compile it anew.
+        """
+        if not self.training or torch.compiler.is_compiling():
+            return self.training
+        if torch._C._are_functorch_transforms_active() or torch._C._current_graph_task_id() != -1:
+            return False
+        self._forwards += 1
+        if self._forwards == PATIENCE:
+            name, times = type(self).__name__, f"{PATIENCE:,} training forwards"
+            if self._schedules and not self._is_advanced:
+                moved = " and ".join(self._schedules)
+                warnings.warn(
+                    f"{name} has a schedule but advance was never called in {times}, so its {moved} is still the first "
+                    "one: call concretely.layer.advance(model) after every optimizer step",
+                    stacklevel=3,
+                )
+            if self._is_penalising and not self._is_penalised:
+                warnings.warn(
+                    f"{name} has a penalty but it was never used in {times}: add concretely.layer.penalty(model) to "
+                    "the loss",
+                    stacklevel=3,
+                )
+        return True
+
+    def _keep(self, result: T, counts: Tensor | None = None) -> T:
+        """Keep the result of a training forward, and add up its counts, if there is a need to; return the result."""
+        if self._keeps():
+            self._result = result
+            if counts is not None:
+                self._counted = counts if self._counted is None else self._counted + counts
+        return result
+
+    def _kept(self, result: T | None) -> T:
+        """Return the given result or the latest one, of which a penalty is wanted."""
+        self._is_penalised = True
+        if result is not None:
+            return result
+        name = type(self).__name__
+        if self._result is None:
+            raise RuntimeError(f"penalty of {name} needs a training forward before it, got none: call the model first")
+        tensors = [each for each in self._result if isinstance(each, Tensor)]
+        if torch.is_grad_enabled() and not any(each.requires_grad for each in tensors):
+            trained = [each for each in self.parameters() if each.requires_grad]
+            if trained:
+                raise RuntimeError(
+                    f"penalty of {name} needs a forward with gradients, got one without: use checkpoint with "
+                    "use_reentrant=False, or call penalty inside torch.no_grad()"
+                )
+        found: T = self._result
+        return found
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Convert parameters as torch does, but keep the dtype of buffers: rounding would change a schedule."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy gets: all but the latest result, whose tensors belong to a graph."""
+        return {**self.__dict__, "_result": None, "_counted": None}
+
+
+def layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
+    """Yield every layer inside a model once, with its name."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    yield from ((name, module) for name, module in model.named_modules() if isinstance(module, Layer))
+
+
+def penalty(model: nn.Module) -> Float[Tensor, ""]:
+    """Return the sum of the penalties of all layers in a model, each once, for its latest training forward.
+
+    A gate under a `Target` is penalised by the target only. With `torch.distributed`, all ranks must call this.
+
+    >>> penalty(nn.Linear(2, 2))
+    tensor(0.)
+    """
+    found = [layer for _, layer in layers(model)]
+    replaced = {id(other) for layer in found for other in layer.governs}
+    total = None
+    for layer in found:
+        if id(layer) not in replaced:
+            term = layer.penalty()
+            total = term if total is None else total + term.to(total.device)
+    return torch.zeros(()) if total is None else total
+
+
+def advance(model: nn.Module, steps: int = 1) -> None:
+    """Count optimizer updates in all layers of a model: call it once after every optimizer step."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps must be a whole number that is not negative, got {steps!r}")
+    for _, layer in layers(model):
+        layer.advance(steps)
+
+
+def report(model: nn.Module) -> dict[str, Any]:
+    """Return the diagnostics of all layers in a model, by name."""
+    return {name: layer.report() for name, layer in layers(model)}
+
+
+def decide(model: nn.Module) -> dict[str, Any]:
+    """Return the discrete results of all layers in a model that have learned one, by name."""
+    found = {name: layer.decide() for name, layer in layers(model)}
+    return {name: result for name, result in found.items() if result is not None}
+
+
+def require_count(name: str, value: Any, *, least: int = 1, most: float = math.inf, of: str = "") -> int:
+    """Return a whole number; raise unless it lies between two others."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    if not least <= value <= most:
+        limit = f"at least {least}" if math.isinf(most) else f"between {least} and {most}{of}"
+        raise ValueError(f"{name} must be {limit}, got {value}")
+    return value
+
+
+def require_number(name: str, value: Any, *, least: float = 0.0, most: float = math.inf) -> float:
+    """Return a number; raise unless it lies between two others."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not (least <= float(value) <= most and float(value) < math.inf):
+        limit = "not be negative" if math.isinf(most) else f"lie between {least:g} and {most:g}"
+        raise ValueError(f"{name} must {limit}, got {value:.9g}")
+    return float(value)
+
+
+def require_last(name: str, value: Any, size: int, *, axis: int = -1) -> Tensor:
+    """Return a floating tensor; raise unless one of its axes has the expected length."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a floating tensor, got {found}")
+    if not -value.dim() <= axis < value.dim() or value.shape[axis] != size:
+        where = "a last axis" if axis == -1 else f"axis {axis}"
+        raise ValueError(f"{name} must have {where} of length {size}, got shape {tuple(value.shape)}")
+    return value
+
+
+def as_mask(mask: Any, shape: Size, device: torch.device) -> Tensor:
+    """Return a mask of tokens, by default of all; raise unless it has the expected shape."""
+    if mask is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    if not isinstance(mask, Tensor) or mask.shape != shape or mask.dtype != torch.bool:
+        is_tensor = isinstance(mask, Tensor)
+        found = f"{mask.dtype} of shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
+        raise ValueError(f"mask must be torch.bool of shape {tuple(shape)}, got {found}")
+    return mask
+
+
+def _positive(temperature: Any) -> float:
+    if isinstance(temperature, bool) or not isinstance(temperature, Real):
+        raise TypeError(
+            f"temperature must be a number, a floating tensor or a schedule, got {type(temperature).__name__}"
+        )
+    if not 0 < float(temperature) < math.inf:
+        raise ValueError(f"temperature must be positive, got {temperature:.9g}")
+    return float(temperature)
+
+
+def _positive_tensor(temperature: Tensor) -> Tensor:
+    if not temperature.is_floating_point():
+        raise TypeError(f"temperature must be a number, a floating tensor or a schedule, got {temperature.dtype}")
+    if bool_or_none(((temperature > 0) & (temperature < math.inf)).all()) is False:
+        raise ValueError(f"temperature must be positive, got {temperature.min().item():.9g}")
+    return temperature

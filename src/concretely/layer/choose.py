@@ -1,0 +1,113 @@
+"""A choice of k of n items by their scores."""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from ..distribution import Subset
+from ..functional.arithmetic import cast, compute_dtype
+from ..functional.noise import Source
+from ..functional.squashing import straight_through
+from ..spelling import require_one_of
+from .base import Layer, Setting, require_count, require_number
+from .rank import sum_over_ranks
+
+
+class Chosen(NamedTuple):
+    """What the latest training forward chose from."""
+
+    scores: Float[Tensor, "*batch n"]
+
+
+class ChooseReport(NamedTuple):
+    """Diagnostics of a `Choose`, from the latest training forward."""
+
+    entropy: Tensor
+    """The mean entropy of the subsets in nats."""
+    certainty: Tensor
+    """The mean probability of the k items with the largest scores."""
+
+
+class Choose(Layer):
+    r"""Exactly k of n items, chosen by scores, as a vector with an entry for each item.
+
+    The subset has the law of `Subset(logits=scores, k=k)`. In training, the result is a relaxed draw, with entries in
+    [0, 1] that sum to k ("relaxed"), or a draw of exactly k ones, with the gradient of the exact probabilities of items
+    ("mean"), which is SIMPLE [ahmed2023simple]. In evaluation, it has ones for the k largest scores. The penalty is
+    `kl` times the mean KL from the uniform law on subsets, $\log \binom{n}{k} - H$.
+
+    Args:
+        k: The number of items to choose.
+        temperature: A number, or a schedule such as `Annealing`. Only the relaxed draw depends on it.
+        gradient: "relaxed" or "mean".
+        kl: The weight of the penalty.
+
+    >>> choose = Choose(2, gradient="mean")
+    >>> choose(torch.randn(5, 10)).sum(-1).tolist()
+    [2.0, 2.0, 2.0, 2.0, 2.0]
+    """
+
+    def __init__(
+        self, k: int, *, temperature: Setting = 0.5, gradient: Literal["relaxed", "mean"] = "relaxed", kl: float = 0.0
+    ) -> None:
+        super().__init__(temperature)
+        self.k = require_count("k", k)
+        require_one_of("gradient", gradient, "relaxed", "mean")
+        self.gradient, self.kl = gradient, require_number("kl", kl)
+
+    def forward(self, scores: Float[Tensor, "*batch n"], *, generator: Source | None = None) -> Tensor:
+        """Choose items: a draw in training, those with the largest scores in evaluation."""
+        law = self._law(scores)
+        self._keep(Chosen(scores))
+        if not self.training:
+            return cast(law.mode, scores.dtype)
+        if self.gradient == "relaxed":
+            return cast(law.relax(self.temperature).rsample(generator=generator), scores.dtype)
+        return cast(straight_through(law.sample(generator=generator), law.mean, lambda mean: mean), scores.dtype)
+
+    @torch.no_grad()
+    def sample(self, scores: Float[Tensor, "*batch n"], *, generator: Source | None = None) -> Tensor:
+        """Draw exactly k items, without gradients."""
+        return cast(self._law(scores).sample(generator=generator), scores.dtype)
+
+    def _law(self, scores: Tensor) -> Subset:
+        if not isinstance(scores, Tensor) or not scores.is_floating_point():
+            found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"scores must be a floating tensor, got {found}")
+        if scores.dim() == 0 or scores.shape[-1] < self.k:
+            raise ValueError(f"scores must have at least k = {self.k} items, got shape {tuple(scores.shape)}")
+        return Subset(logits=cast(scores, compute_dtype(scores.dtype)), k=self.k, validate_args=False)
+
+    def penalty(self, chosen: Chosen | None = None) -> Float[Tensor, ""]:
+        """Return the weighted KL of what was chosen from, by default in the latest training forward."""
+        if not self.kl:
+            return self.step.new_zeros((), dtype=torch.float32)
+        scores = self._kept(chosen).scores
+        entropy = self._law(scores).entropy()
+        sums = torch.stack([entropy.sum(), entropy.new_tensor(entropy.numel())])
+        total, number = sum_over_ranks(sums).unbind()
+        n = scores.shape[-1]
+        most = math.lgamma(n + 1) - math.lgamma(self.k + 1) - math.lgamma(n - self.k + 1)
+        return self.kl * (most - total / number.clamp(min=1))
+
+    @property
+    def _is_penalising(self) -> bool:
+        return self.kl > 0
+
+    def report(self) -> ChooseReport:
+        """Return the entropy and the certainty. They are NaN before the first training forward."""
+        if self._result is None:
+            return ChooseReport(torch.tensor(math.nan), torch.tensor(math.nan))
+        with torch.no_grad():
+            law = self._law(self._result.scores.detach())
+            return ChooseReport(law.entropy().mean(), law.mean.topk(self.k, -1).values.mean())
+
+    def decide(self) -> None:
+        """Return None: the layer has no parameters, and what it chooses depends on the scores."""
+
+    def extra_repr(self) -> str:
+        """Return the arguments."""
+        return f"{self.k}, gradient={self.gradient!r}, kl={self.kl}"

@@ -1,0 +1,222 @@
+"""A codebook: tokens are replaced by codes that are drawn from a large table."""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, distributed, nn
+
+from ..functional.codebook import look_up
+from ..functional.noise import Source
+from ..spelling import require_one_of
+from .base import UNUSED, Layer, Setting, as_mask, require_count, require_last, require_number
+from .rank import sum_over_ranks, world_size
+
+
+class Coded(NamedTuple):
+    """Tokens as codes."""
+
+    value: Float[Tensor, "*batch size"]
+    """The rows of the table, those of all groups joined."""
+    indices: Int64[Tensor, "*batch groups"]
+    """The codes."""
+    entropy: Float[Tensor, "*batch groups"] | None
+    """The entropy of the codes in nats, or None if the layer has no penalty."""
+    share: Float[Tensor, "groups codes"] | None
+    """The sum of the probabilities of codes over tokens that are not padding, or None if the layer has no penalty."""
+    mask: Bool[Tensor, "*batch"]
+    """Which tokens are not padding."""
+
+
+class CodebookReport(NamedTuple):
+    """Diagnostics of a `Codebook`, from the running counts of all ranks."""
+
+    usage: Tensor
+    """The share of codes that are used."""
+    entropy: Tensor
+    """The entropy of the codes in nats, the mean over groups."""
+    perplexity: Tensor
+    """The number of equally frequent codes with that entropy. It cannot exceed the number of tokens counted."""
+    counts: Tensor
+    """The running number of tokens of each code."""
+
+
+class Codebook(Layer):
+    r"""Codes drawn from learned logits of each token, with a learned row of a table for each code.
+
+    In training, a code is the argmax of logits with Gumbel noise. Its value is the row of the table, with the gradient
+    of the relaxed value ("straight-through"), or the relaxed value itself ("relaxed"). In evaluation, a code is the
+    argmax of the logits. Logits, noise and shares are computed for some tokens at a time, forwards and backwards,
+    so a large codebook needs little memory. They are computed in at least float32.
+
+    With the probabilities q of K codes for a token, the penalty is the sum over groups of
+
+    $$\mathrm{kl} \cdot E[\log K - H(q)] + \mathrm{diversity} \cdot (\log K - H(E[q])),$$
+
+    for all tokens of all ranks: the KL from the uniform prior, which is that of a bound on the likelihood for `kl=1`,
+    and the same for the mean, as in [baevski2020framework]. Without both, most codes are often never used.
+
+    Args:
+        features: The length of the last axis of the inputs.
+        codes: The number of codes of each group.
+        size: The length of the last axis of the values, by default `features`.
+        groups: The number of groups, each with its own codes for a part of the value.
+        temperature: A number, or a schedule such as `Annealing`.
+        gradient: "straight-through" or "relaxed".
+        kl: The weight of the KL.
+        diversity: The weight of the KL of the mean.
+
+    >>> codebook = Codebook(16, 512, groups=2)
+    >>> coded = codebook(torch.randn(4, 10, 16))
+    >>> coded.value.shape, coded.indices.shape
+    (torch.Size([4, 10, 16]), torch.Size([4, 10, 2]))
+    """
+
+    counts: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        codes: int,
+        *,
+        size: int | None = None,
+        groups: int = 1,
+        temperature: Setting = 1.0,
+        gradient: Literal["straight-through", "relaxed"] = "straight-through",
+        kl: float = 1e-2,
+        diversity: float = 1e-1,
+    ) -> None:
+        super().__init__(temperature)
+        self.features = require_count("features", features)
+        self.codes = require_count("codes", codes, least=2)
+        self.groups = require_count("groups", groups)
+        self.size = self.features if size is None else require_count("size", size)
+        if self.size % self.groups:
+            raise ValueError(f"size must be a multiple of groups, got size {self.size} and {self.groups} groups")
+        require_one_of("gradient", gradient, "straight-through", "relaxed")
+        self.gradient = gradient
+        self.kl, self.diversity = require_number("kl", kl), require_number("diversity", diversity)
+        self.weight = nn.Parameter(torch.randn(groups, codes, features) / math.sqrt(features))
+        self.bias = nn.Parameter(torch.zeros(groups, codes))
+        self.table = nn.Parameter(torch.randn(groups, codes, self.size // groups))
+        self.register_buffer("counts", torch.zeros(groups, codes))
+        if isinstance(self.temperature, Tensor) and self.temperature.dim():
+            raise ValueError(f"temperature must be one number, got shape {tuple(self.temperature.shape)}")
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch features"],
+        *,
+        mask: Bool[Tensor, "*batch"] | None = None,
+        generator: Source | None = None,
+    ) -> Coded:
+        """Code tokens. `mask` is False where there is padding, which the penalty and the counts leave out."""
+        is_relaxed = self.training and self.gradient == "relaxed"
+        coded = self._code(x, mask, draws=self.training, hard=not is_relaxed, generator=generator)
+        counts = None
+        if self.training:
+            held = coded.mask.reshape(1, -1).expand(self.groups, -1).to(self.counts.dtype)
+            index = coded.indices.flatten(0, -2).T
+            counts = torch.zeros_like(self.counts).scatter_add(1, index, held)
+        return self._keep(coded, counts)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        x: Float[Tensor, "*batch features"],
+        *,
+        mask: Bool[Tensor, "*batch"] | None = None,
+        generator: Source | None = None,
+    ) -> Coded:
+        """Draw codes with their probabilities, without gradients."""
+        return self._code(x, mask, draws=True, hard=True, generator=generator)
+
+    def values(self, indices: Int64[Tensor, "*batch groups"]) -> Float[Tensor, "*batch size"]:
+        """Return the values of codes."""
+        first = torch.arange(self.groups, device=indices.device) * self.codes
+        return self.table.flatten(0, 1)[indices + first].flatten(-2)
+
+    def _code(self, x: Tensor, mask: Tensor | None, *, draws: bool, hard: bool, generator: Source | None) -> Coded:
+        require_last("x", x, self.features)
+        mask = as_mask(mask, x.shape[:-1], x.device)
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        with torch.autocast(kind, enabled=False):
+            found = look_up(
+                x.reshape(-1, self.features).to(dtype),
+                self.weight.to(dtype),
+                self.bias,
+                self.table.to(dtype),
+                self.temperature,
+                weight_of=mask.flatten().to(torch.float32),
+                hard=hard,
+                scored=self._is_penalising and self.training,
+                draws=draws,
+                generator=generator,
+            )
+        batch, scored = x.shape[:-1], found.entropy.numel() > 0
+        return Coded(
+            found.value.transpose(0, 1).reshape(*batch, self.size),
+            found.indices.T.reshape(*batch, self.groups),
+            found.entropy.T.reshape(*batch, self.groups) if scored else None,
+            found.share if scored else None,
+            mask,
+        )
+
+    def penalty(self, coded: Coded | None = None) -> Float[Tensor, ""]:
+        """Return the penalty of a result, by default that of the latest training forward."""
+        if not self._is_penalising:
+            return torch.zeros((), device=self.counts.device)
+        kept = self._kept(coded)
+        if kept.entropy is None or kept.share is None:
+            raise ValueError("coded must be the result of a forward in training mode, got one without entropy")
+        entropy = (kept.entropy * kept.mask.unsqueeze(-1)).sum().view(1)
+        sums = torch.cat([kept.share.flatten(), entropy, kept.mask.sum().to(entropy.dtype).view(1)])
+        share, entropy, tokens = sum_over_ranks(sums).split([self.counts.numel(), 1, 1])
+        tokens = tokens.clamp(min=1)
+        most = self.groups * math.log(self.codes)
+        mean = (share / tokens).clamp(min=torch.finfo(share.dtype).tiny)  # a probability may be rounded to 0
+        kl, shared = (most - entropy / tokens).squeeze(0), most + (mean * mean.log()).sum()
+        total: Tensor = self.kl * kl + self.diversity * shared
+        return total
+
+    @property
+    def _is_penalising(self) -> bool:
+        return self.kl > 0 or self.diversity > 0
+
+    @torch.no_grad()
+    def revive(self) -> int:
+        """Replace every unused code by a copy of a frequent one with some noise, and return how many were replaced.
+
+        All ranks must call it; they get the codes of the first.
+        """
+        share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1e-30)
+        is_unused = share < UNUSED / self.codes
+        for group, unused in enumerate(is_unused):
+            if unused.all() or not unused.any():
+                continue
+            source = torch.multinomial(share[group], int(unused.sum()), replacement=True)
+            for tensor in (self.weight, self.bias, self.table):
+                rows = tensor[group]
+                copied = rows[source]
+                rows[unused] = copied + 0.01 * copied.std(unbiased=False) * torch.randn_like(copied)
+        if world_size() > 1:
+            for tensor in (self.weight, self.bias, self.table):
+                distributed.broadcast(tensor, 0)
+        return int(is_unused.sum())
+
+    def report(self) -> CodebookReport:
+        """Return the running use of the codes."""
+        share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1e-30)
+        entropy = torch.special.entr(share).sum(-1).mean()
+        used = (share > UNUSED / self.codes).float().mean()
+        return CodebookReport(used, entropy, entropy.exp(), self.counts.clone())
+
+    def decide(self) -> Tensor:
+        """Return the table of codes."""
+        return self.table.detach().clone()
+
+    def extra_repr(self) -> str:
+        """Return the arguments."""
+        return f"{self.features}, {self.codes}, size={self.size}, groups={self.groups}, gradient={self.gradient!r}"

@@ -1,0 +1,170 @@
+"""Quantisation to a few levels in each dimension: FSQ, and LFQ if all have two."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor, nn
+
+from ..functional import level
+from ..functional.arithmetic import cast, compute_dtype
+from ..functional.noise import Source, uniform
+from ..functional.squashing import straight_through
+from .base import Layer, as_mask, require_count, require_last, require_number
+from .rank import sum_over_ranks
+
+LARGEST = 2**20
+"""The maximum number of codes that `decide` lists."""
+
+
+class Leveled(NamedTuple):
+    """Quantised inputs."""
+
+    value: Float[Tensor, "*batch features"]
+    indices: Int64[Tensor, "*batch"]
+    """The numbers of the codes."""
+    place: Float[Tensor, "*batch d"]
+    """Where each dimension lies between its first level, 0, and its last."""
+    mask: Bool[Tensor, "*batch"]
+    """Which inputs are not padding."""
+
+
+class LevelsReport(NamedTuple):
+    """Diagnostics of `Levels`, from the running counts of all ranks."""
+
+    usage: Tensor
+    """The share of the levels of all dimensions that are used."""
+    entropy: Tensor
+    """The entropy of the levels in nats, summed over the dimensions as if they were independent."""
+    perplexity: Tensor
+    """The number of equally frequent codes with that entropy."""
+
+
+class Levels(Layer):
+    r"""Rounding of tanh(x) to evenly spaced levels between -1 and 1 in each dimension.
+
+    In training, a number is rounded up or down at random, so that its mean is kept, and has the gradient of the tanh.
+    That gradient is unbiased for a loss that is linear in the value. In evaluation, it is rounded to the nearest level.
+    Codes are computed in at least float32, so that inputs in half precision reach all of them. With levels (8, 5, 5, 5)
+    this is finite scalar quantisation [mentzer2024finite]; with levels (2, 2, ...) lookup-free quantisation
+    [yu2024language], where the bits are draws of `Hypercube(logits=2x)`.
+
+    With the distribution q of the levels of an input, the penalty is $\mathrm{entropy} \cdot (E[H(q)] - γ H(E[q]))$,
+    where γ is `diversity`, summed over the dimensions, for all inputs of all ranks.
+
+    Args:
+        levels: The number of levels of each dimension.
+        features: The length of the last axis of inputs and outputs. If given, they are projected to the dimensions and
+            back.
+        entropy: The weight of the penalty.
+        diversity: The weight of the entropy of the mean.
+
+    >>> quantise = Levels((8, 5, 5, 5)).eval()
+    >>> coded = quantise(torch.randn(10, 4))
+    >>> coded.indices.shape, torch.equal(quantise.values(coded.indices), coded.value)
+    (torch.Size([10]), True)
+    """
+
+    levels: Tensor
+    counts: Tensor
+    """The running number of inputs on each level of each dimension."""
+
+    def __init__(
+        self, levels: Sequence[int], *, features: int | None = None, entropy: float = 0.0, diversity: float = 1.0
+    ) -> None:
+        super().__init__()
+        numbers = [require_count("levels", each, least=2) for each in levels]
+        if not numbers:
+            raise ValueError("levels must have a number for each dimension, got none")
+        self.codes = math.prod(numbers)
+        if self.codes >= 2**63:
+            raise ValueError(f"levels must give fewer than 2**63 codes, got {self.codes}")
+        self.entropy = require_number("entropy", entropy)
+        self.diversity = require_number("diversity", diversity)
+        self.features = len(numbers) if features is None else require_count("features", features)
+        self.encode = nn.Identity() if features is None else nn.Linear(self.features, len(numbers))
+        self.decode = nn.Identity() if features is None else nn.Linear(len(numbers), self.features)
+        self.register_buffer("levels", torch.tensor(numbers), persistent=False)
+        self.register_buffer("counts", torch.zeros(len(numbers), max(numbers)))
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch features"],
+        *,
+        mask: Bool[Tensor, "*batch"] | None = None,
+        generator: Source | None = None,
+    ) -> Leveled:
+        """Quantise inputs. `mask` is False where there is padding, which the penalty and the counts leave out."""
+        return self._quantise(x, mask, draws=self.training, generator=generator)
+
+    @torch.no_grad()
+    def sample(self, x: Float[Tensor, "*batch features"], *, generator: Source | None = None) -> Leveled:
+        """Quantise inputs by rounding at random, without gradients."""
+        return self._quantise(x, None, draws=True, generator=generator, keeps=False)
+
+    def values(self, indices: Int64[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
+        """Return the outputs for numbers of codes."""
+        dtype = next((each.dtype for each in self.parameters()), torch.float32)
+        value: Tensor = self.decode(level.value_of(level.level_of(indices, self.levels), self.levels, dtype))
+        return value
+
+    def _quantise(
+        self, x: Tensor, mask: Tensor | None, *, draws: bool, generator: Source | None, keeps: bool = True
+    ) -> Leveled:
+        require_last("x", x, self.features)
+        mask = as_mask(mask, x.shape[:-1], x.device)
+        encoded: Tensor = self.encode(x)
+        place = level.place(cast(encoded, compute_dtype(encoded.dtype)), self.levels)
+        noise: Tensor | float = 0.5
+        if draws:
+            noise = uniform(place.shape, place.dtype, device=place.device, generator=generator)
+        digits = level.push(place.detach(), self.levels, noise)
+        state = level.value_of(digits, self.levels, place.dtype)
+        soft = 2 / (self.levels - 1).to(place.dtype) * place  # tanh(x) + 1
+        value: Tensor = self.decode(cast(straight_through(state, soft, lambda soft: soft), encoded.dtype))
+        result = Leveled(value, level.index_of(digits, self.levels), place, mask)
+        if not keeps:
+            return result
+        counts = None
+        if self.training:
+            on = digits.unsqueeze(-1) == torch.arange(self.counts.shape[-1], device=x.device)
+            counts = (on & mask[..., None, None]).flatten(0, -3).sum(0).to(self.counts.dtype)
+        return self._keep(result, counts)
+
+    def penalty(self, result: Leveled | None = None) -> Float[Tensor, ""]:
+        """Return the penalty of a result, by default that of the latest training forward."""
+        if not self.entropy:
+            return torch.zeros((), device=self.counts.device)
+        kept = self._kept(result)
+        share = level.shares(kept.place, self.counts.shape[-1]) * kept.mask[..., None, None]
+        own = level.entropy(share).sum().view(1)
+        sums = torch.cat([share.flatten(0, -3).sum(0).flatten(), own, kept.mask.sum().to(own.dtype).view(1)])
+        total, own, number = sum_over_ranks(sums).split([self.counts.numel(), 1, 1])
+        number = number.clamp(min=1)
+        between = level.entropy(total / number).sum()
+        penalty: Tensor = self.entropy * ((own / number).squeeze(0) - self.diversity * between)
+        return penalty
+
+    @property
+    def _is_penalising(self) -> bool:
+        return self.entropy > 0
+
+    def report(self) -> LevelsReport:
+        """Return the running use of the levels."""
+        share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1e-30)
+        used = (self.counts > 0).sum() / self.levels.sum()
+        entropy = torch.special.entr(share).sum()
+        return LevelsReport(used, entropy, entropy.exp())
+
+    def decide(self) -> Tensor | None:
+        """Return the outputs of all codes, or None if there are more than a million."""
+        if self.codes > LARGEST:
+            return None
+        with torch.no_grad():
+            return self.values(torch.arange(self.codes, device=self.levels.device))
+
+    def extra_repr(self) -> str:
+        """Return the arguments."""
+        return f"{tuple(self.levels.tolist())}, entropy={self.entropy}, diversity={self.diversity}"

@@ -1,0 +1,160 @@
+"""Bad input is refused with one sentence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from concretely.layer import (
+    Choice,
+    Choose,
+    Codebook,
+    ConcreteDropout,
+    Gate,
+    Levels,
+    Permute,
+    Router,
+    Selector,
+    Target,
+    advance,
+    gumbel_top_k,
+    penalty,
+    sinkhorn,
+)
+from concretely.schedule import Annealing
+
+LINEAR = nn.Linear(3, 3)
+X = torch.zeros(4, 3)
+
+
+@pytest.mark.unchecked
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: Router(3, 4, 5), "k must be between 1 and 4, the number of experts, for Router(3, 4), got 5"),
+        (lambda: Router(3, 4, 0), "k must be between 1 and 4, the number of experts, for Router(3, 4), got 0"),
+        (lambda: Router(3, 4, 2.0), "k must be a whole number, got float"),
+        (lambda: Router(3, 4, True), "k must be a whole number, got bool"),
+        (lambda: Router(3, 1, 1), "experts must be at least 2, got 1"),
+        (lambda: Router(3, 4, 2, noise="gauss"), "noise must be one of 'gumbel', 'learned', got 'gauss'"),
+        (lambda: Router(3, 4, 2, balance=-1), "balance must not be negative, got -1"),
+        (lambda: Router(4, 4, 2)(X), "x must have a last axis of length 4, got shape (4, 3)"),
+        (lambda: Router(3, 4, 2)(X.long()), "x must be a floating tensor, got torch.int64"),
+        (
+            lambda: Router(3, 4, 2)(X, mask=torch.ones(3, dtype=torch.bool)),
+            "mask must be torch.bool of shape (4,), got torch.bool of shape (3,)",
+        ),
+        (lambda: Codebook(3, 1), "codes must be at least 2, got 1"),
+        (lambda: Codebook(3, 8, groups=2), "size must be a multiple of groups, got size 3 and 2 groups"),
+        (lambda: Codebook(3, 8, temperature=0.0), "temperature must be positive, got 0"),
+        (lambda: Codebook(3, 8, temperature=lambda step: -1.0), "temperature must be positive, got -1"),
+        (lambda: Codebook(3, 8, temperature=torch.ones(3)), "temperature must be one number, got shape (3,)"),
+        (lambda: Codebook(3, 8, temperature=torch.tensor(-0.5)), "temperature must be positive, got -0.5"),
+        (
+            lambda: Codebook(3, 8, temperature="cold"),
+            "temperature must be a number, a floating tensor or a schedule, got str",
+        ),
+        (
+            lambda: Codebook(3, 8, temperature=torch.tensor(1)),
+            "temperature must be a number, a floating tensor or a schedule, got torch.int64",
+        ),
+        (
+            lambda: Codebook(3, 8, gradient="soft"),
+            "gradient must be one of 'straight-through', 'relaxed', got 'soft'",
+        ),
+        (lambda: Codebook(4, 8)(X), "x must have a last axis of length 4, got shape (4, 3)"),
+        (
+            lambda: Codebook(3, 8)(X, mask=torch.ones(4)),
+            "mask must be torch.bool of shape (4,), got torch.float32 of shape (4,)",
+        ),
+        (lambda: Levels((3, 1)), "levels must be at least 2, got 1"),
+        (lambda: Levels(()), "levels must have a number for each dimension, got none"),
+        (lambda: Levels((8, 8))(X), "x must have a last axis of length 2, got shape (4, 3)"),
+        (lambda: Levels((2,) * 64), "levels must give fewer than 2**63 codes, got 18446744073709551616"),
+        (lambda: Choice([LINEAR]), "branches must be at least 2 modules, got 1"),
+        (
+            lambda: Choice([LINEAR, LINEAR], cost=[1.0]),
+            "cost must have one number for each of 2 branches, got shape (1,)",
+        ),
+        (lambda: Choice([LINEAR, LINEAR], temperature=-1), "temperature must be positive, got -1"),
+        (
+            lambda: ConcreteDropout(nn.ReLU(), points=3),
+            "layer must be an nn.Linear or a convolution, got ReLU",
+        ),
+        (lambda: ConcreteDropout(LINEAR, points=0), "points must be at least 1, got 0"),
+        (
+            lambda: ConcreteDropout(LINEAR, points=3, probability=1.5),
+            "probability must lie between 0 and 1, got 1.5",
+        ),
+        (
+            lambda: ConcreteDropout(LINEAR, points=3, probability=0),
+            "probability must lie strictly between 0 and 1 to be learned, got 0",
+        ),
+        (lambda: ConcreteDropout(LINEAR, points=3, precision=0), "precision must be positive, got 0"),
+        (lambda: Gate(), "shape must have at least one axis, got none"),
+        (lambda: Gate(0), "shape must be at least 1, got 0"),
+        (lambda: Gate(3, temperature=0), "temperature must be positive, got 0"),
+        (lambda: Gate(3, stretch=(0.0, 1.1)), "stretch must begin below 0 and end above 1, got (0.0, 1.1)"),
+        (lambda: Gate(3, axis=1), "axis must be negative, counted from the last axis of the inputs, got 1"),
+        (lambda: Gate(3, each="token"), "each must be one of 'point', 'batch', got 'token'"),
+        (lambda: Gate(3, probability=1), "probability must lie strictly between 0 and 1 to be learned, got 1"),
+        (lambda: Gate(4)(X), "x must have axes of lengths (4,) that end at axis -1, got shape (4, 3)"),
+        (lambda: Gate(4, axis=-3)(X), "x must have axes of lengths (4,) that end at axis -3, got shape (4, 3)"),
+        (lambda: Gate(3)(X.long()), "x must be a floating tensor, got torch.int64"),
+        (lambda: Gate(3).decide(keep=4), "keep must be between 0 and 3, the number of gates, got 4"),
+        (lambda: Gate(4).prune(LINEAR), "a layer to prune must have 4 units at the gate, got 3"),
+        (lambda: Gate(3).prune(nn.ReLU()), "a layer to prune must be an nn.Linear or a convolution, got ReLU"),
+        (lambda: Gate(3, 3).prune(LINEAR), "shape must have one axis to prune layers, got (3, 3)"),
+        (lambda: Target([Gate(3)], sparsity=1.5), "sparsity must lie between 0 and 1, got 1.5"),
+        (lambda: Target([Gate(3)], sparsity=-0.1), "sparsity must lie between 0 and 1, got -0.1"),
+        (lambda: Target([Gate(3)], sparsity="half"), "sparsity must be a number, got str"),
+        (lambda: Target([], sparsity=0.5), "gates must be one or more Gate layers, got none"),
+        (lambda: Target([LINEAR], sparsity=0.5), "gates must be one or more Gate layers, got Linear"),
+        (lambda: Selector(3, 4), "k must be between 1 and 3, the number of features, got 4"),
+        (lambda: Selector(3, "2"), "k must be a whole number, got str"),
+        (lambda: Selector(4, 2)(X), "x must have a last axis of length 4, got shape (4, 3)"),
+        (lambda: Selector(3, 2, temperature=torch.ones(3)), "temperature must be one number, got shape (3,)"),
+        (lambda: Choose(2.0), "k must be a whole number, got float"),
+        (lambda: Choose(4)(X), "scores must have at least k = 4 items, got shape (4, 3)"),
+        (lambda: Choose(2)(X.long()), "scores must be a floating tensor, got torch.int64"),
+        (lambda: Choose(2, gradient="soft"), "gradient must be one of 'relaxed', 'mean', got 'soft'"),
+        (lambda: gumbel_top_k(X, 4), "k must be between 1 and 3, the number of items, got 4"),
+        (lambda: gumbel_top_k(X, 2, dim=2), "dim must be an axis of the scores, got 2 for scores of shape (4, 3)"),
+        (
+            lambda: gumbel_top_k(X, 2, temperature=-1.0),
+            "temperature must be positive, or 0 for the discrete limit, got -1",
+        ),
+        (lambda: Permute(0), "n must be at least 1, got 0"),
+        (lambda: Permute(3, temperature=-1.0), "temperature must be positive, got -1"),
+        (lambda: Permute(3)(X), "scores must end in shape (3, 3), got shape (4, 3)"),
+        (lambda: Permute(3)(X.long()), "scores must be a floating tensor, got torch.int64"),
+        (lambda: sinkhorn(X), "scores must have two last axes of the same length, got shape (4, 3)"),
+        (
+            lambda: sinkhorn(X[:3], temperature=0.0),
+            "temperature must be positive, got 0: use Permute in evaluation mode for the limit",
+        ),
+        (lambda: penalty(None), "model must be an nn.Module, got NoneType"),
+        (lambda: advance(LINEAR, -1), "steps must be a whole number that is not negative, got -1"),
+    ],
+)
+def test_bad_input_is_refused_with_a_sentence(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises((ValueError, TypeError)) as error:
+        call()
+    assert str(error.value) == sentence
+
+
+def test_a_schedule_that_ends_below_zero_is_refused_where_it_does() -> None:
+    layer = Codebook(3, 8, temperature=lambda step: 1.0 - step)
+    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+        advance(layer)
+
+
+def test_a_schedule_is_that_of_its_steps() -> None:
+    layer = Codebook(3, 8, temperature=Annealing(1.0, 0.25, steps=4))
+    advance(layer, 2)
+    assert layer.temperature.item() == 0.5
+    advance(layer)
+    advance(layer)
+    assert layer.temperature.item() == 0.25

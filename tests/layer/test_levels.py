@@ -1,0 +1,73 @@
+"""Rounding to levels keeps the mean, reaches all codes in every dtype, and has the entropy of its bits."""
+
+import itertools
+
+import pytest
+import torch
+
+import concretely as c
+from concretely.functional import level
+from concretely.layer import Levels, penalty
+from tests.budget import assert_mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("levels", [(8, 5, 5), (2, 2, 2, 2), (3,), (255,)])
+def test_every_code_is_reached_and_numbered_in_every_dtype(levels: tuple[int, ...], dtype: torch.dtype) -> None:
+    layer = Levels(levels).to(dtype).eval()
+    places = [torch.atanh(torch.linspace(-1, 1, number).double()).clamp(-10, 10).to(dtype) for number in levels]
+    x = torch.stack([torch.stack(each) for each in itertools.product(*places)])
+    coded = layer(x)
+    assert coded.indices.dtype == torch.int64
+    assert coded.value.dtype == dtype
+    found = coded.indices.unique()
+    assert len(found) >= layer.codes * (1 if max(levels) < 100 else 0.9)  # the inputs are rounded themselves
+    assert found[0] == 0
+    assert found[-1] == layer.codes - 1
+    table = layer.decide()
+    assert table is not None
+    assert len(table.unique(dim=0)) == layer.codes
+    assert torch.equal(table[coded.indices].to(dtype), coded.value)
+    assert torch.equal(level.index_of(level.level_of(coded.indices, layer.levels), layer.levels), coded.indices)
+
+
+def test_the_mean_of_draws_is_the_relaxed_value_whose_gradient_they_have() -> None:
+    layer, x, number = Levels((7, 4, 2)).double(), torch.randn(3, dtype=torch.float64), 20_000
+    many = x.expand(number, 3).clone().requires_grad_()
+    value = layer(many, generator=torch.Generator().manual_seed(0)).value
+    for place, mean in enumerate(torch.tanh(x).tolist()):
+        assert_mean(value[:, place].detach(), mean)
+    (slope,) = torch.autograd.grad(value.sum(), many)
+    torch.testing.assert_close(slope, (1 - torch.tanh(many) ** 2).detach())
+
+
+def test_evaluation_rounds_to_the_nearest_level() -> None:
+    layer, x = Levels((7, 4, 2)).eval(), torch.randn(200, 3)
+    value = layer(x).value
+    for place, number in enumerate((7, 4, 2)):
+        grid = torch.linspace(-1, 1, number)
+        nearest = grid[(torch.tanh(x[:, place : place + 1]) - grid).abs().argmin(-1)]
+        torch.testing.assert_close(value[:, place], nearest)
+
+
+def test_bits_are_those_of_a_hypercube_with_its_entropy() -> None:
+    layer, x = Levels((2, 2, 2), entropy=0.4, diversity=0.5).double(), torch.randn(50, 3, dtype=torch.float64)
+    layer(x)
+    bits = c.Hypercube(logits=(2 * x).unsqueeze(-1))
+    torch.testing.assert_close(bits.mean.squeeze(-1), torch.tanh(x))
+    mean = c.Bernoulli(probs=torch.sigmoid(2 * x).mean(0))
+    expected = 0.4 * (bits.entropy().sum(-1).mean() - 0.5 * mean.entropy().sum())
+    torch.testing.assert_close(penalty(layer), expected)
+
+
+def test_the_entropy_of_a_place_on_a_level_has_a_finite_gradient() -> None:
+    layer, x = Levels((2, 5), entropy=1.0), torch.tensor([[0.0, 0.0], [40.0, -40.0]], requires_grad=True)
+    layer(x)
+    assert torch.autograd.grad(penalty(layer), x)[0].isfinite().all()
+
+
+def test_projected_inputs_have_the_shape_of_outputs() -> None:
+    layer = Levels((4, 4), features=10)
+    coded = layer(torch.randn(2, 3, 10))
+    assert coded.value.shape == (2, 3, 10)
+    torch.testing.assert_close(layer.values(coded.indices), coded.value)

@@ -1,0 +1,147 @@
+"""The load of experts is what routing does, and the balance term is smallest where it is even."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from concretely.functional.top_k import inclusion, load_given_others
+from concretely.layer import Router, advance, penalty
+from tests.budget import assert_frequency, assert_mean
+
+NOISES = pytest.mark.parametrize("noise", ["gumbel", "learned"])
+
+
+def made(noise: str | None, k: int = 2, **options: float) -> Router:
+    router = Router(3, 5, k, noise=noise, **options).double()
+    for parameter in router.parameters():
+        parameter.data.normal_()
+    return router
+
+
+@NOISES
+@pytest.mark.parametrize("k", [1, 2, 4, 5])
+def test_the_expected_load_of_a_token_sums_to_k(noise: str, k: int) -> None:
+    load = made(noise, k).expected_load(torch.randn(20, 3, dtype=torch.float64))
+    torch.testing.assert_close(load.sum(-1), torch.full((20,), float(k), dtype=torch.float64), rtol=0, atol=1e-6)
+    assert ((load >= 0) & (load <= 1 + 1e-9)).all()
+
+
+def test_the_expected_load_with_gumbel_noise_is_that_of_successive_draws() -> None:
+    logits = torch.randn(4, dtype=torch.float64)
+    for k in (1, 2, 3):
+        expected = torch.zeros(4, dtype=torch.float64)
+        for order in itertools.permutations(range(4), k):
+            probability, left = 1.0, logits.exp()
+            for item in order:
+                probability = probability * left[item] / left.sum()
+                left = left.clone()
+                left[item] = 0
+            expected[list(order)] += probability
+        torch.testing.assert_close(inclusion(logits, torch.ones(4).double(), k, "gumbel"), expected, rtol=1e-9, atol=0)
+
+
+@NOISES
+def test_the_expected_load_is_the_frequency_of_choices_and_the_mean_of_the_load(noise: str) -> None:
+    router, token, number = made(noise), torch.randn(3, dtype=torch.float64), 40_000
+    expected = router.expected_load(token)
+    routing = router(token.expand(number, 3), generator=torch.Generator().manual_seed(0))
+    for expert, probability in enumerate(expected.tolist()):
+        hits = int((routing.indices == expert).sum())
+        assert_frequency(hits, of=number, probability=probability, what=f"of expert {expert}")
+        assert_mean(routing.load[:, expert], probability, f"of expert {expert}")
+
+
+@NOISES
+def test_the_mean_gradient_of_the_load_is_that_of_the_expected_load(noise: str) -> None:
+    router, token, number = made(noise), torch.randn(3, dtype=torch.float64), 20_000
+    logits, scale = (each.detach().expand(number, 5).clone().requires_grad_() for each in router._scores(token))
+    law = router._law
+    noisy = logits + scale * torch.stack([_noise(law, number, seed) for seed in range(5)], -1)
+    load = load_given_others(logits, scale, noisy, noisy.topk(2, -1).indices, law)
+    one, two = logits[0].detach().requires_grad_(), scale[0].detach().requires_grad_()
+    exact = torch.autograd.grad(inclusion(one, two, 2, law)[0], (one, two))
+    drawn = torch.autograd.grad(load[:, 0].sum(), (logits, scale))
+    for mean, slopes in zip(exact, drawn, strict=True):
+        for expert in range(5):
+            assert_mean(slopes[:, expert], mean[expert].item(), f"of expert {expert}")
+
+
+def _noise(law: str, number: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if law == "normal":
+        return torch.randn(number, dtype=torch.float64, generator=generator)
+    return -torch.empty(number, dtype=torch.float64).exponential_(generator=generator).log()
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "learned", None])
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_balance_term_is_smallest_at_even_load_and_then_equals_its_weight(noise: str | None, k: int) -> None:
+    router = made(noise, k, balance=0.7, z=0.0)
+    even = torch.eye(5, dtype=torch.float64).repeat(4, 1)
+    probabilities = torch.stack([even.roll(step, -1) for step in range(k)]).sum(0) / k
+    indices = probabilities.topk(k, -1).indices
+    routing = router(torch.randn(20, 3, dtype=torch.float64))
+    routing = routing._replace(load=k * probabilities, probabilities=probabilities, indices=indices)
+    assert router.penalty(routing).item() == pytest.approx(0.7, rel=1e-12)
+    for _ in range(10):
+        other = torch.rand(20, 5, dtype=torch.float64).softmax(-1)
+        assert router.penalty(routing._replace(load=k * other, probabilities=other)) > 0.7
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "learned", None])
+def test_padding_changes_nothing(noise: str | None) -> None:
+    router, x = made(noise, balance=0.7, z=0.3), torch.randn(3, 6, 3, dtype=torch.float64)
+    mask = torch.rand(3, 6, generator=torch.Generator().manual_seed(1)) > 0.4
+    padded = router(torch.where(mask.unsqueeze(-1), x, 100.0), mask=mask)
+    whole = padded._replace(**{name: each[mask] for name, each in padded._asdict().items()})
+    torch.testing.assert_close(router.penalty(padded), router.penalty(whole))
+    assert (padded.weights[~mask] == 0).all()
+    assert (padded.load[~mask] == 0).all()
+    advance(router)
+    expected = torch.bincount(padded.indices[mask].flatten(), minlength=5).float()
+    torch.testing.assert_close(router.counts, expected)
+    empty = router(x, mask=torch.zeros(3, 6, dtype=torch.bool))
+    assert router.penalty(empty).isfinite()
+
+
+def test_the_z_term_is_the_mean_squared_log_normaliser() -> None:
+    router = made("gumbel", balance=0.0, z=0.3)
+    routing = router(torch.randn(7, 3, dtype=torch.float64))
+    torch.testing.assert_close(penalty(router), 0.3 * routing.logits.logsumexp(-1).square().mean())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("k", [1, 2])
+def test_experts_are_distinct_and_weights_are_shares_of_probabilities(dtype: torch.dtype, k: int) -> None:
+    router = Router(3, 5, k).to(dtype)
+    for mode in (True, False):
+        routing = router.train(mode)(torch.randn(50, 3, dtype=dtype))
+        chosen = torch.zeros(50, 5).scatter_add(1, routing.indices, torch.ones(50, k))
+        assert (chosen.sum(-1) == k).all()
+        assert chosen.max() == 1
+        own = routing.probabilities.gather(-1, routing.indices)
+        own = own / own.sum(-1, keepdim=True) if k > 1 else own
+        torch.testing.assert_close(routing.weights, own.to(dtype))
+    assert torch.equal(routing.indices, routing.logits.topk(k, -1).indices)
+
+
+def test_a_router_with_all_experts_loads_all() -> None:
+    routing = made("gumbel", 5)(torch.randn(4, 3, dtype=torch.float64))
+    assert (routing.load == 1).all()
+
+
+def test_running_loads_are_shares_of_choices() -> None:
+    router = made(None, 1)
+    router(torch.randn(30, 3, dtype=torch.float64))
+    advance(router)
+    first = router.counts.clone()
+    router(torch.randn(30, 3, dtype=torch.float64))
+    advance(router)
+    assert router.counts.sum().item() == pytest.approx(30 * 0.99 + 30)
+    assert (router.counts >= 0.99 * first - 1e-6).all()
+    found = router.report()
+    assert found.load.sum().item() == pytest.approx(1)
+    assert 1 <= found.perplexity <= 5
+    assert router.decide() == (found.load > 0.002).nonzero().flatten().tolist()
