@@ -1,9 +1,14 @@
-"""The tensors of a module by the places where it uses them."""
+"""The tensors of modules by the places where they are used, and those of several members in one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .train_state import TrainState
 
 
 def places_of(function: nn.Module) -> dict[str, str]:
@@ -48,3 +53,11 @@ def buffers_of(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 yield module, name, buffer
+
+
+def joined_state(runs: Sequence["TrainState"]) -> dict[str, Tensor]:
+    """Concatenate the states of several runs, and make the state of each run a view of the result."""
+    state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
+    for member, run in enumerate(runs):
+        run.bind({name: tensor[member : member + 1] for name, tensor in state.items()})
+    return state
