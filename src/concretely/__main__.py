@@ -35,13 +35,13 @@ def main() -> None:
 
 def _run_later_rank(app: Callable[..., Any]) -> NoReturn:
     """Run the command as a rank other than the first, which alone prints what is wrong with the flags."""
-    from click import UsageError
-
     try:
         code = app(prog_name="concretely", standalone_mode=False)
-    except UsageError as error:
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # as the errors of click have, of which typer has a copy
+            raise
         time.sleep(WAIT)  # torchrun ends all ranks with the first that ends, which must not be this one
-        sys.exit(error.exit_code)
+        sys.exit(getattr(error, "exit_code", 2))
     sys.exit(code if isinstance(code, int) else 0)
 
 
