@@ -119,7 +119,8 @@ class Engine:
 
     def _together(self, until: int) -> int:
         """Return how many of the next steps are one graph, since a GPU pauses for some microseconds between graphs."""
-        fits = self.step + GAP_INTERVAL <= until and all(each.may_repeat(self.step) for each in self._programs)
+        fits = self.step + GAP_INTERVAL <= until and self.runs[0].world.ranks == 1  # ranks vote after each step
+        fits = fits and all(each.may_repeat(self.step) for each in self._programs)
         return GAP_INTERVAL if fits else 1
 
     def _take_steps(self, steps: int, *, gap: bool) -> None:
