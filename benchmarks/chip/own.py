@@ -5,7 +5,7 @@ their first steps are left out. Ours also guards against gradients that are not 
 and every node in each tenth step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -75,7 +75,7 @@ def _entrants(case: OwnCase, data: Tensor, device: torch.device, precision: str,
 
         return jax_own.contender(case, seeded(case, 0), data.numpy(), precision=precision, times=times)
 
-    made: dict[str, Callable[[], Contender]] = {
+    return {
         OURS: lambda: _ours(OURS, fitted(case, data, device, seeds=1), times),
         COMPILED: lambda: _ours(COMPILED, fitted(case, data, device, seeds=1, compiles=True), times),
         SEVERAL: lambda: _ours(SEVERAL, fitted(case, data, device, seeds=SEEDS), times),
@@ -83,9 +83,6 @@ def _entrants(case: OwnCase, data: Tensor, device: torch.device, precision: str,
         REDUCED: lambda: by_hand(REDUCED, compiled=True),
         JAX: jax_scan,
     }
-    if device.type == "cpu" and case.kind == "convolution":
-        del made[COMPILED]  # inductor of torch 2.13 ends with a segmentation fault on a CPU
-    return made
 
 
 def _ours(name: str, own: Engine, times: int) -> Contender:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import kl_divergence
 
 import concretely as c
 from tests.budget import assert_frequency, assert_mean
@@ -103,6 +104,15 @@ def test_a_clipped_value_has_no_gradient_and_others_that_of_the_definition() -> 
     assert torch.autograd.gradcheck(lambda rows: gate(logits=rows).mean, rows)
     inside = torch.linspace(0.1, 0.9, 4, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda rows: gate(logits=rows).log_prob(inside), rows)
+
+
+def test_divergence_is_the_mean_log_ratio_of_both_atoms_and_the_density() -> None:
+    p, q = gate(0.6), gate(1.3, logits=LOGITS.flip(0))
+    value = p.icdf((torch.arange(200_000, dtype=torch.float64).unsqueeze(-1) + 0.5) / 200_000)
+    ratio = (p.log_prob(value) - q.log_prob(value)).mean(0)
+    torch.testing.assert_close(kl_divergence(p, q), ratio, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"^p and q must have the same stretch to be compared, got "):
+        kl_divergence(p, gate(stretch=(-0.2, 1.2)))
 
 
 def test_temperature_zero_is_a_bernoulli_variable() -> None:

@@ -12,6 +12,7 @@ from concretely.experiment.halving import FILE, Rung, ScoreRung, plan_rungs
 from concretely.experiment.scheduler import Monitor
 from concretely.experiment.search import Sweep, sweep, sweep_recipes
 from concretely.training import loop
+from concretely.training.engine import GAP_INTERVAL, Engine
 from concretely.training.folder import restored
 from concretely.training.recipe import Member
 
@@ -99,6 +100,20 @@ def test_a_member_that_goes_on_has_the_bits_of_one_that_never_paused(
     assert best is not None
     name = f"{best.folder.name}/model.safetensors"
     assert files(halved[0].folder) == {name: files(tmp_path)[name]}
+
+
+def test_members_pause_at_a_rung_also_if_ten_steps_are_one_graph(
+    halved: tuple[Sweep, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, together = list[int](), Engine._together
+
+    def in_tens(engine: Engine, until: int) -> int:  # as on a GPU
+        taken.append(GAP_INTERVAL if engine.step + GAP_INTERVAL <= until else together(engine, until))
+        return taken[-1]
+
+    monkeypatch.setattr(Engine, "_together", in_tens)
+    assert steps(searched(tmp_path)) == steps(halved[0])
+    assert GAP_INTERVAL in taken
 
 
 def test_an_interrupted_halving_goes_on_to_the_same_end_and_scores_nothing_twice(

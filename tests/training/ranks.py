@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import concretely as c
+from concretely.training.callback import Callbacks
 from concretely.training.loop import train
 from concretely.training.parallel import World, join
 
@@ -235,10 +236,17 @@ def wrapped() -> dict[str, float]:
     return {"data parallel": main(3)["NLL"], "sharded": main(3, shard=True)["NLL"]}
 
 
+def stopped(folder: Path) -> tuple[int, bool]:
+    """The last step of a run that one rank was asked to stop, and whether it has finished."""
+    given = {"steps": 50, "batch": 12, "out": folder, "estimator": c.RLOO(), "samples": 2}
+    run = c.fit(Doomed("stops").double(), own.bits().double(), **given, callbacks=Callbacks(note=lambda text: None))
+    return run.step, run.finished
+
+
 def on_two_ranks(folder: Path) -> dict[str, Any]:
     """All that two ranks are asked to do."""
     found = {"law": law(folder), "normed": normed(), "leg": leg(folder / "legs", 4), "bad": bad_input(folder)}
-    found["wrapped"] = wrapped()
+    found |= {"wrapped": wrapped(), "stopped": stopped(folder / "stopped")}
     join("cpu").wait()  # for a rank that listens to what another says
     return found
 
@@ -249,7 +257,7 @@ def on_four_ranks(folder: Path) -> dict[str, Any]:
 
 
 class Doomed(nn.Module):
-    """A program that fails on rank 1 in its fifth training step: it raises an error, or kills its process."""
+    """A program whose rank 1 ends in its fifth training step: by an error, killed, or asked to stop."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -261,6 +269,8 @@ class Doomed(nn.Module):
             raise ValueError("this rank has had enough")
         if self.calls == 5 and os.environ.get("RANK") == "1" and self.kind == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.calls == 5 and os.environ.get("RANK") == "1" and self.kind == "stops":
+            os.kill(os.getpid(), signal.SIGTERM)
         b = draw("b", c.Bernoulli(logits=self.logits.expand_as(x)))
         return (b - c.tile(x, b)).square().sum(-1)
 

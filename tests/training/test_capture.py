@@ -1,6 +1,8 @@
 """Work is captured after a few calls, and runs plainly where it cannot be."""
 
 import gc
+import subprocess
+import sys
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -8,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from concretely.training.capture import WARM_UPS, Captured
+from concretely.training.capture import WARM_UPS, Captured, compiled
 
 
 def test_without_a_stream_work_is_plain() -> None:
@@ -143,3 +145,27 @@ def test_a_graph_keeps_its_own_workspace_of_cublas() -> None:
     work()
     torch.cuda.synchronize()
     assert total.equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "options"),
+    [("cpu", "AVX512", {"cpp.simdlen": 256}), ("cpu", "AVX2", None), ("cuda", "AVX512", None)],
+)
+def test_code_for_a_cpu_has_vectors_that_its_compiler_handles(device: str, capability: str, options: Any) -> None:
+    with (
+        mock.patch("torch.backends.cpu.get_cpu_capability", return_value=capability),
+        mock.patch("torch.compile") as compile_,
+    ):
+        compiled(len, torch.device(device))
+    compile_.assert_called_once_with(len, dynamic=False, options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_steps_of_a_convolutional_model_are_compiled_for_a_cpu() -> None:
+    steps = (
+        "import torch; from benchmarks.chip import own; data = own.images(own.QUICK[0], 100, 0);"
+        "own.fitted(own.QUICK[0], data, torch.device('cpu'), seeds=1, compiles=True).advance(3)"
+    )
+    ended = subprocess.run([sys.executable, "-c", steps], check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

@@ -92,6 +92,15 @@ def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_then_on_four(
     assert last.step == 12
 
 
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
+    two: list[dict[str, Any]], folder: Path
+) -> None:
+    assert [found["stopped"] for found in two] == [(6, False), (6, False)]
+    last = checkpoint.latest(folder / "stopped")
+    assert last is not None
+    assert last.step == 6
+
+
 def test_wrappers_of_torch_train_as_one_process_does(two: list[dict[str, Any]]) -> None:
     expected = ranks.wrapped()
     for found in two:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import kl_divergence, register_kl
 
-from ..functional import subset
+from ..functional import hard_concrete, subset
 from ..functional.arithmetic import bool_or_none, cast, is_forward_differentiated, is_transformed, to_float64
 from ..functional.categorical import expectation
 from ..functional.circuit import NormalNoise
@@ -19,6 +19,7 @@ from .circuit import BinaryCircuit, CircuitNode
 from .concrete import Concrete, LogisticNormal, OneHotCategorical
 from .exp_concrete import ExpConcrete, ExpLogisticNormal
 from .gumbel import Gumbel
+from .hard_concrete import HardConcrete
 from .hypercube import Hypercube, HypercubeConcrete, HypercubeLogisticNormal
 from .logistic import Logistic
 from .node import Node, Relaxation
@@ -68,6 +69,14 @@ def _gumbel_sinkhorn(p: GumbelSinkhorn, q: GumbelSinkhorn) -> Tensor:
         )
     shift = to_float64(p.logits) - to_float64(q.logits)
     return cast((torch.expm1(-shift) + shift).sum((-1, -2)), p.logits.dtype)
+
+
+@register_kl(HardConcrete, HardConcrete)
+def _hard_concrete(p: HardConcrete, q: HardConcrete) -> Tensor:
+    comparable(p, q)
+    if p.stretch != q.stretch:
+        raise ValueError(f"p and q must have the same stretch to be compared, got {p.stretch} and {q.stretch}")
+    return cast(hard_concrete.divergence(p._parameters[:2], q._parameters[:2], p.stretch), p.logits.dtype)
 
 
 @register_kl(Bernoulli, Bernoulli)

@@ -6,13 +6,14 @@ It has atoms at 0 and 1. See [louizos2018learning].
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .arithmetic import Temperature, divide, to_float64
+from .arithmetic import Temperature, divide, over_categories, to_float64
 from .edge import inside, near_one, near_zero
 from .integral import ROOTS, SHARES
 from .logistic import log_density
@@ -33,8 +34,8 @@ def squash(node: Float[Tensor, "..."], stretch: Stretch, dtype: torch.dtype) -> 
     # in place, as torch's tangent of a single number times a float is in float64
     value = torch.exp(logsigmoid(node)).clone().mul_(high - low).add_(low)
     value = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
-    value = torch.where(node <= node_at(0, stretch), 0, value)
-    return torch.where(node >= node_at(1, stretch), 1, value)
+    value = torch.where(node <= node_at(0, stretch), torch.zeros_like(value), value)
+    return torch.where(node >= node_at(1, stretch), torch.ones_like(value), value)
 
 
 def log_exceeds(
@@ -111,18 +112,41 @@ def moments(
     quadrature is exact to rounding on panels of about that length.
     """
     low, high = stretch
-    start, end = node_at(0, stretch), node_at(1, stretch)
-    sharp = 16.0 if isinstance(temperature, Tensor) else min(max(temperature, 1.0), 16.0)
-    panels = math.ceil((end - start) * sharp / 4)
-    half = (end - start) / (2 * panels)
     logits = to_float64(logits)
-    roots, shares = (torch.tensor(numbers, dtype=torch.float64, device=logits.device) for numbers in (ROOTS, SHARES))
     mean, square = torch.zeros_like(logits), torch.zeros_like(logits)
-    step = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-    for panel in range(panels):
-        node = start + half * (2 * panel + 1 + roots)
+    for node, weight in _panels(stretch, logits, temperature):
         sigmoid = torch.sigmoid(node)
-        value, weight = low + (high - low) * sigmoid, half * shares * (high - low) * sigmoid * torch.sigmoid(-node)
-        above = weight * torch.sigmoid(logits.unsqueeze(-1) - step * node)
+        value, slope = low + (high - low) * sigmoid, (high - low) * sigmoid * torch.sigmoid(-node)
+        above = weight * slope * torch.sigmoid(logits.unsqueeze(-1) - over_categories(temperature) * node)
         mean, square = mean + above.sum(-1), square + (2 * value * above).sum(-1)
     return mean, square
+
+
+def divergence(
+    p: tuple[Float[Tensor, "..."], Temperature], q: tuple[Float[Tensor, "..."], Temperature], stretch: Stretch
+) -> Float[Tensor, "..."]:
+    """Return KL(p || q) in float64, from the logits and temperatures: terms of both atoms, and an integral."""
+    total = torch.zeros((), dtype=torch.float64, device=p[0].device)
+    for end, below in ((node_at(0, stretch), True), (node_at(1, stretch), False)):
+        own, other = (log_exceeds(end, *each, below=below) for each in (p, q))
+        total = total + own.exp() * (own - other)
+    for node, weight in _panels(stretch, total, p[1], q[1]):
+        own, other = (
+            log_density(node, to_float64(logits).unsqueeze(-1), over_categories(temperature))
+            for logits, temperature in (p, q)
+        )
+        total = total + (weight * own.exp() * (own - other)).sum(-1)
+    return total
+
+
+def _panels(
+    stretch: Stretch, like: Tensor, *temperatures: Temperature
+) -> Iterator[tuple[Float[Tensor, " points"], Float[Tensor, " points"]]]:
+    """Yield points and weights of Gauss-Legendre quadrature over the nodes that lead to values between 0 and 1."""
+    start, end = node_at(0, stretch), node_at(1, stretch)
+    sharp = max(16.0 if isinstance(each, Tensor) else min(max(each, 1.0), 16.0) for each in temperatures)
+    panels = math.ceil((end - start) * sharp / 4)
+    half = (end - start) / (2 * panels)
+    roots, shares = (torch.tensor(numbers, dtype=torch.float64, device=like.device) for numbers in (ROOTS, SHARES))
+    for panel in range(panels):
+        yield start + half * (2 * panel + 1 + roots), half * shares

@@ -66,17 +66,22 @@ def _by_columns(
 
 
 def _multiplied(left: Tensor, right: Tensor, width: int) -> Tensor:
-    if is_transformed():  # operations that compilers and transforms support
+    if _is_watched():
         return _multiply_at_once(left, right, width)
     product: Tensor = _Multiply.apply(left, right, width)  # type: ignore[no-untyped-call]
     return product
 
 
 def _correlated(by: Tensor, factor: Tensor, width: int) -> Tensor:
-    if is_transformed():
+    if _is_watched():
         return _multiply_at_once(by.flip(0), factor, by.shape[0]).flip(0)[:width]
     result: Tensor = _Correlate.apply(by, factor, width)  # type: ignore[no-untyped-call]
     return result
+
+
+def _is_watched() -> bool:
+    """Return whether a compiler, a transform or a trace is active, which supports few operations."""
+    return is_transformed() or torch._C._get_tracing_state() is not None
 
 
 def _multiply_at_once(left: Tensor, right: Tensor, width: int) -> Tensor:

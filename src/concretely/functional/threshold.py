@@ -25,8 +25,9 @@ def threshold(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batc
     >>> threshold(torch.zeros(4, dtype=torch.float64), 1)
     tensor([1.0986], dtype=torch.float64)
     """
-    if torch.compiler.is_compiling():  # the compiler differentiates once: this has the same gradient
-        point: Tensor = _point(scores.detach(), k)
+    is_jit_traced = torch._C._get_tracing_state() is not None
+    if torch.compiler.is_compiling() or is_jit_traced:  # differentiated once at most: this has the same gradient
+        point: Tensor = (_solve if is_jit_traced else _point)(scores.detach(), k)
         return point + (_slopes(scores.detach(), point) * (scores - scores.detach())).sum(-1, keepdim=True)
     result: Tensor = _Threshold.apply(scores, k)  # type: ignore[no-untyped-call]
     return result
@@ -35,7 +36,7 @@ def threshold(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batc
 def largest(scores: Float[Tensor, "*batch n"], k: int) -> Bool[Tensor, "*batch n"]:
     """Return which entries are the k largest: exactly k, also among ties."""
     places = scores.topk(k, -1).indices
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, places, True)
+    return torch.zeros_like(scores).scatter(-1, places, 1.0) > 0
 
 
 def _solve(scores: Tensor, k: int) -> Tensor:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from ..functional.noise import Keys, Source
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
-from .capture import Captured
+from .capture import Captured, compiled
 from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
 from .place import buffers_of, joined_state, keeping_buffers, over_members, places_of
@@ -119,7 +119,8 @@ class Engine:
 
     def _together(self, until: int) -> int:
         """Return how many of the next steps are one graph, since a GPU pauses for some microseconds between graphs."""
-        fits = self.step + GAP_INTERVAL <= until and all(each.may_repeat(self.step) for each in self._programs)
+        fits = self.step + GAP_INTERVAL <= until and self.runs[0].world.ranks == 1  # ranks vote after each step
+        fits = fits and all(each.may_repeat(self.step) for each in self._programs)
         return GAP_INTERVAL if fits else 1
 
     def _take_steps(self, steps: int, *, gap: bool) -> None:
@@ -209,7 +210,7 @@ class _Program:
         """The stream on which steps are captured, or None if they are not."""
         self.draws_from_torch = False
         """Whether a step has drawn from torch's generator of the device."""
-        self._call = torch.compile(self._called, dynamic=False) if task.compiles else self._called
+        self._call = compiled(self._called, first.device) if task.compiles else self._called
         self._sharding = first.sharding
         shared = self._leaves, self._constants if vmapped else None
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
