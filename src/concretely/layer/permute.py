@@ -131,7 +131,7 @@ def sinkhorn(
     require_floating(scores)
     if scores.dim() < 2 or scores.shape[-1] != scores.shape[-2]:
         raise ValueError(f"scores must have two last axes of the same length, got shape {tuple(scores.shape)}")
-    temperature = as_temperature(temperature, validate=not scores.is_cuda)
+    temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
     if isinstance(temperature, Real) and temperature == 0:
         raise ValueError("temperature must be positive, got 0: use Permute in evaluation mode for the limit")
     tolerance, steps = require_number("tolerance", tolerance), require_count("steps", steps)

@@ -41,7 +41,7 @@ def gumbel_top_k(
     if not -scores.dim() <= dim < scores.dim():
         raise ValueError(f"dim must be an axis of the scores, got {dim} for scores of shape {tuple(scores.shape)}")
     require_count("k", k, most=scores.shape[dim], of=", the number of items")
-    temperature = as_temperature(temperature, validate=not scores.is_cuda)
+    temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
     rows = scores.movedim(dim, -1)
     noise = gumbel(rows.shape, compute_dtype(scores.dtype), device=scores.device, generator=generator)
     return cast(push(rows, k, temperature, noise), scores.dtype).movedim(-1, dim)
