@@ -6,10 +6,8 @@ where it is installed, pyro. Ratios are our time over that of the peer in the sa
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -21,87 +19,17 @@ from torch.nn.functional import gumbel_softmax
 
 import concretely as c
 
-from . import race, record
-from .chip import turn
-from .chip.turn import Contender
-from .timing import Spread, Timing
+from .pair import SEED, On, Only, Out, Pair, Quick, Rounds, race_pairs
 
-SEED = 0
 TEMPERATURE, PRIOR_TEMPERATURE, SAMPLES = 2 / 3, 1 / 2, 5
-FOLDER = Path(__file__).parent / "records"
 LARGE = ((2048, 32, 256), (2**20, 8))
 SHAPES = ((64, 4), (64, 20, 8), *LARGE)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Work of ours, the same by a peer, and how large the ratio of our time to the peer's may be."""
-
-    title: str
-    ours: Callable[[], Any]
-    peer: Callable[[], Any]
-    peer_name: str
-    at_most: float = 1.0
-
-
-def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How often every contender is timed.")] = 20,
-    device: Annotated[str, typer.Option(help="Where to run, by default on a GPU where there is one.")] = "",
-    only: Annotated[str, typer.Option(help="Time only what has this word in its title.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Three rounds without large sizes.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Where to write the record.", show_default=False)] = None,
-) -> None:
+def main(rounds: Rounds = 20, device: On = "", only: Only = "", quick: Quick = False, out: Out = None) -> None:
     """Time eager calls against what they replace."""
-    rounds, console = 3 if quick else rounds, race.opened()
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    load = race.load(console)
-    if where.type == "cpu":
-        race.share_cores()
-    torch.manual_seed(SEED)
-    results = []
-    path = out or FOLDER / ("eager.json" if where.type == "cpu" else "eager-cuda.json")
-    recipe = {
-        "benchmark": "eager",
-        "temperature": TEMPERATURE,
-        "samples": SAMPLES,
-        "dtype": "float32",
-        "rounds": rounds,
-        "threads": race.THREADS if where.type == "cpu" else None,
-        "load_before": load,
-    }
-    for pair in (each for each in pairs(where, quick=quick) if only in each.title):
-        timings = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
-        if len(timings) == 2:
-            results.append(result(pair, timings))
-            ratio = timings[0].over(timings[1])
-            verdict = "" if ratio.median <= pair.at_most else "  more than asked"
-            console.print(turn.lines(pair.title, timings, unit=1e-6, name="µs"), highlight=False)
-            console.print(f"  ours over theirs {ratio.median:.3f}, asked at most {pair.at_most}{verdict}")
-            record.write(path, recipe, seed=SEED, results=results, on=str(where))
-
-
-def entrants(pair: Pair, device: torch.device) -> turn.Entrants:
-    """Both sides of a pair. A turn has many calls, so that a GPU is waited for once."""
-    times = 1 if device.type == "cpu" else 50
-
-    def contender(name: str, work: Callable[[], Any]) -> Callable[[], Contender]:
-        return lambda: Contender(name, turn.repeated(work, times, device), times=times, ours=work is pair.ours)
-
-    sides = ("concretely", pair.ours), (pair.peer_name, pair.peer)
-    return {name: contender(name, work) for name, work in sides}
-
-
-def result(pair: Pair, timings: list[Timing[Contender]]) -> dict[str, Any]:
-    """What a record says of a pair."""
-    ours, theirs = timings
-    return {
-        "title": pair.title,
-        "peer": pair.peer_name,
-        "us": record.described_spread(Spread.of(ours.rounds * 1e6)),
-        "peer_us": record.described_spread(Spread.of(theirs.rounds * 1e6)),
-        "ratio": record.described_spread(ours.over(theirs)),
-        "at_most": pair.at_most,
-    }
+    recipe = {"benchmark": "eager", "temperature": TEMPERATURE, "samples": SAMPLES}
+    race_pairs(pairs, recipe, name="eager", rounds=rounds, device=device, only=only, quick=quick, out=out)
 
 
 def pairs(device: torch.device, *, quick: bool = False) -> Iterator[Pair]:

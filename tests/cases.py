@@ -63,7 +63,7 @@ def _circuit_node(noise: str) -> Callable[..., Any]:
 
 
 def _subset(logits: Tensor, **options: Any) -> c.Subset:
-    return c.Subset(logits=logits, k=min(logits.shape[-1] // 2, 2), **options)
+    return c.Subset(logits=logits, k=int(min(logits.shape[-1] // 2, 2)), **options)
 
 
 MASSES = (

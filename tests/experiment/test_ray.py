@@ -215,6 +215,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
 
     fake = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None, __version__="2.60.0")
     monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(cluster, "_running", lambda: "auto")
 
 
 MUST = "address must be that of a Ray cluster, such as auto or 10.0.0.1:6379, got"

@@ -93,7 +93,7 @@ def result(run: Any) -> dict[str, Any]:
 def fitted(model: nn.Module, data: Any = None, **given: Any) -> dict[str, Any]:
     """Train in float64, with a few large steps."""
     x = own.bits().double()
-    given = {"steps": 7, "batch": 12, "lr": 0.01, "seed": 3, "valid": x[:31], "every": 7} | given
+    given = {"steps": 5, "batch": 12, "lr": 0.01, "seed": 3, "valid": x[:31], "every": 5} | given
     return result(c.fit(model.double(), x if data is None else data, **given))
 
 

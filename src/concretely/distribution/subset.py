@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
 from ..functional import subset, subset_concrete
-from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
 from ..functional.categorical import weighted
 from ..functional.draw import Drawn, sum_axes
 from ..functional.noise import Source
@@ -36,7 +36,7 @@ def as_items(
         raise ValueError(f"logits must have a last axis of at least 1 item, got shape {tuple(logits.shape)}")
     if not 0 <= k <= logits.shape[-1]:
         raise ValueError(f"k must lie between 0 and the number of items {logits.shape[-1]}, got {k}")
-    if validate and bool_or_none(check.is_finite(logits)) is False:
+    if validate and check.is_finite(logits) is False:
         check.require("logits", "be below infinity", logits, logits < math.inf)
         possible = (logits > -math.inf).sum(-1, keepdim=True) >= k
         check.require("logits", f"leave at least {k} items possible", logits, possible.broadcast_to(logits.shape))

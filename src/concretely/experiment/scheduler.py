@@ -206,7 +206,7 @@ def train_program(
             with monitor.training(waiting, alone) as callbacks:
                 callbacks, stop = _paused_at(until, callbacks, monitor.stop)
                 how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds}
-                found = loop.train_together(waiting, data=data, **how, callbacks=callbacks, stop=stop)
+                found = loop.train_together(waiting, data=data, **how, callbacks=callbacks, stop=stop, until=until)
             if not _is_complete(waiting, found, monitor, until):
                 return False
         then(group, monitor)
@@ -316,7 +316,7 @@ def _paused_at(
         last = taken
         callbacks.step(taken)
 
-    return replace(callbacks, step=step), lambda: last >= until or stop()
+    return replace(callbacks, step=step, sees_all=callbacks.has_each_step), lambda: last >= until or stop()
 
 
 def _is_complete(

@@ -29,7 +29,8 @@ def is_traced(value: Tensor) -> bool:
 
 def is_hidden(value: Tensor) -> bool:
     """Return whether the data of a tensor cannot be read, or would not be those of later calls (see `bool_or_none`)."""
-    if is_traced(value):
+    # a subclass with its own dispatch, such as a fake tensor, may have no data
+    if is_traced(value) or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return True
     try:
         value.data_ptr()
@@ -187,8 +188,10 @@ def invert_noise(value: Tensor, logits: Tensor, temperature: Temperature, *, up_
 
 
 def is_transformed() -> bool:
-    """Return whether a compiler or a transform of `torch.func` is active."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Return whether a compiler, a transform of `torch.func` or `torch.jit.trace` is active."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return torch._C._get_tracing_state() is not None
 
 
 def is_forward_differentiated() -> bool:

@@ -30,7 +30,8 @@ def node_at(value: float, stretch: Stretch) -> float:
 def squash(node: Float[Tensor, "..."], stretch: Stretch, dtype: torch.dtype) -> Float[Tensor, "..."]:
     """Stretch and clip the sigmoid of a node. A value inside is never rounded to 0 or 1."""
     low, high = stretch
-    value = low + (high - low) * torch.exp(logsigmoid(node))
+    # in place, as torch's tangent of a single number times a float is in float64
+    value = torch.exp(logsigmoid(node)).clone().mul_(high - low).add_(low)
     value = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
     value = torch.where(node <= node_at(0, stretch), 0, value)
     return torch.where(node >= node_at(1, stretch), 1, value)

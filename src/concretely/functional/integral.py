@@ -62,8 +62,8 @@ class _Integral(torch.autograd.Function):
         return grad[0].unsqueeze(-1) * ctx.slopes(*ctx.saved_tensors), None, None
 
     @staticmethod
-    def jvp(ctx: Any, *tangent: Tensor) -> Tensor:
-        moved: Tensor = tangent[0] * ctx.slopes(*ctx.saved_tensors)
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        moved: Tensor = tangent * ctx.slopes(*ctx.saved_tensors)
         return moved.sum(-1)
 
 

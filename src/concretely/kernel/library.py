@@ -81,3 +81,25 @@ def _stacked(argument: Any, dim: Any, size: int) -> Any:
         return argument
     lead = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
     return lead.flatten(0, 1)
+
+
+def flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int | None] | None]:
+    """Return the leaves of arguments, and the length of each that is a list, or None if none is."""
+    for each in arguments:
+        if isinstance(each, list):
+            lengths = [len(each) if isinstance(each, list) else None for each in arguments]
+            return [leaf for each in arguments for leaf in listed(each)], lengths
+    return arguments, None
+
+
+def unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequence[Any]:
+    """Return the arguments with these leaves."""
+    if lengths is None:
+        return leaves
+    left = iter(leaves)
+    return [next(left) if length is None else [next(left) for _ in range(length)] for length in lengths]
+
+
+def listed(argument: Any) -> list[Any]:
+    """Return a list, or the list of anything else."""
+    return argument if isinstance(argument, list) else [argument]

@@ -26,7 +26,7 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from .library import batched, contiguous, memory, parameter, registered, schema_type
+from .library import batched, contiguous, flattened, listed, memory, parameter, registered, schema_type, unflattened
 
 _DISABLED: set[str] = set()
 _PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
@@ -178,7 +178,7 @@ class Operator(Generic[P, R]):
 
         It is called as an operator of torch if torch must see it, else as an autograd function or directly.
         """
-        leaves, structure = _flattened(arguments)
+        leaves, structure = flattened(arguments)
         if not is_plain(leaves) or is_watched():
             return self.registered(*arguments)
         if torch.is_grad_enabled():
@@ -238,7 +238,7 @@ class Operator(Generic[P, R]):
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
         """Return the gradients that are needed, computed by the kernel."""
         *inputs, outputs, needs = given
-        leaves = _flattened(inputs)[0]
+        leaves = flattened(inputs)[0]
         with launching(leaves[needs.index(True)].device):
             found = self._pulled_by_kernel(by, inputs, outputs, needs)
         # an operator of torch must return new memory, and no tensor twice
@@ -255,13 +255,13 @@ class Operator(Generic[P, R]):
         *inputs, _, needs = given
         return [
             torch.empty_like(leaf, memory_format=torch.contiguous_format)
-            for leaf, needed in zip(_flattened(inputs)[0], needs, strict=True)
+            for leaf, needed in zip(flattened(inputs)[0], needs, strict=True)
             if needed
         ]
 
     def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Save what the gradient of the operator of torch needs. The operator may have run the definition."""
-        leaves, structure = _flattened(inputs)
+        leaves, structure = flattened(inputs)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
         self._save(ctx, leaves, structure, output, by_kernel=is_launchable(first) and self._is_eligible(inputs))
 
@@ -284,7 +284,7 @@ class Operator(Generic[P, R]):
         outputs = tuple(saved)
         if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
             return self._pulled_by_definition(by, leaves, ctx.structure, needs)
-        inputs = _unflattened(leaves, ctx.structure)
+        inputs = unflattened(leaves, ctx.structure)
         if is_plain([*by, *leaves]):
             return self._pulled_by_kernel(by, inputs, outputs, needs)
         found = iter(self.backward(list(by), *inputs, list(outputs), needs))
@@ -292,20 +292,20 @@ class Operator(Generic[P, R]):
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients for the operator of torch, which has a list of gradients for each list of tensors."""
-        found = self._pull(ctx, by, list(_flattened(ctx.needs_input_grad)[0]))
-        return tuple(_unflattened(found, ctx.structure))
+        found = self._pull(ctx, by, list(flattened(ctx.needs_input_grad)[0]))
+        return tuple(unflattened(found, ctx.structure))
 
     def _pulled_by_kernel(
         self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
     ) -> list[Tensor | None]:
         assert self._backward is not None
-        lengths = _flattened(inputs)[1]
-        nested = needs if lengths is None else [any(_listed(each)) for each in _unflattened(needs, lengths)]
+        lengths = flattened(inputs)[1]
+        nested = needs if lengths is None else [any(listed(each)) for each in unflattened(needs, lengths)]
         gradients = self._backward(tuple(by), tuple(nested), tuple(inputs), tuple(outputs))
         if lengths is not None:
             pairs = zip_longest(lengths, gradients)
             lists = ([None] * length if each is None and length is not None else each for length, each in pairs)
-            gradients = [gradient for each in lists for gradient in _listed(each)]
+            gradients = [gradient for each in lists for gradient in listed(each)]
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
 
     def _pulled_by_definition(
@@ -318,7 +318,7 @@ class Operator(Generic[P, R]):
                 leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
                 for leaf, needed in zip(leaves, needs, strict=True)
             ]
-            output = self._defined(*_unflattened(leaves, structure))
+            output = self._defined(*unflattened(leaves, structure))
             outputs = (output,) if isinstance(output, Tensor) else output
             pairs = [
                 (each, gradient)
@@ -343,7 +343,7 @@ class Operator(Generic[P, R]):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
                 leaves, structure = given[:-1], given[-1]
-                found = operator._forward(*_unflattened(leaves, structure))
+                found = operator._forward(*unflattened(leaves, structure))
                 operator._save(ctx, leaves, structure, found, by_kernel=True)
                 return found
 
@@ -352,28 +352,6 @@ class Operator(Generic[P, R]):
                 return *operator._pull(ctx, by, list(ctx.needs_input_grad[:-1])), None
 
         return Kernel
-
-
-def _flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int | None] | None]:
-    """Return the leaves of arguments, and the length of each that is a list, or None if none is."""
-    for each in arguments:
-        if isinstance(each, list):
-            lengths = [len(each) if isinstance(each, list) else None for each in arguments]
-            return [leaf for each in arguments for leaf in _listed(each)], lengths
-    return arguments, None
-
-
-def _listed(argument: Any) -> list[Any]:
-    """Return a list, or the list of anything else."""
-    return argument if isinstance(argument, list) else [argument]
-
-
-def _unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequence[Any]:
-    """Return the arguments with these leaves."""
-    if lengths is None:
-        return leaves
-    left = iter(leaves)
-    return [next(left) if length is None else [next(left) for _ in range(length)] for length in lengths]
 
 
 def _is_transformed() -> bool:

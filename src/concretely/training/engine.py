@@ -24,7 +24,7 @@ from ..kernel.operator import launching
 from .capture import Captured
 from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
-from .place import buffers_of, keeping_buffers, places_of
+from .place import buffers_of, joined_state, keeping_buffers, over_members, places_of
 from .rank_step import RankStep
 from .rng import Purpose, has_drawn, seed_torch, torch_generators
 from .stream import EndOfDataError
@@ -190,7 +190,7 @@ class _Program:
         first, task = runs[0], runs[0].task
         self._runs, self._task, self._vmapped, self._note = runs, task, vmapped, note
         self._loss, self._monitor = task.loss, task.monitor
-        state = first.state if len(runs) == 1 else _joined(runs)
+        state = first.state if len(runs) == 1 else joined_state(runs)
         own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
@@ -281,7 +281,7 @@ class _Program:
             sizes = guard_(self._log, watched if norm is None else [norm.unsqueeze(-1)], loss, sizes)
             if norm is not None and self._task.clip:
                 scale = (self._task.clip / (norm + TINY)).clamp(max=1.0)
-                gradients = {name: each * over(scale, each) for name, each in gradients.items()}
+                gradients = {name: each * over_members(scale, each) for name, each in gradients.items()}
             self._update(gradients, sizes)
             if self._task.ema is not None:
                 for parameter, average in self._averages:
@@ -391,16 +391,3 @@ def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str])
         name: ParameterState(state[path_of(name)], state[f"first/{name}"], state[f"second/{name}"]) for name in names
     }
     return OwnUpdate(states, weights=task.weights, muon=task.recipe.optimizer == "muon")
-
-
-def over(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:
-    """Append axes to one number for each member, so that it can be multiplied with another tensor."""
-    return numbers.view(-1, *(1,) * (like.dim() - 1)).to(like.dtype)
-
-
-def _joined(runs: Sequence["TrainState"]) -> State:
-    """Concatenate the states of several runs, and make the state of each run a view of the result."""
-    state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
-    for member, run in enumerate(runs):
-        run.bind({name: tensor[member : member + 1] for name, tensor in state.items()})
-    return state

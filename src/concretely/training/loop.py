@@ -80,11 +80,13 @@ def train_together(
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
     world: World = ALONE,
+    until: int | None = None,
 ) -> list[Run | DivergedError]:
     """Train runs of one architecture together, each in its folder, and return each run or the error that ended it.
 
     On a CPU each result has the same bits as if the run were trained alone. On a GPU it is the same up to rounding,
-    which may occasionally change a discrete draw. A run that diverges does not disturb the others.
+    which may occasionally change a discrete draw. A run that diverges does not disturb the others. `stop` is called
+    after the step `until` at least, on a GPU not after each step; to pause there, it must return true.
     """
     own = [data(member.recipe) for member in members]
     moved = {id(each): each.to(device) for each in own}  # once, however many share them
@@ -93,7 +95,7 @@ def train_together(
         for member, each in zip(members, own, strict=True)
     ]
     how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": callbacks, "stop": stop}
-    return train_states(states, [member.folder for member in members], **how)
+    return train_states(states, [member.folder for member in members], **how, until=until)
 
 
 def train_states(
@@ -103,6 +105,7 @@ def train_states(
     checkpoint_seconds: float = 60.0,
     callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
     stop: Callable[[], bool] = lambda: False,
+    until: int | None = None,
 ) -> list[Run | DivergedError]:
     """Train runs of one program together and return each run or the error that ended it.
 
@@ -134,8 +137,9 @@ def train_states(
             first = min(job.place for job in active)
             group = [job for job in active if job.place == first]
             later = [job.state.step for job in active if job.state.step > first[0]]
-            until, several = min(later, default=None), len(states) > 1
-            if not _train(group, checkpoint_seconds, callbacks, stop, until=until, several=several):
+            later += [until] if until is not None and until > first[0] else []
+            end, several = min(later, default=None), len(states) > 1
+            if not _train(group, checkpoint_seconds, callbacks, stop, until=end, several=several):
                 break
             active = [job for job in active if job.is_active]
         world.wait()  # for the files of rank 0

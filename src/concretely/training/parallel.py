@@ -19,6 +19,8 @@ from typing import Any, overload
 import torch
 import torch.distributed as dist
 from torch import Generator, Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
+from torch.distributed.rendezvous import rendezvous
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..functional.noise import Keys, Slice, Source
@@ -169,7 +171,7 @@ class World:
         if self.ranks == 1:
             return True
         with suppress(RuntimeError):
-            store, name = dist.distributed_c10d._get_default_store(), f"concretely/{self.call}/told"
+            store, name = _get_default_store(), f"concretely/{self.call}/told"
             until = time.monotonic() + PATIENCE * (not self.is_first)
             while time.monotonic() < until and store.add(name, 0) == 0:
                 time.sleep(MOMENT)
@@ -226,8 +228,8 @@ def join(device: torch.device | str, *, shard: bool = False) -> World:
         rank, ranks = _number("RANK"), _number("WORLD_SIZE")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         try:
-            store, *_ = next(dist.rendezvous("env://", rank, ranks, timeout=TIMEOUT))
-            start = dist.PrefixStore(_meeting(store, rank, ranks), store)
+            store, *_ = next(rendezvous("env://", rank, ranks, timeout=TIMEOUT))
+            start = PrefixStore(_meeting(store, rank, ranks), store)
             dist.init_process_group(backend, store=start, rank=rank, world_size=ranks, timeout=TIMEOUT)
         except (ValueError, RuntimeError) as error:
             why = (str(error).splitlines() or [""])[0]
@@ -237,12 +239,12 @@ def join(device: torch.device | str, *, shard: bool = False) -> World:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks == 1:
         return World(device=device)
-    store = dist.distributed_c10d._get_default_store()
+    store = _get_default_store()
     call = str(store.add(f"concretely/joined/{rank}", 1))  # the same number on all ranks
     return World(rank, ranks, device, shard, call, Ballot(device))
 
 
-def _meeting(store: dist.Store, rank: int, ranks: int) -> str:
+def _meeting(store: Store, rank: int, ranks: int) -> str:
     """Return a name that only the ranks of this start know.
 
     After a restart, torchrun's store still has what earlier ranks wrote, such as their addresses. So rank 0 chooses a
@@ -256,7 +258,7 @@ def _meeting(store: dist.Store, rank: int, ranks: int) -> str:
         return own
     until = time.monotonic() + TIMEOUT.total_seconds()
     while time.monotonic() < until:
-        start = store.get("concretely/start").decode()
+        start = str(store.get("concretely/start").decode())
         store.set(f"concretely/{start}/{rank}", own)
         if store.check([key := f"concretely/{start}/seen"]) and own in store.get(key).decode():
             return start

@@ -1,9 +1,15 @@
-"""The tensors of a module by the places where it uses them."""
+"""The tensors of a module by the places where it uses them, and those of several members in one tensor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .train_state import TrainState
 
 
 def places_of(function: nn.Module) -> dict[str, str]:
@@ -48,3 +54,16 @@ def buffers_of(loss: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 yield module, name, buffer
+
+
+def over_members(numbers: Float[Tensor, " members"], like: Tensor) -> Tensor:
+    """Append axes to one number for each member, so that it can be multiplied with another tensor."""
+    return numbers.view(-1, *(1,) * (like.dim() - 1)).to(like.dtype)
+
+
+def joined_state(runs: Sequence["TrainState"]) -> dict[str, Tensor]:
+    """Concatenate the states of several runs, and make the state of each run a view of the result."""
+    state = {name: torch.cat([run.state[name] for run in runs]) for name in runs[0].state}
+    for member, run in enumerate(runs):
+        run.bind({name: tensor[member : member + 1] for name, tensor in state.items()})
+    return state

@@ -1,0 +1,110 @@
+"""Time pairs of work, ours and that of a peer, in turns, and record their ratios."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from . import race, record
+from .chip import turn
+from .chip.turn import Contender
+from .timing import Spread, Timing
+
+SEED = 0
+FOLDER = Path(__file__).parent / "records"
+TIMES = 50
+"""How often a turn on a GPU does the work."""
+
+Rounds = Annotated[int, typer.Option(min=1, help="How often every contender is timed.")]
+On = Annotated[str, typer.Option(help="Where to run, by default on a GPU where there is one.")]
+Only = Annotated[str, typer.Option(help="Time only what has this word in its title.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Three rounds without large sizes.")]
+Out = Annotated[Path | None, typer.Option(help="Where to write the record.", show_default=False)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Work of ours, the same by a peer, and how large the ratio of our time to the peer's may be."""
+
+    title: str
+    ours: Callable[[], Any]
+    peer: Callable[[], Any]
+    peer_name: str
+    at_most: float = 1.0
+    times: int = TIMES
+    """How often a turn on a GPU does the work, fewer for long work."""
+
+
+def race_pairs(
+    pairs: Callable[..., Iterator[Pair]],
+    recipe: dict[str, Any],
+    *,
+    name: str,
+    rounds: int,
+    device: str,
+    only: str,
+    quick: bool,
+    out: Path | None,
+) -> None:
+    """Time pairs on a device, and write the record after each."""
+    rounds, console = 3 if quick else rounds, race.opened()
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    load = race.load(console)
+    if where.type == "cpu":
+        race.share_cores()
+    torch.manual_seed(SEED)
+    results = []
+    path = out or FOLDER / f"{name}{'' if where.type == 'cpu' else '-cuda'}.json"
+    threads = race.THREADS if where.type == "cpu" else None
+    recipe = {**recipe, "dtype": "float32", "rounds": rounds, "threads": threads, "load_before": load}
+    for pair in (each for each in pairs(where, quick=quick) if only in each.title):
+        timings = turn.timed(turn.made(entrants(pair, where), console.print), rounds=rounds, seed=SEED)
+        if len(timings) == 2:
+            results.append({**result(pair, timings), **peaks(pair, where)})
+            ratio = timings[0].over(timings[1])
+            verdict = "" if ratio.median <= pair.at_most else "  more than asked"
+            console.print(turn.lines(pair.title, timings, unit=1e-6, name="µs"), highlight=False)
+            console.print(f"  ours over theirs {ratio.median:.3f}, asked at most {pair.at_most}{verdict}")
+            record.write(path, recipe, seed=SEED, results=results, on=str(where))
+
+
+def entrants(pair: Pair, device: torch.device) -> turn.Entrants:
+    """Both sides of a pair. A turn has many calls, so that a GPU is waited for once."""
+    times = 1 if device.type == "cpu" else pair.times
+
+    def contender(name: str, work: Callable[[], Any]) -> Callable[[], Contender]:
+        return lambda: Contender(name, turn.repeated(work, times, device), times=times, ours=work is pair.ours)
+
+    sides = ("concretely", pair.ours), (pair.peer_name, pair.peer)
+    return {name: contender(name, work) for name, work in sides}
+
+
+def result(pair: Pair, timings: list[Timing[Contender]]) -> dict[str, Any]:
+    """What a record says of a pair."""
+    ours, theirs = timings
+    return {
+        "title": pair.title,
+        "peer": pair.peer_name,
+        "us": record.described_spread(Spread.of(ours.rounds * 1e6)),
+        "peer_us": record.described_spread(Spread.of(theirs.rounds * 1e6)),
+        "ratio": record.described_spread(ours.over(theirs)),
+        "at_most": pair.at_most,
+    }
+
+
+def peaks(pair: Pair, device: torch.device) -> dict[str, Any]:
+    """The memory that both sides allocate at once on a GPU, in MiB, beside what they keep."""
+    if device.type == "cpu":
+        return {}
+    found = {}
+    for name, work in (("peak_mib", pair.ours), ("peer_peak_mib", pair.peer)):
+        torch.cuda.synchronize(device)
+        kept = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        work()
+        torch.cuda.synchronize(device)
+        found[name] = round((torch.cuda.max_memory_allocated(device) - kept) / 2**20, 2)
+    return found
