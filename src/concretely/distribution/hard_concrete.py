@@ -76,7 +76,9 @@ class HardConcrete(Variable, Distribution):
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values with a pathwise gradient, which is zero where they are clipped."""
-        return self._squash(self.node._drawn(sample_shape, generator).value)
+        logits, temperature, stretch = self.node.logits, *self._parameters[1:]
+        value = hard_concrete.draw(logits, temperature, stretch, sample_shape=sample_shape, generator=generator)
+        return cast(value, self.logits.dtype)
 
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None

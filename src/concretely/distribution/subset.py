@@ -201,7 +201,8 @@ class SubsetConcrete(RelaxedVariable, Distribution):
 
     def push(self, noise: Tensor) -> Tensor:
         """Return the value made from noise: the deterministic part of sampling."""
-        return self._squash(self._scores(noise))
+        noise = shaped_noise(noise, self.batch_shape, self.event_shape)
+        return subset_concrete.draw(self.logits, self.k, self._precise, noise)
 
     def rsample(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None) -> Tensor:
         """Draw values with a gradient."""

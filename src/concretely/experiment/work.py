@@ -85,9 +85,9 @@ class Work:
 
     def score_all(self, members: Sequence[Member], monitor: Monitor) -> None:
         """Score those members of every bundle that are among `members`."""
-        among = set(members)
+        among = {id(member) for member in members}  # the arguments of a builder cannot be hashed
         for bundle in self.bundles:
-            if here := [member for member in bundle if member in among]:
+            if here := [member for member in bundle if id(member) in among]:
                 self.score(here, self.data, device=self.device, monitor=monitor)
 
 

@@ -6,17 +6,22 @@ It has atoms at 0 and 1. See [louizos2018learning].
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Size, Tensor
 from torch.nn.functional import logsigmoid
 
-from .arithmetic import Temperature, divide, over_categories, to_float64
+from . import logistic
+from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, to_float64
+from .draw import draw_node, is_recorded
 from .edge import inside, near_one, near_zero
 from .integral import ROOTS, SHARES
 from .logistic import log_density
+from .noise import Source
 
 Stretch = tuple[float, float]
 """The ends γ and ζ of the stretched interval."""
@@ -36,6 +41,65 @@ def squash(node: Float[Tensor, "..."], stretch: Stretch, dtype: torch.dtype) -> 
     value = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
     value = torch.where(node <= node_at(0, stretch), torch.zeros_like(value), value)
     return torch.where(node >= node_at(1, stretch), torch.ones_like(value), value)
+
+
+def draw(
+    logits: Float[Tensor, "..."],
+    temperature: Temperature,
+    stretch: Stretch,
+    *,
+    sample_shape: Sequence[int] = (),
+    generator: Source | None = None,
+) -> Float[Tensor, "..."]:
+    """Draw values with a pathwise gradient, in at least float32."""
+    dtype = logits.dtype
+    if isinstance(temperature, float) and temperature > 0 and is_recorded(logits):
+        if logits.is_cpu:
+            shape = Size(sample_shape) + logits.shape
+            noise = logistic.noise(shape, compute_dtype(dtype), device=logits.device, generator=generator)
+            return _DRAW(logits, noise, temperature, stretch, dtype)
+        node = draw_node(logistic, logits, temperature, sample_shape=sample_shape, generator=generator).value
+        return _DRAW(node, None, 1.0, stretch, dtype)
+    node = draw_node(logistic, logits, temperature, sample_shape=sample_shape, generator=generator).value
+    return squash(node, stretch, dtype)
+
+
+class _Draw(torch.autograd.Function):
+    """Values made from logits and noise, or from nodes if there is no noise, as one autograd node."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, given: Tensor, noise: Tensor | None, temperature: float, stretch: Stretch, dtype: torch.dtype
+    ) -> Tensor:
+        low, high = stretch
+        node = given if noise is None else logistic.push(given, temperature, noise)
+        value = torch.sigmoid(node).mul_(high - low).add_(low).clamp_(*_between(dtype))
+        ctx.temperature, ctx.width, ctx.ends = temperature, high - low, (node_at(0, stretch), node_at(1, stretch))
+        ctx.save_for_backward(given, noise, node)
+        # this operation of torch returns 0 where the node is not strictly between both ends
+        clipped: Tensor = hardtanh_backward(value, node, *ctx.ends).add_(node >= ctx.ends[1])
+        return clipped
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        given, noise, node = ctx.saved_tensors
+        if torch.is_grad_enabled() and noise is not None:
+            node = logistic.push(given, ctx.temperature, noise)
+        kept = hardtanh_backward(by[0], node.detach(), *ctx.ends)
+        # σ(node) σ(-node) is half the inverse of 1 + cosh(node)
+        found = (kept / (torch.cosh(node) + 1)).sum_to_size(given.shape) * (0.5 * ctx.width / ctx.temperature)
+        return cast(found, given.dtype), None, None, None, None
+
+
+# no transform is active when this is called, so that `apply` does nothing more than that of its base class
+_DRAW: Callable[..., Tensor] = super(torch.autograd.Function, _Draw).apply
+hardtanh_backward = torch.ops.aten.hardtanh_backward.default
+
+
+@cache
+def _between(dtype: torch.dtype) -> tuple[float, float]:
+    """Return the smallest and the largest value of a dtype between 0 and 1 that a clipped value may take."""
+    return near_zero(dtype).last, 1 - near_one(dtype).last
 
 
 def log_exceeds(

@@ -6,17 +6,25 @@ probabilities, of which those too small for floats do not matter. A binary tree 
 count below each node: upwards it gives the normaliser, downwards the marginals or a draw. See [chen1997statistical].
 """
 
+import itertools
 import math
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float
 from torch import Size, Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import embedding, logsigmoid
 
+from ..kernel.operator import is_plain
 from .arithmetic import cast, compute_dtype, to_float64
 from .noise import Source, uniform
 from .polynomial import correlate, multiply
 from .threshold import GAP, threshold
+
+FEW = 256
+"""Up to this number of subsets, they are enumerated, which takes few operations."""
+IMPOSSIBLE = -1e30
+"""What stands for a logit of minus infinity in a sum of logits."""
 
 Level = Float[Tensor, "powers nodes rows"]
 """The probabilities of the counts below the nodes of one level of the tree."""
@@ -53,6 +61,10 @@ def log_probability(log_odds: Float[Tensor, "*batch n"], k: int) -> Float[Tensor
 
 def marginals(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
     """Return the probability of each item to be in the subset, in float64. Its Jacobian is the covariance."""
+    if _are_few(logits, k):
+        states = _states(logits, k)
+        share = _enumerated(logits, states).softmax(-1)
+        return share @ states
     log_odds = log_odds_of(logits, k)
     if k == 0:
         return torch.sigmoid(log_odds)
@@ -79,9 +91,15 @@ def noise(
 def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape 2 n"]) -> Float[Tensor, "*out n"]:
     """Return the subset that noise selects, as a vector of exactly k ones and zeros.
 
-    From the root to the leaves, the count of each node is split among its two children, by the inverse of the CDF.
+    From the root to the leaves, the count of each node is split among its two children, by the inverse of the CDF. If
+    there are few subsets, the first number of the noise selects one of them, by the inverse of the CDF.
     """
     logits = logits.detach()
+    if _are_few(logits, k):
+        states = _states(logits, k)
+        total = _enumerated(logits, states).softmax(-1).cumsum(-1)
+        choice = total[..., -1] * noise[..., 0, 0]
+        return embedding((total < choice.unsqueeze(-1)).sum(-1), states).to(logits.dtype)
     batch, n = logits.shape[:-1], logits.shape[-1]
     choices = noise[..., 0, :]
     lead = Size(torch.broadcast_shapes(choices.shape[:-1], batch))
@@ -96,6 +114,30 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
         halves = torch.stack([split, count[:branches] - split], 1).flatten(0, 1)
         count, used = torch.cat([halves, count[branches:]]), used + branches
     return count.movedim(0, -1).reshape(*lead, n).to(logits.dtype)
+
+
+def _are_few(logits: Tensor, k: int) -> bool:
+    # on a GPU, the table of subsets would have to be copied from the host, which a captured program must not do
+    return logits.is_cpu and math.comb(logits.shape[-1], k) <= FEW
+
+
+def _states(logits: Tensor, k: int) -> Float[Tensor, "states n"]:
+    """Return all subsets of k items as vectors of ones and zeros, in float64."""
+    is_kept = is_plain((logits,)) and not torch.is_inference_mode_enabled()
+    return (_states_on if is_kept else _states_on.__wrapped__)(logits.shape[-1], k, logits.device)
+
+
+@lru_cache(maxsize=64)
+def _states_on(n: int, k: int, device: torch.device) -> Float[Tensor, "states n"]:
+    chosen = itertools.combinations(range(n), k)
+    rows = [[1.0 if item in items else 0.0 for item in range(n)] for items in chosen]
+    return torch.tensor(rows, dtype=torch.float64, device=device)
+
+
+def _enumerated(logits: Tensor, states: Tensor) -> Float[Tensor, "*batch states"]:
+    """Return the sum of the logits of each subset in float64, up to a constant."""
+    possible = to_float64(logits).clamp(min=IMPOSSIBLE)
+    return (possible - possible.detach().amax(-1, keepdim=True)) @ states.T
 
 
 def _split(left: Tensor, right: Tensor, count: Tensor, choice: Tensor) -> Tensor:

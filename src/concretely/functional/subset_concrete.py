@@ -5,7 +5,7 @@ positive ones are a draw of the conditional Bernoulli law. So a subset is drawn 
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
+from .draw import is_recorded
 from .logistic import standard_log_density
 from .subset import log_probability
 from .subset import push as push_subset
-from .threshold import threshold
+from .threshold import point_of, threshold
 
 
 class Scores(NamedTuple):
@@ -44,13 +45,59 @@ def push(
     chosen = push_subset(logits, k, noise) > 0.5
     centred = location(logits, k)
     with torch.no_grad():
-        fraction, sign = to_float64(noise[..., 1, :]), torch.where(chosen, 1.0, -1.0)
-        # the inverse CDF of a logistic variable above zero, without cancellation
-        scores = sign * (softplus(sign * centred + torch.log1p(-fraction)) - fraction.log())
+        scores = _scores(centred, torch.where(chosen, 1.0, -1.0), noise)
     moved = scores + (centred - centred.detach())
     limit = torch.where(chosen, math.inf, -math.inf)
     node = divide(moved, over_categories(temperature), lambda _: limit)
     return Scores(node, chosen, scores - centred.detach())
+
+
+def _scores(centred: Tensor, sign: Tensor, noise: Tensor) -> Tensor:
+    """Return scores with these signs, by the inverse CDF of a logistic variable above zero, without cancellation."""
+    fraction = to_float64(noise[..., 1, :])
+    return (softplus(sign * centred + torch.log1p(-fraction)) - fraction.log()) * sign
+
+
+def draw(
+    logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*shape 2 n"]
+) -> Float[Tensor, "*shape n"]:
+    """Return the values that noise leads to: `squash` of `push`, as one autograd node if possible."""
+    is_relaxed = isinstance(temperature, float) and temperature > 0 and 0 < k < logits.shape[-1]
+    if is_relaxed and is_recorded(logits):
+        value: Tensor = _Draw.apply(logits, k, temperature, noise)  # type: ignore[no-untyped-call]
+        return value
+    return squash(push(logits, k, temperature, noise), k, temperature, logits.dtype)
+
+
+class _Draw(torch.autograd.Function):
+    """Values made from noise, as one autograd node.
+
+    A common shift of all scores does not change the values, so no gradient passes through the location.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, k: int, temperature: float, noise: Tensor) -> Tensor:
+        sign = push_subset(logits, k, noise).double().mul_(2).sub_(1)
+        wide = to_float64(logits)
+        node = _scores(wide - point_of(wide, k), sign, noise).div_(temperature)
+        node = node - point_of(node, k)
+        ctx.k, ctx.temperature = k, temperature
+        ctx.save_for_backward(logits, noise, node)
+        return _ordered(cast(torch.sigmoid(node), logits.dtype), sign > 0)
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
+        logits, noise, node = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            value = squash(push(logits, ctx.k, ctx.temperature, noise), ctx.k, ctx.temperature, logits.dtype)
+            (found,) = torch.autograd.grad(value, logits, by[0], create_graph=True)
+            return found, None, None, None
+        slope = torch.sigmoid(node).mul_(torch.sigmoid(-node))
+        tiny = torch.finfo(slope.dtype).tiny  # all slopes may be too small for floats
+        total = slope.sum(-1, keepdim=True).clamp_(min=tiny)
+        pulled = slope * by[0]
+        pulled = pulled.addcmul_(slope, pulled.sum(-1, keepdim=True).div_(total), value=-1).div_(ctx.temperature)
+        return cast(pulled.sum_to_size(logits.shape), logits.dtype), None, None, None
 
 
 def squash(scores: Scores, k: int, temperature: Temperature, dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
@@ -68,10 +115,14 @@ def round_in_order(
 ) -> Float[Tensor, "*shape n"]:
     """Round values to a dtype so that those of chosen items stay larger than all others."""
     narrow = cast(value, dtype)
-    lowest = to_float64(torch.where(chosen, narrow.detach(), math.inf).amin(-1, keepdim=True))
-    below = cast(lowest * (1 - 0.75 * torch.finfo(dtype).eps), dtype)  # the next smaller number
-    ordered = torch.where(chosen, narrow, torch.minimum(narrow, below))
-    return narrow + (ordered - narrow).detach()
+    return narrow + (_ordered(narrow.detach(), chosen) - narrow).detach()
+
+
+def _ordered(narrow: Tensor, chosen: Tensor) -> Tensor:
+    """Lower values that are not smaller than those of all chosen items, by rounding, to the next smaller number."""
+    lowest = to_float64(torch.where(chosen, narrow, math.inf).amin(-1, keepdim=True))
+    below = cast(lowest * (1 - 0.75 * torch.finfo(narrow.dtype).eps), narrow.dtype)
+    return torch.where(chosen, narrow, torch.minimum(narrow, below))
 
 
 def log_density(

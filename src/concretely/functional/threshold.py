@@ -3,16 +3,23 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ..kernel.library import batched_in_front
+from ..kernel.operator import is_plain
 from .arithmetic import bool_or_none
 
 STEPS = 8
 """The maximum number of steps, and their number on a GPU. Newton's method takes at most six."""
+NEAR = 2.0**-27
+"""The size of the last step of Newton's method in float64. The logarithm of the ratio in `_solve` has a slope of at
+least 1 and a curvature of at most 2, so that the error after a step is at most the square of the step."""
+FEW = 2**16
+"""Up to this number of scores, an operation of numpy takes less time than one of torch."""
 GAP = 1400.0
 """A gap between entries beyond which their sigmoids are 0 and 1 in float64."""
 
@@ -37,6 +44,56 @@ def largest(scores: Float[Tensor, "*batch n"], k: int) -> Bool[Tensor, "*batch n
     """Return which entries are the k largest: exactly k, also among ties."""
     places = scores.topk(k, -1).indices
     return torch.zeros_like(scores).scatter(-1, places, 1.0) > 0
+
+
+def point_of(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch 1"]:
+    """Return the threshold without a gradient."""
+    if 0 < scores.numel() <= FEW and scores.is_cpu and is_plain((scores,)):
+        few = _solve_few(scores.detach().reshape(-1, scores.shape[-1]).double().numpy(), k)
+        if few is not None:
+            return torch.from_numpy(few).to(scores.dtype).view(*scores.shape[:-1], 1)
+    point: Tensor = _point(scores, k)
+    return point
+
+
+def _solve_few(scores: Any, k: int) -> Any:
+    """Solve for the thresholds of the rows of an array as `_solve` does, by few operations.
+
+    Newton's steps need no bracket, as the slope lies between 1 and 2. Return None if they do not converge, or if scores
+    are not finite or too far apart.
+    """
+    others = scores.shape[-1] - k
+    share = np.sort(scores, -1).T.copy()  # a column for each row of scores: first the others, then the k largest
+    high, low = share[others - 1].copy(), share[others].copy()
+    gap = share[-1] - share[0]
+    if not gap.max() < GAP / 4:  # also if it is NaN
+        return None
+    rest, kept = share[:others], share[others:]
+    np.subtract(rest, high, out=rest)
+    np.subtract(low, kept, out=kept)
+    np.exp(share, out=share)
+    scale = np.empty((2, len(scores)))  # exp(high - c) and exp(c - low)
+    scale[:] = np.exp(0.5 * (high - low))
+    side = np.zeros((2, len(share)))
+    side[0, :others] = side[1, others:] = 1
+    for index in range(STEPS):
+        left = side.T @ scale
+        left *= share
+        left += 1
+        np.reciprocal(left, out=left)
+        term = share * left
+        total = side @ term  # what the others have, and what the k largest lack
+        term *= left
+        slope = side @ term
+        slope /= total
+        total *= scale
+        step = np.log(total[1] / total[0]) / (slope[0] + slope[1])
+        moved = np.exp(step)
+        scale[0] *= moved
+        scale[1] /= moved
+        if index > 1 and np.abs(step).max() <= NEAR:
+            return low + np.log(scale[1])
+    return None
 
 
 def _solve(scores: Tensor, k: int) -> Tensor:
@@ -87,8 +144,7 @@ class _Threshold(torch.autograd.Function):
 
     @staticmethod
     def forward(scores: Tensor, k: int) -> Tensor:
-        point: Tensor = _point(scores, k)
-        return point
+        return point_of(scores, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:

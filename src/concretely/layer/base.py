@@ -110,8 +110,9 @@ class Layer(nn.Module, ABC):
             return self.training
         if torch._C._are_functorch_transforms_active() or torch._C._current_graph_task_id() != -1:
             return False
-        self._forwards += 1
-        if self._forwards == PATIENCE:
+        own = self.__dict__  # setting an attribute of a module takes as long as an operation on a small tensor
+        own["_forwards"] += 1
+        if own["_forwards"] == PATIENCE:
             name, times = type(self).__name__, f"{PATIENCE:,} training forwards"
             if self._schedules and not self._is_advanced:
                 moved = " and ".join(self._schedules)

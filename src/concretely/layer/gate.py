@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..distribution import HardConcrete
 from ..distribution.hard_concrete import as_stretch
+from ..functional import hard_concrete
 from ..functional.arithmetic import cast, compute_dtype
 from ..functional.hard_concrete import node_at
 from ..functional.noise import Source
@@ -80,10 +81,13 @@ class Gate(Layer):
         """Multiply inputs by gates: drawn in training, medians in evaluation."""
         self._check(x)
         self._keeps()
-        law = self._law()
         if not self.training:
-            return self._times(x, law.median)
-        return self._times(x, law.rsample(self._drawn_shape(x), generator=generator))
+            return self._times(x, self._law().median)
+        if isinstance(self.temperature, Tensor):
+            return self._times(x, self._law().rsample(self._drawn_shape(x), generator=generator))
+        shape, logits = self._drawn_shape(x), self._wide_logits()
+        gates = hard_concrete.draw(logits, self.temperature, self.stretch, sample_shape=shape, generator=generator)
+        return self._times(x, gates)
 
     @torch.no_grad()
     def sample(self, x: Float[Tensor, "*shape"], *, generator: Source | None = None) -> Float[Tensor, "*shape"]:
@@ -92,9 +96,12 @@ class Gate(Layer):
         return self._times(x, self._law().discretize().sample(self._drawn_shape(x), generator=generator))
 
     def _law(self) -> HardConcrete:
+        temperature, stretch = self.temperature, self.stretch
+        return HardConcrete(logits=self._wide_logits(), temperature=temperature, stretch=stretch, validate_args=False)
+
+    def _wide_logits(self) -> Tensor:
         logits = whole(self.logits)
-        wide = cast(logits, compute_dtype(logits.dtype))
-        return HardConcrete(logits=wide, temperature=self.temperature, stretch=self.stretch, validate_args=False)
+        return cast(logits, compute_dtype(logits.dtype))
 
     def _check(self, x: Any) -> None:
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -111,7 +118,8 @@ class Gate(Layer):
         return tuple(x.shape[: x.dim() + self.axis + 1 - len(self.shape)]) if self.each == "point" else ()
 
     def _times(self, x: Tensor, gates: Tensor) -> Tensor:
-        return x * cast(gates, x.dtype)[(..., *[None] * (-self.axis - 1))]
+        gates = cast(gates, x.dtype)
+        return x * (gates if self.axis == -1 else gates[(..., *[None] * (-self.axis - 1))])
 
     def open_probabilities(self) -> Float[Tensor, "*shape"]:
         """Return the probability of every gate to be open, that is not 0, in training."""
