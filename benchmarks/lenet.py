@@ -78,7 +78,7 @@ def _inputs(channels: Tensor, inputs: Tensor) -> Tensor:
 def main(
     data: Annotated[Path, typer.Option(help="The `.npz` file.")],
     seeds: Annotated[int, typer.Option(min=1)] = 3,
-    epochs: Annotated[int, typer.Option(min=1)] = 80,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of pruning; a sixth of them of selecting.")] = 60,
     only: Annotated[str, typer.Option(help="Train only the task with this name.")] = "",
     out: Annotated[Path, typer.Option(help="Where to write the record.")] = RECORD,
 ) -> None:
@@ -131,7 +131,7 @@ def prune(train: Points, valid: Points, test: Points, *, epochs: int) -> dict[st
 
 def select(train: Points, valid: Points, test: Points, *, epochs: int) -> dict[str, Any]:
     """Select 50 pixels from which a network predicts all pixels, and classify digits by these 50 with trees."""
-    steps = epochs * len(train.x) // 256
+    steps = epochs * len(train.x) // (6 * 256)
     selector = layer.Selector(784, 50, temperature=c.Annealing(10.0, 0.1, steps=steps))
     model = nn.Sequential(selector, nn.Linear(784, 320), nn.LeakyReLU(0.1), nn.Linear(320, 784)).to(train.x.device)
     pixels = [each.x.flatten(1) for each in (train, valid, test)]
