@@ -28,7 +28,8 @@ def test_every_code_is_reached_and_numbered_in_every_dtype(levels: tuple[int, ..
     assert table is not None
     assert len(table.unique(dim=0)) == layer.codes
     assert torch.equal(table[coded.indices].to(dtype), coded.value)
-    assert torch.equal(level.index_of(level.level_of(coded.indices, layer.levels), layer.levels), coded.indices)
+    grid = level.grid(layer.levels)
+    assert torch.equal(level.index_of(level.level_of(coded.indices, grid), grid), coded.indices)
 
 
 def test_the_mean_of_draws_is_the_relaxed_value_whose_gradient_they_have() -> None:

@@ -1,7 +1,8 @@
 r"""Codes drawn from a large codebook, in chunks of tokens, so that logits, noise and shares are never all in memory.
 
 Token x has logits $l = Wx + b$. The code is the argmax of the noisy logits, and its relaxed twin the mean of the table
-over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass computes logits and noise of a chunk anew.
+over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass computes logits and noise of a chunk anew, unless
+there is one chunk only, whose shares are kept.
 """
 
 from collections.abc import Sequence
@@ -111,15 +112,20 @@ class _LookUp(torch.autograd.Function):
         value = table.new_empty((groups, len(x), table.shape[-1]))
         entropy = torch.empty((groups, len(x)) if scored else 0, dtype=wide, device=x.device)
         share = torch.zeros((groups, codes) if scored else 0, dtype=wide, device=x.device)
-        for start, stop, own in _chunks(x, bias, key):
+        chunks, kept = _chunks(x, bias, key), []
+        keeps = len(chunks) == 1 and any(ctx.needs_input_grad)
+        for start, stop, own in chunks:
             logits = _logits(x[start:stop], weight, bias)
             if hard and own is not None and _runs_kernel(logits):
                 index[:, start:stop] = _kernel().choose(logits, own)
             else:
                 noisy = _noisy(logits, own)
                 index[:, start:stop] = noisy.argmax(-1)
+                if not hard or keeps:
+                    soft = (noisy if _is_one(temperature) else noisy / temperature).softmax(-1)
+                    kept = [soft] if keeps else []
                 if not hard:
-                    value[:, start:stop] = cast((noisy / temperature).softmax(-1), table.dtype) @ table
+                    value[:, start:stop] = cast(soft, table.dtype) @ table
             if scored:
                 log_probs = logits.log_softmax(-1)
                 probs = log_probs.exp()
@@ -128,8 +134,8 @@ class _LookUp(torch.autograd.Function):
         if hard:
             value = _rows(table, index)
         temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
-        ctx.temperature, ctx.hard, ctx.scored, ctx.is_drawn = temperature, hard, scored, key is not None
-        ctx.save_for_backward(x, weight, bias, table, weight_of, index, entropy, *([] if key is None else [key]))
+        ctx.temperature, ctx.hard, ctx.scored = temperature, hard, scored
+        ctx.save_for_backward(x, weight, bias, table, weight_of, index, entropy, key, *kept)
         ctx.mark_non_differentiable(index)
         ctx.set_materialize_grads(False)
         return value, index, entropy, share
@@ -138,28 +144,32 @@ class _LookUp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
         by_value, _, by_entropy, by_share = by
-        x, weight, bias, table, weight_of, index, entropy, *rest = ctx.saved_tensors
-        key, wide = rest[0] if rest else None, compute_dtype(x.dtype)
-        by_x = torch.empty_like(x)
-        by_weight, by_bias, by_table = (torch.zeros_like(each, dtype=wide) for each in (weight, bias, table))
+        x, weight, bias, table, weight_of, index, entropy, key, *kept = ctx.saved_tensors
+        wide = compute_dtype(x.dtype)
+        by_table = torch.zeros_like(table, dtype=wide)
         if ctx.hard and by_value is not None:
-            places = (index + _firsts(table)).flatten()
+            places = _places(table, index).flatten()
             by_table.flatten(0, 1).index_add_(0, places, by_value.flatten(0, 1).to(wide))
+        is_scored = ctx.scored and not (by_entropy is None and by_share is None)
+        if by_value is None and not is_scored:
+            return (None,) * 9
+        by_x, by_weight, by_bias = torch.empty_like(x), None, None
         for start, stop, own in _chunks(x, bias, key):
-            logits = _logits(x[start:stop], weight, bias)
+            logits = kept[0] if kept and not is_scored else _logits(x[start:stop], weight, bias)
             by_logits = None
             if by_value is not None:
                 part = by_value[:, start:stop]
                 by_logits = (part @ table.mT).to(wide)
-                if ctx.hard and own is not None and _runs_kernel(logits):
+                if ctx.hard and not kept and own is not None and _runs_kernel(logits):
                     cold = torch.as_tensor(ctx.temperature, dtype=torch.float32, device=x.device)
                     by_logits = _kernel().pull(by_logits, logits, own, cold)
                 else:
-                    soft = (_noisy(logits, own) / ctx.temperature).softmax(-1)
+                    soft = kept[0] if kept else (_noisy(logits, own) / ctx.temperature).softmax(-1)
                     if not ctx.hard:
                         by_table += (soft.to(part.dtype).mT @ part).to(wide)
-                    by_logits.sub_((by_logits * soft).sum(-1, keepdim=True)).mul_(soft).div_(ctx.temperature)
-            if ctx.scored and not (by_entropy is None and by_share is None):
+                    by_logits = torch._softmax_backward_data(by_logits, soft, -1, wide)
+                    by_logits = by_logits if _is_one(ctx.temperature) else by_logits.div_(ctx.temperature)
+            if is_scored:
                 log_probs = logits.log_softmax(-1)
                 probs, slope = log_probs.exp(), torch.zeros_like(logits)
                 if by_share is not None:
@@ -170,12 +180,14 @@ class _LookUp(torch.autograd.Function):
                     slope -= by_entropy[:, start:stop].unsqueeze(-1) * (log_probs + own_entropy)
                 slope *= probs
                 by_logits = slope if by_logits is None else by_logits.add_(slope)
-            if by_logits is None:
-                return (None,) * 9
-            by_bias += by_logits.sum(1)
+            assert by_logits is not None
             narrow = by_logits.to(x.dtype)
-            by_x[start:stop] = (narrow @ weight).sum(0)
-            by_weight += (narrow.mT @ x[start:stop]).to(wide)
+            by_x[start:stop] = (narrow @ weight).sum(0) if len(bias) > 1 else narrow[0] @ weight[0]
+            more_weight, more_bias = (narrow.mT @ x[start:stop]).to(wide), by_logits.sum(1)
+            by_weight = more_weight if by_weight is None else by_weight.add_(more_weight)
+            by_bias = more_bias if by_bias is None else by_bias.add_(more_bias)
+        if by_weight is None or by_bias is None:  # no tokens
+            by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         found = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
         return *found, None, None, None, None, None
 
@@ -186,6 +198,8 @@ def _chunks(x: Tensor, bias: Tensor, key: Tensor | None) -> list[tuple[int, int,
     starts = range(0, len(x), size)
     if key is None:
         return [(start, min(start + size, len(x)), None) for start in starts]
+    if len(starts) == 1:
+        return [(0, len(x), key)]
     seed, nonce = key.squeeze(0).unbind()
     seeds = seed + GOLDEN * torch.arange(len(starts), device=key.device)
     moved = torch.stack([seeds, nonce.expand_as(seeds)], -1)
@@ -207,13 +221,19 @@ def _noisy(logits: Tensor, key: Tensor | None) -> Float[Tensor, "g t codes"]:
     return logits if key is None else perturb(logits, _noise(key, logits.shape, logits))
 
 
-def _firsts(table: Tensor) -> Int64[Tensor, "g 1"]:
-    """Return the place of the first code of each group among the codes of all groups."""
-    return (torch.arange(len(table), device=table.device) * table.shape[1]).unsqueeze(-1)
+def _is_one(temperature: Temperature) -> bool:
+    return isinstance(temperature, float) and temperature == 1
+
+
+def _places(table: Tensor, index: Tensor) -> Int64[Tensor, "g t"]:
+    """Return the places of codes among the codes of all groups."""
+    if len(table) == 1:
+        return index
+    return index + (torch.arange(len(table), device=table.device) * table.shape[1]).unsqueeze(-1)
 
 
 def _rows(table: Tensor, index: Tensor) -> Float[Tensor, "g t size"]:
-    return table.flatten(0, 1)[index + _firsts(table)]
+    return table.flatten(0, 1)[_places(table, index)]
 
 
 def _runs_kernel(logits: Tensor) -> bool:

@@ -132,9 +132,14 @@ class Layer(nn.Module, ABC):
     def _keep(self, result: T, counts: Tensor | None = None) -> T:
         """Keep the result of a training forward, and add up its counts, if there is a need to; return the result."""
         if self._keeps():
-            self._result = result
+            counted = self._counted
             if counts is not None:
-                self._counted = counts if self._counted is None else self._counted + counts
+                counted = counts if counted is None else counted + counts
+            if torch.compiler.is_compiling():
+                self._result, self._counted = result, counted
+            else:
+                own = self.__dict__
+                own["_result"], own["_counted"] = result, counted
         return result
 
     def _kept(self, result: T | None) -> T:

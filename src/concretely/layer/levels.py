@@ -68,6 +68,9 @@ class Levels(Layer):
     """
 
     levels: Tensor
+    _half: Tensor
+    _whole: Tensor
+    _order: Tensor
     counts: Tensor
     """The running number of inputs on each level of each dimension."""
 
@@ -84,9 +87,14 @@ class Levels(Layer):
         self.entropy = require_number("entropy", entropy)
         self.diversity = require_number("diversity", diversity)
         self.features = len(numbers) if features is None else require_count("features", features)
+        self._is_projected = features is not None
         self.encode = nn.Identity() if features is None else nn.Linear(self.features, len(numbers))
         self.decode = nn.Identity() if features is None else nn.Linear(len(numbers), self.features)
         self.register_buffer("levels", torch.tensor(numbers), persistent=False)
+        half, *whole = level.grid(torch.tensor(numbers))
+        self.register_buffer("_half", half.float(), persistent=False)
+        self.register_buffer("_whole", torch.stack(whole), persistent=False)
+        self.register_buffer("_order", torch.arange(max(numbers)), persistent=False)
         self.register_buffer("counts", torch.zeros(len(numbers), max(numbers)))
 
     def forward(
@@ -104,33 +112,41 @@ class Levels(Layer):
         """Quantise inputs by rounding at random, without gradients."""
         return self._quantise(x, None, draws=True, generator=generator, keeps=False)
 
+    @property
+    def _grid(self) -> level.Grid:
+        return level.Grid(self._half, *self._whole.unbind())
+
     def values(self, indices: Int64[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
         """Return the outputs for numbers of codes."""
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
-        value: Tensor = self.decode(level.value_of(level.level_of(indices, self.levels), self.levels, dtype))
+        grid = self._grid
+        value: Tensor = self.decode(level.value_of(level.level_of(indices, grid), grid, dtype))
         return value
 
     def _quantise(
-        self, x: Tensor, mask: Tensor | None, *, draws: bool, generator: Source | None, keeps: bool = True
+        self, x: Tensor, given: Tensor | None, *, draws: bool, generator: Source | None, keeps: bool = True
     ) -> Leveled:
         require_last("x", x, self.features)
-        mask = as_mask(mask, x.shape[:-1], x.device)
-        encoded: Tensor = self.encode(x)
-        place = level.place(cast(encoded, compute_dtype(encoded.dtype)), self.levels)
+        mask = as_mask(given, x.shape[:-1], x.device)
+        encoded: Tensor = self.encode(x) if self._is_projected else x
+        soft = torch.tanh(cast(encoded, compute_dtype(encoded.dtype)))
+        grid = self._grid
+        place = level.place(soft, grid)
         noise: Tensor | float = 0.5
         if draws:
             noise = uniform(place.shape, place.dtype, device=place.device, generator=generator)
-        digits = level.push(place.detach(), self.levels, noise)
-        state = level.value_of(digits, self.levels, place.dtype)
-        soft = 2 / (self.levels - 1).to(place.dtype) * place  # tanh(x) + 1
-        value: Tensor = self.decode(cast(straight_through(state, soft, lambda soft: soft), encoded.dtype))
-        result = Leveled(value, level.index_of(digits, self.levels), place, mask)
+        digits = level.push(place.detach(), grid, noise)
+        state = level.value_of(digits, grid, place.dtype)
+        value = cast(straight_through(state, soft, lambda soft: soft), encoded.dtype)
+        value = self.decode(value) if self._is_projected else value
+        result = Leveled(value, level.index_of(digits, grid), place, mask)
         if not keeps:
             return result
         counts = None
         if self.training:
-            on = digits.unsqueeze(-1) == torch.arange(self.counts.shape[-1], device=x.device)
-            counts = (on & mask[..., None, None]).flatten(0, -3).sum(0).to(self.counts.dtype)
+            on = digits.unsqueeze(-1) == self._order
+            on = on if given is None else on & mask[..., None, None]
+            counts = on.flatten(0, -3).sum(0, dtype=self.counts.dtype)
         return self._keep(result, counts)
 
     def penalty(self, result: Leveled | None = None) -> Float[Tensor, ""]:
