@@ -14,6 +14,8 @@ STEPS = 200
 """The maximum number of steps at the last scale."""
 RANGE = 300.0
 """Up to this range of scores, neither their exponentials nor products of these overflow or underflow in float64."""
+FIRST = 3
+"""The number of Sinkhorn's steps before the first of Newton's."""
 RIDGE = 1e-14
 """Added to the diagonal of a system that is singular for a permutation. Entries that small do not matter."""
 
@@ -84,7 +86,7 @@ def _solve(scores: Tensor, tolerance: float, steps: int) -> Tensor:
                 columns, error = _step(scaled, columns)
                 if error <= limit:
                     break
-        if error > limit and not scale:
+        if not error <= limit and not scale:  # also if it is NaN
             raise RuntimeError(
                 f"Sinkhorn's iteration must bring all sums within {limit:.2g} of 1, got {error:.2g} after {steps} "
                 "steps: use a higher temperature or more steps"
@@ -100,7 +102,13 @@ def _iterate_narrow(scores: Tensor, columns: Tensor, limit: float, steps: int) -
     kernel = (scores - scores.amax(-1, keepdim=True)).exp_()
     column = columns.exp().unsqueeze(-1)
     total = _column_sums(kernel, column)
+    for _ in range(min(steps, FIRST)):  # far from the solution, Sinkhorn's steps are as good as Newton's and faster
+        column = column / total
+        total = _column_sums(kernel, column)
+    worst = (total - 1).abs().amax().item()
     for _ in range(steps):
+        if worst <= limit:
+            break
         column = column / total
         share = kernel / (kernel @ column) * column.mT
         excess = share.sum(-2) - 1
@@ -110,8 +118,6 @@ def _iterate_narrow(scores: Tensor, columns: Tensor, limit: float, steps: int) -
         is_better = (error_after < error).unsqueeze(-1)
         column, total = torch.where(is_better, newton, column), torch.where(is_better, total_after, total)
         worst = torch.minimum(error, error_after).amax().item()  # the smaller one is NaN if any of them is
-        if worst <= limit:
-            break
     columns = column.squeeze(-1).log()
     return columns - columns.mean(-1, keepdim=True), worst
 
