@@ -82,7 +82,10 @@ def descend(
 ) -> None:
     """Minimise a loss with Adam, whose rate falls linearly to a twentieth."""
     optimizer = torch.optim.Adam(parameters, lr=rate)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, steps)
+    # groups with a rate of their own, such as multipliers, keep it
+    constant, falling = (lambda step: 1.0), (lambda step: 1 - 0.95 * step / steps)
+    factors = [falling if group["lr"] == rate else constant for group in optimizer.param_groups]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors)
     for _ in range(steps):
         optimizer.zero_grad()
         (loss() + penalty(model)).backward()
@@ -104,7 +107,7 @@ def prune() -> Found:
         nn.ReLU(),
         gates[2],
         nn.Linear(50, 10),
-        Target(gates, sparsity=c.Warmup(1500, end=0.9), size=weights, strength=3.0),
+        Target(gates, sparsity=c.Warmup(1500, end=0.9), size=weights),
     )
     own = [parameter for layer in (*gates, model[-1]) for parameter in layer.parameters()]
     rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in own)]

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, as by torch's compiler
+
 CHECKED = bool(os.environ.get("CONCRETELY_CHECKED"))
 if CHECKED:
     from jaxtyping import install_import_hook

@@ -104,7 +104,8 @@ def test_variational_inference_finds_a_posterior(case: Case) -> None:
     def guide() -> None:
         pyro.sample("z", case.build(pyro.param("logits", torch.zeros_like(target)), *options))
 
-    trained(model, guide, 100, particles=500 if case in MASSES else 20)
+    steps, particles = (200, 500) if case in MASSES else (100, 20)
+    trained(model, guide, steps, particles=particles)
     found = pyro.param("logits").detach()
     if case in MASSES:  # their gradient is that of the score function
         start, end = (kl_divergence(case.build(logits), case.build(target)) for logits in (0 * target, found))

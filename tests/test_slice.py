@@ -52,6 +52,16 @@ def test_random_operations_of_torch_draw_as_for_the_whole_batch(name: str) -> No
     torch.testing.assert_close(whole_of(parts, blocks), expected)
 
 
+def test_layers_that_draw_from_one_key_differ_between_ranks() -> None:
+    codebook, parts = c.layer.Codebook(6, 5), []
+    for source in sources(lambda: None):
+        torch.manual_seed(1)
+        with SlicedDraws(source, rows=40) as mode:
+            parts.append(codebook(torch.zeros(40, 6))[0].detach())
+        assert mode.is_needed
+    assert len({tuple(part.flatten().tolist()) for part in parts}) == RANKS
+
+
 def test_a_draw_whose_law_depends_on_parameters_differs_between_ranks() -> None:
     parts = []
     for source in sources(lambda: None):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from concretely.training import checkpoint
 
 from . import doomed
+from .command import call
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +70,16 @@ def test_the_command_goes_on_after_a_restart_and_ends_as_on_one_process(tmp_path
     records = [json.loads((tmp_path / name / "record.json").read_text()) for name in ("ranks", "alone")]
     first, second = (record["metrics"]["test_nll"]["value"] for record in records)
     assert first == pytest.approx(second, abs=1e-3)
+
+
+@pytest.mark.parametrize("command", [["sweep", "4H-64V"], ["reproduce", "table-1"]], ids=["sweep", "reproduce"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_verbs_for_many_models_are_refused_by_one_rank(
+    command: list[str], rank: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    code, _, stderr = call(*command)
+    told = f"{command[0]} must be started without torchrun, which trains one model"
+    assert code != 0
+    assert (told in stderr, stderr.strip() == "") == (rank == "0", rank != "0")

@@ -16,8 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import concretely as c
 from concretely.training.callback import Callbacks
+from concretely.training.engine import Engine
 from concretely.training.loop import train
 from concretely.training.parallel import World, join
+from concretely.training.train_state import TrainState
 
 from . import example, own
 
@@ -183,6 +185,14 @@ def paper(folder: Path) -> dict[str, Any]:
     return {"rows": [{**row.values, "seconds": 0.0} for row in run.rows], "best": run.best}
 
 
+def paper_stacked() -> dict[str, Any]:
+    """Two of the paper's models as one vmapped program, as on a GPU."""
+    recipes = [example.recipe(notation="4H~12V", estimator="nvil", seed=seed) for seed in range(2)]
+    states = [TrainState.of(each, example.data(), world=join("cpu")) for each in recipes]
+    Engine(states, stacked=True).advance(4)
+    return {str(k): dict(state.tensors()) for k, state in enumerate(states)}
+
+
 def scored() -> dict[str, Any]:
     """The log-likelihood of data whose number no number of ranks divides."""
     world, model = join("cpu"), built().double()
@@ -200,7 +210,7 @@ def leg(folder: Path, steps: int) -> dict[str, Any]:
 def law(folder: Path) -> dict[str, Any]:
     """All cases whose results do not depend on the number of ranks."""
     found = {name: by_estimator(name) for name in ESTIMATORS}
-    cases = {each.__name__: each() for each in (everything, mixed, sharded, layers, members, scored)}
+    cases = {each.__name__: each() for each in (everything, mixed, sharded, layers, members, paper_stacked, scored)}
     return found | cases | {"paper": paper(folder / "paper")}
 
 

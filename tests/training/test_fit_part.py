@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import concretely as c
+from concretely import layer
 from concretely.training.fit import TrainingWarning
 
 from .own import Gate, bits, fitted
@@ -74,3 +75,22 @@ def test_a_choice_that_depends_on_data_but_is_one_for_all_is_reported() -> None:
 
     with pytest.warns(TrainingWarning, match="node 'choice' has one category for all data"):
         fitted(Certain(), bits(), estimator=c.RLOO(), samples=2, steps=150)
+
+
+class Gated(nn.Module):
+    """A program whose inputs pass gates at a temperature that falls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.layer = layer.Gate(6, temperature=c.Annealing(1.0, 0.5, steps=40)), nn.Linear(6, 2)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=self.layer(self.gate(x))))
+        return (z - 0.3).square().sum(-1) + layer.penalty(self)
+
+
+def test_layers_advance_with_the_steps() -> None:
+    whole = fitted(Gated(), steps=30)
+    assert whole.model.gate.step == 30
+    assert whole.model.gate.temperature == pytest.approx(0.5 ** (30 / 40))
+    assert layer.report(whole.model)["gate"].expected_sparsity > 0.1

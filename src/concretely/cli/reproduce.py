@@ -26,6 +26,7 @@ from .option import (
 from .terminal import (
     fail,
     monitor,
+    refuse_ranks,
     remark,
     report_errors,
     require_known,
@@ -115,6 +116,7 @@ def reproduce(
         _require_left_out(name, **training)
         FIGURES[name][1](out=out / name)
     else:
+        refuse_ranks("reproduce")
         require_positive(programs=programs, score_samples=score_samples, full_points=full_points)
         if precision is not None:
             require_known("precision", precision, PRECISIONS)

@@ -25,6 +25,7 @@ from .terminal import (
     fail,
     interruptible,
     monitor,
+    refuse_ranks,
     report_errors,
     require_positive,
     show,
@@ -66,6 +67,7 @@ def sweep(
     With --share, run the same command in several terminals or on several machines with one shared folder: each process
     takes members that no other has, and all end when everything is done.
     """
+    refuse_ranks("sweep")
     require_positive(score_samples=score_samples, max_bytes=max_bytes)
     sizes: dict[str, Any] = {"members_per_program": members_per_program, "programs_per_gpu": programs_per_gpu}
     place = select_place(share=share, on=on, address=address, device_name=device_name, **sizes)

@@ -132,6 +132,14 @@ def report_errors() -> Iterator[None]:
         fail("this does not fit into memory: lower samples, batch or chunk")
 
 
+def refuse_ranks(verb: str) -> None:
+    """Exit with an error, from rank 0 alone, if torchrun has started several processes of a verb for many models."""
+    if os.environ.get("WORLD_SIZE", "1") != "1" and all(name in os.environ for name in RANK_NAMES):
+        if os.environ["RANK"] != "0":
+            raise typer.Exit(1)
+        fail(f"{verb} must be started without torchrun, which trains one model: start several processes with --share")
+
+
 @contextmanager
 def as_rank(device_name: str | None, precision: str | None, *, shard: bool = False) -> Iterator["World | None"]:
     """Inside this context, a process that torchrun has started is a rank; yield its world, or None without torchrun.

@@ -31,9 +31,9 @@ class HardConcrete(Variable, Distribution):
     an open gate, whose sum is the expected L0 norm. `log_prob` is the log probability of the values 0 and 1, and the
     log density between them. At temperature 0 it is a Bernoulli variable. See [louizos2018learning], section 2.2.
 
-    >>> gate = HardConcrete(logits=torch.tensor([-5.0, 0.0, 5.0]), temperature=2 / 3)
+    >>> gate = HardConcrete(logits=torch.tensor([-4.0, 0.0, 4.0]), temperature=2 / 3)
     >>> gate.median, gate.nonzero_probs
-    (tensor([0.0000, 0.5000, 1.0000]), tensor([0.0322, 0.8318, 0.9986]))
+    (tensor([0.0000, 0.5000, 1.0000]), tensor([0.0831, 0.8318, 0.9963]))
     """
 
     arg_constraints = Node.arg_constraints

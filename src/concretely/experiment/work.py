@@ -85,9 +85,8 @@ class Work:
 
     def score_all(self, members: Sequence[Member], monitor: Monitor) -> None:
         """Score those members of every bundle that are among `members`."""
-        among = set(members)
         for bundle in self.bundles:
-            if here := [member for member in bundle if member in among]:
+            if here := [member for member in bundle if member in members]:  # arguments of builders cannot be hashed
                 self.score(here, self.data, device=self.device, monitor=monitor)
 
 

@@ -154,9 +154,16 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
-    """Return the key of one draw: the next of `Keys`, or one drawn from a generator."""
+    """Return the key of one draw: the next of `Keys`, or one drawn from a generator.
+
+    Ranks that share a batch and draw from torch's global generators, which are seeded alike, get different keys.
+    """
+    ranked = None
+    if source is None and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
+        ranked = sliced_source(())
     source = source.source if isinstance(source, Slice) else source
-    return source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
+    key = source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
+    return key if ranked is None else key + torch.tensor([0, ranked.rank], device=device)
 
 
 def random_words(*shape: int, device: Device, generator: Generator | None) -> Int64[Tensor, "..."]:

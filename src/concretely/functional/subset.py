@@ -103,8 +103,8 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
     batch, n = logits.shape[:-1], logits.shape[-1]
     choices = noise[..., 0, :]
     lead = Size(torch.broadcast_shapes(choices.shape[:-1], batch))
-    samples = lead[: len(lead) - len(batch)].numel()
-    rows = to_float64(choices).expand(*lead, n).reshape(samples, batch.numel(), n).movedim(-1, 0)
+    samples, units = math.prod(lead[: len(lead) - len(batch)]), math.prod(batch)  # Size.numel is constant in an export
+    rows = to_float64(choices).expand(*lead, n).reshape(samples, units, n).movedim(-1, 0)
     count = torch.full_like(rows[:1], k, dtype=torch.int64)
     used = 0
     for level in reversed(_grow(log_odds_of(logits, k), k)[:-1]):

@@ -70,7 +70,7 @@ def run(
             return observed
         sample_shape: tuple[int, ...] = ()
         if mode.repeats:
-            is_later = bool(outcomes) if descent is None else bool(descent.of(distribution))
+            is_later = len(outcomes) > 0 if descent is None else len(descent.of(distribution)) > 0
             sample_shape = _sample_shape(name, distribution, rows, is_later=is_later)
         lead = len(rows.batch_shape or rows.folded[len(sample_shape) :])
         axes = len(distribution.batch_shape) - (lead if rows.have_any(distribution.batch_shape) else 0)
@@ -135,7 +135,7 @@ def _observed(name: str, distribution: Distribution, observed: Tensor, rows: Row
     drawn = Drawn(observed, partial(aligned.log_prob, value), summed)
     axes = observed.dim() - len(distribution.event_shape) - len(rows.batch_shape)
     if descent is not None and len(distribution.batch_shape) == axes and rows.have_samples(observed.shape):
-        axes -= bool(descent.of(distribution))  # without inputs, the first axis may be that of the samples
+        axes -= len(descent.of(distribution)) > 0  # without inputs, the first axis may be that of the samples
     return Outcome(drawn, distribution, rows, observed=True, is_sampled=is_sampled, axes=axes)
 
 

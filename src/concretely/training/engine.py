@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from ..functional.noise import Keys, Source
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
+from ..layer.base import layers
 from .capture import Captured, compiled
 from .feed import Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
@@ -197,6 +198,7 @@ class _Program:
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
         self._buffers = [] if vmapped else list(buffers_of(task.loss))
         self._update = _update_of(runs, state, list(own))
+        self._layers = [layer for _, layer in layers(task.model)]
         self._averages = [(state[path_of(name)], state.get(f"ema/{name}")) for name in own]
         self._log, self._metrics = StepLog(state["row/sums"], state["row/first_nonfinite"]), state.get("row/metrics")
         stacked = {name: state[path_of(name)].detach().requires_grad_() for name in own}
@@ -288,6 +290,8 @@ class _Program:
                 for parameter, average in self._averages:
                     if average is not None:
                         average.lerp_(parameter, 1 - self._task.ema)
+            for layer in self._layers:
+                layer.advance()
 
     def _differentiated(self) -> tuple[Tensor, dict[str, Tensor], Inputs]:
         """Return the loss and its gradients, averaged over the parts of a step, and the inputs of the last part."""

@@ -15,6 +15,7 @@ from ..evaluation.cost import expected_cost
 from ..evaluation.likelihood import evaluate
 from ..functional.noise import Keys, Slice
 from ..graph.program import signature
+from ..layer.base import Layer
 from ..model import Model
 from ..model.model import Function
 from ..objective import Objective
@@ -232,8 +233,9 @@ def _suits_vmap(model: nn.Module) -> bool:
     """Return whether members run faster as one vmapped program than side by side, as far as the modules show.
 
     The parameters of a plain function are in no module and cannot be replaced by those of another member. Convolutions
-    become grouped ones, which are slow.
+    become grouped ones, which are slow. Layers change their buffers.
     """
     return not any(
-        isinstance(part, _ConvNd) or (isinstance(part, Function) and part._parameters) for part in model.modules()
+        isinstance(part, _ConvNd | Layer) or (isinstance(part, Function) and part._parameters)
+        for part in model.modules()
     )
