@@ -59,7 +59,7 @@ def test_the_mean_gradient_of_the_load_is_that_of_the_expected_load(noise: str) 
     logits, scale = (each.detach().expand(number, 5).clone().requires_grad_() for each in router._scores(token))
     law = router._law
     noisy = logits + scale * torch.stack([_noise(law, number, seed) for seed in range(5)], -1)
-    load = load_given_others(logits, scale, noisy, noisy.topk(2, -1).indices, law)
+    load = load_given_others(logits, scale, noisy, noisy.topk(3, -1).values, 2, law)
     one, two = logits[0].detach().requires_grad_(), scale[0].detach().requires_grad_()
     exact = torch.autograd.grad(inclusion(one, two, 2, law)[0], (one, two))
     drawn = torch.autograd.grad(load[:, 0].sum(), (logits, scale))

@@ -39,7 +39,7 @@ def push(
     place: Float[Tensor, "*batch d"], grid: Grid, noise: Float[Tensor, "*batch d"] | float = 0.5
 ) -> Int64[Tensor, "*batch d"]:
     """Return the level that noise between 0 and 1 rounds a place to. The noise 1/2 rounds to the nearest level."""
-    return torch.minimum((place + noise).long().clamp_(min=0), grid.top)
+    return torch.minimum((place + noise).long().clamp(min=0), grid.top)
 
 
 def value_of(level: Int64[Tensor, "*batch d"], grid: Grid, dtype: torch.dtype) -> Tensor:

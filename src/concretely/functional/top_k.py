@@ -7,7 +7,7 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
@@ -64,22 +64,24 @@ def load_given_others(
     scores: Float[Tensor, "*batch n"],
     scale: Float[Tensor, "*batch n"],
     noisy: Float[Tensor, "*batch n"],
-    index: Int64[Tensor, "*batch k"],
+    top: Float[Tensor, "*batch top"],
+    k: int,
     law: Noise,
 ) -> Float[Tensor, "*batch n"]:
     """Return for each entry the probability that it is among the k largest, given the noise of all others.
 
-    Its mean over the noise is `inclusion`, which sums to k. See [shazeer2017outrageously], equation 8, where the
-    threshold of an entry is the kth largest of the *other noisy scores*. The mean of its gradient is that of
-    `inclusion`.
+    `top` are the k + 1 largest noisy scores in descending order, or all if there are only k. The mean over the noise is
+    `inclusion`, which sums to k. See [shazeer2017outrageously], equation 8, where the threshold of an entry is the kth
+    largest of the *other noisy scores*. The mean of its gradient is that of `inclusion`.
     """
-    n, k = scores.shape[-1], index.shape[-1]
-    if k == n:
+    if k == scores.shape[-1]:
         return torch.ones_like(scores)
-    inner, outer = noisy.topk(k + 1, -1).values[..., -2:].split(1, -1)
-    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, index, True)
-    threshold = torch.where(chosen, outer, inner)
-    return survival((threshold - scores) / scale, law)
+    inner, outer = top[..., -2:-1], top[..., -1:]
+    above = (scores - torch.where(noisy >= inner, outer, inner)) / scale
+    if law == "normal":
+        load: Tensor = torch.special.ndtr(above)
+        return load
+    return survival(-above, law)
 
 
 def inclusion(

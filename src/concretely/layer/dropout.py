@@ -10,8 +10,9 @@ from torch.nn.functional import logsigmoid
 
 from ..distribution import Bernoulli, BinaryConcrete
 from ..functional.arithmetic import cast, compute_dtype
+from ..functional.dropout import drop
 from ..functional.integral import mean_sigmoid
-from ..functional.noise import Source
+from ..functional.noise import Source, logistic
 from .base import Layer, Setting, require_count, require_last, require_number
 from .rank import whole
 
@@ -79,10 +80,12 @@ class ConcreteDropout(Layer):
         self._keeps()
         if not self.training:
             return self._through(x)
-        odds, temperature = -self._log_odds(), torch.as_tensor(self.temperature, device=x.device)
-        mask = BinaryConcrete(
-            logits=odds.expand(self._mask_shape(x)), temperature=self.temperature, validate_args=False
-        )
+        odds, shape = -self._log_odds(), self._mask_shape(x)
+        if x.is_cpu:
+            noise = logistic(shape, odds.dtype, device=x.device, generator=generator)
+            return self._through(drop(x, odds, self.temperature, noise))
+        temperature = torch.as_tensor(self.temperature, device=x.device)
+        mask = BinaryConcrete(logits=odds.expand(shape), temperature=self.temperature, validate_args=False)
         mean = mean_sigmoid(1 / temperature, odds / temperature)
         return self._through(x * cast(mask.rsample(generator=generator) / mean, x.dtype))
 

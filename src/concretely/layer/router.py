@@ -12,7 +12,7 @@ from ..functional.noise import Source
 from ..functional.top_k import NOISE, Noise, inclusion, load_given_others
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, as_mask, require_count, require_last, require_number
-from .rank import sum_over_ranks, whole
+from .rank import sum_over_ranks, whole, world_size
 
 LEAST_SCALE = 1e-2
 """The smallest standard deviation of learned noise."""
@@ -153,38 +153,39 @@ class Router(Layer):
                 return logits, torch.ones_like(logits)
             return logits, softplus(linear(wide, whole(self.scale_weight).to(wide.dtype))) + LEAST_SCALE
 
-    def _route(self, x: Tensor, mask: Tensor | None, *, draws: bool, generator: Source | None) -> Routing:
+    def _route(self, x: Tensor, given: Tensor | None, *, draws: bool, generator: Source | None) -> Routing:
         logits, scale = self._scores(x)
-        mask = as_mask(mask, x.shape[:-1], x.device)
+        mask = as_mask(given, x.shape[:-1], x.device)
         if draws and self.noise is not None:
             noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=generator)
-            noisy = logits + scale * noise
-            indices = noisy.topk(self.k, -1).indices
-            load = load_given_others(logits, scale, noisy, indices, self._law)
+            noisy = torch.addcmul(logits, scale, noise)
+            top, indices = noisy.topk(min(self.k + 1, self.experts), -1)
+            indices = indices[..., : self.k]
+            load = load_given_others(logits, scale, noisy, top, self.k, self._law)
         else:
             indices = logits.topk(self.k, -1).indices
             load = torch.zeros_like(logits).scatter(-1, indices, 1)
-        probabilities, held = logits.softmax(-1), mask.unsqueeze(-1)
-        weights = probabilities.gather(-1, indices)
-        weights = weights / weights.sum(-1, keepdim=True) if self.k > 1 else weights
-        return Routing(cast(weights * held, x.dtype), indices, probabilities, load * held, logits, mask)
+        probabilities = logits.softmax(-1)
+        # the softmax of the chosen logits are their probabilities, divided by the sum
+        weights = logits.gather(-1, indices).softmax(-1) if self.k > 1 else probabilities.gather(-1, indices)
+        if given is not None:
+            weights, load = weights * mask.unsqueeze(-1), load * mask.unsqueeze(-1)
+        return Routing(cast(weights, x.dtype), indices, probabilities, load, logits, mask)
 
     def penalty(self, routing: Routing | None = None) -> Float[Tensor, ""]:
         """Return the penalty of a routing, by default that of the latest training forward."""
         kept = self._kept(routing)
-        held = kept.mask.unsqueeze(-1)
-        load = kept.load if self.noise is not None else kept.probabilities * held
-        sums = torch.cat(
-            [
-                load.flatten(0, -2).sum(0),
-                (kept.logits.logsumexp(-1).square() * kept.mask).sum().view(1),
-                kept.mask.sum().to(load.dtype).view(1),
-            ]
-        )
-        load, square, tokens = sum_over_ranks(sums).split([self.experts, 1, 1])
-        share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)  # all tokens may be padding
-        even = self.balance * self.experts * share.square().sum()
-        total: Tensor = even + (self.z * square / tokens.clamp(min=1)).squeeze(0)
+        load = kept.load if self.noise is not None else kept.probabilities * kept.mask.unsqueeze(-1)
+        load = load.flatten(0, -2).sum(0)
+        square = (kept.logits.logsumexp(-1).square() * kept.mask).sum()
+        tokens = kept.mask.sum().to(load.dtype)
+        if world_size() > 1:
+            sums = torch.cat([load, square.view(1), tokens.view(1)])
+            load, square, tokens = sum_over_ranks(sums).split([self.experts, 1, 1])
+            square, tokens = square.squeeze(0), tokens.squeeze(0)
+        share = load / (load.sum() + torch.finfo(load.dtype).tiny)  # all tokens may be padding
+        even = share.square().sum() * (self.balance * self.experts)
+        total: Tensor = even + square * (self.z / tokens.clamp(min=1))
         return total
 
     @property
