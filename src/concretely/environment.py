@@ -88,7 +88,7 @@ def install_command(extra: str) -> str:
     except PackageNotFoundError:  # imported from a source tree
         project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
         packages = project["project"]["optional-dependencies"][extra]
-    return pip_install(*packages)
+    return pip_install(*(packages or [extra]))  # the metadata of an older installation do not know a new group
 
 
 def pip_install(*packages: str) -> str:

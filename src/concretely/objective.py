@@ -183,6 +183,8 @@ def _cost(trace: Trace) -> Tensor:
         raise TypeError(f"{expected}, or a tuple whose first entry is one, got {type(cost).__name__}")
     if not cost.is_floating_point():
         raise TypeError(f"a program must return a floating cost, got {cost.dtype}: convert it with cost.float()")
+    if not trace.latent and cost.shape == rows.batch_shape:  # without draws, all samples are equal
+        cost = cost.repeat(rows.samples or 1, *(1,) * (cost.dim() - 1))
     if cost.shape != rows.folded:
         hint = ": do not average over rows, as with reduction='none'" if len(cost.shape) < len(shape) else ""
         raise ValueError(f"{expected}, got shape {tuple(cost.shape)}{hint}")

@@ -94,3 +94,20 @@ def test_layers_advance_with_the_steps() -> None:
     assert whole.model.gate.step == 30
     assert whole.model.gate.temperature == pytest.approx(0.5 ** (30 / 40))
     assert layer.report(whole.model)["gate"].expected_sparsity > 0.1
+
+
+class Coded(nn.Module):
+    """A program without draws, whose layers have penalties of data and of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.codebook = layer.Gate(6), layer.Codebook(6, 8)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        return (self.codebook(self.gate(x)).value - x).square().sum(-1) + layer.penalty(self)
+
+
+def test_a_program_of_layers_without_draws_is_trained_and_validated() -> None:
+    run = fitted(Coded(), steps=20, valid=bits(20), every=10, samples=2)
+    assert [row.valid is not None for row in run.rows] == [True, True]
+    assert run.model.codebook.counts.sum() > 0

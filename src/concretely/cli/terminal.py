@@ -149,6 +149,8 @@ def as_rank(device_name: str | None, precision: str | None, *, shard: bool = Fal
     from .option import select_device
 
     if any(name not in os.environ for name in RANK_NAMES):
+        if shard:
+            fail("shard must be left out without torchrun, which starts the processes that share a model")
         yield None
         return
     from torch.distributed import destroy_process_group

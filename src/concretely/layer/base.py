@@ -142,12 +142,17 @@ class Layer(nn.Module, ABC):
                 own["_result"], own["_counted"] = result, counted
         return result
 
-    def _kept(self, result: T | None) -> T:
-        """Return the given result or the latest one, of which a penalty is wanted."""
+    def _kept(self, result: T | None) -> T | None:
+        """Return the given result or that of the latest training forward, of which a penalty is wanted.
+
+        In evaluation mode, before any training forward, there is none: then the penalty is 0.
+        """
         self._is_penalised = True
         if result is not None:
             return result
         name = type(self).__name__
+        if self._result is None and not self.training:
+            return None
         if self._result is None:
             raise RuntimeError(f"penalty of {name} needs a training forward before it, got none: call the model first")
         tensors = [each for each in self._result if isinstance(each, Tensor)]

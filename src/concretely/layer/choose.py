@@ -79,13 +79,16 @@ class Choose(Layer):
             raise TypeError(f"scores must be a floating tensor, got {found}")
         if scores.dim() == 0 or scores.shape[-1] < self.k:
             raise ValueError(f"scores must have at least k = {self.k} items, got shape {tuple(scores.shape)}")
-        return Subset(logits=cast(scores, compute_dtype(scores.dtype)), k=self.k, validate_args=False)
+        return Subset(logits=cast(scores, compute_dtype(scores.dtype)), k=self.k)
 
     def penalty(self, chosen: Chosen | None = None) -> Float[Tensor, ""]:
         """Return the weighted KL of what was chosen from, by default in the latest training forward."""
         if not self.kl:
             return self.step.new_zeros((), dtype=torch.float32)
-        scores = self._kept(chosen).scores
+        kept = self._kept(chosen)
+        if kept is None:
+            return self.step.new_zeros((), dtype=torch.float32)
+        scores = kept.scores
         entropy = self._law(scores).entropy()
         sums = torch.stack([entropy.sum(), entropy.new_tensor(entropy.numel())])
         total, number = sum_over_ranks(sums).unbind()

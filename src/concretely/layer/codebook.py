@@ -117,7 +117,7 @@ class Codebook(Layer):
         counts = None
         if self.training:
             held = coded.mask.reshape(1, -1).expand(self.groups, -1).to(self.counts.dtype)
-            index = coded.indices.flatten(0, -2).T
+            index = coded.indices.reshape(-1, self.groups).T
             counts = torch.zeros_like(self.counts).scatter_add(1, index, held)
         return self._keep(coded, counts)
 
@@ -169,6 +169,8 @@ class Codebook(Layer):
         if not self._is_penalising:
             return torch.zeros((), device=self.counts.device)
         kept = self._kept(coded)
+        if kept is None or (not self.training and kept.entropy is None):
+            return self.step.new_zeros((), dtype=torch.float32)
         if kept.entropy is None or kept.share is None:
             raise ValueError("coded must be the result of a forward in training mode, got one without entropy")
         entropy = (kept.entropy * kept.mask.unsqueeze(-1)).sum().view(1)

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 
 from ..functional import level
-from ..functional.arithmetic import cast, compute_dtype
+from ..functional.arithmetic import bool_or_none, cast, compute_dtype
 from ..functional.noise import Source, uniform
 from ..functional.squashing import straight_through
 from .base import Layer, as_mask, require_count, require_last, require_number
@@ -118,6 +118,9 @@ class Levels(Layer):
 
     def values(self, indices: Int64[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
         """Return the outputs for numbers of codes."""
+        most = self.codes - 1
+        if bool_or_none(((indices >= 0) & (indices <= most)).all()) is False:
+            raise ValueError(f"indices must lie between 0 and {most}, got {indices.min()} to {indices.max()}")
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
         grid = self._grid
         value: Tensor = self.decode(level.value_of(level.level_of(indices, grid), grid, dtype))
@@ -146,7 +149,7 @@ class Levels(Layer):
         if self.training:
             on = digits.unsqueeze(-1) == self._order
             on = on if given is None else on & mask[..., None, None]
-            counts = on.flatten(0, -3).sum(0, dtype=self.counts.dtype)
+            counts = on.reshape(-1, *on.shape[-2:]).sum(0, dtype=self.counts.dtype)
         return self._keep(result, counts)
 
     def penalty(self, result: Leveled | None = None) -> Float[Tensor, ""]:
@@ -154,9 +157,13 @@ class Levels(Layer):
         if not self.entropy:
             return torch.zeros((), device=self.counts.device)
         kept = self._kept(result)
+        if kept is None:
+            return self.step.new_zeros((), dtype=torch.float32)
         share = level.shares(kept.place, self.counts.shape[-1]) * kept.mask[..., None, None]
         own = level.entropy(share).sum().view(1)
-        sums = torch.cat([share.flatten(0, -3).sum(0).flatten(), own, kept.mask.sum().to(own.dtype).view(1)])
+        sums = torch.cat(
+            [share.reshape(-1, *share.shape[-2:]).sum(0).flatten(), own, kept.mask.sum().to(own.dtype).view(1)]
+        )
         total, own, number = sum_over_ranks(sums).split([self.counts.numel(), 1, 1])
         number = number.clamp(min=1)
         between = level.entropy(total / number).sum()

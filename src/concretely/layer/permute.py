@@ -86,7 +86,7 @@ class Permute(Layer):
             raise TypeError(f"scores must be a floating tensor, got {found}")
         if scores.dim() < 2 or scores.shape[-2:] != (self.n, self.n):
             raise ValueError(f"scores must end in shape {(self.n, self.n)}, got shape {tuple(scores.shape)}")
-        return Permutation(logits=cast(scores, compute_dtype(scores.dtype)), validate_args=False)
+        return Permutation(logits=cast(scores, compute_dtype(scores.dtype)))
 
     def penalty(self) -> Float[Tensor, ""]:
         """Return 0."""

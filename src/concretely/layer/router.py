@@ -175,6 +175,8 @@ class Router(Layer):
     def penalty(self, routing: Routing | None = None) -> Float[Tensor, ""]:
         """Return the penalty of a routing, by default that of the latest training forward."""
         kept = self._kept(routing)
+        if kept is None:
+            return self.step.new_zeros((), dtype=torch.float32)
         load = kept.load if self.noise is not None else kept.probabilities * kept.mask.unsqueeze(-1)
         load = load.flatten(0, -2).sum(0)
         square = (kept.logits.logsumexp(-1).square() * kept.mask).sum()

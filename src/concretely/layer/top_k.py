@@ -1,10 +1,12 @@
 """Draws of k items without replacement."""
 
+import math
+
 from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ..distribution.check import as_temperature
-from ..functional.arithmetic import Temperature, cast, compute_dtype
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype
 from ..functional.noise import gumbel
 from ..functional.top_k import push
 from .base import require_count
@@ -43,5 +45,7 @@ def gumbel_top_k(
     require_count("k", k, most=scores.shape[dim], of=", the number of items")
     temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
     rows = scores.movedim(dim, -1)
+    if not scores.is_cuda and bool_or_none(((rows > -math.inf).sum(-1) >= k).all()) is False:
+        raise ValueError(f"scores must leave at least k = {k} items possible in every row, got fewer above -inf")
     noise = gumbel(rows.shape, compute_dtype(scores.dtype), device=scores.device, generator=generator)
     return cast(push(rows, k, temperature, noise), scores.dtype).movedim(-1, dim)
