@@ -12,6 +12,7 @@ from torch import Tensor
 from concretely.training import checkpoint
 from concretely.training.folder import restored
 
+from ..cases import exhaustive
 from ..training.example import assert_same
 from .conftest import Attack
 from .work import CASES, work
@@ -84,7 +85,7 @@ def parameters(folder: Path) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "ranks"] + exhaustive("ranks"))
 def test_random_kills(attack: Attack, case: str, tmp_path: Path) -> None:
     wait_for_server()
     started = time.monotonic()

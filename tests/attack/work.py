@@ -6,6 +6,8 @@ to `CASES`.
 """
 
 import os
+import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +52,41 @@ def shared(folder: Path) -> int:
     return _call([*command, "--share", "--halving", "2"])
 
 
+def ranks(folder: Path) -> int:
+    """Train one run on two ranks. As `torchrun` does, this process ends both if a signal has ended one."""
+    command = ["train", "4H-12V", "--steps", "60", *SETTINGS, "--data", str(points(folder)), "--out", str(folder)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    children = [_rank(number, [*command, "--checkpoint-seconds", "0.02"]) for number in range(2)]
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    code = 0
+    while children:
+        ended, status = os.wait()
+        children.remove(ended)
+        code = code or os.waitstatus_to_exitcode(status)
+        if code < 0:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+    return code
+
+
+def _rank(number: int, command: list[str]) -> int:
+    """Start a rank, and return its process."""
+    child = os.fork()
+    if child == 0:
+        os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number)}
+        code = _call(command)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return child
+
+
 def fit(folder: Path) -> int:
     """Train a model of one's own, from Python."""
     import concretely as c
@@ -61,7 +98,14 @@ def fit(folder: Path) -> int:
     return 0 if found.finished else 130
 
 
-CASES: dict[str, Callable[[Path], int]] = {"run": run, "list": several, "sweep": sweep, "shared": shared, "fit": fit}
+CASES: dict[str, Callable[[Path], int]] = {
+    "run": run,
+    "list": several,
+    "sweep": sweep,
+    "shared": shared,
+    "fit": fit,
+    "ranks": ranks,
+}
 
 
 def work(name: str, folder: Path, log: Path) -> None:
