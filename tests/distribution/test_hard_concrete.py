@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 import concretely as c
+from concretely.functional import hard_concrete, logistic
 from tests.budget import assert_frequency, assert_mean
 from tests.cases import DTYPES
 
@@ -137,3 +138,22 @@ def test_a_stretch_that_does_not_contain_the_unit_interval_is_refused(bad: Any) 
 def test_a_stretch_that_is_no_pair_is_refused(bad: Any) -> None:
     with pytest.raises(TypeError, match=r"^stretch must be a pair of numbers, such as \(-0.1, 1.1\), got "):
         gate(stretch=bad)
+
+
+@pytest.mark.parametrize("stretch", [(-0.1, 1.1), (-1e-6, 1 + 1e-6)])
+def test_a_draw_as_one_node_is_that_of_its_parts(stretch: tuple[float, float]) -> None:
+    logits = torch.linspace(-3, 3, 40, requires_grad=True)
+    by = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    made = []
+    for is_fused in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        noise = c.Logistic(logits=logits, temperature=0.5).noise((5,), generator=generator)
+        if is_fused:
+            generator.manual_seed(0)
+            value = hard_concrete.draw(logits, 0.5, stretch, sample_shape=(5,), generator=generator)
+        else:
+            value = hard_concrete.squash(logistic.push(logits, 0.5, noise), stretch, logits.dtype)
+        made.append((value, *torch.autograd.grad(value, logits, by)))
+    torch.testing.assert_close(made[0], made[1])
+    assert torch.equal(made[0][0] == 0, made[1][0] == 0)
+    assert torch.equal(made[0][0] == 1, made[1][0] == 1)

@@ -11,8 +11,9 @@ from torch.distributions import kl_divergence
 
 import concretely as c
 from concretely.functional import subset as law
+from concretely.functional import subset_concrete
 from concretely.functional.polynomial import correlate, multiply
-from concretely.functional.threshold import threshold
+from concretely.functional.threshold import _solve, solve_few, threshold
 from tests.budget import assert_frequency, assert_mean
 from tests.cases import DTYPES, LOGITS, TEMPERATURES
 
@@ -289,3 +290,43 @@ def test_relaxed_draws_and_marginals_are_one_graph_under_compile() -> None:
     value, expected = compiled(logits, noise), program(logits, noise)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value, logits), torch.autograd.grad(expected, logits))
+
+
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_the_tree_has_the_law_of_the_enumeration(n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = random_logits(n)
+    few = law.marginals(logits, k)
+    monkeypatch.setattr(law, "FEW", 0)
+    torch.testing.assert_close(law.marginals(logits, k), few, rtol=1e-12, atol=1e-12)
+    states, log_mass = enumerated(logits, k)
+    drawn = c.Subset(logits=logits, k=k).sample((5_000,))
+    which = (drawn.unsqueeze(1) == states).all(-1).double().argmax(1)
+    for hits, probability in zip(torch.bincount(which, minlength=len(states)), log_mass.exp(), strict=True):
+        assert_frequency(int(hits), of=5_000, probability=min(probability.item(), 1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("number", [1, 0], ids=["few", "many"])
+def test_a_draw_as_one_node_is_that_of_its_parts(
+    dtype: torch.dtype, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(law, "FEW", 256 * number)
+    logits = random_logits(7, batch=(20,)).to(dtype).requires_grad_()
+    noise = law.noise(logits.shape, dtype, device=logits.device)
+    by = random_logits(7, batch=(20,)).to(dtype)
+    found = subset_concrete.draw(logits, 3, 0.5, noise)
+    expected = subset_concrete.squash(subset_concrete.push(logits, 3, 0.5, noise), 3, 0.5, dtype)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(value, logits, by, create_graph=True)[0] for value in (found, expected)]
+    (plain,) = torch.autograd.grad(subset_concrete.draw(logits, 3, 0.5, noise), logits, by)
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(plain, gradients[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 4), (300, 40)])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_few_thresholds_are_those_of_the_bracketed_iteration(n: int, k: int, scale: float) -> None:
+    scores = random_logits(n, scale, batch=(20,))
+    found = solve_few(scores.numpy(), k)
+    assert found is not None
+    torch.testing.assert_close(torch.from_numpy(found).unsqueeze(-1), _solve(scores, k), rtol=1e-13, atol=1e-13)

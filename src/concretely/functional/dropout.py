@@ -31,7 +31,7 @@ def drop(
 
 
 def _defined(x: Tensor, logit: Tensor, temperature: Temperature, noise: Tensor) -> Tensor:
-    cold = 1 / torch.as_tensor(temperature, device=x.device)
+    cold = 1 / torch.as_tensor(temperature, dtype=logit.dtype, device=x.device)
     mask = torch.sigmoid((logit + noise) * cold) / mean_sigmoid(cold, logit * cold)
     return x * cast(mask, x.dtype)
 

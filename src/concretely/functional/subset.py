@@ -61,8 +61,8 @@ def log_probability(log_odds: Float[Tensor, "*batch n"], k: int) -> Float[Tensor
 
 def marginals(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
     """Return the probability of each item to be in the subset, in float64. Its Jacobian is the covariance."""
-    if _are_few(logits, k):
-        states = _states(logits, k)
+    if are_few(logits, k):
+        states = states_of(logits, k)
         share = _enumerated(logits, states).softmax(-1)
         return share @ states
     log_odds = log_odds_of(logits, k)
@@ -95,8 +95,8 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
     there are few subsets, the first number of the noise selects one of them, by the inverse of the CDF.
     """
     logits = logits.detach()
-    if _are_few(logits, k):
-        states = _states(logits, k)
+    if are_few(logits, k):
+        states = states_of(logits, k)
         total = _enumerated(logits, states).softmax(-1).cumsum(-1)
         choice = total[..., -1] * noise[..., 0, 0]
         return embedding((total < choice.unsqueeze(-1)).sum(-1), states).to(logits.dtype)
@@ -116,12 +116,12 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
     return count.movedim(0, -1).reshape(*lead, n).to(logits.dtype)
 
 
-def _are_few(logits: Tensor, k: int) -> bool:
+def are_few(logits: Tensor, k: int) -> bool:
     # on a GPU, the table of subsets would have to be copied from the host, which a captured program must not do
     return logits.is_cpu and math.comb(logits.shape[-1], k) <= FEW
 
 
-def _states(logits: Tensor, k: int) -> Float[Tensor, "states n"]:
+def states_of(logits: Tensor, k: int) -> Float[Tensor, "states n"]:
     """Return all subsets of k items as vectors of ones and zeros, in float64."""
     is_kept = is_plain((logits,)) and not torch.is_inference_mode_enabled()
     return (_states_on if is_kept else _states_on.__wrapped__)(logits.shape[-1], k, logits.device)

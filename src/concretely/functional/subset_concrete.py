@@ -7,6 +7,7 @@ positive ones are a draw of the conditional Bernoulli law. So a subset is drawn 
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -15,9 +16,9 @@ from torch.nn.functional import logsigmoid, softplus
 from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
 from .draw import is_recorded
 from .logistic import standard_log_density
-from .subset import log_probability
+from .subset import are_few, log_probability, states_of
 from .subset import push as push_subset
-from .threshold import point_of, threshold
+from .threshold import FEW, point_of, solve_few, threshold
 
 
 class Scores(NamedTuple):
@@ -77,11 +78,15 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, k: int, temperature: float, noise: Tensor) -> Tensor:
+        ctx.k, ctx.temperature = k, temperature
+        few = _draw_few(logits, k, temperature, noise)
+        if few is not None:
+            ctx.save_for_backward(logits, noise, few[0])
+            return few[1]
         sign = push_subset(logits, k, noise).double().mul_(2).sub_(1)
         wide = to_float64(logits)
         node = _scores(wide - point_of(wide, k), sign, noise).div_(temperature)
         node = node - point_of(node, k)
-        ctx.k, ctx.temperature = k, temperature
         ctx.save_for_backward(logits, noise, node)
         return _ordered(cast(torch.sigmoid(node), logits.dtype), sign > 0)
 
@@ -98,6 +103,41 @@ class _Draw(torch.autograd.Function):
         pulled = slope * by[0]
         pulled = pulled.addcmul_(slope, pulled.sum(-1, keepdim=True).div_(total), value=-1).div_(ctx.temperature)
         return cast(pulled.sum_to_size(logits.shape), logits.dtype), None, None, None
+
+
+def _draw_few(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the nodes minus their thresholds, and the values, by numpy: for few numbers this is several times faster.
+
+    Return None unless there are few subsets on the CPU, a draw for each, and logits that are not too far apart.
+    """
+    is_wide = logits.dtype in (torch.float32, torch.float64)
+    is_one = noise.shape[:-2] == logits.shape[:-1] and 0 < logits.numel() <= FEW
+    if not (is_wide and is_one and are_few(logits, k)):
+        return None
+    states = states_of(logits, k).numpy()
+    rows = logits.reshape(-1, logits.shape[-1]).numpy().astype(np.float64)
+    choice, fraction = noise.reshape(-1, 2, logits.shape[-1]).numpy().astype(np.float64).swapaxes(0, 1)
+    centre = solve_few(rows, k)
+    if centre is None:
+        return None
+    rows -= centre[:, None]
+    total = rows @ states.T
+    total -= total.max(-1, keepdims=True)
+    total = np.exp(total, out=total).cumsum(-1)
+    chosen = states[(total < total[:, -1:] * choice[:, :1]).sum(-1)]
+    sign = 2 * chosen - 1
+    rows *= sign
+    rows += np.log1p(-fraction)
+    node = (np.logaddexp(0, rows) - np.log(fraction)) * (sign / temperature)
+    point = solve_few(node, k)
+    if point is None:
+        return None
+    node -= point[:, None]
+    value = (1 / (1 + np.exp(-node))).astype(np.float32 if logits.dtype == torch.float32 else np.float64)
+    is_chosen = chosen > 0
+    lowest = np.where(is_chosen, value, np.inf).min(-1, keepdims=True).astype(value.dtype)
+    value = np.where(is_chosen, value, np.minimum(value, np.nextafter(lowest, 0, dtype=value.dtype)))
+    return torch.from_numpy(node).view(logits.shape), torch.from_numpy(value).view(logits.shape)
 
 
 def squash(scores: Scores, k: int, temperature: Temperature, dtype: torch.dtype) -> Float[Tensor, "*shape n"]:

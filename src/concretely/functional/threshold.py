@@ -49,14 +49,14 @@ def largest(scores: Float[Tensor, "*batch n"], k: int) -> Bool[Tensor, "*batch n
 def point_of(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch 1"]:
     """Return the threshold without a gradient."""
     if 0 < scores.numel() <= FEW and scores.is_cpu and is_plain((scores,)):
-        few = _solve_few(scores.detach().reshape(-1, scores.shape[-1]).double().numpy(), k)
+        few = solve_few(scores.detach().reshape(-1, scores.shape[-1]).double().numpy(), k)
         if few is not None:
             return torch.from_numpy(few).to(scores.dtype).view(*scores.shape[:-1], 1)
     point: Tensor = _point(scores, k)
     return point
 
 
-def _solve_few(scores: Any, k: int) -> Any:
+def solve_few(scores: Any, k: int) -> Any:
     """Solve for the thresholds of the rows of an array as `_solve` does, by few operations.
 
     Newton's steps need no bracket, as the slope lies between 1 and 2. Return None if they do not converge, or if scores
