@@ -36,8 +36,8 @@ def test_relaxed_gradient_points_along_the_exact_one() -> None:
     exact = torch.cat([g.flatten() for g in gradient_of(module, c.Exact(), samples=1)])
     for estimator in (c.Pathwise(), c.Pathwise(temperature=0.2)):
         torch.manual_seed(0)
-        found = torch.cat([g.flatten() for g in gradient_of(module, estimator, samples=2000)])
-        assert torch.cosine_similarity(found, exact, dim=0) > 0.85, estimator  # about 0.89 over many seeds
+        found = torch.cat([g.flatten() for g in gradient_of(module, estimator, samples=20_000)])
+        assert torch.cosine_similarity(found, exact, dim=0) > 0.88, estimator  # 0.90 and 0.89 for many samples
 
 
 def gradient_of(module: torch.nn.Module, estimator: c.Estimator, samples: int) -> tuple[Tensor, ...]:
