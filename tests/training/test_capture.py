@@ -169,3 +169,17 @@ def test_steps_of_a_convolutional_model_are_compiled_for_a_cpu() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", steps], check=False, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_what_cannot_be_compiled_runs_uncompiled_and_is_said_once() -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        def call(*given: Any) -> None:
+            raise AssertionError("no rule\nand more")
+
+        return call
+
+    notes = list[str]()
+    with mock.patch("torch.compile", fails):
+        call = compiled(lambda x: x + 1, torch.device("cpu"), note=notes.append)
+    assert [call(1), call(2)] == [2, 3]
+    assert notes == ["steps run uncompiled, as torch cannot compile them: no rule"]

@@ -114,11 +114,32 @@ class Captured:
         current.wait_stream(stream)
 
 
-def compiled(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+def compiled(
+    function: Callable[..., Any], device: torch.device, *, note: Callable[[str], None] = warn
+) -> Callable[..., Any]:
     """Compile a function of tensors on a device, whose shapes do not change.
+
+    If the first call fails but succeeds without the compiler, the function runs uncompiled, and `note` is told why.
 
     With vectors of 512 bits, the code that inductor of torch 2.13 makes for a CPU ends in a segmentation fault where it
     transposes blocks of 8 x 8, as between a convolution and a variable of 8 categories. Vectors of 256 bits are safe.
     """
     is_wide = device.type == "cpu" and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return torch.compile(function, dynamic=False, options={"cpp.simdlen": 256} if is_wide else None)
+    made = torch.compile(function, dynamic=False, options={"cpp.simdlen": 256} if is_wide else None)
+    chosen = list[Callable[..., Any]]()
+
+    def call(*given: Any) -> Any:
+        if chosen:
+            return chosen[0](*given)
+        try:
+            found = made(*given)
+        except Exception as reason:  # whatever the compiler does not support
+            found = function(*given)  # an error of the function itself is raised here
+            why = (str(reason).splitlines() or [""])[0] or type(reason).__name__
+            note(f"steps run uncompiled, as torch cannot compile them: {why}")
+            chosen.append(function)
+        else:
+            chosen.append(made)
+        return found
+
+    return call

@@ -212,7 +212,7 @@ class _Program:
         """The stream on which steps are captured, or None if they are not."""
         self.draws_from_torch = False
         """Whether a step has drawn from torch's generator of the device."""
-        self._call = compiled(self._called, first.device) if task.compiles else self._called
+        self._call = compiled(self._called, first.device, note=note) if task.compiles else self._called
         self._sharding = first.sharding
         shared = self._leaves, self._constants if vmapped else None
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
