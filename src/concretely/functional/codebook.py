@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding
 
 from ..kernel.operator import is_enabled, is_plain
 from ..kernel.tile import fits
@@ -90,7 +91,7 @@ def definition(
     noisy = _noisy(logits, key, 0)
     mean = cast((noisy / temperature).softmax(-1), table.dtype) @ (table.detach() if hard else table)
     index = noisy.detach().argmax(-1)
-    value = _rows(table, index) + (mean - mean.detach()) if hard else mean
+    value = table.flatten(0, 1)[_places(table, index)] + (mean - mean.detach()) if hard else mean
     if not scored:
         return Looked(value, index, logits.new_empty(0), logits.new_empty(0))
     log_probs = logits.log_softmax(-1)
@@ -135,7 +136,10 @@ class _LookUp(torch.autograd.Function):
             if soft is not None and not hard:
                 values.append(_product(cast(soft, table.dtype), table))
         index = _joined(indices, lambda: torch.empty((len(bias), 0), dtype=torch.int64, device=x.device))
-        value = _rows(table, index) if hard else _joined(values, lambda: table.new_empty((len(bias), 0, table.shape[-1])))
+        if hard:
+            value = embedding(_places(table, index), table.flatten(0, 1))
+        else:
+            value = _joined(values, lambda: table.new_empty((len(bias), 0, table.shape[-1])))
         entropy = _joined(entropies, lambda: share.new_empty((len(bias), 0) if scored else 0))
         temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
         ctx.temperature, ctx.key, ctx.hard, ctx.scored = temperature, key, hard, scored
@@ -329,10 +333,6 @@ def _places(table: Tensor, index: Tensor) -> Int64[Tensor, "g t"]:
     if len(table) == 1:
         return index
     return index + (torch.arange(len(table), device=table.device) * table.shape[1]).unsqueeze(-1)
-
-
-def _rows(table: Tensor, index: Tensor) -> Float[Tensor, "g t size"]:
-    return table.flatten(0, 1)[_places(table, index)]
 
 
 def _runs_kernel(like: Tensor, n: int) -> bool:

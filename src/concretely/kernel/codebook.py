@@ -17,6 +17,8 @@ from .native import exp, log, reciprocal
 from .philox import words_of
 from .tile import ceil_div, power
 
+PER_WARP = {"draw": 256, "pull": 512}
+TILES = {"wide": (128, 64, 32, 4, 3, 256), "deep": (128, 64, 32, 4, 3, 2**30)}
 FAR = 2**62
 """Is added to a number of counters for a launch, so that it always has 64 bits."""
 
@@ -170,7 +172,7 @@ def draw(
             logits, logits, index, None if is_number else key, *(key if is_number else (FAR, FAR)),
             FAR + first * groups * quarter, temperature if is_tensor else 1 / temperature, total, tokens, groups,
             N=n, QUARTER=quarter, KEEPS=keeps, TENSOR=is_tensor, ROWS=rows, WIDTH=width,
-            num_warps=min(max(rows * width // 256, 1), 16),
+            num_warps=min(max(rows * width // PER_WARP["draw"], 1), 32),
         )  # fmt: skip
     return index
 
@@ -198,23 +200,22 @@ def pull(by: Tensor, shares: Tensor, temperature: float | Tensor) -> tuple[Tenso
     if sums.numel():
         _pull[sums.shape[1], groups](
             by, shares, by, sums, temperature if is_tensor else 1 / temperature, tokens, steps,
-            N=n, TENSOR=is_tensor, ROWS=rows, WIDTH=width, num_warps=min(max(rows * width // 512, 1), 16),
+            N=n, TENSOR=is_tensor, ROWS=rows, WIDTH=width, num_warps=min(max(rows * width // PER_WARP["pull"], 1), 32),
         )  # fmt: skip
     return by, sums.sum(1) if sums.shape[1] > 1 else sums[:, 0]
 
 
 def product(
-    a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, adds: bool = False,
-    tile: tuple[int, int, int, int, int] = (128, 64, 32, 4, 3), span: int = 256, rounding: str = "tf32x3",
-) -> Tensor:  # fmt: skip
+    a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, adds: bool = False
+) -> Tensor:
     """Return the product of two matrices in float32, plus a bias for every column, or add it to `out`."""
     (high, deep), wide = a.shape, b.shape[1]
     out = torch.empty((high, wide), dtype=torch.float32, device=a.device) if out is None else out
-    h, w, d, warps, stages = tile
+    h, w, d, warps, stages, span = TILES["deep" if deep > wide else "wide"]
     if out.numel():
         _product[ceil_div(high, h) * ceil_div(wide, w),](
             a, b, bias, out, high, wide, deep, *a.stride(), *b.stride(),
-            ADDS=adds, HIGH=h, WIDE=w, DEEP=d, SPAN=span, LONG=deep > span, EVEN=deep % d == 0, PRODUCT=rounding,
+            ADDS=adds, HIGH=h, WIDE=w, DEEP=d, SPAN=span, LONG=deep > span, EVEN=deep % d == 0, PRODUCT="tf32x3",
             num_warps=warps, num_stages=stages,
         )  # fmt: skip
     return out
