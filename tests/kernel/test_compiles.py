@@ -63,10 +63,21 @@ def gumbel_softmax(kernels: Any) -> None:
 
 
 def codebook(kernels: Any) -> None:
-    for shape in ((1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 3, 5_000), (1, 1024, 8192)):
-        logits = empty(shape)
-        kernels.choose(logits, key(1))
-        kernels.pull(logits, logits, key(1), empty(()))
+    for shape in ((1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 3, 5_000), (1, 3, 20_000), (1, 1024, 8192)):
+        logits, own = empty(shape), key(1)
+        for temperature in (0.5, empty(())):
+            for given in (own, (2**62, 2**62)):
+                for keeps in (True, False):
+                    kernels.draw(logits, given, 5, temperature, keeps=keeps)
+            if shape[-1] <= 8192:
+                kernels.pull(logits, logits, temperature)
+        kernels.noise(own, 5, *shape)
+    for high, deep, wide in ((1, 1, 1), (130, 70, 67), (4096, 256, 8192), (4096, 8192, 256)):
+        a, b, out = empty(high, deep), empty(deep, wide), empty(high, wide)
+        for right in (b, empty(wide, deep).mT):
+            kernels.product(a, right)
+            kernels.product(a, right, empty(wide))
+        kernels.product(empty(deep, high).mT, b, None, out, adds=True)
 
 
 def logistic(kernels: Any) -> None:

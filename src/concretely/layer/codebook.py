@@ -47,8 +47,9 @@ class Codebook(Layer):
 
     In training, a code is the argmax of logits with Gumbel noise. Its value is the row of the table, with the gradient
     of the relaxed value ("straight-through"), or the relaxed value itself ("relaxed"). In evaluation, a code is the
-    argmax of the logits. Logits, noise and shares are computed for some tokens at a time, forwards and backwards,
-    so a large codebook needs little memory. They are computed in at least float32.
+    argmax of the logits. Logits and noise are computed for some tokens at a time, forwards and backwards, in at least
+    float32, so a large codebook needs little memory. The shares of the codes, which the backward pass needs, are kept
+    if they take at most 2 GiB on a GPU, or 1 MiB on a CPU, and computed anew otherwise.
 
     With the probabilities q of K codes for a token, the penalty is the sum over groups of
 
