@@ -68,8 +68,8 @@ def look_up(
     """
     learned = isinstance(temperature, Tensor) and temperature.requires_grad
     if is_transformed() or learned:
-        key = key_of(generator, x.device) if draws else None
-        return definition(x, weight, bias, table, temperature, key, weight_of, hard, scored)
+        own = key_of(generator, x.device) if draws else None
+        return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored)
     key = _key(x, bias, generator) if draws else None
     records = torch.is_grad_enabled()
     return Looked(*_LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records))
@@ -316,7 +316,7 @@ def _noise(key: Tensor, first: int, shape: Sequence[int], like: Tensor) -> Float
         return drawn.view(tokens, groups, n).transpose(0, 1)
     source: Source = Keys(key)
     if first or not like.is_cpu:  # the number of all tokens does not matter, but must be the same in all chunks
-        source = Slice(source, rank=0, ranks=1, layout=(1, tokens), place=(first, 2**32))
+        source = Slice(Keys(key), rank=0, ranks=1, layout=(1, tokens), place=(first, 2**32))
     return gumbel((tokens, groups, n), like.dtype, device=like.device, generator=source).transpose(0, 1)
 
 
