@@ -28,8 +28,9 @@ CHUNK = {"cpu": 2**18, "cuda": 2**26}
 """The number of logits in memory at once: 1 MiB, which a cache holds, or 256 MiB, which keep a GPU busy."""
 KEPT = {"cpu": 2**18, "cuda": 2**29}
 """The maximum number of shares that are kept for the backward pass: 1 MiB or, on a GPU, 2 GiB."""
-MANY = 2**24
-"""The minimum number of multiplications and additions of a product for the kernel, which is slower to launch."""
+MANY, LONG = 2**20, 2**14
+"""The minimum number of elements of a product and the maximum length of its sums for the kernel, which computes tiles
+of 2¹³ elements, and whose sums are less precise if they are longer."""
 DENSE = [(8, 0), (9, 0), (10, 0)]
 """The compute capabilities whose tensor cores multiply TF32 at several times the rate of float32."""
 
@@ -273,13 +274,10 @@ def _product(
 
 
 def _multiplies(one: Tensor, other: Tensor) -> bool:
-    """Return whether the kernel multiplies two matrices, in float32 from three products of TF32.
-
-    Its error is smaller than that of cuBLAS in float32, and it is faster where tensor cores multiply TF32 fast.
-    """
+    """Return whether the kernel multiplies two matrices, which is more precise than cuBLAS in float32, and faster."""
     if one.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest":
         return False
-    if len(one) * one.shape[1] * other.shape[1] < MANY or not is_enabled("codebook", one):
+    if len(one) * other.shape[1] < MANY or len(other) > LONG or not is_enabled("codebook", one):
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability(one.device) in DENSE
 
