@@ -89,3 +89,18 @@ def test_chunks_by_kernels_equal_the_definition(groups: int, hard: bool, kept: i
                 by = [torch.ones_like(head).cumsum(-1) for head in heads]
                 found.append((*heads, each.indices, *torch.autograd.grad(heads, tensors, by)))
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@kernel
+def test_few_codes_are_drawn_in_few_operations_as_in_chunks() -> None:
+    shapes = (23, 5), (1, 7, 5), (1, 7), (1, 7, 3)
+    tensors = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
+    own = key(1)
+    with by_kernels(), mock.patch.object(codebook, "_key", return_value=tuple(own.flatten().tolist())):
+        for temperature in (0.7, torch.tensor(0.7, device=DEVICE)):
+            ours = codebook.look_up(*tensors, temperature)
+            defined = codebook.definition(*tensors, temperature, own, None, True, False)
+            by = torch.randn_like(ours.value)
+            found = [(*each[:2], *torch.autograd.grad(each.value, tensors, by)) for each in (ours, defined)]
+            assert type(ours.value.grad_fn).__name__ == "_LookUpFewBackward"
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)

@@ -31,6 +31,8 @@ KEPT = {"cpu": 2**18, "cuda": 2**29}
 MANY, LONG = 2**20, 2**14
 """The minimum number of elements of a product and the maximum length of its sums for the kernel, which computes tiles
 of 2¹³ elements, and whose sums are less precise if they are longer."""
+FEW = 2**20
+"""Up to this number of logits, the time on a GPU depends on the number of operations, and not on their work."""
 DENSE = [(8, 0), (9, 0), (10, 0)]
 """The compute capabilities whose tensor cores multiply TF32 at several times the rate of float32."""
 
@@ -72,6 +74,9 @@ def look_up(
         own = key_of(generator, x.device) if draws else None
         return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored)
     key = _key(x, bias, generator) if draws else None
+    if isinstance(key, tuple) and hard and not scored and _are_few(x, weight, bias, table):
+        empty = x.new_empty(0)
+        return Looked(*_LOOK_UP_FEW(x, weight, bias, table, temperature, key), empty, empty)
     records = torch.is_grad_enabled()
     return Looked(*_LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records))
 
@@ -210,8 +215,45 @@ class _LookUp(torch.autograd.Function):
         return *found, None, None, None, None, None, None
 
 
-# no transform is active when this is called, so that `apply` does nothing more than that of its base class
+class _LookUpFew(torch.autograd.Function):
+    """`look_up` for one group and few logits by kernels, in few operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, table: Tensor, temperature: Temperature, key: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        weight, rows = weight.squeeze(0), table.squeeze(0)
+        logits = torch.addmm(bias, x, weight.t()).unsqueeze(0)
+        index = _kernel().draw(logits, key, 0, temperature, keeps=True)
+        ctx.temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
+        ctx.save_for_backward(x, weight, rows, index, logits)
+        ctx.set_materialize_grads(False)
+        return torch.embedding(rows, index), index
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
+        if by[0] is None:
+            return (None,) * 6
+        x, weight, rows, index, soft = ctx.saved_tensors
+        by_value = by[0].squeeze(0)
+        by_logits = torch.mm(by_value, rows.t())
+        by_bias = _kernel().pull(by_logits.unsqueeze(0), soft, ctx.temperature)[1]
+        by_table = torch.zeros_like(rows).index_add_(0, index.view(-1), by_value)
+        by_weight = torch.mm(by_logits.t(), x).unsqueeze(0)
+        return torch.mm(by_logits, weight), by_weight, by_bias, by_table.unsqueeze(0), None, None
+
+
+# no transform is active when these are called, so that `apply` does nothing more than that of its base class
 _LOOK_UP: Callable[..., Any] = super(torch.autograd.Function, _LookUp).apply
+_LOOK_UP_FEW: Callable[..., Any] = super(torch.autograd.Function, _LookUpFew).apply
+
+
+def _are_few(x: Tensor, weight: Tensor, bias: Tensor, table: Tensor) -> bool:
+    """Return whether there is one group with few logits in float32, for which a kernel pulls gradients."""
+    if bias.numel() != bias.shape[-1] or not 0 < bias.numel() * x.shape[0] <= FEW or not fits(1, bias.shape[-1]):
+        return False
+    return x.dtype == weight.dtype == bias.dtype == table.dtype == torch.float32
 
 
 def _limit(limits: dict[str, int], x: Tensor) -> int:

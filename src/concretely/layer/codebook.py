@@ -127,7 +127,9 @@ class Codebook(Layer):
         """Return counts with those of a result added."""
         index = coded.indices.reshape(-1, self.groups).T
         if coded.mask is None:
-            return counted.scatter(1, index, 1.0, reduce="add")
+            if torch.compiler.is_compiling() or counted.is_inference():
+                return counted.scatter(1, index, 1.0, reduce="add")
+            return counted.scatter_(1, index, 1.0, reduce="add")
         return counted.scatter_add(1, index, coded.mask.reshape(1, -1).expand(self.groups, -1).to(counted.dtype))
 
     @torch.no_grad()
