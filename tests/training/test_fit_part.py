@@ -118,9 +118,8 @@ class Strided(nn.Module):
 
     def __init__(self, *, strided: bool) -> None:
         super().__init__()
-        draws = torch.Generator().manual_seed(0)
-        weight = torch.randn(4, 2, 3, 3, generator=draws)
-        matrix, wide = torch.randn(3, 8, generator=draws), torch.randn(8, 9, generator=draws)
+        draws: Any = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+        weight, matrix, wide = (torch.randn(shape, **draws) for shape in ((4, 2, 3, 3), (3, 8), (8, 9)))
         others = matrix.T, wide[:, ::3]
         self.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last) if strided else weight)
         self.matrix, self.gaps = (nn.Parameter(each if strided else each.contiguous()) for each in others)
@@ -134,7 +133,7 @@ class Strided(nn.Module):
 @pytest.mark.parametrize("optimizer", ["adam", "muon", torch.optim.AdamW])
 def test_the_memory_format_of_parameters_changes_no_step(optimizer: Any) -> None:
     x = torch.randn(60, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    models = [Strided(strided=strided).double() for strided in (True, False)]
+    models = [Strided(strided=strided) for strided in (True, False)]
     assert not any(each.is_contiguous() for each in models[0].parameters())
     for model in models:
         c.fit(model, x, estimator=c.RLOO(), samples=2, steps=8, batch=20, lr=1e-2, optimizer=optimizer)
