@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..data.dataset import Bits
 from ..functional.arithmetic import unpack
@@ -94,11 +94,6 @@ class Points(ABC):
 
     @property
     @abstractmethod
-    def row_bytes(self) -> int:
-        """The number of bytes of the inputs of one point."""
-
-    @property
-    @abstractmethod
     def identity(self) -> Any:
         """A key that is equal for points in the same memory."""
 
@@ -125,11 +120,6 @@ class PackedPoints(Points):
             found: Tensor = kernel.unpack(self._packed, index.flatten(0, -2), self._width)
             return found.view(*index.shape, self._width)
         return unpack(self._packed[index], self._width).float()
-
-    @property
-    def row_bytes(self) -> int:
-        """The number of bytes of the floats of one point."""
-        return self._width * torch.float32.itemsize
 
     @property
     def identity(self) -> Any:
@@ -159,11 +149,6 @@ class TensorPoints(Points):
     def take(self, index: Int64[Tensor, "*batch"]) -> Inputs:
         """Return the inputs of some points."""
         return tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
-
-    @property
-    def row_bytes(self) -> int:
-        """The number of bytes of one point in all tensors."""
-        return sum(leaf.nbytes // max(self._size, 1) for leaf in self._leaves)
 
     @property
     def identity(self) -> Any:
@@ -271,9 +256,11 @@ class StepTable:
         self._views = self._split(self._lines)
         self._selected = [self._of_line(place) for place in range(TOGETHER)]
         self._taken: Inputs = None  # the batches of all lines that were read, if they were taken at once
-        feed = task.feed
-        is_small = isinstance(feed, Indexed) and TOGETHER * members * feed.rows * feed.points.row_bytes <= AHEAD
-        self._takes_ahead = is_small and task.parts == 1
+        self._takes_ahead = False
+        if isinstance(task.feed, Indexed) and task.parts == 1:
+            point = task.feed.points.take(torch.zeros(1, dtype=torch.int64, device=device))
+            size = sum(leaf.nbytes for leaf in tree_leaves(point))
+            self._takes_ahead = TOGETHER * members * task.feed.rows * size <= AHEAD
         self.select(0)
         self._end = runs[0].step  # the step after that of the last line
         self._next: Tensor | None = None  # the lines from that step on, if they are written already
