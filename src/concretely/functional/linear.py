@@ -1,6 +1,7 @@
 """Linear layers of a user's modules, computed by the kernels of `affine` inside a context."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from .arithmetic import affine
 ROWS, WEIGHTS = 1024, 2**20
 """Up to this number of rows and weights, a product takes less time than its launches."""
 
+NONE = MappingProxyType(dict[str, Any]())
+
 
 class SmallLinears(TorchFunctionMode):
     """Inside this context, small linear layers are computed by `affine`, whose gradients need fewer launches.
@@ -23,11 +26,12 @@ class SmallLinears(TorchFunctionMode):
     sees_all = False
 
     def __torch_function__(
-        self, function: Callable[..., Any], types: Any, given: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+        self, function: Callable[..., Any], types: Any, given: Sequence[Any] = (), named: Mapping[str, Any] = NONE
     ) -> Any:
         """Call a function of torch, or `affine` if it is a small linear layer."""
         if function is linear and not named and len(given) == 3 and _is_small(*given):
-            return affine(*given, False)
+            x, weight, bias = given
+            return affine(x, weight, bias, False)
         return function(*given, **(named or {}))
 
 
