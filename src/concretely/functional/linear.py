@@ -1,7 +1,5 @@
 """Linear layers of a user's modules, computed by the kernels of `affine` inside a context."""
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,8 +12,6 @@ from .arithmetic import affine
 ROWS, WEIGHTS = 1024, 2**20
 """Up to this number of rows and weights, a product takes less time than its launches."""
 
-NONE = MappingProxyType(dict[str, Any]())
-
 
 class SmallLinears(TorchFunctionMode):
     """Inside this context, small linear layers are computed by `affine`, whose gradients need fewer launches.
@@ -25,9 +21,7 @@ class SmallLinears(TorchFunctionMode):
 
     sees_all = False
 
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, given: Sequence[Any] = (), named: Mapping[str, Any] = NONE
-    ) -> Any:
+    def __torch_function__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
         """Call a function of torch, or `affine` if it is a small linear layer."""
         if function is linear and not named and len(given) == 3 and _is_small(*given):
             x, weight, bias = given

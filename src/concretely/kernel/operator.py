@@ -368,7 +368,7 @@ _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-def
 
 
 def is_watched() -> bool:
-    """Whether a mode of torch has to see every call, as all do but default devices and those with `sees_all = False`."""
+    """Whether a mode of torch has to see every call: all but default devices and those with `sees_all = False`."""
     modes = (_get_function_stack_at(index) for index in range(_len_torch_function_stack()))
     return any(getattr(mode, "sees_all", not isinstance(mode, DeviceContext)) for mode in modes)
 
