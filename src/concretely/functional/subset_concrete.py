@@ -13,12 +13,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from ..kernel.operator import operator
 from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
-from .draw import is_recorded
+from .draw import is_one_number, is_recorded, of_member
 from .logistic import standard_log_density
-from .subset import are_few, log_probability, states_of
+from .subset import are_few, choose, fits_kernel, in_rows, log_probability, states_of
 from .subset import push as push_subset
 from .threshold import FEW, point_of, solve_few, threshold
+
+NODE = 1e300
+"""A score divided by the temperature that stands for infinity."""
 
 
 class Scores(NamedTuple):
@@ -43,7 +47,11 @@ def push(
     logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*shape 2 n"]
 ) -> Scores:
     """Return the scores that noise leads to. Their gradient is that of logits plus constant noise."""
-    chosen = push_subset(logits, k, noise) > 0.5
+    return _scored(logits, k, temperature, noise, push_subset(logits, k, noise) > 0.5)
+
+
+def _scored(logits: Tensor, k: int, temperature: Temperature, noise: Tensor, chosen: Tensor) -> Scores:
+    """Return the scores of given subsets."""
     centred = location(logits, k)
     with torch.no_grad():
         scores = _scores(centred, torch.where(chosen, 1.0, -1.0), noise)
@@ -63,11 +71,43 @@ def draw(
     logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*shape 2 n"]
 ) -> Float[Tensor, "*shape n"]:
     """Return the values that noise leads to: `squash` of `push`, as one autograd node if possible."""
+    if relax.runs_kernel(logits, None, noise, k) and is_one_number(temperature):
+        (rows, uniform), shape = in_rows(logits, noise)
+        relaxed: Tensor = relax.launched(rows, of_member(logits, temperature), uniform, k)[0]
+        return relaxed.view(shape)
     is_relaxed = isinstance(temperature, float) and temperature > 0 and 0 < k < logits.shape[-1]
     if is_relaxed and is_recorded(logits):
         value: Tensor = _Draw.apply(logits, k, temperature, noise)  # type: ignore[no-untyped-call]
         return value
     return squash(push(logits, k, temperature, noise), k, temperature, logits.dtype)
+
+
+@operator(
+    "subset_relax",
+    kernel="subset_concrete",
+    eligible=lambda logits, temperature, noise, k: fits_kernel(logits, k),
+    nondifferentiable=(1,),
+)
+def relax(
+    logits: Float[Tensor, "members units n"],
+    temperature: Float[Tensor, " members"],
+    noise: Float[Tensor, "members samples units 2 n"],
+    k: int,
+) -> tuple[Float[Tensor, "members samples units n"], Float[Tensor, "members samples units n"]]:
+    """Return the values that noise leads to, and in float32 their derivatives by their own nodes.
+
+    The temperatures have no gradient.
+    """
+    chosen = choose.definition(logits, noise, k) > 0.5
+    own = logits.unsqueeze(1).expand(chosen.shape)
+    warm = temperature.view(-1, 1, 1)
+    scores = _scored(own, k, warm, noise, chosen)
+    value = squash(scores, k, warm, logits.dtype)
+    with torch.no_grad():
+        node = scores.node.clamp(-NODE, NODE)  # infinite at temperature zero
+        node = node - threshold(node, k)
+        slope = torch.sigmoid(node) * torch.sigmoid(-node)
+    return value, slope.float()
 
 
 class _Draw(torch.autograd.Function):
