@@ -14,7 +14,7 @@ from concretely.functional.subset_concrete import draw, push, relax, squash
 from tests.kernel import DEVICE, PATHS, kernel, on, opcheck
 
 KERNELS = "subset", "subset_concrete"
-SHAPES = [(1, 1, 1, 2, 1), (2, 3, 5, 7, 3), (1, 1, 2, 70, 20), (1, 2, 1, 33, 32), (1, 1, 1, 600, 5)]
+SHAPES = [(1, 1, 1, 2, 1), (2, 2, 3, 7, 3), (1, 1, 1, 70, 20), (1, 2, 1, 33, 32), (1, 1, 1, 600, 5)]
 """Members, samples, units, items and how many of them are chosen."""
 SCALES = [1.0, 30.0, 1e5]
 
@@ -71,9 +71,9 @@ def test_the_kernel_relaxes_as_its_definition_does(shape: tuple[int, ...], dtype
 @kernel
 def test_extreme_logits_and_temperatures_are_those_of_the_definition() -> None:
     numbers = torch.tensor([-1e30, -1e4, -90.0, -1.0, -0.0, 0.0, 1e-40, 1.0, 1.0, 90.0, 1e4, 1e30])
-    logits = torch.stack([numbers, numbers.flip(0), numbers[torch.randperm(12)], torch.zeros(12), -numbers.abs()])
+    logits = torch.stack([numbers, numbers[torch.randperm(12)], -numbers.abs()])
     logits = logits.to(DEVICE).unsqueeze(0).requires_grad_()
-    noise = torch.rand(1, 3, 5, 2, 12).to(DEVICE)
+    noise = torch.rand(1, 1, 3, 2, 12).to(DEVICE)
     for k in (1, 5, 11):
         for temperature in (0.0, 1e-20, 1.0, 1e6):
             warm = torch.tensor([temperature], dtype=torch.float64, device=DEVICE)
@@ -89,7 +89,7 @@ def test_extreme_logits_and_temperatures_are_those_of_the_definition() -> None:
 def test_items_of_no_probability_are_never_chosen() -> None:
     logits = torch.tensor([[[-math.inf, 0.0, 1.0, -math.inf, 2.0]]], device=DEVICE)
     for k in (1, 2, 3):
-        noise = torch.rand(1, 20, 1, 2, 5).to(DEVICE)
+        noise = torch.rand(1, 8, 1, 2, 5).to(DEVICE)
         with on("fast", *KERNELS):
             found = choose(logits, noise, k)
         assert torch.equal(found, choose.definition(logits, noise, k))
@@ -98,10 +98,10 @@ def test_items_of_no_probability_are_never_chosen() -> None:
 
 @kernel
 def test_variables_of_any_shape_are_drawn_by_the_kernels() -> None:
-    logits = torch.randn(4, 3, 6).to(DEVICE).requires_grad_()
-    noise = c.Subset(logits=logits, k=2).noise((5,))
-    by = torch.randn(5, 4, 3, 6, device=DEVICE)
-    hard = choose.definition(logits.view(1, 12, 6), noise.view(1, 5, 12, 2, 6), 2).view(5, 4, 3, 6)
+    logits = torch.randn(2, 1, 6).to(DEVICE).requires_grad_()
+    noise = c.Subset(logits=logits, k=2).noise((3,))
+    by = torch.randn(3, 2, 1, 6, device=DEVICE)
+    hard = choose.definition(logits.view(1, 2, 6), noise.view(1, 3, 2, 2, 6), 2).view(3, 2, 1, 6)
     for temperature in (0.5, torch.tensor(0.5, device=DEVICE)):
         with on("fast", *KERNELS):
             variable = c.Subset(logits=logits, k=2)
@@ -118,8 +118,8 @@ def test_variables_of_any_shape_are_drawn_by_the_kernels() -> None:
 
 @PATHS
 def test_a_batch_of_programs_is_a_loop(path: str) -> None:
-    logits, noise = given(6, 2, 3, 5)
-    logits, noise = logits.detach().view(3, 2, 3, 5), noise.view(3, 2, 2, 3, 2, 5)
+    logits, noise = given(4, 2, 1, 5)
+    logits, noise = logits.detach().view(2, 2, 1, 5), noise.view(2, 2, 2, 1, 2, 5)
     warm = torch.tensor([0.5, 2.0], dtype=torch.float64, device=DEVICE)
     with on(path, *KERNELS):
         found = vmap(lambda logits, noise: (choose(logits, noise, 2), relax(logits, warm, noise, 2)[0]))(logits, noise)
@@ -131,7 +131,7 @@ def test_a_batch_of_programs_is_a_loop(path: str) -> None:
 @kernel
 @pytest.mark.parametrize("path", ["plain", "fast"])
 def test_rules_of_the_operators_hold(path: str) -> None:
-    logits, noise = given(2, 3, 2, 4)
+    logits, noise = given(2, 1, 1, 4)
     warm = torch.tensor([0.5, 2.0], dtype=torch.float64, device=DEVICE)
     with on(path, *KERNELS):
         opcheck(choose, (logits.detach(), noise, 2))

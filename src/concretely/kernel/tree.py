@@ -180,12 +180,14 @@ def choose(tree, chosen, choices, start, n, k, levels, BLOCK: tl.constexpr):
             inside = branch < branches
             count = tl.load(chosen + source + branch, mask=branch < parents, other=0)
             left, right = tree + start + 2 * branch, tree + start + 2 * branch + 1
-            total = tl.zeros((BLOCK,), tl.float64)
+            total, last = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.int32)
             for taken in range(counts):
                 rest = count - taken
                 mask = inside & (rest >= 0) & (rest < counts)
                 one = tl.load(left + taken * nodes, mask=mask, other=0.0)
-                total += one * tl.load(right + rest * nodes, mask=mask, other=0.0)
+                term = one * tl.load(right + rest * nodes, mask=mask, other=0.0)
+                total += term
+                last = tl.where(term > 0, taken, last)
             goal = total * tl.load(choices + branch, mask=inside, other=0.0).to(tl.float64)
             split = tl.zeros((BLOCK,), tl.int32)
             sofar = tl.zeros((BLOCK,), tl.float64)
@@ -194,7 +196,8 @@ def choose(tree, chosen, choices, start, n, k, levels, BLOCK: tl.constexpr):
                 mask = inside & (rest >= 0) & (rest < counts)
                 one = tl.load(left + taken * nodes, mask=mask, other=0.0)
                 sofar += one * tl.load(right + rest * nodes, mask=mask, other=0.0)
-                split += ((sofar <= goal) & (sofar < total)).to(tl.int32)
+                split += (sofar <= goal).to(tl.int32)
+            split = tl.minimum(split, last)  # even if sums were rounded differently
             # the last node of an odd number has the count of its parent
             first_child = tl.where(inside, split, count)
             tl.store(chosen + target + 2 * branch, first_child, mask=branch < parents)
