@@ -188,6 +188,13 @@ def subset_concrete(kernels: Any) -> None:
             kernels.relax_backward((outputs[0], None), (True,), inputs, outputs)
 
 
+def subset_marginal(kernels: Any) -> None:
+    for members, _, units, n, k in SUBSETS:
+        for dtype in (torch.float32, HALF):
+            logits = empty(members, units, n, dtype=dtype)
+            kernels.include_backward((kernels.include(logits, k),), (True,), (logits, k), ())
+
+
 def affine(kernels: Any) -> None:
     for members, high, wide, deep in ((1, 1, 1, 1), (3, 5, 7, 9), (1, 100, 200, 784), (10, 50, 200, 784)):
         x, weight, out = empty(members, high, deep), empty(members, wide, deep), empty(members, high, wide)

@@ -9,11 +9,11 @@ from torch.func import vmap
 
 import concretely as c
 from concretely.functional import subset
-from concretely.functional.subset import choose
+from concretely.functional.subset import choose, include
 from concretely.functional.subset_concrete import draw, push, relax, squash
-from tests.kernel import DEVICE, PATHS, kernel, on, opcheck
+from tests.kernel import DEVICE, PATHS, fast, kernel, on, opcheck
 
-KERNELS = "subset", "subset_concrete"
+KERNELS = "subset", "subset_concrete", "subset_marginal"
 SHAPES = [(1, 1, 1, 2, 1), (2, 2, 3, 7, 3), (1, 1, 1, 70, 20), (1, 2, 1, 33, 32), (1, 1, 1, 600, 5)]
 """Members, samples, units, items and how many of them are chosen."""
 SCALES = [1.0, 30.0, 1e5]
@@ -69,6 +69,39 @@ def test_the_kernel_relaxes_as_its_definition_does(shape: tuple[int, ...], dtype
 
 
 @kernel
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_has_the_marginals_of_its_definition(shape: tuple[int, ...], scale: float) -> None:
+    members, _, units, n, k = shape
+    logits, _ = given(members, 1, units, n, scale)
+    by = torch.randn(logits.shape, dtype=torch.float64, device=DEVICE)
+    with on("fast", *KERNELS):
+        assert include.runs_kernel(logits, k)
+        found = include(logits, k)
+        (pulled,) = torch.autograd.grad(found, logits, by)
+    exact = logits.detach().double().requires_grad_()
+    expected = include.definition(exact, k)
+    (true,) = torch.autograd.grad(expected, exact, by)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(pulled.double(), true, rtol=1e-6, atol=1e-10)
+
+
+@kernel
+def test_programs_take_several_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast("tree"), "PROGRAMS", 2)
+    logits, noise = given(1, 1, 5, 6)
+    warm = torch.full((1,), 0.5, dtype=torch.float64, device=DEVICE)
+    by = torch.randn(1, 5, 6, dtype=torch.float64, device=DEVICE)
+    with on("fast", *KERNELS):
+        found = choose(logits, noise, 2), relax(logits, warm, noise, 2)[0], include(logits, 2)
+        (pulled,) = torch.autograd.grad(found[2], logits, by)
+    expected = [operation.definition for operation in (choose, relax, include)]
+    mean = expected[2](logits, 2)
+    torch.testing.assert_close(found, (expected[0](logits, noise, 2), expected[1](logits, warm, noise, 2)[0], mean))
+    torch.testing.assert_close(pulled, torch.autograd.grad(mean, logits, by)[0])
+
+
+@kernel
 def test_extreme_logits_and_temperatures_are_those_of_the_definition() -> None:
     numbers = torch.tensor([-1e30, -1e4, -90.0, -1.0, -0.0, 0.0, 1e-40, 1.0, 1.0, 90.0, 1e4, 1e30])
     logits = torch.stack([numbers, numbers[torch.randperm(12)], -numbers.abs()])
@@ -83,6 +116,11 @@ def test_extreme_logits_and_temperatures_are_those_of_the_definition() -> None:
             expected, _ = relax.definition(logits.detach(), warm, noise, k)
             torch.testing.assert_close(value.detach(), expected)
             assert found.isfinite().all()
+        with on("fast", *KERNELS):
+            mean = include(logits, k)
+            (found,) = torch.autograd.grad(mean[..., 0].sum(), logits)
+        torch.testing.assert_close(mean, include.definition(logits, k), rtol=1e-12, atol=1e-13)
+        assert found.isfinite().all()
 
 
 @kernel
@@ -122,10 +160,13 @@ def test_a_batch_of_programs_is_a_loop(path: str) -> None:
     logits, noise = logits.detach().view(2, 2, 1, 5), noise.view(2, 2, 2, 1, 2, 5)
     warm = torch.tensor([0.5, 2.0], dtype=torch.float64, device=DEVICE)
     with on(path, *KERNELS):
-        found = vmap(lambda logits, noise: (choose(logits, noise, 2), relax(logits, warm, noise, 2)[0]))(logits, noise)
-        pairs = list(zip(logits, noise, strict=True))
-        hard, soft = [choose(*pair, 2) for pair in pairs], [relax(pair[0], warm, pair[1], 2)[0] for pair in pairs]
-    torch.testing.assert_close(found, (torch.stack(hard), torch.stack(soft)))
+
+        def program(logits: Tensor, noise: Tensor) -> tuple[Tensor, ...]:
+            return choose(logits, noise, 2), relax(logits, warm, noise, 2)[0], include(logits, 2)
+
+        found = vmap(program)(logits, noise)
+        expected = [program(*pair) for pair in zip(logits, noise, strict=True)]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*expected, strict=True))))
 
 
 @kernel
@@ -136,6 +177,7 @@ def test_rules_of_the_operators_hold(path: str) -> None:
     with on(path, *KERNELS):
         opcheck(choose, (logits.detach(), noise, 2))
         opcheck(relax, (logits, warm, noise, 2))
+        opcheck(include, (logits, 2))
 
 
 @kernel

@@ -62,10 +62,24 @@ def log_probability(log_odds: Float[Tensor, "*batch n"], k: int) -> Float[Tensor
 
 def marginals(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
     """Return the probability of each item to be in the subset, in float64. Its Jacobian is the covariance."""
+    if include.runs_kernel(logits, k):
+        found: Tensor = include.launched(logits.reshape(1, -1, logits.shape[-1]), k)
+        return found.view(logits.shape)
     if are_few(logits, k):
         states = states_of(logits, k)
         share = _enumerated(logits, states).softmax(-1)
         return share @ states
+    return _included(logits, k)
+
+
+@operator("subset_include", kernel="subset_marginal", eligible=lambda logits, k: fits_kernel(logits, k))
+def include(logits: Float[Tensor, "members units n"], k: int) -> Float[Tensor, "members units n"]:
+    """Return the marginals of all members."""
+    return _included(logits, k)
+
+
+def _included(logits: Tensor, k: int) -> Tensor:
+    """Return the marginals by the tree."""
     log_odds = log_odds_of(logits, k)
     if k == 0:
         return torch.sigmoid(log_odds)

@@ -22,7 +22,7 @@ def _choose(
         at = (row // repeats * units + row % units) * n + column  # units repeat in the samples of a member
         held = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32)
         parts.plant(tree, parts.centred(held, inside, n, k), column, inside, n)
-        start = parts.grow(tree, n, k, levels - 1, BLOCK)
+        start = parts.grow(tree, size, n, k, levels - 1, False, BLOCK)
         place = parts.choose(tree, own, noise + row * 2 * n, start, n, k, levels, BLOCK)
         count = tl.load(own + place + column, mask=inside, other=0)
         tl.store(value + row * n + column, count.to(tl.float32), mask=inside)
@@ -36,7 +36,7 @@ def choose(logits: Tensor, noise: Tensor, k: int) -> Tensor:
     if value.numel():
         rows = members * samples * units
         tree = parts.tree_of(rows, n, k)
-        trees = parts.room(tree, 1, logits.device)
+        trees = parts.room(tree, logits.device)
         chosen = torch.empty((tree.programs, 2 * n), dtype=torch.int32, device=logits.device)
         _choose[tree.programs,](
             logits.contiguous(), noise.contiguous(), value, trees, chosen,

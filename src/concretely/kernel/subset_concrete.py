@@ -25,7 +25,7 @@ def _relax(
         held = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32)
         x = parts.centred(held, inside, n, k)
         parts.plant(tree, x, column, inside, n)
-        start = parts.grow(tree, n, k, levels - 1, BLOCK)
+        start = parts.grow(tree, size, n, k, levels - 1, False, BLOCK)
         uniform = noise + row * 2 * n
         place = parts.choose(tree, own, uniform, start, n, k, levels, BLOCK)
         is_chosen = tl.load(own + place + column, mask=inside, other=0) > 0
@@ -81,7 +81,7 @@ def relax(logits: Tensor, temperature: Tensor, noise: Tensor, k: int) -> tuple[T
     if value.numel():
         rows = members * samples * units
         tree = parts.tree_of(rows, n, k)
-        trees = parts.room(tree, 1, logits.device)
+        trees = parts.room(tree, logits.device)
         chosen = torch.empty((tree.programs, 2 * n), dtype=torch.int32, device=logits.device)
         _relax[tree.programs,](
             logits.contiguous(), temperature.contiguous(), noise.contiguous(), value, slope, trees, chosen,

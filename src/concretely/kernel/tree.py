@@ -15,6 +15,8 @@ from .tile import power
 
 PROGRAMS = 1024
 """The maximum number of programs, which keeps a GPU busy. Each takes several rows, as each needs memory of its own."""
+ROOM = 2**26
+"""The number of numbers in memory above which there are fewer programs."""
 STEPS = tl.constexpr(8)
 """The maximum number of steps of Newton's method, as in the definition."""
 GAP = tl.constexpr(1400.0)
@@ -33,19 +35,22 @@ class Tree(NamedTuple):
     """How many numbers of a level a program computes at a time."""
     warps: int
     programs: int
+    copies: int
+    """How many numbers there are for each of a tree."""
 
 
-def tree_of(rows: int, n: int, k: int) -> Tree:
-    """Return the sizes of the trees of rows of n items, with counts up to k."""
+def tree_of(rows: int, n: int, k: int, copies: int = 1) -> Tree:
+    """Return the sizes of the trees of rows of n items, with counts up to k and so many numbers for each of a tree."""
     levels, width = (n - 1).bit_length(), power(n)
     size = sum(min((1 << level) + 1, k + 1) * -(-n >> level) for level in range(levels + 1))
     warps = min(max(width // 256, 1), 16)
-    return Tree(levels, size, width, 64 * warps, warps, min(rows, PROGRAMS))
+    programs = min(rows, PROGRAMS, max(ROOM // (copies * size), PROGRAMS // 8))
+    return Tree(levels, size, width, 64 * warps, warps, programs, copies)
 
 
-def room(tree: Tree, copies: int, device: torch.device) -> Tensor:
-    """Return memory for so many numbers for each of a tree."""
-    return torch.empty((tree.programs, copies * tree.size), dtype=torch.float64, device=device)
+def room(tree: Tree, device: torch.device) -> Tensor:
+    """Return memory for the trees of all programs."""
+    return torch.empty((tree.programs, tree.copies * tree.size), dtype=torch.float64, device=device)
 
 
 @triton.jit
@@ -133,8 +138,11 @@ def plant(tree, x, column, inside, n):
 
 
 @triton.jit
-def grow(tree, n, k, levels, BLOCK: tl.constexpr):
-    """Compute the levels of a tree above its items, each from the one below. Return where the last one begins."""
+def grow(tree, size, n, k, levels, MOVES: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute the levels of a tree above its items, each from the one below. Return where the last one begins.
+
+    If it moves, it has tangents, `size` numbers further on.
+    """
     own = tl.arange(0, BLOCK)
     start = 0
     for level in range(1, levels + 1):
@@ -148,14 +156,21 @@ def grow(tree, n, k, levels, BLOCK: tl.constexpr):
             is_paired = node + 1 < nodes
             least = tl.maximum(first // parents - counts + 1, 0)
             most = tl.minimum((first + BLOCK - 1) // parents + 1, counts)
-            total = tl.zeros((BLOCK,), tl.float64)
+            total, moved = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
             for taken in range(least, most):
                 rest = count - taken
                 mask = inside & (rest >= 0) & (rest < counts)
-                left = tl.load(tree + start + taken * nodes + node, mask=mask, other=0.0)
-                right = tl.load(tree + start + rest * nodes + node + 1, mask=mask & is_paired, other=0.0)
-                total += left * tl.where(is_paired, right, tl.where(rest == 0, 1.0, 0.0))
+                one, other = tree + start + taken * nodes + node, tree + start + rest * nodes + node + 1
+                left = tl.load(one, mask=mask, other=0.0)
+                right = tl.load(other, mask=mask & is_paired, other=0.0)
+                right = tl.where(is_paired, right, tl.where(rest == 0, 1.0, 0.0))  # a node without items
+                total += left * right
+                if MOVES:
+                    moved += left * tl.load(other + size, mask=mask & is_paired, other=0.0)
+                    moved += right * tl.load(one + size, mask=mask, other=0.0)
             tl.store(tree + target + place, total, mask=inside)
+            if MOVES:
+                tl.store(tree + size + target + place, moved, mask=inside)
         tl.debug_barrier()
         start = target
     return start
@@ -208,3 +223,43 @@ def choose(tree, chosen, choices, start, n, k, levels, BLOCK: tl.constexpr):
         start -= nodes_of(n, below) * counts_of(k, below)
         source, target = target, source
     return source
+
+
+@triton.jit
+def descend(tree, back, size, start, n, k, levels, MOVES: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute the gradient of the probability of k by all numbers of the tree, whose root begins at `start`.
+
+    If the tree moves, the gradient has tangents too, `size` numbers further on.
+    """
+    own = tl.arange(0, BLOCK)
+    for first in range(0, k + 1, BLOCK):
+        place = first + own
+        tl.store(back + start + place, tl.where(place == k, 1.0, 0.0).to(tl.float64), mask=place <= k)
+        if MOVES:
+            tl.store(back + size + start + place, tl.zeros((BLOCK,), tl.float64), mask=place <= k)
+    tl.debug_barrier()
+    for step in range(levels):
+        level = levels - 1 - step
+        nodes, counts = nodes_of(n, level), counts_of(k, level)
+        parents, width = nodes_of(n, level + 1), counts_of(k, level + 1)
+        above, start = start, start - counts * nodes
+        for first in range(0, counts * nodes, BLOCK):
+            place = first + own
+            count, node = place // nodes, place % nodes
+            inside = place < counts * nodes
+            is_paired = (node ^ 1) < nodes
+            total, moved = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+            for rest in range(tl.minimum(counts, width - first // nodes)):
+                mask = inside & (count + rest < width)
+                one, other = back + above + (count + rest) * parents + node // 2, tree + start + rest * nodes + (node ^ 1)
+                head = tl.load(one, mask=mask, other=0.0)
+                beside = tl.load(other, mask=mask & is_paired, other=0.0)
+                beside = tl.where(is_paired, beside, tl.where(place - place + rest == 0, 1.0, 0.0))  # a node without items
+                total += head * beside
+                if MOVES:
+                    moved += head * tl.load(other + size, mask=mask & is_paired, other=0.0)
+                    moved += beside * tl.load(one + size, mask=mask, other=0.0)
+            tl.store(back + start + place, total, mask=inside)
+            if MOVES:
+                tl.store(back + size + start + place, moved, mask=inside)
+        tl.debug_barrier()
