@@ -251,10 +251,15 @@ def descend(tree, back, size, start, n, k, levels, MOVES: tl.constexpr, BLOCK: t
             total, moved = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
             for rest in range(tl.minimum(counts, width - first // nodes)):
                 mask = inside & (count + rest < width)
-                one, other = back + above + (count + rest) * parents + node // 2, tree + start + rest * nodes + (node ^ 1)
+                one, other = (
+                    back + above + (count + rest) * parents + node // 2,
+                    tree + start + rest * nodes + (node ^ 1),
+                )
                 head = tl.load(one, mask=mask, other=0.0)
                 beside = tl.load(other, mask=mask & is_paired, other=0.0)
-                beside = tl.where(is_paired, beside, tl.where(place - place + rest == 0, 1.0, 0.0))  # a node without items
+                beside = tl.where(
+                    is_paired, beside, tl.where(place - place + rest == 0, 1.0, 0.0)
+                )  # a node without items
                 total += head * beside
                 if MOVES:
                     moved += head * tl.load(other + size, mask=mask & is_paired, other=0.0)
