@@ -43,7 +43,7 @@ def tree_of(rows: int, n: int, k: int, copies: int = 1) -> Tree:
     """Return the sizes of the trees of rows of n items, with counts up to k and so many numbers for each of a tree."""
     levels, width = (n - 1).bit_length(), power(n)
     size = sum(min((1 << level) + 1, k + 1) * -(-n >> level) for level in range(levels + 1))
-    warps = min(max(width // 256, 1), 16)
+    warps = min(max(width // 128, 1), 16)
     programs = min(rows, PROGRAMS, max(ROOM // (copies * size), PROGRAMS // 8))
     return Tree(levels, size, width, 64 * warps, warps, programs, copies)
 
