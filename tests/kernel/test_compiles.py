@@ -18,7 +18,8 @@ from torch import Tensor, empty
 from tests.cases import exhaustive
 from tests.kernel import ROOM, module_of
 
-SHARED_PARTS = ["native", "row", "category", "tile", "launch", "layout", "operator", "library", "deferred", "__init__"]
+SHARED_PARTS = ["native", "row", "category", "tile", "tree"]
+SHARED_PARTS += ["launch", "layout", "operator", "library", "deferred", "__init__"]
 """Modules of which kernels are made, and those without any."""
 OPERATIONS = sorted(path.stem for path in ROOM.glob("*.py") if path.stem not in SHARED_PARTS)
 SIZES = [(2, 50, 200), (1, 1, 1), (3, 5, 7)]
@@ -177,6 +178,32 @@ def polynomial(kernels: Any) -> None:
             kernels.product(left, right, width)
             kernels.product_backward(*pull(out), (left, right, width), ())
             kernels.correlation_backward(*pull(left), (out, right, one), ())
+
+
+SUBSETS = [(1, 1, 1, 2, 1), (2, 3, 5, 7, 3), (1, 1, 64, 64, 10), (1, 1, 4096, 1024, 32), (1, 2, 3, 8000, 1)]
+"""Members, samples, units, items and how many of them are chosen."""
+
+
+def subset(kernels: Any) -> None:
+    for members, samples, units, n, k in SUBSETS:
+        for dtype in (torch.float32, HALF):
+            kernels.choose(empty(members, units, n, dtype=dtype), empty(members, samples, units, 2, n), k)
+
+
+def subset_concrete(kernels: Any) -> None:
+    for members, samples, units, n, k in SUBSETS:
+        for dtype in (torch.float32, HALF, torch.float16):
+            logits, temperature = empty(members, units, n, dtype=dtype), empty(members, dtype=DOUBLE)
+            inputs = logits, temperature, empty(members, samples, units, 2, n), k
+            outputs = kernels.relax(*inputs)
+            kernels.relax_backward((outputs[0], None), (True,), inputs, outputs)
+
+
+def subset_marginal(kernels: Any) -> None:
+    for members, _, units, n, k in SUBSETS:
+        for dtype in (torch.float32, HALF):
+            logits = empty(members, units, n, dtype=dtype)
+            kernels.include_backward((kernels.include(logits, k),), (True,), (logits, k), ())
 
 
 def affine(kernels: Any) -> None:
