@@ -75,8 +75,9 @@ def look_up(
         return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored)
     key = _key(x, bias, generator) if draws else None
     if isinstance(key, tuple) and hard and not scored and _are_few(x, weight, bias, table):
+        value, index = _LOOK_UP_FEW(x, weight, bias, table, temperature, key)
         empty = x.new_empty(0)
-        return Looked(*_LOOK_UP_FEW(x, weight, bias, table, temperature, key), empty, empty)
+        return Looked(value, index, empty, empty)
     records = torch.is_grad_enabled()
     return Looked(*_LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records))
 
