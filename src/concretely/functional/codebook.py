@@ -30,7 +30,7 @@ KEPT = {"cpu": 2**18, "cuda": 2**29}
 """The maximum number of shares that are kept for the backward pass: 1 MiB or, on a GPU, 2 GiB."""
 MANY, LONG = 2**20, 2**14
 """The minimum number of elements of a product and the maximum length of its sums for the kernel, which computes tiles
-of 2¹³ elements, and whose sums are less precise if they are longer."""
+of 2¹³ elements, and whose sums are cut off and not rounded, so that the error grows with their length."""
 FEW = 2**20
 """Up to this number of logits, the time on a GPU depends on the number of operations, and not on their work."""
 DENSE = [(8, 0), (9, 0), (10, 0)]
