@@ -124,8 +124,14 @@ def read_bytes(path: Path, *, most: int | None = None) -> bytes:
     >>> read_bytes(path, most=5)
     b'whole'
     """
-    with open_regular(path) as file:
-        content = file.read(-1 if most is None else most + 1)
+    while True:
+        try:
+            with open_regular(path) as file:
+                content = file.read(-1 if most is None else most + 1)
+            break
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # on NFS, another machine has replaced the file: read the new one
+                raise
     if most is not None and len(content) > most:
         raise ValueError(f"{str(path)!r} must have at most {most:,} bytes, got more")
     return content
@@ -276,21 +282,29 @@ def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
     """Create and lock a regular file; yield False if the file system has no locks.
 
     If another process holds the lock, wait for it or raise `BlockingIOError`. A link is not followed and an existing
-    file keeps its content, as the folder may come from someone else.
+    file keeps its content, as the folder may come from someone else. A file that another machine has removed is stale
+    on NFS: it is opened again.
     """
     if fcntl is None:
         yield False
         return
     while True:
-        descriptor = _open_lock(path)
+        try:
+            descriptor = _open_lock(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            continue
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
                 locked = True
             except BlockingIOError:
                 raise
-            except OSError:  # the file system has no locks
-                locked = False
+            except OSError as error:
+                if error.errno == errno.ESTALE:
+                    continue
+                locked = False  # the file system has no locks
             if _is_open_file(path, descriptor):
                 yield locked
                 return
@@ -334,7 +348,12 @@ def _open_lock(path: Path) -> int:
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
             raise _not_a_lock(path) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    if not is_regular:
         os.close(descriptor)
         raise _not_a_lock(path)
     return descriptor
@@ -346,7 +365,11 @@ def _not_a_lock(path: Path) -> ValueError:
 
 def _require_regular(descriptor: int, path: Path) -> None:
     """Close a descriptor and raise an error if it is not that of a regular file."""
-    mode = os.fstat(descriptor).st_mode
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        os.close(descriptor)
+        raise
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         if stat.S_ISDIR(mode):
@@ -358,8 +381,10 @@ def _is_open_file(path: Path, descriptor: int) -> bool:
     """Return whether a path still names an open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return False
+        raise
 
 
 def _flush(path: Path) -> None:
