@@ -113,6 +113,7 @@ class Engine:
                     run.step += steps
                 if pause():
                     break
+            self.runs[0].world.settle()
             for program in self._programs:
                 program.set_metrics()
         if self._ended is not None:
@@ -166,9 +167,15 @@ class Engine:
         A stacked engine is kept until half of its members have ended. Until then, stepping the ended members costs less
         than capturing a new program.
         """
-        fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
-        interval = self._gap_interval
-        return self if fits else Engine(active, stacked=self.stacked, note=self._note, gap_interval=interval)
+        if len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs):
+            return self
+        self.close()
+        return Engine(active, stacked=self.stacked, note=self._note, gap_interval=self._gap_interval)
+
+    def close(self) -> None:
+        """Free the captured graphs. NCCL cannot be ended before those that average over ranks."""
+        for program in self._programs:
+            program._works.clear()
 
 
 def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:

@@ -360,6 +360,8 @@ def _device(device: torch.device | str | None, module: nn.Module | None) -> torc
     if device is None:
         own = None if module is None else next(module.parameters(), None)
         device = own.device if own is not None else "cuda" if torch.cuda.is_available() else "cpu"
+        if own is not None and own.is_cuda and is_started_by_torchrun() and not dist.is_initialized():
+            return torch.device("cuda")  # that of the rank: without a process group, models are often all on the first
     return torch.device(device)
 
 
