@@ -85,6 +85,10 @@ def total_over_ranks(tensor: Tensor) -> Tensor:
 
 def _total(tensor: Tensor) -> Tensor:
     found = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if found.is_cpu and dist.get_backend() == "nccl":  # which has no tensors of the host
+        moved = found.cuda()
+        dist.all_reduce(moved)
+        return found.copy_(moved)
     dist.all_reduce(found)
     return found
 

@@ -38,6 +38,11 @@ def is_started_by_torchrun() -> bool:
     return all(name in os.environ for name in NAMES)
 
 
+def starts_group() -> bool:
+    """Return whether a rank has no process group yet."""
+    return is_started_by_torchrun() and dist.is_available() and not dist.is_initialized()
+
+
 def own_gpu(device: torch.device) -> torch.device:
     """Return the GPU of this rank and make it the current one: that of the local rank, unless its index is given."""
     index, ranks = device.index, os.environ.get("LOCAL_RANK")
