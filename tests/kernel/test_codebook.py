@@ -33,7 +33,7 @@ def test_chunks_by_kernels_equal_the_definition() -> None:
     own, weight_of = key(1), torch.ones(23, device=DEVICE)
     with (
         mock.patch.dict(codebook.CHUNK, cpu=100, cuda=100),
-        mock.patch.object(codebook, "_noise", lambda key, shape, like: _noise(key, shape)),
+        mock.patch.object(codebook, "_noise", lambda own, shape, like: _noise(own.key, shape)),
         mock.patch.object(codebook, "is_enabled", return_value=True),
         launched("codebook"),
     ):

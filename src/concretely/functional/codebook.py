@@ -20,7 +20,8 @@ from ..kernel.operator import is_enabled
 from ..kernel.tile import fits
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .log_simplex import noise_of_key, perturb
-from .noise import Keys, Source, gumbel, key_of
+from .noise import Keys, Slice, Source, gumbel, key_of
+from .slice import Window
 
 CHUNK = {"cpu": 2**18, "cuda": 2**23}
 """The number of logits in memory at once: some megabytes, which a cache holds."""
@@ -55,11 +56,13 @@ def look_up(
     """Draw a code for every token and group, and return its row of the table.
 
     If `hard`, values are rows of the table, and the logits have the gradient of the relaxed value; else they are
-    relaxed values. If `scored`, return the entropies and the shares too. Without `draws`, there is no noise.
+    relaxed values. If `scored`, return the entropies and the shares too. Without `draws`, there is no noise. If ranks
+    share the tokens, the generator is a `Slice` of rows with equally many tokens in each.
     """
     key = key_of(generator, x.device) if draws else None
+    window = generator.window(len(x)) if isinstance(generator, Slice) else None
     learned = isinstance(temperature, Tensor) and temperature.requires_grad
-    given = x, weight, bias, table, temperature, key, weight_of, hard, scored
+    given = x, weight, bias, table, temperature, key, weight_of, hard, scored, window
     if is_transformed() or learned:
         return definition(*given)
     return Looked(*_LookUp.apply(*given))  # type: ignore[no-untyped-call]
@@ -75,10 +78,11 @@ def definition(
     weight_of: Float[Tensor, " t"],
     hard: bool,
     scored: bool,
+    window: Window | None = None,
 ) -> Looked:
-    """Draw codes with all logits in memory: the definition of `look_up`."""
+    """Draw codes with all logits in memory: the definition of `look_up`. `window` are the places of the tokens."""
     logits = _logits(x, weight, bias)
-    parts = [_noisy(logits[:, start:stop], own) for start, stop, own in _chunks(x, bias, key)]
+    parts = [_noisy(logits[:, start:stop], own) for start, stop, own in _chunks(x, bias, key, window)]
     noisy = torch.cat(parts, 1) if parts else logits
     mean = cast((noisy / temperature).softmax(-1), table.dtype) @ (table.detach() if hard else table)
     index = noisy.detach().argmax(-1)
@@ -105,6 +109,7 @@ class _LookUp(torch.autograd.Function):
         weight_of: Tensor,
         hard: bool,
         scored: bool,
+        window: Window | None,
     ) -> tuple[Tensor, ...]:
         groups, codes = bias.shape
         wide = compute_dtype(x.dtype)
@@ -112,12 +117,12 @@ class _LookUp(torch.autograd.Function):
         value = table.new_empty((groups, len(x), table.shape[-1]))
         entropy = torch.empty((groups, len(x)) if scored else 0, dtype=wide, device=x.device)
         share = torch.zeros((groups, codes) if scored else 0, dtype=wide, device=x.device)
-        chunks, kept = _chunks(x, bias, key), []
+        chunks, kept = _chunks(x, bias, key, window), []
         keeps = len(chunks) == 1 and any(ctx.needs_input_grad)
         for start, stop, own in chunks:
             logits = _logits(x[start:stop], weight, bias)
-            if hard and own is not None and _runs_kernel(logits):
-                index[:, start:stop] = _kernel().choose(logits, own)
+            if hard and own is not None and own.is_whole and _runs_kernel(logits):
+                index[:, start:stop] = _kernel().choose(logits, own.key)
             else:
                 noisy = _noisy(logits, own)
                 index[:, start:stop] = noisy.argmax(-1)
@@ -134,7 +139,7 @@ class _LookUp(torch.autograd.Function):
         if hard:
             value = _rows(table, index)
         temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
-        ctx.temperature, ctx.hard, ctx.scored = temperature, hard, scored
+        ctx.temperature, ctx.hard, ctx.scored, ctx.window = temperature, hard, scored, window
         ctx.save_for_backward(x, weight, bias, table, weight_of, index, entropy, key, *kept)
         ctx.mark_non_differentiable(index)
         ctx.set_materialize_grads(False)
@@ -152,17 +157,17 @@ class _LookUp(torch.autograd.Function):
             by_table.flatten(0, 1).index_add_(0, places, by_value.flatten(0, 1).to(wide))
         is_scored = ctx.scored and not (by_entropy is None and by_share is None)
         if by_value is None and not is_scored:
-            return (None,) * 9
+            return (None,) * 10
         by_x, by_weight, by_bias = torch.empty_like(x), None, None
-        for start, stop, own in _chunks(x, bias, key):
+        for start, stop, own in _chunks(x, bias, key, ctx.window):
             logits = kept[0] if kept and not is_scored else _logits(x[start:stop], weight, bias)
             by_logits = None
             if by_value is not None:
                 part = by_value[:, start:stop]
                 by_logits = (part @ table.mT).to(wide)
-                if ctx.hard and not kept and own is not None and _runs_kernel(logits):
+                if ctx.hard and not kept and own is not None and own.is_whole and _runs_kernel(logits):
                     cold = torch.as_tensor(ctx.temperature, dtype=torch.float32, device=x.device)
-                    by_logits = _kernel().pull(by_logits, logits, own, cold)
+                    by_logits = _kernel().pull(by_logits, logits, own.key, cold)
                 else:
                     soft = kept[0] if kept else (_noisy(logits, own) / ctx.temperature).softmax(-1)
                     if not ctx.hard:
@@ -189,36 +194,64 @@ class _LookUp(torch.autograd.Function):
         if by_weight is None or by_bias is None:  # no tokens
             by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         found = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None, None, None
 
 
-def _chunks(x: Tensor, bias: Tensor, key: Tensor | None) -> list[tuple[int, int, Tensor | None]]:
-    """Return the ends of chunks of tokens, and the key of each."""
+class _Own(NamedTuple):
+    """The noise of some tokens: those from `first` on among the `total` tokens of a chunk, which has a key."""
+
+    key: Int64[Tensor, "1 2"]
+    first: int
+    total: int
+    is_whole: bool
+
+
+def _chunks(x: Tensor, bias: Tensor, key: Tensor | None, window: Window | None) -> list[tuple[int, int, _Own | None]]:
+    """Return the ends of chunks of tokens, and the noise of each. Ranks have parts of the chunks of all tokens."""
     size = max(CHUNK.get(x.device.type, CHUNK["cuda"]) // max(bias.numel(), 1) // 4 * 4, 4)
-    starts = range(0, len(x), size)
     if key is None:
-        return [(start, min(start + size, len(x)), None) for start in starts]
-    if len(starts) == 1:
-        return [(0, len(x), key)]
+        return [(start, min(start + size, len(x)), None) for start in range(0, len(x), size)]
+    blocks, first, length, stride = window or Window(1, 0, len(x), len(x))
+    total, keys, found = blocks * stride, _chunk_keys(key, -(-blocks * stride // size)), []
+    for block in range(blocks):
+        place, end = block * stride + first, block * stride + first + length
+        while place < end:
+            chunk, start = place // size, block * (length - stride) - first
+            begin, stop = chunk * size, min((chunk + 1) * size, total)
+            last = min(stop, end)
+            own = _Own(keys[chunk], place - begin, stop - begin, (place, last) == (begin, stop))
+            found.append((start + place, start + last, own))
+            place = last
+    return found
+
+
+def _chunk_keys(key: Int64[Tensor, "1 2"], count: int) -> Sequence[Int64[Tensor, "1 2"]]:
+    """Return the keys of chunks."""
+    if count <= 1:
+        return [key]
     seed, nonce = key.squeeze(0).unbind()
-    seeds = seed + GOLDEN * torch.arange(len(starts), device=key.device)
-    moved = torch.stack([seeds, nonce.expand_as(seeds)], -1)
-    return [(start, min(start + size, len(x)), moved[i : i + 1]) for i, start in enumerate(starts)]
+    seeds = seed + GOLDEN * torch.arange(count, device=key.device)
+    return torch.stack([seeds, nonce.expand_as(seeds)], -1).split(1)
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "g t codes"]:
     return cast(x @ weight.mT, compute_dtype(x.dtype)) + bias.unsqueeze(1)
 
 
-def _noise(key: Tensor, shape: Sequence[int], like: Tensor) -> Float[Tensor, "g t codes"]:
-    """Return Gumbel noise for a key. On a GPU it is that of the kernels."""
+def _noise(own: _Own, shape: Sequence[int], like: Tensor) -> Float[Tensor, "g t codes"]:
+    """Return Gumbel noise of tokens. On a GPU it is that of the kernels."""
+    groups, tokens, codes = shape
     if like.is_cuda and like.dtype == torch.float32:
-        return noise_of_key(key, 1, shape[0] * shape[1], shape[2]).view(*shape)
-    return gumbel(shape, like.dtype, device=like.device, generator=Keys(key))
+        whole = noise_of_key(own.key, 1, groups * own.total, codes).view(groups, own.total, codes)
+        return whole.narrow(1, own.first, tokens)
+    source: Source = Keys(own.key)
+    if not own.is_whole:
+        source = Slice(source, rank=0, ranks=1).at(own.first, own.total).of_rows(groups, tokens)
+    return gumbel(shape, like.dtype, device=like.device, generator=source)
 
 
-def _noisy(logits: Tensor, key: Tensor | None) -> Float[Tensor, "g t codes"]:
-    return logits if key is None else perturb(logits, _noise(key, logits.shape, logits))
+def _noisy(logits: Tensor, own: _Own | None) -> Float[Tensor, "g t codes"]:
+    return logits if own is None else perturb(logits, _noise(own, logits.shape, logits))
 
 
 def _is_one(temperature: Temperature) -> bool:

@@ -5,6 +5,7 @@ import gc
 import os
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
@@ -103,29 +104,40 @@ def leave() -> None:
     atexit.unregister(leave)
     if not dist.is_initialized():
         return
-    gc.collect()  # graphs in cycles of references
-    ends = dist.destroy_process_group if _all_leave() or not is_nccl() else distributed_c10d._abort_process_group
+    all_leave, ends = _all_leave(), dist.destroy_process_group
+    if is_nccl():
+        gc.collect()  # graphs in cycles of references
+        ends = ends if all_leave else distributed_c10d._abort_process_group
     thread = Thread(target=_quietly, args=(ends,), daemon=True)
     thread.start()
     thread.join(LEAVING)
 
 
-def _quietly(ends: object) -> None:
+def _quietly(ends: Callable[[], None]) -> None:
     with suppress(RuntimeError, ValueError, AssertionError):  # such as of a group that is gone already
-        assert callable(ends)
         ends()
 
 
 def _all_leave() -> bool:
-    """Return whether all ranks leave at the same time."""
+    """Return whether all ranks leave at the same time. Rank 0, which may have the store, knows it last."""
     with suppress(RuntimeError):  # the process that had the store has ended
-        store, until = _get_default_store(), time.monotonic() + PATIENCE
-        count = store.add("concretely/leaving", 1)
-        while count < dist.get_world_size() and time.monotonic() < until:
-            time.sleep(MOMENT)
-            count = store.add("concretely/leaving", 0)
-        return bool(count == dist.get_world_size())
+        store, ranks, until = _get_default_store(), dist.get_world_size(), time.monotonic() + PATIENCE
+        store.add("concretely/leaving", 1)
+        leaves = _reaches(store, "concretely/leaving", ranks, until)
+        if dist.get_rank() > 0:
+            store.add("concretely/left", 1)
+            return leaves
+        return _reaches(store, "concretely/left", ranks - 1, until) and leaves
     return False
+
+
+def _reaches(store: Store, name: str, count: int, until: float) -> bool:
+    """Return whether a number in a store is as large as asked for within some time."""
+    while store.add(name, 0) < count:
+        if time.monotonic() > until:
+            return False
+        time.sleep(MOMENT)
+    return True
 
 
 def is_nccl(device: torch.device | None = None) -> bool:

@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..functional.noise import Keys, Slice, Source
 from ..functional.slice import total_over_ranks
+from ..functional.torch_draw import SlicedDraws
 from .ballot import Ballot
 from .feed import Feed, Indexed, Inputs
 from .group import LOST_RANK, MOMENT, PATIENCE, TIMEOUT, LostRankError, is_nccl, is_started_by_torchrun, own_gpu, start
-from .rng import Purpose, keys_of
+from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .source import HostIndexed
 from .stream import StreamBatches, to_device
 
@@ -242,6 +243,33 @@ def rank_noise(*, seed: int, step: int, device: torch.device | str = "cpu") -> S
     keys = Keys(keys_of(seed, Purpose.NOISE, step, device=device))
     grouped = dist.is_available() and dist.is_initialized()
     return World(dist.get_rank(), dist.get_world_size()).noise(keys) if grouped else keys
+
+
+@contextmanager
+def rank_draws(
+    *, seed: int, step: int, rows: int, samples: int = 1, device: torch.device | str = "cpu"
+) -> Iterator[None]:
+    """Inside this context, layers and random operations of torch draw for the `rows` data points of this rank.
+
+    It is for training loops of one's own, such as around `DistributedDataParallel`: together, the ranks draw what one
+    process would draw for the whole batch of a step. All slices must have the same size.
+
+    >>> import concretely as c
+    >>> with rank_draws(seed=0, step=0, rows=4):
+    ...     first = c.gumbel_softmax(torch.zeros(4, 3))
+    >>> with rank_draws(seed=0, step=0, rows=4):
+    ...     torch.equal(c.gumbel_softmax(torch.zeros(4, 3)), first)
+    True
+    """
+    where = torch.device(device)
+    source = rank_noise(seed=seed, step=step, device=where)
+    with torch_generators(where):
+        seed_torch(seed, step, where)
+        if isinstance(source, Slice):
+            with SlicedDraws(Slice(None, rank=source.rank, ranks=source.ranks), rows=rows, samples=samples):
+                yield
+        else:
+            yield
 
 
 class SlicedBatches(Feed):
