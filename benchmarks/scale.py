@@ -141,8 +141,11 @@ def measured(rounds: int, steps: int) -> list[dict[str, Any]]:
     return [found[ranks] for ranks in RANKS]
 
 
-def shared(data: str, members: int, steps: int, processes: int) -> float:
-    """Return the seconds in which processes train a list of models on one GPU; one alone trains them as one program."""
+def shared(data: str, members: int, steps: int, processes: int) -> dict[str, Any]:
+    """Train a list of models on one GPU by processes, of which one alone trains them as one program; return the times.
+
+    `seconds` are those of the commands, with their start, the scores and the reports, `training` those of the steps.
+    """
     with TemporaryDirectory() as folder:
         given = ["train", NOTATION, "--data", data, "--seed", f"0..{members - 1}", "--steps", str(steps)]
         given += ["--batch", str(BATCH), "--score-samples", "1", "--device", "cuda", "--out", str(Path(folder, "list"))]
@@ -153,7 +156,12 @@ def shared(data: str, members: int, steps: int, processes: int) -> float:
         codes = [process.wait() for process in running]
         if any(codes):
             raise RuntimeError("the list could not be trained")
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        # the steps of a program count for all its members in equal parts
+        each = [json.loads(path.read_text())["seconds"] for path in Path(folder, "list").glob("*/record.json")]
+    training = sum(each) / processes
+    found = {"seconds": seconds, "training": training, "steps_per_second": members * steps / training}
+    return {"processes": processes, **{name: _rounded(value) for name, value in found.items()}}
 
 
 def made_up(folder: str) -> str:
@@ -172,12 +180,8 @@ def on_gpu(rounds: int, steps: int, data: str | None, members: int, list_steps: 
         del os.environ[name]
     with TemporaryDirectory() as folder:
         data = made_up(folder) if data is None else data
-        start = shared(data, members, 10, 1)
-        found = [{"processes": number, "seconds": shared(data, members, list_steps, number)} for number in PROCESSES]
-    for case in found:
-        case |= {"steps_per_second": _rounded(members * list_steps / case["seconds"])}
-        case["seconds"] = _rounded(case["seconds"])
-    return {"overhead_of_one_rank": spread(ratios), "start_seconds": _rounded(start), "list": found}
+        found = [shared(data, members, list_steps, number) for number in PROCESSES]
+    return {"overhead_of_one_rank": spread(ratios), "list": found}
 
 
 def spread(ratios: Sequence[float]) -> dict[str, Any]:
