@@ -212,7 +212,8 @@ def _chunks(x: Tensor, bias: Tensor, key: Tensor | None, window: Window | None) 
     if key is None:
         return [(start, min(start + size, len(x)), None) for start in range(0, len(x), size)]
     blocks, first, length, stride = window or Window(1, 0, len(x), len(x))
-    total, keys, found = blocks * stride, _chunk_keys(key, -(-blocks * stride // size)), []
+    total, found = blocks * stride, list[tuple[int, int, _Own | None]]()
+    keys = _chunk_keys(key, -(-total // size))
     for block in range(blocks):
         place, end = block * stride + first, block * stride + first + length
         while place < end:
@@ -231,7 +232,8 @@ def _chunk_keys(key: Int64[Tensor, "1 2"], count: int) -> Sequence[Int64[Tensor,
         return [key]
     seed, nonce = key.squeeze(0).unbind()
     seeds = seed + GOLDEN * torch.arange(count, device=key.device)
-    return torch.stack([seeds, nonce.expand_as(seeds)], -1).split(1)
+    moved = torch.stack([seeds, nonce.expand_as(seeds)], -1)
+    return [moved[i : i + 1] for i in range(count)]
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "g t codes"]:
@@ -244,10 +246,9 @@ def _noise(own: _Own, shape: Sequence[int], like: Tensor) -> Float[Tensor, "g t 
     if like.is_cuda and like.dtype == torch.float32:
         whole = noise_of_key(own.key, 1, groups * own.total, codes).view(groups, own.total, codes)
         return whole.narrow(1, own.first, tokens)
-    source: Source = Keys(own.key)
-    if not own.is_whole:
-        source = Slice(source, rank=0, ranks=1).at(own.first, own.total).of_rows(groups, tokens)
-    return gumbel(shape, like.dtype, device=like.device, generator=source)
+    keys = Keys(own.key)
+    sliced = Slice(keys, rank=0, ranks=1).at(own.first, own.total).of_rows(groups, tokens)
+    return gumbel(shape, like.dtype, device=like.device, generator=keys if own.is_whole else sliced)
 
 
 def _noisy(logits: Tensor, own: _Own | None) -> Float[Tensor, "g t codes"]:
