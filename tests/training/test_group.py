@@ -34,6 +34,9 @@ def test_more_ranks_than_gpus_are_refused_in_one_sentence(monkeypatch: pytest.Mo
     sentence = "every rank must have a GPU of its own, got local rank 2 for 2 GPUs: start one rank for each GPU"
     with pytest.raises(ValueError, match=f"^{sentence}"):
         group.own_gpu(torch.device("cuda"))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.raises(SystemExit):
+        group.own_gpu(torch.device("cuda"))
 
 
 def test_two_ranks_on_one_gpu_are_told_so() -> None:

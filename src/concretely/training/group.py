@@ -46,10 +46,12 @@ def starts_group() -> bool:
 
 def own_gpu(device: torch.device) -> torch.device:
     """Return the GPU of this rank and make it the current one: that of the local rank, unless its index is given."""
-    index, ranks = device.index, os.environ.get("LOCAL_RANK")
+    index = device.index
     if index is None:
-        index = torch.cuda.current_device() if ranks is None else number("LOCAL_RANK")
-    if index >= (count := torch.cuda.device_count()):
+        index = number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else torch.cuda.current_device()
+    if index > (count := torch.cuda.device_count()) and device.index is None:
+        raise SystemExit(1)  # the first rank without a GPU says so
+    if index >= count:
         todo = "start one rank for each GPU of a machine, or train on the CPU"
         raise ValueError(f"every rank must have a GPU of its own, got local rank {index} for {count} GPUs: {todo}")
     torch.cuda.set_device(index)
