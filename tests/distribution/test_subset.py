@@ -360,7 +360,7 @@ def test_few_states_are_selected_by_the_inverse_cdf(rows: int) -> None:
 @pytest.mark.parametrize("rows", [(), (1,), (5,)])
 def test_a_draw_leaves_its_logits_and_noise_as_they_are(rows: tuple[int, ...], dtype: torch.dtype) -> None:
     logits = torch.randn(*rows, 3, dtype=dtype, requires_grad=True)
-    relaxed = Subset(logits=logits, k=2).relax(0.7)
+    relaxed = c.Subset(logits=logits, k=2).relax(0.7)
     noise = relaxed.noise()
     before = logits.detach().clone(), noise.clone()
     first, second = relaxed.push(noise), relaxed.push(noise)
