@@ -125,13 +125,17 @@ def mixed() -> dict[str, Any]:
 
 
 class Layers(nn.Module):
-    """A program with a layer that draws for every row, and one that draws once for all."""
+    """A program with layers that draw for every row, and with some that draw once for all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.gate = nn.Linear(6, 4), nn.Parameter(torch.zeros(4))
+        self.units, self.codebook = c.layer.Gate(6, each="batch"), c.layer.Codebook(6, 5)
+        self.router = c.layer.Router(6, 6, 2)
 
     def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        routing = self.router(x)
+        x = self.codebook(self.units(x) + torch.zeros_like(x).scatter(1, routing.indices, routing.weights)).value
         code = c.gumbel_softmax(self.first(x), tau=0.5, hard=True)
         bit = draw("bit", c.Bernoulli(logits=(code * c.gumbel_softmax(self.gate, tau=0.5)).sum(-1)))
         return (bit - c.tile(x[:, 0], bit)).square()
