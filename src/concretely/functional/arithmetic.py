@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -154,6 +155,16 @@ def filled(shape: Sequence[int], number: float, device: torch.device) -> Tensor:
     if torch.compiler.is_compiling():  # a compiled program would be compiled again for each number that fills a tensor
         return torch.ones(shape, dtype=WIDE, device=device) * number
     return torch.full(shape, number, dtype=WIDE, device=device)
+
+
+@lru_cache(maxsize=1024)
+def scalar(number: float) -> Tensor:
+    """Return a number as a tensor on the CPU, for plain operations on tensors anywhere.
+
+    Torch converts a Python number at every operation, which takes longer than an operation on a small tensor.
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(number, dtype=WIDE, device="cpu")
 
 
 def over_categories(temperature: Temperature) -> Temperature:

@@ -17,6 +17,7 @@ from torch.types import Device
 
 from ..kernel.library import batched
 from ..kernel.operator import is_plain, operator
+from .arithmetic import scalar
 from .slice import Slice as Slice
 from .torch_draw import sliced_draws, sliced_source
 
@@ -359,7 +360,8 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
-    return _halves(word, signed)[..., :count].to(dtype).add_(0.5).mul_(2.0**-32)
+    found = _halves(word, signed)[..., :count].to(dtype)
+    return found.add_(scalar(0.5)).mul_(scalar(2.0**-32)) if is_plain((word,)) else found.add_(0.5).mul_(2.0**-32)
 
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:

@@ -11,6 +11,7 @@ from ..distribution import HardConcrete
 from ..distribution.hard_concrete import as_stretch
 from ..functional import hard_concrete
 from ..functional.arithmetic import cast, compute_dtype
+from ..functional.gate import gated
 from ..functional.hard_concrete import node_at
 from ..functional.noise import Source
 from ..spelling import require_one_of
@@ -83,11 +84,13 @@ class Gate(Layer):
         self._keeps()
         if not self.training:
             return self._times(x, self._law().median)
-        if isinstance(self.temperature, Tensor):
+        temperature, stretch = self.temperature, self.stretch
+        if isinstance(temperature, Tensor):
             return self._times(x, self._law().rsample(self._drawn_shape(x), generator=generator))
+        if self.axis == -1 and self.each == "point":
+            return gated(x, whole(self.logits), temperature, stretch, generator=generator)
         shape, logits = self._drawn_shape(x), self._wide_logits()
-        gates = hard_concrete.draw(logits, self.temperature, self.stretch, sample_shape=shape, generator=generator)
-        return self._times(x, gates)
+        return self._times(x, hard_concrete.draw(logits, temperature, stretch, sample_shape=shape, generator=generator))
 
     @torch.no_grad()
     def sample(self, x: Float[Tensor, "*shape"], *, generator: Source | None = None) -> Float[Tensor, "*shape"]:
