@@ -10,17 +10,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
-from ..kernel.operator import is_enabled, is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched
 from . import hard_concrete, logistic
 from .arithmetic import cast, compute_dtype, scalar
+from .fused import Key, kernel_key, key_tensor, pulled_again, runs_kernel
 from .hard_concrete import Stretch, hardtanh_backward
-from .noise import Keys, Slice, Source, key_of, numbers_of
-
-Key = tuple[int, int] | Int64[Tensor, "1 2"]
-"""The key of a draw: two numbers, or a tensor where they may change, as in a captured program."""
+from .noise import Source
 
 
 def gated(
@@ -48,26 +46,6 @@ def defined(x: Tensor, logits: Tensor, noise: Tensor, temperature: float, stretc
     """Return inputs times gates made from noise: the definition."""
     node = logistic.push(logits, temperature, noise)
     return x * cast(hard_concrete.squash(node, stretch, compute_dtype(logits.dtype)), x.dtype)
-
-
-def runs_kernel(kernel: str, x: Tensor, parameter: Tensor, generator: Source | None) -> bool:
-    """Return whether a kernel can multiply inputs by draws that depend on a parameter, in float32."""
-    if isinstance(generator, Slice) or torch.float64 in (x.dtype, parameter.dtype) or not x.numel():
-        return False
-    return is_enabled(kernel, x) and parameter.device == x.device
-
-
-def kernel_key(generator: Source | None, device: torch.device) -> Key:
-    """Return the key of a draw by a kernel."""
-    if isinstance(generator, Keys) or torch.cuda.is_current_stream_capturing():
-        return key_of(generator, device)
-    return numbers_of(generator, device)  # type: ignore[arg-type]
-
-
-def kernel_noise(key: Key, like: Tensor) -> Tensor:
-    """Return the logistic noise in the shape of a tensor that a kernel draws with a key."""
-    tensor = key if isinstance(key, Tensor) else torch.tensor([key], device=like.device)
-    return logistic.noise_of_key(tensor, 1, like.numel()).view(like.shape)
 
 
 class _Gated(torch.autograd.Function):
@@ -102,7 +80,7 @@ class _GatedByKernel(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, logits: Tensor, key: Key, temperature: float, stretch: Stretch) -> Tensor:
-        out, gates = _kernel().draw(x, logits, key, temperature, stretch)
+        out, gates = _kernel().draw(x, logits, key, temperature, stretch, hard_concrete.ends(stretch))
         ctx.key, ctx.temperature, ctx.stretch = key, temperature, stretch
         ctx.save_for_backward(x, logits, gates)
         return out  # type: ignore[no-any-return]
@@ -111,21 +89,11 @@ class _GatedByKernel(torch.autograd.Function):
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
         x, logits, gates = ctx.saved_tensors
         if torch.is_grad_enabled():
-            noise = kernel_noise(ctx.key, x)
+            noise = logistic.noise_of_key(key_tensor(ctx.key, x.device), 1, x.numel()).view(x.shape)
             return *pulled_again(defined, (x, logits), by[0], noise, ctx.temperature, ctx.stretch), None, None, None
         needs = ctx.needs_input_grad[:2]
-        by_x, by_logits = _kernel().pull(by[0], x, logits, gates, ctx.temperature, ctx.stretch, needs)
-        return by_x, by_logits, None, None, None
-
-
-def pulled_again(
-    function: Callable[..., Tensor], leaves: tuple[Tensor, ...], by: Tensor, *given: Any
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of leaves, which can be differentiated again, or None for a leaf without one."""
-    leaves = tuple(leaf.view_as(leaf) for leaf in leaves)  # one may depend on another, through which nothing must pass
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    found = iter(torch.autograd.grad(function(*leaves, *given), wanted, by, create_graph=True))
-    return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
+        by_x, by_logits = _kernel().pull(by[0], x, gates, logits.shape, ctx.temperature, ctx.stretch, needs)
+        return by_x, None if by_logits is None else cast(by_logits, logits.dtype), None, None, None
 
 
 # no transform is active when these are called, so that `apply` does nothing more than that of its base class
