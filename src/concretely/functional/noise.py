@@ -133,6 +133,24 @@ def uniform(
     return uniform_of(_fractions(shape, dtype, device, generator, signed=False))
 
 
+def rounding(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw uniform noise in [0, 1) to round numbers, in one operation.
+
+    In float32 it has 24 bits, as many as a sum with it, so that more would change nothing.
+    """
+    source = generator.source if isinstance(generator, Slice) else generator
+    if isinstance(source, Keys) or torch.compiler.is_compiling():
+        return uniform(shape, dtype, device=device, generator=generator)
+    require_source(source)
+    window = generator.window(math.prod(shape)) if isinstance(generator, Slice) else None
+    if window is None:
+        return torch.rand(shape, dtype=dtype, device=device, generator=source)
+    whole = torch.rand(window.blocks, window.stride, dtype=dtype, device=device, generator=source)
+    return whole.narrow(1, window.first, window.size).reshape(tuple(shape))
+
+
 def logistic_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Map fractions in (-1/2, 1/2) to logistic noise. |fraction| is the smaller tail probability."""
     return signed.abs().logit_().copysign_(signed)
