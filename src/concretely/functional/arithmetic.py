@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
 from ..kernel.deferred import is_deferring
-from ..kernel.operator import Arranged, operator
+from ..kernel.operator import Arranged, is_plain, operator
 
 
 def is_traced(value: Tensor) -> bool:
@@ -165,6 +165,11 @@ def scalar(number: float) -> Tensor:
     """
     with torch.inference_mode(False):
         return torch.tensor(number, dtype=WIDE, device="cpu")
+
+
+def plus(value: Tensor, number: float) -> Tensor:
+    """Return the sum of a tensor, with at least one axis, and a number."""
+    return value + (scalar(number) if is_plain((value,)) else number)
 
 
 def over_categories(temperature: Temperature) -> Temperature:

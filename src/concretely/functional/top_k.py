@@ -7,10 +7,11 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int64
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
+from ..kernel.operator import is_plain
 from .arithmetic import Temperature, to_float64
 from .log_simplex import perturb
 from .noise import gumbel, normal
@@ -76,12 +77,26 @@ def load_given_others(
     """
     if k == scores.shape[-1]:
         return torch.ones_like(scores)
-    inner, outer = top[..., -2:-1], top[..., -1:]
+    inner, outer = top.split([k - 1, 1, 1], -1)[1:]
     above = (scores - torch.where(noisy >= inner, outer, inner)) / scale
     if law == "normal":
         load: Tensor = torch.special.ndtr(above)
         return load
     return survival(-above, law)
+
+
+def count(
+    indices: Int64[Tensor, "*batch k"], mask: Bool[Tensor, "*batch"] | None, n: int
+) -> Float[Tensor, " {n}"] | Int64[Tensor, " {n}"]:
+    """Return how often each of n entries is chosen, where the mask is True."""
+    index = indices.flatten()
+    if mask is None and indices.is_cpu and is_plain((indices,)):
+        return torch.bincount(index, minlength=n)
+    if mask is None:
+        chosen = torch.ones(index.shape, device=index.device)
+    else:
+        chosen = mask.unsqueeze(-1).expand_as(indices).flatten().to(torch.float32)
+    return chosen.new_zeros(n).scatter_add(0, index, chosen)
 
 
 def inclusion(
