@@ -54,7 +54,9 @@ def test_the_kernel_computes_its_definition(
     defined, truth = results(torch.float32), results(torch.float64)
     node = (logits.double() + drawn) / 0.7
     # a node is rounded in both, and neither the gate nor its derivative has a slope above that of the stretched sigmoid
-    off = 2 * torch.finfo(torch.float32).eps * (logits.double().abs() + drawn.abs()) / 0.7 * (stretch[1] - stretch[0]) / 4
+    off = (
+        2 * torch.finfo(torch.float32).eps * (logits.double().abs() + drawn.abs()) / 0.7 * (stretch[1] - stretch[0]) / 4
+    )
     drift = (off * x.abs(), off * by.abs(), (off / 0.7 * (x * by).double().abs()).view(-1, *units).sum(0))
     for one, other, true, allowed in zip((out, by_x, by_logits), defined, truth, drift, strict=True):
         assert_precise(one, other, true, allowed)
@@ -65,7 +67,9 @@ def test_the_kernel_computes_its_definition(
     for needs in ((True, False), (False, True)):
         found = kernels.pull(by, x, gates, logits.shape, 0.7, stretch, needs)
         assert [each is not None for each in found] == [*needs]
-        assert all(each is None or torch.equal(each, whole) for each, whole in zip(found, (by_x, by_logits), strict=True))
+        assert all(
+            each is None or torch.equal(each, whole) for each, whole in zip(found, (by_x, by_logits), strict=True)
+        )
 
 
 @kernel

@@ -29,7 +29,7 @@ def gated(
     *,
     generator: Source | None = None,
 ) -> Float[Tensor, "*whole"]:
-    """Multiply inputs by gates, drawn for each point. The shape of the logits is that of the last axes of the inputs."""
+    """Multiply inputs by gates, drawn for each point. The logits have the shape of the last axes of the inputs."""
     if temperature > 0 and is_plain((x, logits)) and not is_watched():
         if x.is_cpu:
             noise = logistic.noise(x.shape, compute_dtype(logits.dtype), device=x.device, generator=generator)
@@ -52,9 +52,7 @@ class _Gated(torch.autograd.Function):
     """`gated` on the CPU, from noise."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, logits: Tensor, noise: Tensor, temperature: float, stretch: Stretch
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, logits: Tensor, noise: Tensor, temperature: float, stretch: Stretch) -> Tensor:
         node = torch.add(noise, logits).div_(scalar(temperature))
         gates, share = hard_concrete.squash_without_gradient(node, stretch, noise.dtype)
         ctx.temperature, ctx.stretch = temperature, stretch

@@ -20,11 +20,7 @@ def words_at(key, seed, nonce, held, first, KEYED: tl.constexpr, BLOCK: tl.const
     """Return the words of a block of places, for a key in memory (KEYED) or a key of two numbers."""
     # adds 0 unless NaN, so that the threads that hold the same places compute the words
     place = first + tl.arange(0, BLOCK) + (held != held).to(tl.int32)
-    if KEYED:
-        four = words(key, 0, place)
-    else:
-        four = words_of(seed, nonce, place)
-    return four
+    return words(key, 0, place) if KEYED else words_of(seed, nonce, place)
 
 
 @partial(Launched, free=("seed", "nonce"))
@@ -86,7 +82,13 @@ def draw(
 
 
 def pull(
-    by: Tensor, x: Tensor, gates: Tensor, shape: torch.Size, temperature: float, stretch: tuple[float, float], needs: Any
+    by: Tensor,
+    x: Tensor,
+    gates: Tensor,
+    shape: torch.Size,
+    temperature: float,
+    stretch: tuple[float, float],
+    needs: Any,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the inputs and, in float32, of logits of a shape, or None for those not needed."""
     by, x, (low, high), units = by.contiguous(), x.contiguous(), stretch, shape.numel()

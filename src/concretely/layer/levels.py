@@ -121,7 +121,9 @@ class Levels(Layer):
             raise ValueError(f"indices must lie between 0 and {most}, got {indices.min()} to {indices.max()}")
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
         grid = self._grid
-        value: Tensor = self.decode(level.value_of(level.level_of(indices, grid).to(compute_dtype(dtype)), grid.end).to(dtype))
+        value: Tensor = self.decode(
+            level.value_of(level.level_of(indices, grid).to(compute_dtype(dtype)), grid.end).to(dtype)
+        )
         return value
 
     def _quantise(
