@@ -74,7 +74,8 @@ class _Drop(torch.autograd.Function):
             return *pulled_again(defined, (x, logit), by[0], noise, ctx.temperature), None, None
         by_x, by_logit = by[0] * cast(mask, by[0].dtype), None
         if ctx.needs_input_grad[1]:
-            pulled = (cast(by[0], share.dtype) * x).sum_to_size(share.shape)
+            pulled = cast(by[0], share.dtype) * x
+            pulled = pulled if pulled.shape == share.shape else pulled.sum_to_size(share.shape)
             # the logarithm of the mask has the derivative σ(-node) / λ minus that of the mean's logarithm
             risen, whole = sigmoid_backward(pulled, share).sum().item(), pulled.mul_(share).sum().item()
             slope = (ctx.slope * whole - risen / ctx.temperature) / ctx.mean

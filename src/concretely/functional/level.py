@@ -20,19 +20,18 @@ class Grid(NamedTuple):
 
     end: Float[Tensor, " d"]
     """The last level in float32."""
-    top: Int64[Tensor, " d"]
-    """The last level L - 1."""
-    bottom: Int64[Tensor, " d"]
-    """Minus the last level."""
     levels: Int64[Tensor, " d"]
     """The number of levels L."""
     radix: Int64[Tensor, " d"]
     """The number of codes that differ in later dimensions only."""
+    weight: Float[Tensor, " d"]
+    """The same in float32."""
 
 
 def grid(levels: Int64[Tensor, " d"]) -> Grid:
     """Return what follows from numbers of levels."""
-    return Grid((levels - 1).float(), levels - 1, 1 - levels, levels, levels.flip(0).cumprod(0).flip(0) // levels)
+    radix = levels.flip(0).cumprod(0).flip(0) // levels
+    return Grid((levels - 1).float(), levels, radix, radix.float())
 
 
 def rounded(
@@ -65,7 +64,7 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, end: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        wide = x.to(compute_dtype(x.dtype))
+        wide = x if x.dtype.itemsize > 2 else x.float()
         share = torch.add(wide, wide).sigmoid_()
         place = share * end
         level = push(place, end, scalar(0.5) if noise is None else noise)
@@ -108,7 +107,7 @@ def index_of(
     """Return the number of a code: its levels as digits, the first one the highest. There are at most `codes`."""
     # products on a CPU are exact up to 2²⁴ in float32, without autocast
     if codes <= 2**24 and level.is_cpu and level.dim() == 2 and not torch.is_autocast_enabled("cpu"):
-        return torch.mv(level, grid.radix.to(level.dtype)).long()
+        return torch.mv(level, grid.weight.to(level.dtype)).long()
     return (level.long() * grid.radix).sum(-1)
 
 

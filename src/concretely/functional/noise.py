@@ -386,7 +386,8 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
-    found = _halves(word, signed)[..., :count].to(dtype)
+    halves = _halves(word, signed)
+    found = (halves if halves.shape[-1] == count else halves[..., :count]).to(dtype)
     return found.add_(scalar(0.5)).mul_(scalar(2.0**-32)) if is_plain((word,)) else found.add_(0.5).mul_(2.0**-32)
 
 
