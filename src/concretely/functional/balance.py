@@ -57,11 +57,11 @@ class _Penalty(torch.autograd.Function):
         total, log_sum = load.flatten(0, -2).sum(0), logits.logsumexp(-1)
         whole = total.sum().clamp_(min=torch.finfo(load.dtype).tiny)
         share, masked = total / whole, log_sum * mask
-        uneven, weight = share.dot(share), z / mask.sum().clamp_(min=1)
+        uneven, weight = share.dot(share), mask.sum(dtype=load.dtype).clamp_(min=1).reciprocal_()
         ctx.balance, ctx.z = balance, z
         ctx.save_for_backward(load, logits, mask, log_sum, masked, share, whole, uneven, weight)
         square = masked.flatten().dot(log_sum.flatten())
-        return torch.addcmul(uneven * (balance * len(total)), square, weight.to(square.dtype))
+        return torch.addcmul(uneven * (balance * len(total)), square, weight, value=z)
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
@@ -73,7 +73,7 @@ class _Penalty(torch.autograd.Function):
             slope = (share - uneven).mul_(by[0] / whole * (2 * ctx.balance * len(share)))
             by_load = slope.expand(load.shape)
         if ctx.needs_input_grad[1]:
-            height = masked * (by[0] * weight * 2)
+            height = masked * (by[0] * weight * (2 * ctx.z))
             by_logits = (logits - log_sum.unsqueeze(-1)).exp_().mul_(height.unsqueeze(-1))
         return by_load, by_logits, None, None, None
 
