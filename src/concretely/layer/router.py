@@ -158,7 +158,7 @@ class Router(Layer):
         mask = as_mask(given, x.shape[:-1], x.device)
         if draws and self.noise is not None:
             noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=generator)
-            noisy = torch.addcmul(logits, scale, noise)
+            noisy = logits + scale * noise
             top, indices = noisy.topk(min(self.k + 1, self.experts), -1)
             indices = indices[..., : self.k]
             load = load_given_others(logits, scale, noisy, top, self.k, self._law)
