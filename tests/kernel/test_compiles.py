@@ -63,6 +63,26 @@ def gumbel_softmax(kernels: Any) -> None:
             kernels.pull(logits, logits, 0.5)
 
 
+def gate(kernels: Any) -> None:
+    for points, units in ((1, 1), (50, 200), (600, 3), (4096, 1024), (2**19, 4096)):
+        for dtype in (torch.float32, HALF):
+            x, logits = empty(points, units, dtype=dtype), empty(units, dtype=dtype)
+            for own in ((2**62, 2**62), key(1)):
+                kernels.draw(x, logits, own, 0.5, (-0.1, 1.1), (-2.4, 2.4))
+            for needs in NEEDS:
+                kernels.pull(x, x, empty(points, units), logits.shape, 0.5, (-0.1, 1.1), needs)
+
+
+def dropout(kernels: Any) -> None:
+    for shape in ((1,), (50, 200), (4096, 1024), (2**19, 4096)):
+        for dtype in (torch.float32, HALF):
+            x = empty(shape, dtype=dtype)
+            for own in ((2**62, 2**62), key(1)):
+                kernels.draw(x, empty(1, dtype=dtype), own, 0.5, 0.5, 1.0)
+            for needs in NEEDS:
+                kernels.pull(x, x, empty(shape), empty(2), 0.5, needs)
+
+
 def codebook(kernels: Any) -> None:
     for shape in ((1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 3, 5_000), (1, 3, 20_000), (1, 1024, 8192)):
         logits, own = empty(shape), key(1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from concretely.functional.dropout import _defined, drop
+from concretely.functional.dropout import defined, drop
 from concretely.functional.integral import mean_sigmoid
 from concretely.layer import ConcreteDropout
 from tests.budget import assert_frequency, assert_mean
@@ -63,13 +63,13 @@ def test_the_decision_is_an_ordinary_dropout() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 3.0])
-@pytest.mark.parametrize("logit", [-2.0, 0.5, 20.0])
+@pytest.mark.parametrize("logit", [-20.0, -2.0, 0.5, 20.0])
 def test_dropout_as_one_node_is_its_definition(temperature: float, logit: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x, noise, by = (torch.randn(5, 7, dtype=torch.float64, generator=generator) for _ in range(3))
     x.requires_grad_()
     odds = torch.tensor(logit, dtype=torch.float64, requires_grad=True)
-    found, expected = drop(x, odds, temperature, noise), _defined(x, odds, temperature, noise)
+    found, expected = drop(x, odds, temperature, noise), defined(x, odds, noise, temperature)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     wanted = torch.autograd.grad(expected, [x, odds], by)
     for twice in (False, True):

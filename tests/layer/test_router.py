@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.functional.top_k import inclusion, load_given_others
+from concretely.functional import balance
+from concretely.functional.top_k import _load, inclusion, load_given_others
 from concretely.layer import Router, advance, penalty
 from tests.budget import assert_frequency, assert_mean
 
@@ -66,6 +67,27 @@ def test_the_mean_gradient_of_the_load_is_that_of_the_expected_load(noise: str) 
     for mean, slopes in zip(exact, drawn, strict=True):
         for expert in range(5):
             assert_mean(slopes[:, expert], mean[expert].item(), f"of expert {expert}")
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_the_load_and_the_penalty_as_one_node_are_their_definitions(k: int) -> None:
+    scores, noise, by = (torch.randn(7, 5, dtype=torch.float64) for _ in range(3))
+    scale, mask = torch.rand(7, 5, dtype=torch.float64) + 0.1, torch.rand(7) > 0.3
+    leaves = [scores.requires_grad_(), scale.requires_grad_()]
+    noisy = scores + scale * noise
+    top = noisy.topk(k + 1, -1).values
+
+    def results(load: Tensor, total: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad([load, total], leaves, [by, torch.tensor(0.7).double()], create_graph=True)
+        once = torch.autograd.grad([load, total], leaves, [by, torch.tensor(0.7).double()], retain_graph=True)
+        again = torch.autograd.grad(sum(each.square().sum() for each in found), leaves, retain_graph=True)
+        return [load, total, *found, *once, *again]
+
+    own, defined = load_given_others(scores, scale, noisy, top, k, "normal"), _load(scores, scale, top, noisy, k)
+    weights = {"balance": 0.3, "z": 0.2}
+    total = balance.penalty(own, scores, mask, **weights)
+    expected = balance.combined(*balance.sums(defined, scores, mask), **weights)
+    torch.testing.assert_close(results(own, total), results(defined, expected))
 
 
 def _noise(law: str, number: int, seed: int) -> Tensor:

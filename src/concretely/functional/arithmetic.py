@@ -6,6 +6,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.functional import linear
 
 from ..kernel.deferred import is_deferring
-from ..kernel.operator import Arranged, operator
+from ..kernel.operator import Arranged, is_plain, operator
 
 
 def is_traced(value: Tensor) -> bool:
@@ -154,6 +155,21 @@ def filled(shape: Sequence[int], number: float, device: torch.device) -> Tensor:
     if torch.compiler.is_compiling():  # a compiled program would be compiled again for each number that fills a tensor
         return torch.ones(shape, dtype=WIDE, device=device) * number
     return torch.full(shape, number, dtype=WIDE, device=device)
+
+
+@lru_cache(maxsize=1024)
+def scalar(number: float) -> Tensor:
+    """Return a number as a tensor on the CPU, for plain operations on tensors anywhere.
+
+    Torch converts a Python number at every operation, which takes longer than an operation on a small tensor.
+    """
+    with torch.inference_mode(False):
+        return torch.tensor(number, dtype=WIDE, device="cpu")
+
+
+def plus(value: Tensor, number: float) -> Tensor:
+    """Return the sum of a tensor, with at least one axis, and a number."""
+    return value + (scalar(number) if is_plain((value,)) else number)
 
 
 def over_categories(temperature: Temperature) -> Temperature:

@@ -7,7 +7,7 @@ It has atoms at 0 and 1. See [louizos2018learning].
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Size, Tensor
 from torch.nn.functional import logsigmoid
 
 from . import logistic
-from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, to_float64
+from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, scalar, to_float64
 from .draw import draw_node, is_recorded
 from .edge import inside, near_one, near_zero
 from .integral import ROOTS, SHARES
@@ -25,6 +25,8 @@ from .noise import Source
 
 Stretch = tuple[float, float]
 """The ends γ and ζ of the stretched interval."""
+NARROW = 0.01
+"""Below this distance of both intervals, an unclipped node has a sigmoid that may round to 1."""
 
 
 def node_at(value: float, stretch: Stretch) -> float:
@@ -41,6 +43,24 @@ def squash(node: Float[Tensor, "..."], stretch: Stretch, dtype: torch.dtype) -> 
     value = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
     value = torch.where(node <= node_at(0, stretch), torch.zeros_like(value), value)
     return torch.where(node >= node_at(1, stretch), torch.ones_like(value), value)
+
+
+def squash_without_gradient(node: Tensor, stretch: Stretch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return what `squash` does, in few operations, and the sigmoid σ of a node or of its negative, for σ (1 - σ)."""
+    share, (start, end) = torch.sigmoid(node), ends(stretch)
+    value = share.mul(scalar(stretch[1] - stretch[0])).add_(scalar(stretch[0])).clamp_(*_between(dtype))
+    # this operation of torch returns 0 where the node is not strictly between both ends
+    clipped: Tensor = hardtanh_backward(value, node, start, end)
+    clipped.add_(torch.ge(node, scalar(end), out=value))
+    if min(-stretch[0], stretch[1] - 1) < NARROW:
+        share = torch.sigmoid(node.abs().neg_())  # since 1 - σ loses digits near 1
+    return clipped, share
+
+
+@lru_cache(maxsize=64)
+def ends(stretch: Stretch) -> tuple[float, float]:
+    """Return the nodes that lead to 0 and to 1."""
+    return node_at(0, stretch), node_at(1, stretch)
 
 
 def draw(
@@ -71,14 +91,10 @@ class _Draw(torch.autograd.Function):
     def forward(
         ctx: Any, given: Tensor, noise: Tensor | None, temperature: float, stretch: Stretch, dtype: torch.dtype
     ) -> Tensor:
-        low, high = stretch
         node = given if noise is None else logistic.push(given, temperature, noise)
-        value = torch.sigmoid(node).mul_(high - low).add_(low).clamp_(*_between(dtype))
-        ctx.temperature, ctx.width, ctx.ends = temperature, high - low, (node_at(0, stretch), node_at(1, stretch))
+        ctx.temperature, ctx.width, ctx.ends = temperature, stretch[1] - stretch[0], ends(stretch)
         ctx.save_for_backward(given, noise, node)
-        # this operation of torch returns 0 where the node is not strictly between both ends
-        clipped: Tensor = hardtanh_backward(value, node, *ctx.ends).add_(node >= ctx.ends[1])
-        return clipped
+        return squash_without_gradient(node, stretch, dtype)[0]
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:

@@ -17,6 +17,7 @@ from torch.types import Device
 
 from ..kernel.library import batched
 from ..kernel.operator import is_plain, operator
+from .arithmetic import scalar
 from .slice import Slice as Slice
 from .torch_draw import sliced_draws, sliced_source
 
@@ -130,6 +131,24 @@ def uniform(
 ) -> Float[Tensor, "..."]:
     """Draw uniform noise strictly between 0 and 1, with the highest precision near 0."""
     return uniform_of(_fractions(shape, dtype, device, generator, signed=False))
+
+
+def rounding(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw uniform noise in [0, 1) to round numbers, in one operation.
+
+    In float32 it has 24 bits, as many as a sum with it, so that more would change nothing.
+    """
+    source = generator.source if isinstance(generator, Slice) else generator
+    if isinstance(source, Keys) or torch.compiler.is_compiling():
+        return uniform(shape, dtype, device=device, generator=generator)
+    require_source(source)
+    window = generator.window(math.prod(shape)) if isinstance(generator, Slice) else None
+    if window is None:
+        return torch.rand(shape, dtype=dtype, device=device, generator=source)
+    whole = torch.rand(window.blocks, window.stride, dtype=dtype, device=device, generator=source)
+    return whole.narrow(1, window.first, window.size).reshape(tuple(shape))
 
 
 def logistic_of(signed: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -359,7 +378,9 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
     if dtype == torch.float64:
         word = word >> 12
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
-    return _halves(word, signed)[..., :count].to(dtype).add_(0.5).mul_(2.0**-32)
+    halves = _halves(word, signed)
+    found = (halves if halves.shape[-1] == count else halves[..., :count]).to(dtype)
+    return found.add_(scalar(0.5)).mul_(scalar(2.0**-32)) if is_plain((word,)) else found.add_(0.5).mul_(2.0**-32)
 
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:

@@ -147,7 +147,8 @@ class Layer(nn.Module, ABC):
 
         In evaluation mode, before any training forward, there is none: then the penalty is 0.
         """
-        self._is_penalised = True
+        if not self._is_penalised:  # setting an attribute of a module takes time
+            self._is_penalised = True
         if result is not None:
             return result
         name = type(self).__name__

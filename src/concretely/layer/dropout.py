@@ -10,7 +10,7 @@ from torch.nn.functional import logsigmoid
 
 from ..distribution import Bernoulli, BinaryConcrete
 from ..functional.arithmetic import cast, compute_dtype
-from ..functional.dropout import drop
+from ..functional.dropout import drop, dropped_by_kernel
 from ..functional.integral import mean_sigmoid
 from ..functional.noise import Source, logistic
 from .base import Layer, Setting, require_count, require_last, require_number
@@ -80,12 +80,16 @@ class ConcreteDropout(Layer):
         self._keeps()
         if not self.training:
             return self._through(x)
-        odds, shape = -self._log_odds(), self._mask_shape(x)
+        logit, shape = whole(self.logit), self._mask_shape(x)
         generator = of_rows(generator, shape[: self.axis])
         if x.is_cpu:
-            noise = logistic(shape, odds.dtype, device=x.device, generator=generator)
-            return self._through(drop(x, odds, self.temperature, noise))
-        temperature = torch.as_tensor(self.temperature, device=x.device)
+            logit = cast(logit, compute_dtype(logit.dtype))
+            noise = logistic(shape, logit.dtype, device=x.device, generator=generator)
+            return self._through(drop(x, logit, self.temperature, noise))
+        dropped = dropped_by_kernel(x, logit, self.temperature, generator) if self.axis == -1 else None
+        if dropped is not None:
+            return self._through(dropped)
+        odds, temperature = -self._log_odds(), torch.as_tensor(self.temperature, device=x.device)
         mask = BinaryConcrete(logits=odds.expand(shape), temperature=self.temperature, validate_args=False)
         mean = mean_sigmoid(1 / temperature, odds / temperature)
         return self._through(x * cast(mask.rsample(generator=generator) / mean, x.dtype))

@@ -12,6 +12,7 @@ from ..distribution import HardConcrete
 from ..distribution.hard_concrete import as_stretch
 from ..functional import hard_concrete
 from ..functional.arithmetic import cast, compute_dtype
+from ..functional.gate import gated
 from ..functional.hard_concrete import node_at
 from ..functional.noise import Source
 from ..functional.torch_draw import shared_draws
@@ -89,7 +90,10 @@ class Gate(Layer):
             with shared_draws():
                 return self._times(x, self._drawn((), generator))
         shape = self._drawn_shape(x)
-        return self._times(x, self._drawn(shape, of_rows(generator, shape)))
+        generator = of_rows(generator, shape)
+        if self.axis == -1 and not isinstance(self.temperature, Tensor):
+            return gated(x, whole(self.logits), self.temperature, self.stretch, generator=generator)
+        return self._times(x, self._drawn(shape, generator))
 
     def _drawn(self, shape: tuple[int, ...], generator: Source | None) -> Tensor:
         if isinstance(self.temperature, Tensor):

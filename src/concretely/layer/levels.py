@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from ..functional import level
 from ..functional.arithmetic import bool_or_none, cast, compute_dtype
-from ..functional.noise import Source, uniform
-from ..functional.squashing import straight_through
+from ..functional.noise import Source, rounding
 from .base import Layer, as_mask, require_count, require_last, require_number
 from .rank import of_rows, sum_over_ranks
 
 LARGEST = 2**20
 """The maximum number of codes that `decide` lists."""
+GRID = [f"_{name}" for name in level.Grid._fields]
+"""The buffers with a `Grid`."""
 
 
 class Leveled(NamedTuple):
@@ -68,9 +69,6 @@ class Levels(Layer):
     """
 
     levels: Tensor
-    _half: Tensor
-    _whole: Tensor
-    _order: Tensor
     counts: Tensor
     """The running number of inputs on each level of each dimension."""
 
@@ -91,10 +89,9 @@ class Levels(Layer):
         self.encode = nn.Identity() if features is None else nn.Linear(self.features, len(numbers))
         self.decode = nn.Identity() if features is None else nn.Linear(len(numbers), self.features)
         self.register_buffer("levels", torch.tensor(numbers), persistent=False)
-        half, *whole = level.grid(torch.tensor(numbers))
-        self.register_buffer("_half", half.float(), persistent=False)
-        self.register_buffer("_whole", torch.stack(whole), persistent=False)
-        self.register_buffer("_order", torch.arange(max(numbers)), persistent=False)
+        for name, each in level.grid(torch.tensor(numbers))._asdict().items():
+            self.register_buffer(f"_{name}", each, persistent=False)
+        self.register_buffer("_order", torch.arange(float(max(numbers))), persistent=False)
         self.register_buffer("counts", torch.zeros(len(numbers), max(numbers)))
 
     def forward(
@@ -114,7 +111,8 @@ class Levels(Layer):
 
     @property
     def _grid(self) -> level.Grid:
-        return level.Grid(self._half, *self._whole.unbind())
+        own: dict[str, Any] = self._buffers
+        return level.Grid(*[own[name] for name in GRID])
 
     def values(self, indices: Int64[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
         """Return the outputs for numbers of codes."""
@@ -123,7 +121,9 @@ class Levels(Layer):
             raise ValueError(f"indices must lie between 0 and {most}, got {indices.min()} to {indices.max()}")
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
         grid = self._grid
-        value: Tensor = self.decode(level.value_of(level.level_of(indices, grid), grid, dtype))
+        value: Tensor = self.decode(
+            level.value_of(level.level_of(indices, grid).to(compute_dtype(dtype)), grid.end).to(dtype)
+        )
         return value
 
     def _quantise(
@@ -132,25 +132,20 @@ class Levels(Layer):
         require_last("x", x, self.features)
         mask = as_mask(given, x.shape[:-1], x.device)
         encoded: Tensor = self.encode(x) if self._is_projected else x
-        soft = torch.tanh(cast(encoded, compute_dtype(encoded.dtype)))
-        grid = self._grid
-        place = level.place(soft, grid)
-        noise: Tensor | float = 0.5
+        grid, noise = self._grid, None
         if draws:
             source = of_rows(generator, x.shape[:-1])
-            noise = uniform(place.shape, place.dtype, device=place.device, generator=source)
-        digits = level.push(place.detach(), grid, noise)
-        state = level.value_of(digits, grid, place.dtype)
-        value = cast(straight_through(state, soft, lambda soft: soft), encoded.dtype)
+            noise = rounding(encoded.shape, compute_dtype(encoded.dtype), device=x.device, generator=source)
+        value, place, digits = level.rounded(encoded, grid, noise)
+        value = cast(value, encoded.dtype)
         value = self.decode(value) if self._is_projected else value
-        result = Leveled(value, level.index_of(digits, grid), place, mask)
+        result = Leveled(value, level.index_of(digits, grid, self.codes), place, mask)
         if not keeps:
             return result
         counts = None
         if self.training:
-            on = digits.unsqueeze(-1) == self._order
-            on = on if given is None else on & mask[..., None, None]
-            counts = on.reshape(-1, *on.shape[-2:]).sum(0, dtype=self.counts.dtype)
+            order: Any = self._buffers["_order"]
+            counts = level.counts(digits, result.indices, order, grid, mask=given, codes=self.codes)
         return self._keep(result, counts)
 
     def penalty(self, result: Leveled | None = None) -> Float[Tensor, ""]:

@@ -7,9 +7,10 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.nn.functional import linear, softplus
 
-from ..functional.arithmetic import cast, compute_dtype
+from ..functional import balance
+from ..functional.arithmetic import cast, compute_dtype, plus
 from ..functional.noise import Source
-from ..functional.top_k import NOISE, Noise, inclusion, load_given_others
+from ..functional.top_k import NOISE, Noise, count, inclusion, load_given_others
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, as_mask, require_count, require_last, require_number
 from .rank import of_rows, sum_over_ranks, whole, world_size
@@ -112,10 +113,7 @@ class Router(Layer):
     ) -> Routing:
         """Route tokens. `mask` is True where there is a token, and False where there is padding."""
         routing = self._route(x, mask, draws=self.training, generator=generator)
-        counted = torch.zeros_like(self.counts)
-        if self.training:
-            chosen = routing.mask.unsqueeze(-1).expand_as(routing.indices).flatten().to(counted.dtype)
-            counted = counted.scatter_add(0, routing.indices.flatten(), chosen)
+        counted = count(routing.indices, mask, self.experts) if self.training else None
         return self._keep(routing, counted)
 
     @torch.no_grad()
@@ -146,12 +144,14 @@ class Router(Layer):
     def _scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the scale of their noise."""
         require_last("x", x, self.features)
-        with torch.autocast(x.device.type, enabled=False):
-            wide = cast(x, compute_dtype(x.dtype))
-            logits = linear(wide, whole(self.weight).to(wide.dtype))
-            if self.scale_weight is None:
-                return logits, torch.ones_like(logits)
-            return logits, softplus(linear(wide, whole(self.scale_weight).to(wide.dtype))) + LEAST_SCALE
+        if torch.is_autocast_enabled(x.device.type):
+            with torch.autocast(x.device.type, enabled=False):
+                return self._scores(x)
+        wide = cast(x, compute_dtype(x.dtype))
+        logits = linear(wide, whole(self.weight).to(wide.dtype))
+        if self.scale_weight is None:
+            return logits, torch.ones_like(logits)
+        return logits, plus(softplus(linear(wide, whole(self.scale_weight).to(wide.dtype))), LEAST_SCALE)
 
     def _route(self, x: Tensor, given: Tensor | None, *, draws: bool, generator: Source | None) -> Routing:
         logits, scale = self._scores(x)
@@ -159,7 +159,7 @@ class Router(Layer):
         if draws and self.noise is not None:
             source = of_rows(generator, x.shape[:-1])
             noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=source)
-            noisy = torch.addcmul(logits, scale, noise)
+            noisy = logits + scale * noise
             top, indices = noisy.topk(min(self.k + 1, self.experts), -1)
             indices = indices[..., : self.k]
             load = load_given_others(logits, scale, noisy, top, self.k, self._law)
@@ -179,17 +179,11 @@ class Router(Layer):
         if kept is None:
             return self.step.new_zeros((), dtype=torch.float32)
         load = kept.load if self.noise is not None else kept.probabilities * kept.mask.unsqueeze(-1)
-        load = load.flatten(0, -2).sum(0)
-        square = (kept.logits.logsumexp(-1).square() * kept.mask).sum()
-        tokens = kept.mask.sum().to(load.dtype)
-        if world_size() > 1:
-            sums = torch.cat([load, square.view(1), tokens.view(1)])
-            load, square, tokens = sum_over_ranks(sums).split([self.experts, 1, 1])
-            square, tokens = square.squeeze(0), tokens.squeeze(0)
-        share = load / (load.sum() + torch.finfo(load.dtype).tiny)  # all tokens may be padding
-        even = share.square().sum() * (self.balance * self.experts)
-        total: Tensor = even + square * (self.z / tokens.clamp(min=1))
-        return total
+        if world_size() == 1:
+            return balance.penalty(load, kept.logits, kept.mask, balance=self.balance, z=self.z)
+        sums = [each.view(-1) for each in balance.sums(load, kept.logits, kept.mask)]
+        load, square, tokens = sum_over_ranks(torch.cat(sums)).split([self.experts, 1, 1])
+        return balance.combined(load, square.squeeze(0), tokens.squeeze(0), balance=self.balance, z=self.z)
 
     @property
     def _is_penalising(self) -> bool:

@@ -1,0 +1,82 @@
+r"""The penalty of a router: how uneven the load of experts is, and how large log normalisers are.
+
+$$\mathrm{balance} \cdot E \sum_e f_e^2 / (\sum_e f_e)^2 + z \cdot \mathrm{mean}(Z^2)$$
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from ..kernel.operator import is_plain, is_watched
+from .fused import pulled_again
+
+
+def sums(
+    load: Float[Tensor, "*batch experts"], logits: Float[Tensor, "*batch experts"], mask: Bool[Tensor, "*batch"]
+) -> tuple[Float[Tensor, " experts"], Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return the sums over tokens of the load and of the squared log normaliser, and the number of tokens."""
+    square = (logits.logsumexp(-1).square() * mask).sum()
+    return load.flatten(0, -2).sum(0), square, mask.sum().to(load.dtype)
+
+
+def combined(
+    load: Float[Tensor, " experts"], square: Float[Tensor, ""], tokens: Float[Tensor, ""], *, balance: float, z: float
+) -> Float[Tensor, ""]:
+    """Return the penalty, from sums over tokens."""
+    share = load / load.sum().clamp(min=torch.finfo(load.dtype).tiny)  # all tokens may be padding
+    even = share.square().sum() * (balance * len(load))
+    return even + square * (z / tokens.clamp(min=1))
+
+
+def penalty(
+    load: Float[Tensor, "*batch experts"],
+    logits: Float[Tensor, "*batch experts"],
+    mask: Bool[Tensor, "*batch"],
+    *,
+    balance: float,
+    z: float,
+) -> Float[Tensor, ""]:
+    """Return the penalty of the tokens where the mask is True."""
+    if load.dtype == logits.dtype and is_plain((load, logits, mask)) and not is_watched():
+        return _PENALTY(load, logits, mask, balance, z)
+    return _defined(load, logits, mask, balance, z)
+
+
+def _defined(load: Tensor, logits: Tensor, mask: Tensor, balance: float, z: float) -> Tensor:
+    return combined(*sums(load, logits, mask), balance=balance, z=z)
+
+
+class _Penalty(torch.autograd.Function):
+    """`penalty` as one autograd node."""
+
+    @staticmethod
+    def forward(ctx: Any, load: Tensor, logits: Tensor, mask: Tensor, balance: float, z: float) -> Tensor:
+        total, log_sum = load.flatten(0, -2).sum(0), logits.logsumexp(-1)
+        whole = total.sum().clamp_(min=torch.finfo(load.dtype).tiny)
+        share, masked = total / whole, log_sum * mask
+        uneven, weight = share.dot(share), mask.sum(dtype=load.dtype).clamp_(min=1).reciprocal_()
+        ctx.balance, ctx.z = balance, z
+        ctx.save_for_backward(load, logits, mask, log_sum, masked, share, whole, uneven, weight)
+        square = masked.flatten().dot(log_sum.flatten())
+        return torch.addcmul(uneven * (balance * len(total)), square, weight, value=z)
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        load, logits, mask, log_sum, masked, share, whole, uneven, weight = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *pulled_again(_defined, (load, logits), by[0], mask, ctx.balance, ctx.z), None, None, None
+        by_load = by_logits = None
+        if ctx.needs_input_grad[0]:
+            slope = (share - uneven).mul_(by[0] / whole * (2 * ctx.balance * len(share)))
+            by_load = slope.expand(load.shape)
+        if ctx.needs_input_grad[1]:
+            height = masked * (by[0] * weight * (2 * ctx.z))
+            by_logits = (logits - log_sum.unsqueeze(-1)).exp_().mul_(height.unsqueeze(-1))
+        return by_load, by_logits, None, None, None
+
+
+# no transform is active when this is called, so that `apply` does nothing more than that of its base class
+_PENALTY: Callable[..., Tensor] = super(torch.autograd.Function, _Penalty).apply
