@@ -242,9 +242,9 @@ def pca(x: Tensor, test: Tensor, *, bits: int) -> float:
 
 
 def route(steps: int) -> Found:
-    """Use all of four experts for four clusters."""
+    """Use all of four experts for four clusters, with the defaults of the router."""
     centres, maps = torch.tensor([[3.0, 3.0], [3.0, -3.0], [-3.0, 3.0], [-3.0, -3.0]]), torch.randn(4, 2, 2)
-    router, experts = Router(2, 4, 1, balance=30.0), nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+    router, experts = Router(2, 4, 1), nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
     model = nn.ModuleList([router, experts])
 
     def points(number: int) -> tuple[Tensor, Tensor]:

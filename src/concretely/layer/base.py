@@ -98,8 +98,13 @@ class Layer(nn.Module, ABC):
             for name, running in self.named_buffers(recurse=False):
                 if name == "counts":
                     latest = torch.zeros_like(running) if self._counted is None else self._counted.to(running)
-                    running.mul_(MEMORY).add_(sum_over_ranks(latest))
+                    latest = sum_over_ranks(latest)
+                    running.mul_(MEMORY).add_(latest)
+                    self._follow(latest, steps)
         self._counted = None
+
+    def _follow(self, counts: Tensor, steps: int) -> None:  # noqa: B027
+        """Change buffers by the latest counts of all ranks."""
 
     def _keeps(self) -> bool:
         """Note a forward; return whether to keep its result, as for a training forward outside of transforms.
