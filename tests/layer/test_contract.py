@@ -230,6 +230,31 @@ def test_values_and_gradients_are_finite_in_every_dtype(case: Case, dtype: torch
 
 
 @ALL
+def test_an_empty_batch_has_a_value_a_gradient_a_penalty_and_counts(case: Case) -> None:
+    layer = case.made()
+    for mode in (True, False):
+        x = inputs()[:0].requires_grad_()
+        output = layer.train(mode)(x)
+        assert len(value(output)) == 0
+        if mode:
+            assert all(each.isfinite().all() for each in slopes(layer, x, output))
+    advance(layer)
+    assert all(buffer.isfinite().all() for buffer in layer.buffers())
+    assert len(value(layer.sample(inputs()[:0]))) == 0
+
+
+@ALL
+def test_a_layer_without_data_returns_shapes(case: Case) -> None:
+    layer = case.made()
+    shape = value(layer(inputs())).shape
+    try:
+        found = value(layer.to("meta")(inputs().to("meta")))
+    except (RuntimeError, NotImplementedError) as error:
+        pytest.skip(f"needs data: {error}")
+    assert (found.shape, found.device.type) == (shape, "meta")
+
+
+@ALL
 def test_diagnostics_have_no_gradient(case: Case) -> None:
     layer = case.made()
     layer(inputs())

@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, distributed, nn
+from torch.amp.autocast_mode import is_autocast_available
 
 from ..functional.codebook import look_up
 from ..functional.noise import Source
 from ..spelling import require_one_of
-from .base import UNUSED, Layer, Setting, as_mask, require_count, require_last, require_number
+from .base import UNUSED, Layer, Setting, as_mask, require_count, require_last, require_number, without_autocast
 from .rank import sum_over_ranks, world_size
 
 
@@ -101,8 +102,6 @@ class Codebook(Layer):
         self.bias = nn.Parameter(torch.zeros(groups, codes))
         self.table = nn.Parameter(torch.randn(groups, codes, self.size // groups))
         self.register_buffer("counts", torch.zeros(groups, codes))
-        if isinstance(self.temperature, Tensor) and self.temperature.dim():
-            raise ValueError(f"temperature must be one number, got shape {tuple(self.temperature.shape)}")
 
     def forward(
         self,
@@ -141,8 +140,9 @@ class Codebook(Layer):
         require_last("x", x, self.features)
         mask = as_mask(mask, x.shape[:-1], x.device)
         kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        with torch.autocast(kind, enabled=False):
+        autocasts = is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocasts else x.dtype
+        with without_autocast(x.device):
             found = look_up(
                 x.reshape(-1, self.features).to(dtype),
                 self.weight.to(dtype),
@@ -168,7 +168,7 @@ class Codebook(Layer):
         """Return the penalty of a result, by default that of the latest training forward."""
         if not self._is_penalising:
             return torch.zeros((), device=self.counts.device)
-        kept = self._kept(coded)
+        kept = self._kept(coded, Coded)
         if kept is None or (not self.training and kept.entropy is None):
             return self.step.new_zeros((), dtype=torch.float32)
         if kept.entropy is None or kept.share is None:

@@ -12,7 +12,7 @@ from ..functional.noise import Source
 from ..functional.squashing import straight_through
 from ..functional.top_k import NOISE, Noise, inclusion, load_given_others
 from ..spelling import require_one_of
-from .base import UNUSED, Layer, as_mask, require_count, require_last, require_number
+from .base import UNUSED, Layer, as_mask, require_count, require_last, require_number, without_autocast
 from .rank import sum_over_ranks, whole, world_size
 
 LEAST_SCALE = 1e-2
@@ -69,8 +69,8 @@ class Router(Layer):
     $$\mathrm{balance} \cdot E \sum_e f_e^2 / (\sum_e f_e)^2 + z \cdot \mathrm{mean}(Z^2).$$
 
     The first term is smallest, equal to `balance`, if and only if all loads are equal. It is 1 + CV² in the notation of
-    [shazeer2017outrageously]. Without noise, the load has the gradient of k times the mean probability: it is twice that
-    of [fedus2022switch].
+    [shazeer2017outrageously]. Without noise, the load has the gradient of k times the mean probability, and the
+    penalty twice that of [fedus2022switch].
 
     Args:
         features: The length of the last axis of the inputs.
@@ -101,7 +101,7 @@ class Router(Layer):
         noise: Literal["gumbel", "learned"] | None = "gumbel",
         balance: float = 1e-2,
         z: float = 1e-3,
-        bias_rate: float = 1e-2,
+        bias_rate: float = 5e-3,
     ) -> None:
         super().__init__()
         self.features = require_count("features", features)
@@ -129,7 +129,9 @@ class Router(Layer):
         routing = self._route(x, mask, draws=self.training, generator=generator)
         counted = torch.zeros_like(self.counts)
         if self.training:
-            indices = routing.indices if self.noise is None else self._biased(routing.logits.detach()).topk(self.k).indices
+            indices = (
+                routing.indices if self.noise is None else self._biased(routing.logits.detach()).topk(self.k).indices
+            )
             tokens = routing.mask.unsqueeze(-1).expand_as(indices).flatten().to(counted.dtype)
             counted = counted.scatter_add(0, indices.flatten(), tokens)
         return self._keep(routing, counted)
@@ -163,7 +165,7 @@ class Router(Layer):
     def _scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the scale of their noise."""
         require_last("x", x, self.features)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             wide = cast(x, compute_dtype(x.dtype))
             logits = linear(wide, whole(self.weight).to(wide.dtype))
             if self.scale_weight is None:
@@ -195,7 +197,7 @@ class Router(Layer):
 
     def penalty(self, routing: Routing | None = None) -> Float[Tensor, ""]:
         """Return the penalty of a routing, by default that of the latest training forward."""
-        kept = self._kept(routing)
+        kept = self._kept(routing, Routing)
         if kept is None:
             return self.step.new_zeros((), dtype=torch.float32)
         load = kept.load
@@ -237,4 +239,5 @@ class Router(Layer):
 
     def extra_repr(self) -> str:
         """Return the arguments."""
-        return f"{self.features}, {self.experts}, {self.k}, noise={self.noise!r}, balance={self.balance}, z={self.z}, bias_rate={self.bias_rate}"
+        sizes, rates = f"{self.features}, {self.experts}, {self.k}", f"z={self.z}, bias_rate={self.bias_rate}"
+        return f"{sizes}, noise={self.noise!r}, balance={self.balance}, {rates}"
