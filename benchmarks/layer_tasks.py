@@ -112,12 +112,12 @@ def descend(model: nn.Module, rates: dict[float, list[nn.Module]], loss: Callabl
 
 
 def prune(steps: int) -> Found:
-    """Close 90 % of the weights of a network 64-100-50-10, and train it on without gates that move for some steps."""
+    """Close 90 % of the weights of a network 64-100-50-10."""
     return pruned(*digits(), steps)
 
 
 def pruned(x: Tensor, test: Tensor, y: Tensor, labels: Tensor, steps: int) -> Found:
-    """Prune a network that is trained with these points."""
+    """Prune a network that is trained with these points, and match it to the target at the end."""
     gates = [Gate(64), Gate(100), Gate(50)]
     linear = [nn.Linear(64, 100), nn.Linear(100, 50), nn.Linear(50, 10)]
     target = Target(gates, sparsity=c.Warmup(max(steps * 2 // 5, 1), end=0.9), size=weights)
@@ -127,14 +127,10 @@ def pruned(x: Tensor, test: Tensor, y: Tensor, labels: Tensor, steps: int) -> Fo
         index = torch.randint(len(x), (100,))
         return cross_entropy(model(x[index]), y[index])
 
-    last = steps // 5
-    descend(model, {2e-3: linear, 3e-3: [target], 2e-2: gates}, loss, steps=steps - last)
+    descend(model, {2e-3: linear, 3e-3: [target], 2e-2: gates}, loss, steps=steps)
+    model.eval()
     expected = target.report().expected_sparsity.item()
     target.match()
-    for gate in gates:
-        gate.eval().requires_grad_(False)
-    descend(nn.ModuleList(linear), {1e-3: linear}, loss, steps=last)
-    model.eval()
     accuracy = (model(test).argmax(-1) == labels).double().mean().item()
     return {"accuracy": accuracy, "sparsity": target.report().sparsity.item(), "expected": expected}
 

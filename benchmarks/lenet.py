@@ -153,7 +153,8 @@ def prune(
     model.match()
     for gate in gates:
         gate.eval().requires_grad_(False)
-    descend(model, {5e-4: weights}, loss, steps=last)
+    if last:
+        descend(model, {5e-4: weights}, loss, steps=last)
     with torch.no_grad():
         errors = {f"{name}_error": error(model.eval(), each) for name, each in parts.items()}
     return {"steps": steps, "units_before": before, "units": model.units(), **errors}

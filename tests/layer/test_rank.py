@@ -48,7 +48,12 @@ def found(own: Model, output: Tensor, total: Tensor) -> dict[str, Any]:
     advance(own)
     gradients = {name: parameter.grad for name, parameter in own.named_parameters()}
     whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in gradients.items()}
-    sums = {"router": own.router.counts, "codebook": own.codebook.counts.sum(-1), "levels": own.levels.counts.sum(-1)}
+    sums = {
+        "router": own.router.counts,
+        "bias": own.router.bias,
+        "codebook": own.codebook.counts.sum(-1),
+        "levels": own.levels.counts.sum(-1),
+    }
     return {"penalty": total.detach(), **whole, **sums}
 
 

@@ -49,6 +49,8 @@ class Layer(nn.Module, ABC):
     """The temperature of the current step: a number, or a buffer if it changes or differs between units."""
     governs: tuple["Layer", ...] = ()
     """Layers whose penalties this one replaces."""
+    follows: str = ""
+    """The buffer that `advance` moves by the latest counts."""
 
     def __init__(self, temperature: Setting | None = None, *, units: Sequence[int] = ()) -> None:
         super().__init__()
@@ -122,10 +124,12 @@ class Layer(nn.Module, ABC):
         own["_forwards"] += 1
         if own["_forwards"] == PATIENCE:
             name, times = type(self).__name__, f"{PATIENCE:,} training forwards"
-            if self._schedules and not self._is_advanced:
-                moved = " and ".join(self._schedules)
+            kind, moved = (
+                ("schedule", " and ".join(self._schedules)) if self._schedules else (self.follows, self.follows)
+            )
+            if moved and not self._is_advanced:
                 warnings.warn(
-                    f"{name} has a schedule but advance was never called in {times}, so its {moved} is still the first "
+                    f"{name} has a {kind} but advance was never called in {times}, so its {moved} is still the first "
                     "one: call concretely.layer.advance(model) after every optimizer step",
                     stacklevel=3,
                 )
@@ -184,6 +188,8 @@ class Layer(nn.Module, ABC):
             moved = self._buffers[name]
             if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(moved.device)
+        if self._counted is not None:
+            self._counted = self._counted.to(self.step.device)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class Codebook(Layer):
                 draws=draws,
                 generator=generator,
             )
-        batch, scored = x.shape[:-1], found.entropy.numel() > 0
+        batch, scored = x.shape[:-1], self._is_penalising and self.training
         return Coded(
             found.value.transpose(0, 1).reshape(*batch, self.size),
             found.indices.T.reshape(*batch, self.groups),

@@ -109,6 +109,7 @@ class Router(Layer):
         self.k = require_count("k", k, most=experts, of=f", the number of experts, for Router({features}, {experts})")
         self.balance, self.z = require_number("balance", balance), require_number("z", z)
         self.bias_rate = require_number("bias_rate", bias_rate)
+        self.follows = "bias" if bias_rate > 0 else ""
         if noise is not None:
             require_one_of("noise", noise, "gumbel", "learned")
         self.noise = noise
