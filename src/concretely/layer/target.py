@@ -124,7 +124,7 @@ class Target(Layer):
         Args:
             gates: Those of the gates that may be moved. By default, all.
         """
-        moved = self.governs if gates is None else _gates(gates)
+        moved: tuple[Any, ...] = self.governs if gates is None else _gates(gates)
         if not all(any(gate is own for own in self.governs) for gate in moved):
             raise ValueError("gates must be gates of this target")
         if any(whole(gate.logits) is not gate.logits for gate in moved):
