@@ -1,5 +1,6 @@
 """A router of tokens to experts."""
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -130,11 +131,10 @@ class Router(Layer):
         routing = self._route(x, mask, draws=self.training, generator=generator)
         counted = torch.zeros_like(self.counts)
         if self.training:
-            indices = (
-                routing.indices if self.noise is None else self._biased(routing.logits.detach()).topk(self.k).indices
-            )
-            tokens = routing.mask.unsqueeze(-1).expand_as(indices).flatten().to(counted.dtype)
-            counted = counted.scatter_add(0, indices.flatten(), tokens)
+            indices = routing.indices if self.noise is None else _largest(self._biased(routing.logits.detach()), self.k)
+            flat = indices.flatten()
+            tokens = counted.new_ones(flat.shape) if mask is None else mask.unsqueeze(-1).expand_as(indices).flatten()
+            counted = counted.scatter_add(0, flat, tokens.to(counted.dtype))
         return self._keep(routing, counted)
 
     @torch.no_grad()
@@ -242,3 +242,13 @@ class Router(Layer):
         """Return the arguments."""
         sizes, rates = f"{self.features}, {self.experts}, {self.k}", f"z={self.z}, bias_rate={self.bias_rate}"
         return f"{sizes}, noise={self.noise!r}, balance={self.balance}, {rates}"
+
+
+def _largest(scores: Tensor, k: int) -> Tensor:
+    """Return the places of the k largest scores: for few, by one maximum after the other, which takes less time."""
+    if k > 2:
+        return scores.topk(k, -1).indices
+    first = scores.argmax(-1, keepdim=True)
+    if k == 1:
+        return first
+    return torch.cat([first, scores.scatter(-1, first, -math.inf).argmax(-1, keepdim=True)], -1)
