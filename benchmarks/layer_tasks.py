@@ -113,7 +113,11 @@ def descend(model: nn.Module, rates: dict[float, list[nn.Module]], loss: Callabl
 
 def prune(steps: int) -> Found:
     """Close 90 % of the weights of a network 64-100-50-10."""
-    x, test, y, labels = digits()
+    return pruned(*digits(), steps)
+
+
+def pruned(x: Tensor, test: Tensor, y: Tensor, labels: Tensor, steps: int) -> Found:
+    """Prune a network that is trained with these points, and match it to the target at the end."""
     gates = [Gate(64), Gate(100), Gate(50)]
     linear = [nn.Linear(64, 100), nn.Linear(100, 50), nn.Linear(50, 10)]
     target = Target(gates, sparsity=c.Warmup(max(steps * 2 // 5, 1), end=0.9), size=weights)
@@ -125,9 +129,10 @@ def prune(steps: int) -> Found:
 
     descend(model, {2e-3: linear, 3e-3: [target], 2e-2: gates}, loss, steps=steps)
     model.eval()
-    report = target.report()
+    expected = target.report().expected_sparsity.item()
+    target.match()
     accuracy = (model(test).argmax(-1) == labels).double().mean().item()
-    return {"accuracy": accuracy, "sparsity": report.sparsity.item(), "expected": report.expected_sparsity.item()}
+    return {"accuracy": accuracy, "sparsity": target.report().sparsity.item(), "expected": expected}
 
 
 def weights(pixels: Tensor, first: Tensor, second: Tensor) -> Tensor:
@@ -242,9 +247,9 @@ def pca(x: Tensor, test: Tensor, *, bits: int) -> float:
 
 
 def route(steps: int) -> Found:
-    """Use all of four experts for four clusters."""
+    """Use all of four experts for four clusters, with the defaults of the router."""
     centres, maps = torch.tensor([[3.0, 3.0], [3.0, -3.0], [-3.0, 3.0], [-3.0, -3.0]]), torch.randn(4, 2, 2)
-    router, experts = Router(2, 4, 1, balance=30.0), nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+    router, experts = Router(2, 4, 1), nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
     model = nn.ModuleList([router, experts])
 
     def points(number: int) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 Run it with `python -m benchmarks.lenet --data FILE`, where FILE is a `.npz` file with the arrays `train`,
 `train_labels`, `test` and `test_labels`, pixels from 0 to 255, such as those of `torchvision.datasets.MNIST`. The last
-5,000 points of the shuffled training set are the validation set. The settings of pruning come from a few earlier runs,
-whose validation and test errors were both seen; those of the selection were not tuned.
+5,000 points of the shuffled training set are the validation set. Without `--test`, only numbers of the validation set
+are computed, and no record is written: settings are chosen that way, with other seeds than those of the record.
 """
 
 import time
@@ -65,6 +65,11 @@ class LeNet(nn.Module):
         x = self.inputs(self.channels(self.pool(torch.relu(self.second(x)))).flatten(1))
         return self.last(self.outputs(torch.relu(self.hidden(x))))
 
+    def match(self) -> None:
+        """Let the gates leave the numbers of units that were asked for. The inputs come last, as they need channels."""
+        for target, gate in zip(self.targets, (self.channels, self.inputs, self.outputs), strict=True):
+            target.match(gate)
+
     def units(self) -> list[int]:
         """Return the numbers of units that are left: filters of both convolutions, inputs, hidden units."""
         channels, inputs, outputs = (gate.values() > 0 for gate in (self.channels, self.inputs, self.outputs))
@@ -82,21 +87,25 @@ def main(
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of pruning; a sixth of them of selecting.")] = 60,
     only: Annotated[str, typer.Option(help="Train only the task with this name.")] = "",
     out: Annotated[Path, typer.Option(help="Where to write the record.")] = RECORD,
+    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    test: Annotated[bool, typer.Option(help="Measure on the test set too, and write the record.")] = False,
 ) -> None:
     """Train the tasks and write the record."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
-    parts, results = load(data, device), []
+    train, valid, held_out = load(data, device)
+    parts, results = {"valid": valid} | ({"test": held_out} if test else {}), []
     for name, task in (("prune", prune), ("select", select)):
-        for seed in range(seeds if only in ("", name) else 0):
+        for seed in range(first, first + (seeds if only in ("", name) else 0)):
             torch.manual_seed(seed)
             start = time.perf_counter()
-            found = task(*parts, epochs=epochs)
+            found = task(train, parts, epochs=epochs)
             results.append({"task": name, "seed": seed, **found, "seconds": round(time.perf_counter() - start, 1)})
             print(results[-1], flush=True)
-            recipe = {"benchmark": "lenet", "epochs": epochs, "matmul_precision": "high"}
-            record.write(out, recipe, seed=0, results=results, on=str(device))
+            if test:
+                recipe = {"benchmark": "lenet", "epochs": epochs, "matmul_precision": "high"}
+                record.write(out, recipe, seed=0, results=results, on=str(device))
 
 
 def load(path: Path, device: torch.device) -> tuple[Points, Points, Points]:
@@ -109,55 +118,73 @@ def load(path: Path, device: torch.device) -> tuple[Points, Points, Points]:
     return tuple(map(Points, images, (labels[:-VALID].long(), labels[-VALID:].long(), others.long())))  # type: ignore[return-value]
 
 
-def prune(train: Points, valid: Points, test: Points, *, epochs: int) -> dict[str, Any]:
-    """Prune LeNet-5 to fewer units than 20-25-45-462, trained on images that are moved by up to two pixels."""
+def prune(
+    train: Points,
+    parts: dict[str, Points],
+    *,
+    epochs: int,
+    units: tuple[int, int, int] = (24, 43, 440),
+    tune: float = 0.2,
+    gate_rate: float = 1e-2,
+) -> dict[str, Any]:
+    """Prune LeNet-5 to fewer units than 20-25-45-462, trained on images that are moved by up to two pixels.
+
+    The gates are trained until a share `tune` of the steps is left. They are then matched to the targets, and the
+    weights are trained on with gates that no longer move.
+    """
     steps = epochs * len(train.x) // 128
-    model = LeNet((24, 43, 440), warm_up=steps * 2 // 5).to(train.x.device)
+    last = round(steps * tune)
+    model = LeNet(units, warm_up=steps * 2 // 5).to(train.x.device)
     gates = [each for each in model.modules() if isinstance(each, layer.Gate)]
-    groups = {
-        1e-3: [model.first, model.second, model.hidden, model.last],
-        1e-2: gates,
-        2e-3: [model.targets],
-    }
+    weights = [model.first, model.second, model.hidden, model.last]
 
     def loss() -> Tensor:
         index = torch.randint(len(train.x), (128,), device=train.x.device)
-        return cross_entropy(model(moved(train.x[index], 2)), train.labels[index]) + layer.penalty(model)
+        return cross_entropy(model(moved(train.x[index], 2)), train.labels[index])
 
-    descend(model, groups, loss, steps=steps)
+    model.train()
+    descend(
+        model,
+        {1e-3: weights, gate_rate: gates, 2e-3: [model.targets]},
+        lambda: loss() + layer.penalty(model),
+        steps=steps - last,
+    )
+    before = model.units()
+    model.match()
+    for gate in gates:
+        gate.eval().requires_grad_(False)
+    if last:
+        descend(model, {5e-4: weights}, loss, steps=last)
     with torch.no_grad():
-        errors = {name: error(model.eval(), each) for name, each in (("valid_error", valid), ("test_error", test))}
-    return {"steps": steps, "units": model.units(), **errors}
+        errors = {f"{name}_error": error(model.eval(), each) for name, each in parts.items()}
+    return {"steps": steps, "units_before": before, "units": model.units(), **errors}
 
 
-def select(train: Points, valid: Points, test: Points, *, epochs: int) -> dict[str, Any]:
+def select(train: Points, parts: dict[str, Points], *, epochs: int) -> dict[str, Any]:
     """Select 50 pixels from which a network predicts all pixels, and classify digits by these 50 with trees."""
     steps = epochs * len(train.x) // (6 * 256)
     selector = layer.Selector(784, 50, temperature=c.Annealing(10.0, 0.1, steps=steps))
     model = nn.Sequential(selector, nn.Linear(784, 320), nn.LeakyReLU(0.1), nn.Linear(320, 784)).to(train.x.device)
-    pixels = [each.x.flatten(1) for each in (train, valid, test)]
+    pixels = train.x.flatten(1)
 
     def loss() -> Tensor:
-        batch = pixels[0][torch.randint(len(pixels[0]), (256,), device=train.x.device)]
+        batch = pixels[torch.randint(len(pixels), (256,), device=train.x.device)]
         return (model(batch) - batch).square().mean() + layer.penalty(model)
 
+    model.train()
     descend(model, {1e-3: list(model[1:]), 1e-2: [selector]}, loss, steps=steps)
     model.eval()
     index = selector.decide()
-    with torch.no_grad():
-        mse = (model(pixels[2]) - pixels[2]).square().mean().item()
-    shown = [each[:, index].cpu().numpy() for each in pixels]
-    trees = ExtraTreesClassifier(100, random_state=0, n_jobs=-1).fit(shown[0], train.labels.cpu().numpy())
-    scores = (trees.score(x, points.labels.cpu().numpy()) for x, points in zip(shown[1:], (valid, test), strict=True))
-    valid_accuracy, test_accuracy = scores
-    distinct = len(set(index))
-    return {
-        "steps": steps,
-        "distinct": distinct,
-        "test_mse": mse,
-        "valid_accuracy": float(valid_accuracy),
-        "test_accuracy": float(test_accuracy),
-    }
+    trees = ExtraTreesClassifier(100, random_state=0, n_jobs=-1)
+    trees.fit(pixels[:, index].cpu().numpy(), train.labels.cpu().numpy())
+    found: dict[str, Any] = {"steps": steps, "distinct": len(set(index))}
+    for name, points in parts.items():
+        x = points.x.flatten(1)
+        with torch.no_grad():
+            found[f"{name}_mse"] = (model(x) - x).square().mean().item()
+        score = trees.score(x[:, index].cpu().numpy(), points.labels.cpu().numpy())
+        found[f"{name}_accuracy"] = float(score)
+    return found
 
 
 def descend(model: nn.Module, groups: dict[float, list[Any]], loss: Callable[[], Tensor], *, steps: int) -> None:
@@ -176,7 +203,6 @@ def descend(model: nn.Module, groups: dict[float, list[Any]], loss: Callable[[],
         optimizer.step()
 
     take = Captured(step, torch.cuda.Stream(device) if device.type == "cuda" else None)
-    model.train()
     for taken in range(0, steps, EVERY):
         for rate, tensor in rates.items():
             tensor.fill_(rate * max(lr_factor("cosine", taken, steps), 1e-3))

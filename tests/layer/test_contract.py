@@ -230,6 +230,29 @@ def test_values_and_gradients_are_finite_in_every_dtype(case: Case, dtype: torch
 
 
 @ALL
+def test_an_empty_batch_has_a_value_a_gradient_a_penalty_and_counts(case: Case) -> None:
+    layer = case.made()
+    for mode in (True, False):
+        x = inputs()[:0].requires_grad_()
+        output = layer.train(mode)(x)
+        assert len(value(output)) == 0
+        if mode:
+            assert all(each.isfinite().all() for each in slopes(layer, x, output))
+    advance(layer)
+    assert all(buffer.isfinite().all() for buffer in layer.buffers())
+    assert len(value(layer.sample(inputs()[:0]))) == 0
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "Choice" not in case.name], ids=lambda case: case.name)
+def test_a_layer_without_data_returns_shapes_and_counts_after_a_move(case: Case) -> None:
+    layer = case.made()
+    shape = value(layer(inputs())).shape
+    found = value(layer.to("meta")(inputs().to("meta")))
+    assert (found.shape, found.device.type) == (shape, "meta")
+    advance(layer)
+
+
+@ALL
 def test_diagnostics_have_no_gradient(case: Case) -> None:
     layer = case.made()
     layer(inputs())
@@ -243,7 +266,8 @@ def test_a_forgotten_advance_and_a_forgotten_penalty_warn_once(case: Case, monke
     monkeypatch.setattr(base, "PATIENCE", 3)
     for advances, penalises in ((False, True), (True, False), (True, True)):
         layer = case.scheduled()
-        expected = [] if advances or not case.anneals else ["has a schedule but advance was never called in 3 training"]
+        moved = "schedule" if case.anneals else layer.follows
+        expected = [f"has a {moved} but advance was never called in 3 training"] if moved and not advances else []
         expected += (
             [] if penalises or not case.penalises else ["has a penalty but it was never used in 3 training forwards"]
         )

@@ -1,10 +1,14 @@
 """Gates have the expected L0 of their draws, prune what they close, and reach a target of sparsity."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from scipy.integrate import quad
 from torch import nn
 
+from concretely.functional.hard_concrete import node_at
 from concretely.functional.noise import Keys
 from concretely.layer import Gate, Target, advance, penalty, report
 from concretely.schedule import Warmup
@@ -124,3 +128,74 @@ def test_a_gate_under_a_target_is_penalised_by_the_target_alone() -> None:
     torch.testing.assert_close(penalty(model), 10 * (0.3 * missing + 0.7 * missing**2))
     (slope,) = torch.autograd.grad(penalty(model), model["target"].multipliers)
     torch.testing.assert_close(slope, -10 * torch.stack([missing, missing**2]))
+
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+
+
+def scattered(*shape: int, dtype: torch.dtype = torch.float32, **options: Any) -> Gate:
+    gate = Gate(*shape, **options)
+    gate.logits.data = 3 * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return gate.to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("temperature", [2 / 3, torch.linspace(0.1, 2, 50)], ids=["one", "by unit"])
+def test_evaluation_keeps_the_chosen_gates_and_changes_no_others(dtype: torch.dtype, temperature: Any) -> None:
+    gate = scattered(50, dtype=dtype, temperature=temperature)
+    edge = torch.as_tensor(temperature) * node_at(0, gate.stretch)
+    near = torch.tensor([0.0, 1e-3, -1e-3, 1e-2, 30.0, -30.0])
+    gate.logits.data[:6] = (edge.expand(50)[:6] + near).to(dtype)
+    before, means, is_open = gate.logits.clone(), gate._law().mean, gate.values() > 0
+    chosen = torch.rand(50, generator=torch.Generator().manual_seed(1)) > 0.5
+    gate.keep(chosen)
+    assert torch.equal(gate.values() > 0, chosen)
+    assert torch.equal(gate.logits[chosen == is_open], before[chosen == is_open])
+    opened = chosen & ~is_open & (means > 0.05)
+    torch.testing.assert_close(gate.values()[opened], means[opened], rtol=0, atol=0.02 if dtype.itemsize == 2 else 1e-5)
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("shift", [-4.0, 0.0, 4.0])
+def test_a_matched_target_keeps_the_most_probable_gates_that_it_allows(sparsity: float, shift: float) -> None:
+    one, other = scattered(30), scattered(10, 2)
+    for gate in (one, other):
+        gate.logits.data += shift
+    probabilities = torch.cat([gate.open_probabilities().flatten() for gate in (one, other)])
+    target = Target([one, other], sparsity=sparsity)
+    target.match()
+    expected = 50 - math.ceil(50 * sparsity - 1e-9)
+    best = sorted(probabilities.topk(expected).indices.tolist())
+    assert one.decide() + [30 + place for place in other.decide()] == best
+    assert target.report().sparsity.item() == pytest.approx(1 - expected / 50)
+    before = one.logits.clone()
+    target.match()
+    assert torch.equal(one.logits, before)
+
+
+def test_a_matched_size_is_at_most_what_the_target_allows_and_one_more_gate_exceeds_it() -> None:
+    one, other = scattered(64), scattered(100)
+    target = Target([one, other], sparsity=0.8, size=lambda one, other: one.sum() * other.sum() + 10 * other.sum())
+    order = torch.cat([gate.open_probabilities() for gate in (one, other)]).argsort(descending=True)
+    target.match()
+    counts = [len(gate.decide()) for gate in (one, other)]
+    allowed = 0.2 * (64 * 100 + 10 * 100)
+    assert counts[0] * counts[1] + 10 * counts[1] <= allowed
+    counts[int(order[sum(counts)] >= 64)] += 1
+    assert counts[0] * counts[1] + 10 * counts[1] > allowed
+
+
+def test_gates_that_may_not_move_stay() -> None:
+    one, other = scattered(30), scattered(20)
+    before = one.logits.clone()
+    target = Target([one, other], sparsity=0.75, size=lambda one, other: one.sum() + other.sum())
+    target.match(other)
+    assert torch.equal(one.logits, before)
+    assert len(other.decide()) == max(0, 12 - len(one.decide()))
+    with pytest.raises(ValueError, match="gates must be gates of this target"):
+        target.match(scattered(30))
+
+
+def test_a_target_takes_one_gate() -> None:
+    gate = Gate(10)
+    assert Target(gate, sparsity=0.5).governs == (gate,)

@@ -1,5 +1,6 @@
 """Bad input is refused with one sentence."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,9 @@ X = torch.zeros(4, 3)
             lambda: Router(3, 4, 2)(X, mask=torch.ones(3, dtype=torch.bool)),
             "mask must be torch.bool of shape (4,), got torch.bool of shape (3,)",
         ),
+        (lambda: Router(3, 4, 2, bias_rate=-1), "bias_rate must not be negative, got -1"),
+        (lambda: Router(3, 4, 2).penalty(5), "penalty of Router must be of a Routing, got int"),
+        (lambda: Codebook(3, 8).penalty(X), "penalty of Codebook must be of a Coded, got Tensor"),
         (lambda: Codebook(3, 1), "codes must be at least 2, got 1"),
         (lambda: Codebook(3, 8, groups=2), "size must be a multiple of groups, got size 3 and 2 groups"),
         (lambda: Codebook(3, 8, temperature=0.0), "temperature must be positive, got 0"),
@@ -73,6 +77,29 @@ X = torch.zeros(4, 3)
         (lambda: Levels(()), "levels must have a number for each dimension, got none"),
         (lambda: Levels((8, 8))(X), "x must have a last axis of length 2, got shape (4, 3)"),
         (lambda: Levels((2,) * 64), "levels must give fewer than 2**63 codes, got 18446744073709551616"),
+        (lambda: Levels(5), "levels must have a number for each dimension, got int"),
+        (lambda: Levels((8, 5)).values(X), "indices must be a tensor of whole numbers, got torch.float32"),
+        (lambda: Choice([1, "a"]), "branches must be modules, got int, str"),
+        (lambda: Choice({"a": LINEAR, "b": LINEAR}), "branches must be modules, got str"),
+        (lambda: Choice([LINEAR, LINEAR], cost="ab"), "cost must have one number for each of 2 branches, got 'ab'"),
+        (lambda: Choice([LINEAR, LINEAR], cost=[1.0, math.nan]), "cost must be finite, got [1.0, nan]"),
+        (lambda: Choice([LINEAR, LINEAR], temperature=torch.ones(2)), "temperature must be one number, got shape (2,)"),
+        (lambda: Choose(2, temperature=torch.ones(4, 1)), "temperature must be one number, got shape (4, 1)"),
+        (lambda: Permute(3, temperature=torch.ones(0)), "temperature must be one number, got shape (0,)"),
+        (
+            lambda: ConcreteDropout(LINEAR, points=3, temperature=torch.ones(2)),
+            "temperature must be one number, got shape (2,)",
+        ),
+        (lambda: Gate(3, temperature=torch.ones(2)), "temperature must broadcast to shape (3,), got shape (2,)"),
+        (lambda: Gate(3, temperature=torch.ones(4, 1)), "temperature must broadcast to shape (3,), got shape (4, 1)"),
+        (lambda: Gate(3, axis="last"), "axis must be negative, counted from the last axis of the inputs, got last"),
+        (lambda: Gate(3).l0(torch.ones(2)), "cost must be one number or of shape (3,), got shape (2,)"),
+        (
+            lambda: Gate(3).keep(torch.ones(3)),
+            "chosen must be torch.bool of shape (3,), got torch.float32 of shape (3,)",
+        ),
+        (lambda: Gate(3).advance("a"), "steps must be a whole number that is not negative, got 'a'"),
+        (lambda: Gate(3).advance(-1), "steps must be a whole number that is not negative, got -1"),
         (lambda: Choice([LINEAR]), "branches must be at least 2 modules, got 1"),
         (
             lambda: Choice([LINEAR, LINEAR], cost=[1.0]),
@@ -111,6 +138,17 @@ X = torch.zeros(4, 3)
         (lambda: Target([Gate(3)], sparsity=-0.1), "sparsity must lie between 0 and 1, got -0.1"),
         (lambda: Target([Gate(3)], sparsity="half"), "sparsity must be a number, got str"),
         (lambda: Target([], sparsity=0.5), "gates must be one or more Gate layers, got none"),
+        (lambda: Target(None, sparsity=0.5), "gates must be one or more Gate layers, got NoneType"),
+        (lambda: Target(LINEAR, sparsity=0.5), "gates must be one or more Gate layers, got Linear"),
+        (lambda: Target(Gate(3), sparsity=0.5, size=3), "size must be a function of the gates' values, got int"),
+        (
+            lambda: Target(Gate(3), sparsity=0.5, size=lambda gate: gate).penalty(),
+            "size must return a tensor with one number, got shape (3,)",
+        ),
+        (
+            lambda: Target(Gate(3), sparsity=0.5, size=lambda gate: 3.0).penalty(),
+            "size must return a tensor with one number, got float",
+        ),
         (lambda: Target([LINEAR], sparsity=0.5), "gates must be one or more Gate layers, got Linear"),
         (lambda: Selector(3, 4), "k must be between 1 and 3, the number of features, got 4"),
         (lambda: Selector(3, "2"), "k must be a whole number, got str"),
@@ -126,6 +164,9 @@ X = torch.zeros(4, 3)
             lambda: gumbel_top_k(X, 2, temperature=-1.0),
             "temperature must be positive, or 0 for the discrete limit, got -1",
         ),
+        (lambda: gumbel_top_k(X, 2, dim="a"), "dim must be an axis of the scores, got a for scores of shape (4, 3)"),
+        (lambda: sinkhorn(X[:3] * math.nan), "scores must be numbers below infinity, got inf or nan"),
+        (lambda: sinkhorn(X[:3] + math.inf), "scores must be numbers below infinity, got inf or nan"),
         (lambda: Permute(0), "n must be at least 1, got 0"),
         (lambda: Permute(3, temperature=-1.0), "temperature must be positive, got -1"),
         (lambda: Permute(3)(X), "scores must end in shape (3, 3), got shape (4, 3)"),

@@ -68,7 +68,8 @@ def found(own: Model, output: Tensor, total: Tensor) -> dict[str, Any]:
     gradients = {name: parameter.grad for name, parameter in own.named_parameters()}
     whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in gradients.items()}
     whole = {name: each for name, each in whole.items() if each is not None}
-    sums = {"router": own.router.counts, "codebook": own.codebook.counts, "levels": own.levels.counts}
+    counts = {"router": own.router.counts, "codebook": own.codebook.counts, "levels": own.levels.counts}
+    sums = {**counts, "bias": own.router.bias}
     return {"penalty": total.detach(), **whole, **sums}
 
 

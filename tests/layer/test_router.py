@@ -16,9 +16,14 @@ NOISES = pytest.mark.parametrize("noise", ["gumbel", "learned"])
 
 def made(noise: str | None, k: int = 2, **options: float) -> Router:
     router = Router(3, 5, k, noise=noise, **options).double()
-    for parameter in router.parameters():
+    for parameter in (*router.parameters(), router.bias):
         parameter.data.normal_()
     return router
+
+
+def decided(router: Router, logits: Tensor) -> Tensor:
+    """The experts that evaluation chooses."""
+    return (logits + router.bias).topk(router.k, -1).indices
 
 
 @NOISES
@@ -59,6 +64,7 @@ def test_the_mean_gradient_of_the_load_is_that_of_the_expected_load(noise: str) 
     router, token, number = made(noise), torch.randn(3, dtype=torch.float64), 20_000
     logits, scale = (each.detach().expand(number, 5).clone().requires_grad_() for each in router._scores(token))
     law = router._law
+    logits = (logits + router.bias).detach().requires_grad_()
     noisy = logits + scale * torch.stack([_noise(law, number, seed) for seed in range(5)], -1)
     load = load_given_others(logits, scale, noisy, noisy.topk(3, -1).values, 2, law)
     one, two = logits[0].detach().requires_grad_(), scale[0].detach().requires_grad_()
@@ -122,10 +128,13 @@ def test_padding_changes_nothing(noise: str | None) -> None:
     assert (padded.weights[~mask] == 0).all()
     assert (padded.load[~mask] == 0).all()
     advance(router)
-    expected = torch.bincount(padded.indices[mask].flatten(), minlength=5).float()
+    expected = torch.bincount(decided(router, padded.logits)[mask].flatten(), minlength=5).float()
     torch.testing.assert_close(router.counts, expected)
     empty = router(x, mask=torch.zeros(3, 6, dtype=torch.bool))
     assert router.penalty(empty).isfinite()
+    before = router.bias.clone()
+    advance(router)
+    assert torch.equal(router.bias, before)
 
 
 def test_the_z_term_is_the_mean_squared_log_normaliser() -> None:
@@ -146,7 +155,7 @@ def test_experts_are_distinct_and_weights_are_shares_of_probabilities(dtype: tor
         own = routing.probabilities.gather(-1, routing.indices)
         own = own / own.sum(-1, keepdim=True) if k > 1 else own
         torch.testing.assert_close(routing.weights, own.to(dtype))
-    assert torch.equal(routing.indices, routing.logits.topk(k, -1).indices)
+    assert torch.equal(routing.indices, decided(router, routing.logits))
 
 
 def test_a_router_with_all_experts_loads_all() -> None:
@@ -167,3 +176,65 @@ def test_running_loads_are_shares_of_choices() -> None:
     assert found.load.sum().item() == pytest.approx(1)
     assert 1 <= found.perplexity <= 5
     assert router.decide() == (found.load > 0.002).nonzero().flatten().tolist()
+
+
+def test_the_penalty_without_noise_is_of_the_choices_with_twice_the_gradient_of_the_switch_loss() -> None:
+    router, x = made(None, balance=0.7, z=0.0), torch.randn(30, 3, dtype=torch.float64)
+    routing = router(x)
+    share = torch.bincount(routing.indices.flatten(), minlength=5) / (2 * 30)
+    torch.testing.assert_close(penalty(router), 0.7 * 5 * share.double().square().sum())
+    (found,) = torch.autograd.grad(penalty(router), router.weight, retain_graph=True)
+    switch = 0.7 * 5 * (share * routing.probabilities.mean(0)).sum()
+    torch.testing.assert_close(found, 2 * torch.autograd.grad(switch, router.weight)[0])
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "learned", None])
+def test_the_bias_moves_the_choice_but_not_the_weights(noise: str | None) -> None:
+    router, x = made(noise), torch.randn(50, 3, dtype=torch.float64)
+    router.bias.zero_()
+    plain = router(x, generator=torch.Generator().manual_seed(0))
+    router.bias += torch.tensor([0.0, 0.0, 100.0, 0.0, -100.0])
+    moved = router(x, generator=torch.Generator().manual_seed(0))
+    assert (moved.indices == 2).any(-1).all()
+    assert (moved.indices != 4).all()
+    assert torch.equal(moved.probabilities, plain.probabilities)
+    own = moved.probabilities.gather(-1, moved.indices)
+    torch.testing.assert_close(moved.weights, own / own.sum(-1, keepdim=True))
+    expected = router.expected_load(x)
+    torch.testing.assert_close(expected[:, 2], torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "learned", None])
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_bias_evens_the_loads_of_evaluation(noise: str | None, k: int) -> None:
+    router, x = made(noise, k, balance=0.0, z=0.0, bias_rate=0.03), torch.randn(1000, 3, dtype=torch.float64)
+    router.bias.zero_()
+    router.weight.data[0] = 0  # never the largest of these logits, alone
+    for _ in range(300):
+        router(x)
+        advance(router)
+        assert router.bias.mean().item() == pytest.approx(0, abs=1e-5)
+    loads = torch.bincount(router.eval()(x).indices.flatten(), minlength=5)
+    assert (loads - k * 200).abs().max() <= k * 20
+
+
+def test_a_step_moves_the_bias_by_the_distance_of_a_load_below_an_even_one() -> None:
+    router = Router(2, 2, 1, noise=None, bias_rate=0.5)
+    router.weight.data = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    router(torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+    advance(router, 2)
+    torch.testing.assert_close(router.bias, torch.tensor([-0.5, 0.5]))  # loads 3 and 1 where 2 is even, and two steps
+    router.bias_rate = 0.0
+    router(torch.ones(4, 2))
+    advance(router)
+    torch.testing.assert_close(router.bias, torch.tensor([-0.5, 0.5]))
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "learned", None])
+def test_reported_loads_are_those_of_evaluation(noise: str | None) -> None:
+    router = Router(2, 3, 1, noise=noise)
+    router.weight.data = torch.tensor([[0.1, 0.0], [0.0, 0.1], [0.01, 0.01]])
+    router(torch.eye(2).repeat(100, 1))
+    advance(router)
+    assert router.report().load.tolist() == [0.5, 0.5, 0.0]
+    assert router.decide() == [0, 1]

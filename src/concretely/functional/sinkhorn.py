@@ -71,9 +71,11 @@ def _solve(scores: Tensor, tolerance: float, steps: int) -> Tensor:
     Scaled scores are solved first, and the numbers of one scale are the start of the next, twice as large. A step is
     one of Sinkhorn's, followed by one of Newton's where that makes the sums better.
     """
-    size = scores.amax((-1, -2)) - scores.amin((-1, -2)) if scores.numel() else scores.new_zeros(1)
+    if not scores.numel():
+        return scores.new_zeros(scores.shape[:-1])
+    size = scores.amax((-1, -2)) - scores.amin((-1, -2))
     doublings = max(math.ceil(math.log2(max(size.max().item(), 4.0) / 4)), 0)
-    is_narrow = scores.dtype == torch.float64 and scores.numel() > 0 and size.max().item() <= RANGE
+    is_narrow = scores.dtype == torch.float64 and size.max().item() <= RANGE
     columns = scores.new_zeros(scores.shape[:-1])
     for scale in range(doublings, -1, -1):
         scaled = scores * 0.5**scale if scale else scores
@@ -142,7 +144,7 @@ def _step(scores: Tensor, columns: Tensor) -> tuple[Tensor, float]:
 
 
 def _solve_rows(scores: Tensor, tolerance: float, steps: int) -> Tensor:
-    columns = _solve(scores.reshape(-1, *scores.shape[-2:]), tolerance, steps)
+    columns = _solve(scores.reshape(math.prod(scores.shape[:-2]), *scores.shape[-2:]), tolerance, steps)
     return columns.reshape(scores.shape[:-1]).clone()  # an operator must not return a view
 
 

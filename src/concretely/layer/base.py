@@ -15,13 +15,15 @@
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Size, Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 
 from ..functional.arithmetic import Temperature, bool_or_none
 from .rank import sum_over_ranks
@@ -47,8 +49,10 @@ class Layer(nn.Module, ABC):
     """The temperature of the current step: a number, or a buffer if it changes or differs between units."""
     governs: tuple["Layer", ...] = ()
     """Layers whose penalties this one replaces."""
+    follows: str = ""
+    """The buffer that `advance` moves by the latest counts."""
 
-    def __init__(self, temperature: Setting | None = None) -> None:
+    def __init__(self, temperature: Setting | None = None, *, units: Sequence[int] = ()) -> None:
         super().__init__()
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._schedules: dict[str, tuple[Callable[[int], float], Callable[[Any], float]]] = {}
@@ -56,7 +60,7 @@ class Layer(nn.Module, ABC):
         self._counted: Tensor | None = None
         self._forwards, self._is_advanced, self._is_penalised = 0, False, False
         if isinstance(temperature, Tensor):
-            self.register_buffer("temperature", _positive_tensor(temperature).detach().clone())
+            self.register_buffer("temperature", _positive_tensor(temperature, Size(units)).detach().clone())
         elif temperature is not None:
             self._set("temperature", temperature, _positive)
 
@@ -90,6 +94,7 @@ class Layer(nn.Module, ABC):
 
         A schedule is a function of a Python number, so a layer with one on a GPU waits for it here.
         """
+        _require_steps(steps)
         self._is_advanced = True
         with torch.no_grad():
             self.step += steps
@@ -98,8 +103,13 @@ class Layer(nn.Module, ABC):
             for name, running in self.named_buffers(recurse=False):
                 if name == "counts":
                     latest = torch.zeros_like(running) if self._counted is None else self._counted.to(running)
-                    running.mul_(MEMORY).add_(sum_over_ranks(latest))
+                    latest = sum_over_ranks(latest)
+                    running.mul_(MEMORY).add_(latest)
+                    self._follow(latest, steps)
         self._counted = None
+
+    def _follow(self, counts: Tensor, steps: int) -> None:
+        """Change buffers by the latest counts of all ranks."""
 
     def _keeps(self) -> bool:
         """Note a forward; return whether to keep its result, as for a training forward outside of transforms.
@@ -114,10 +124,12 @@ class Layer(nn.Module, ABC):
         own["_forwards"] += 1
         if own["_forwards"] == PATIENCE:
             name, times = type(self).__name__, f"{PATIENCE:,} training forwards"
-            if self._schedules and not self._is_advanced:
-                moved = " and ".join(self._schedules)
+            kind, moved = (
+                ("schedule", " and ".join(self._schedules)) if self._schedules else (self.follows, self.follows)
+            )
+            if moved and not self._is_advanced:
                 warnings.warn(
-                    f"{name} has a schedule but advance was never called in {times}, so its {moved} is still the first "
+                    f"{name} has a {kind} but advance was never called in {times}, so its {moved} is still the first "
                     "one: call concretely.layer.advance(model) after every optimizer step",
                     stacklevel=3,
                 )
@@ -142,16 +154,18 @@ class Layer(nn.Module, ABC):
                 own["_result"], own["_counted"] = result, counted
         return result
 
-    def _kept(self, result: T | None) -> T | None:
+    def _kept(self, result: T | None, kind: type[T]) -> T | None:
         """Return the given result or that of the latest training forward, of which a penalty is wanted.
 
         In evaluation mode, before any training forward, there is none: then the penalty is 0.
         """
         if not self._is_penalised:  # setting an attribute of a module takes time
             self._is_penalised = True
-        if result is not None:
-            return result
         name = type(self).__name__
+        if result is not None:
+            if not isinstance(result, kind):
+                raise TypeError(f"penalty of {name} must be of a {kind.__name__}, got {type(result).__name__}")
+            return result
         if self._result is None and not self.training:
             return None
         if self._result is None:
@@ -175,6 +189,8 @@ class Layer(nn.Module, ABC):
             moved = self._buffers[name]
             if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(moved.device)
+        if self._counted is not None:
+            self._counted = self._counted.to(self.step.device)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,8 +225,7 @@ def penalty(model: nn.Module) -> Float[Tensor, ""]:
 
 def advance(model: nn.Module, steps: int = 1) -> None:
     """Count optimizer updates in all layers of a model: call it once after every optimizer step."""
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps must be a whole number that is not negative, got {steps!r}")
+    _require_steps(steps)
     for _, layer in layers(model):
         layer.advance(steps)
 
@@ -257,6 +272,11 @@ def require_last(name: str, value: Any, size: int, *, axis: int = -1) -> Tensor:
     return value
 
 
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast, which some devices such as "meta" do not have."""
+    return torch.autocast(device.type, enabled=False) if is_autocast_available(device.type) else nullcontext()
+
+
 def as_mask(mask: Any, shape: Size, device: torch.device) -> Tensor:
     """Return a mask of tokens, by default of all; raise unless it has the expected shape."""
     if mask is None:
@@ -266,6 +286,11 @@ def as_mask(mask: Any, shape: Size, device: torch.device) -> Tensor:
         found = f"{mask.dtype} of shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
         raise ValueError(f"mask must be torch.bool of shape {tuple(shape)}, got {found}")
     return mask
+
+
+def _require_steps(steps: Any) -> None:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps must be a whole number that is not negative, got {steps!r}")
 
 
 def _positive(temperature: Any) -> float:
@@ -278,9 +303,14 @@ def _positive(temperature: Any) -> float:
     return float(temperature)
 
 
-def _positive_tensor(temperature: Tensor) -> Tensor:
+def _positive_tensor(temperature: Tensor, units: Size) -> Tensor:
     if not temperature.is_floating_point():
         raise TypeError(f"temperature must be a number, a floating tensor or a schedule, got {temperature.dtype}")
+    own = temperature.shape
+    pairs = zip(reversed(own), reversed(units), strict=False)
+    if len(own) > len(units) or any(size not in (1, unit) for size, unit in pairs):
+        asked = f"broadcast to shape {tuple(units)}" if units else "be one number"
+        raise ValueError(f"temperature must {asked}, got shape {tuple(own)}")
     if bool_or_none(((temperature > 0) & (temperature < math.inf)).all()) is False:
         raise ValueError(f"temperature must be positive, got {temperature.min().item():.9g}")
     return temperature

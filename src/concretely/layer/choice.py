@@ -1,6 +1,7 @@
 """A choice of one of several branches."""
 
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -53,16 +54,24 @@ class Choice(Layer):
         self, branches: Iterable[nn.Module], *, temperature: Setting = 1.0, cost: Sequence[float] | Tensor | None = None
     ) -> None:
         super().__init__(temperature)
-        self.branches = nn.ModuleList(branches)
+        given = list(branches) if isinstance(branches, Iterable) else [branches]
+        if not all(isinstance(branch, nn.Module) for branch in given):
+            found = ", ".join(sorted({type(branch).__name__ for branch in given}))
+            raise TypeError(f"branches must be modules, got {found}")
+        self.branches = nn.ModuleList(given)
         number = len(self.branches)
         if number < 2:
             raise ValueError(f"branches must be at least 2 modules, got {number}")
         self.logits = nn.Parameter(torch.zeros(number))
-        given = torch.zeros(number) if cost is None else torch.as_tensor(cost, dtype=torch.float32)
-        if given.shape != (number,):
-            raise ValueError(f"cost must have one number for each of {number} branches, got shape {tuple(given.shape)}")
-        self.register_buffer("cost", given, persistent=False)
-        self._is_costly = bool(given.any())
+        if isinstance(cost, Sequence) and not all(isinstance(each, Real) for each in cost):
+            raise TypeError(f"cost must have one number for each of {number} branches, got {cost!r}")
+        costs = torch.zeros(number) if cost is None else torch.as_tensor(cost, dtype=torch.float32)
+        if costs.shape != (number,):
+            raise ValueError(f"cost must have one number for each of {number} branches, got shape {tuple(costs.shape)}")
+        if not costs.isfinite().all():
+            raise ValueError(f"cost must be finite, got {costs.tolist()}")
+        self.register_buffer("cost", costs, persistent=False)
+        self._is_costly = bool(costs.any())
 
     def forward(self, *inputs: Any, generator: Source | None = None) -> Any:
         """Run a drawn branch in training, else the most probable one."""

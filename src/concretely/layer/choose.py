@@ -86,7 +86,7 @@ class Choose(Layer):
         """Return the weighted KL of what was chosen from, by default in the latest training forward."""
         if not self.kl:
             return self.step.new_zeros((), dtype=torch.float32)
-        kept = self._kept(chosen)
+        kept = self._kept(chosen, Chosen)
         if kept is None:
             return self.step.new_zeros((), dtype=torch.float32)
         scores = kept.scores

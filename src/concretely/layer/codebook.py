@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, distributed, nn
+from torch.amp.autocast_mode import is_autocast_available
 
 from ..functional.codebook import Looked, look_up
 from ..functional.noise import Source
@@ -103,8 +104,6 @@ class Codebook(Layer):
         self.bias = nn.Parameter(torch.zeros(groups, codes))
         self.table = nn.Parameter(torch.randn(groups, codes, self.size // groups))
         self.register_buffer("counts", torch.zeros(groups, codes))
-        if isinstance(self.temperature, Tensor) and self.temperature.dim():
-            raise ValueError(f"temperature must be one number, got shape {tuple(self.temperature.shape)}")
 
     def forward(
         self,
@@ -152,16 +151,16 @@ class Codebook(Layer):
     def _code(self, x: Tensor, mask: Tensor | None, *, draws: bool, hard: bool, generator: Source | None) -> Coded:
         require_last("x", x, self.features)
         mask = None if mask is None else as_mask(mask, x.shape[:-1], x.device)
-        if torch.is_autocast_enabled(x.device.type):
+        if is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             with torch.autocast(x.device.type, enabled=False):
                 found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
         else:
             found = self._look_up(x, mask, x.dtype, draws=draws, hard=hard, generator=generator)
-        batch, scored = x.shape[:-1], found.entropy.numel() > 0
+        batch, scored = x.shape[:-1], self._is_penalising and self.training
         value, indices = (
-            each.reshape(*batch, -1) if self.groups == 1 else each.transpose(0, 1).reshape(*batch, -1)
-            for each in (found.value, found.indices)
+            each.reshape(*batch, last) if self.groups == 1 else each.transpose(0, 1).reshape(*batch, last)
+            for each, last in ((found.value, self.size), (found.indices, self.groups))
         )
         entropy = found.entropy.T.reshape(*batch, self.groups) if scored else None
         return Coded(value, indices, entropy, found.share if scored else None, mask)
@@ -186,7 +185,7 @@ class Codebook(Layer):
         """Return the penalty of a result, by default that of the latest training forward."""
         if not self._is_penalising:
             return torch.zeros((), device=self.counts.device)
-        kept = self._kept(coded)
+        kept = self._kept(coded, Coded)
         if kept is None or (not self.training and kept.entropy is None):
             return self.step.new_zeros((), dtype=torch.float32)
         if kept.entropy is None or kept.share is None:

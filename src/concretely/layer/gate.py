@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from ..distribution import HardConcrete
@@ -19,6 +19,9 @@ from ..functional.torch_draw import shared_draws
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_number
 from .rank import of_rows, whole
+
+LEAST_VALUE = 1e-2
+"""The smallest value that `Gate.keep` gives a gate, so that it is not rounded to a closed one."""
 
 
 class GateReport(NamedTuple):
@@ -64,11 +67,11 @@ class Gate(Layer):
         each: Literal["point", "batch"] = "point",
         weight: float = 1.0,
     ) -> None:
-        super().__init__(temperature)
-        self.shape = torch.Size(require_count("shape", size) for size in shape)
+        super().__init__(temperature, units=[require_count("shape", size) for size in shape])
+        self.shape = torch.Size(shape)
         if not self.shape:
             raise ValueError("shape must have at least one axis, got none")
-        if axis >= 0:
+        if isinstance(axis, bool) or not isinstance(axis, int) or axis >= 0:
             raise ValueError(f"axis must be negative, counted from the last axis of the inputs, got {axis}")
         require_one_of("each", each, "point", "batch")
         self.stretch, self.axis, self.each = as_stretch(stretch), axis, each
@@ -145,6 +148,8 @@ class Gate(Layer):
 
     def l0(self, cost: float | Tensor = 1.0) -> Float[Tensor, ""]:
         """Return the expected cost of all open gates: with a cost of 1, the expected number of open gates."""
+        if isinstance(cost, Tensor) and cost.dim() and cost.shape != self.shape:
+            raise ValueError(f"cost must be one number or of shape {tuple(self.shape)}, got shape {tuple(cost.shape)}")
         self._is_penalised = True
         return (self.open_probabilities() * cost).sum()
 
@@ -171,6 +176,23 @@ class Gate(Layer):
                 require_count("keep", keep, least=0, most=self.shape.numel(), of=", the number of gates")
                 return sorted(whole(self.logits).flatten().topk(keep).indices.tolist())
             return self.values().flatten().nonzero().flatten().tolist()
+
+    @torch.no_grad()
+    def keep(self, chosen: Bool[Tensor, "*shape"]) -> None:
+        """Change as few gates as possible so that evaluation opens these and closes all others.
+
+        A gate that is opened gets the median that was its mean; one that is closed becomes as probably closed as it was
+        open.
+        """
+        if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or chosen.shape != self.shape:
+            found = f"{chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
+            raise ValueError(f"chosen must be torch.bool of shape {tuple(self.shape)}, got {found}")
+        law, logits, (low, high) = self._law(), self._wide_logits(), self.stretch
+        edge, least = (self.temperature * node_at(value, self.stretch) for value in (0, LEAST_VALUE))
+        opened = self.temperature * torch.logit((law.mean.clamp(min=LEAST_VALUE) - low) / (high - low))
+        closed = torch.minimum(2 * edge - logits, torch.as_tensor(2 * edge - least, dtype=logits.dtype))
+        is_open = law.median > 0
+        self.logits.copy_(torch.where(chosen == is_open, logits, torch.where(chosen, opened, closed)))
 
     @torch.no_grad()
     def prune(

@@ -1,7 +1,7 @@
 """Quantisation to a few levels in each dimension: FSQ, and LFQ if all have two."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +76,8 @@ class Levels(Layer):
         self, levels: Sequence[int], *, features: int | None = None, entropy: float = 0.0, diversity: float = 1.0
     ) -> None:
         super().__init__()
+        if not isinstance(levels, Iterable):
+            raise TypeError(f"levels must have a number for each dimension, got {type(levels).__name__}")
         numbers = [require_count("levels", each, least=2) for each in levels]
         if not numbers:
             raise ValueError("levels must have a number for each dimension, got none")
@@ -117,6 +119,9 @@ class Levels(Layer):
     def values(self, indices: Int64[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
         """Return the outputs for numbers of codes."""
         most = self.codes - 1
+        if not isinstance(indices, Tensor) or indices.is_floating_point():
+            found = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+            raise TypeError(f"indices must be a tensor of whole numbers, got {found}")
         if bool_or_none(((indices >= 0) & (indices <= most)).all()) is False:
             raise ValueError(f"indices must lie between 0 and {most}, got {indices.min()} to {indices.max()}")
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
@@ -152,7 +157,7 @@ class Levels(Layer):
         """Return the penalty of a result, by default that of the latest training forward."""
         if not self.entropy:
             return torch.zeros((), device=self.counts.device)
-        kept = self._kept(result)
+        kept = self._kept(result, Leveled)
         if kept is None:
             return self.step.new_zeros((), dtype=torch.float32)
         share = level.shares(kept.place, self.counts.shape[-1]) * kept.mask[..., None, None]

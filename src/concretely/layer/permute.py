@@ -1,5 +1,6 @@
 """Permutations by scores."""
 
+import math
 from numbers import Real
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ..distribution import Permutation
 from ..distribution.check import as_temperature
-from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
 from ..functional.noise import Source
 from ..functional.sinkhorn import STEPS, log_sinkhorn
 from ..functional.squashing import straight_through
@@ -132,6 +133,8 @@ def sinkhorn(
     require_floating(scores)
     if scores.dim() < 2 or scores.shape[-1] != scores.shape[-2]:
         raise ValueError(f"scores must have two last axes of the same length, got shape {tuple(scores.shape)}")
+    if not scores.is_cuda and bool_or_none((scores < math.inf).all()) is False:
+        raise ValueError("scores must be numbers below infinity, got inf or nan")
     temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
     if isinstance(temperature, Real) and temperature == 0:
         raise ValueError("temperature must be positive, got 0: use Permute in evaluation mode for the limit")

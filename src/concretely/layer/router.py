@@ -1,15 +1,18 @@
 """A router of tokens to experts."""
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
 from torch.nn.functional import linear, softplus
 
 from ..functional import balance
 from ..functional.arithmetic import cast, compute_dtype, plus
 from ..functional.noise import Source
+from ..functional.squashing import straight_through
 from ..functional.top_k import NOISE, Noise, count, inclusion, load_given_others
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, as_mask, require_count, require_last, require_number
@@ -29,7 +32,7 @@ class Routing(NamedTuple):
     probabilities: Float[Tensor, "*batch experts"]
     """The softmax of the logits."""
     load: Float[Tensor, "*batch experts"]
-    """The probability that an expert is chosen, given the noise of the others; in evaluation, whether it is chosen. Its
+    """The probability that an expert is chosen, given the noise of the others; without noise, whether it is chosen. Its
     mean over the noise sums to k. It is 0 for padding."""
     logits: Float[Tensor, "*batch experts"]
     mask: Bool[Tensor, "*batch"]
@@ -37,7 +40,10 @@ class Routing(NamedTuple):
 
 
 class RouterReport(NamedTuple):
-    """Diagnostics of a `Router`, from the running counts of all ranks."""
+    """Diagnostics of a `Router`, from running counts over the training tokens of all ranks.
+
+    The counts are those of the choices of evaluation: noise would hide an expert that evaluation never chooses.
+    """
 
     load: Tensor
     """The share of each expert in all choices."""
@@ -52,17 +58,22 @@ class RouterReport(NamedTuple):
 class Router(Layer):
     r"""A choice of k of several experts for each token.
 
-    In training, the experts with the k largest noisy logits are chosen; in evaluation, those with the k largest logits.
+    The experts with the k largest scores are chosen. The scores are the logits and a bias; in training, noise is added.
     The weights are the probabilities (the softmax of the logits) of the chosen experts, divided by their sum if k > 1.
     With k = 1, the weight is the probability itself [fedus2022switch], as it would otherwise have no gradient. Logits
     are computed in at least float32.
+
+    Even loads have two causes. `advance` raises the bias of experts that evaluation would choose for fewer of the
+    training tokens than others, and lowers that of the others [wang2024auxiliary]. This depends on no other term of
+    the loss. The penalty evens the loads in training, with noise.
 
     With the mean load $f_e$ of E experts and log normaliser $Z$, the penalty over all tokens of all ranks is
 
     $$\mathrm{balance} \cdot E \sum_e f_e^2 / (\sum_e f_e)^2 + z \cdot \mathrm{mean}(Z^2).$$
 
     The first term is smallest, equal to `balance`, if and only if all loads are equal. It is 1 + CV² in the notation of
-    [shazeer2017outrageously]. Without noise, the load has no gradient, and $f$ is the mean probability instead.
+    [shazeer2017outrageously]. Without noise, the load has the gradient of k times the mean probability, and the
+    penalty twice that of [fedus2022switch].
 
     Args:
         features: The length of the last axis of the inputs.
@@ -71,6 +82,7 @@ class Router(Layer):
         noise: "gumbel", "learned" for normal noise with a learned standard deviation, or None.
         balance: The weight of the balance term.
         z: The weight of the squared log normaliser.
+        bias_rate: How far a step moves the bias of an expert that is never chosen. At 0, none moves.
 
     >>> router = Router(16, 8, 2)
     >>> routing = router(torch.randn(4, 10, 16))
@@ -79,7 +91,9 @@ class Router(Layer):
     """
 
     counts: Tensor
-    """The running number of tokens of each expert."""
+    """The running number of tokens that each expert would have in evaluation."""
+    bias: Tensor
+    """What is added to the logits for the choice only."""
 
     def __init__(
         self,
@@ -90,12 +104,15 @@ class Router(Layer):
         noise: Literal["gumbel", "learned"] | None = "gumbel",
         balance: float = 1e-2,
         z: float = 1e-3,
+        bias_rate: float = 5e-3,
     ) -> None:
         super().__init__()
         self.features = require_count("features", features)
         self.experts = require_count("experts", experts, least=2)
         self.k = require_count("k", k, most=experts, of=f", the number of experts, for Router({features}, {experts})")
         self.balance, self.z = require_number("balance", balance), require_number("z", z)
+        self.bias_rate = require_number("bias_rate", bias_rate)
+        self.follows = "bias" if bias_rate > 0 else ""
         if noise is not None:
             require_one_of("noise", noise, "gumbel", "learned")
         self.noise = noise
@@ -103,6 +120,7 @@ class Router(Layer):
         nn.init.normal_(self.weight, std=0.02)
         self.scale_weight = nn.Parameter(torch.zeros(experts, features)) if noise == "learned" else None
         self.register_buffer("counts", torch.zeros(experts))
+        self.register_buffer("bias", torch.zeros(experts))
 
     def forward(
         self,
@@ -113,7 +131,10 @@ class Router(Layer):
     ) -> Routing:
         """Route tokens. `mask` is True where there is a token, and False where there is padding."""
         routing = self._route(x, mask, draws=self.training, generator=generator)
-        counted = count(routing.indices, mask, self.experts) if self.training else None
+        counted = None
+        if self.training:
+            indices = routing.indices if self.noise is None else _largest(self._biased(routing.logits.detach()), self.k)
+            counted = count(indices, mask, self.experts)
         return self._keep(routing, counted)
 
     @torch.no_grad()
@@ -133,9 +154,10 @@ class Router(Layer):
         It is slow, and made for tests and analysis: `Routing.load` has the same mean.
         """
         logits, scale = self._scores(x)
+        biased = self._biased(logits)
         if self.noise is None:
-            return torch.zeros_like(logits).scatter(-1, logits.topk(self.k, -1).indices, 1)
-        return inclusion(logits, scale, self.k, self._law)
+            return torch.zeros_like(logits).scatter(-1, biased.topk(self.k, -1).indices, 1)
+        return inclusion(biased, scale, self.k, self._law)
 
     @property
     def _law(self) -> Noise:
@@ -144,8 +166,9 @@ class Router(Layer):
     def _scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits and the scale of their noise."""
         require_last("x", x, self.features)
-        if torch.is_autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
+        kind = x.device.type
+        if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
                 return self._scores(x)
         wide = cast(x, compute_dtype(x.dtype))
         logits = linear(wide, whole(self.weight).to(wide.dtype))
@@ -153,18 +176,22 @@ class Router(Layer):
             return logits, torch.ones_like(logits)
         return logits, plus(softplus(linear(wide, whole(self.scale_weight).to(wide.dtype))), LEAST_SCALE)
 
+    def _biased(self, logits: Tensor) -> Tensor:
+        return logits + self.bias.to(logits.dtype)
+
     def _route(self, x: Tensor, given: Tensor | None, *, draws: bool, generator: Source | None) -> Routing:
         logits, scale = self._scores(x)
+        biased = self._biased(logits)
         mask = as_mask(given, x.shape[:-1], x.device)
         if draws and self.noise is not None:
             source = of_rows(generator, x.shape[:-1])
             noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=source)
-            noisy = logits + scale * noise
+            noisy = biased + scale * noise
             top, indices = noisy.topk(min(self.k + 1, self.experts), -1)
             indices = indices[..., : self.k]
-            load = load_given_others(logits, scale, noisy, top, self.k, self._law)
+            load = load_given_others(biased, scale, noisy, top, self.k, self._law)
         else:
-            indices = logits.topk(self.k, -1).indices
+            indices = biased.topk(self.k, -1).indices
             load = torch.zeros_like(logits).scatter(-1, indices, 1)
         probabilities = logits.softmax(-1)
         # the softmax of the chosen logits are their probabilities, divided by the sum
@@ -175,15 +202,24 @@ class Router(Layer):
 
     def penalty(self, routing: Routing | None = None) -> Float[Tensor, ""]:
         """Return the penalty of a routing, by default that of the latest training forward."""
-        kept = self._kept(routing)
+        kept = self._kept(routing, Routing)
         if kept is None:
             return self.step.new_zeros((), dtype=torch.float32)
-        load = kept.load if self.noise is not None else kept.probabilities * kept.mask.unsqueeze(-1)
+        load = kept.load
+        if self.noise is None:
+            soft = self.k * kept.probabilities * kept.mask.unsqueeze(-1)
+            load = straight_through(load, soft, lambda soft: soft)
         if world_size() == 1:
             return balance.penalty(load, kept.logits, kept.mask, balance=self.balance, z=self.z)
         sums = [each.view(-1) for each in balance.sums(load, kept.logits, kept.mask)]
         load, square, tokens = sum_over_ranks(torch.cat(sums)).split([self.experts, 1, 1])
         return balance.combined(load, square.squeeze(0), tokens.squeeze(0), balance=self.balance, z=self.z)
+
+    def _follow(self, counts: Tensor, steps: int) -> None:
+        """Move the bias by the relative distance of every load below an even one, at most by the rate."""
+        even = counts.mean()
+        below = ((even - counts) / even.clamp(min=1e-30)).clamp(-1, 1)
+        self.bias += self.bias_rate * steps * (below - below.mean())
 
     @property
     def _is_penalising(self) -> bool:
@@ -202,4 +238,15 @@ class Router(Layer):
 
     def extra_repr(self) -> str:
         """Return the arguments."""
-        return f"{self.features}, {self.experts}, {self.k}, noise={self.noise!r}, balance={self.balance}, z={self.z}"
+        sizes, rates = f"{self.features}, {self.experts}, {self.k}", f"z={self.z}, bias_rate={self.bias_rate}"
+        return f"{sizes}, noise={self.noise!r}, balance={self.balance}, {rates}"
+
+
+def _largest(scores: Tensor, k: int) -> Tensor:
+    """Return the places of the k largest scores: for few, by one maximum after the other, which takes less time."""
+    if k > 2:
+        return scores.topk(k, -1).indices
+    first = scores.argmax(-1, keepdim=True)
+    if k == 1:
+        return first
+    return torch.cat([first, scores.scatter(-1, first, -math.inf).argmax(-1, keepdim=True)], -1)

@@ -60,8 +60,6 @@ class Selector(Layer):
         self.k = require_count("k", k, most=features, of=", the number of features")
         require_one_of("each", each, "point", "batch")
         self.each, self.weight = each, require_number("weight", weight)
-        if isinstance(self.temperature, Tensor) and self.temperature.dim():
-            raise ValueError(f"temperature must be one number, got shape {tuple(self.temperature.shape)}")
         self.logits = nn.Parameter(torch.zeros(features))
 
     def forward(self, x: Float[Tensor, "*batch n"], *, generator: Source | None = None) -> Float[Tensor, "*batch n"]:

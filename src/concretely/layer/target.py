@@ -11,6 +11,8 @@ from .base import Layer, require_number
 from .gate import Gate
 from .rank import whole
 
+ROUNDING = 1e-6
+"""How far a sparsity may be below a target that it is meant to equal."""
 T = TypeVar("T")
 Size = Callable[..., Tensor]
 """A function of the values of all gates that returns the size of what they leave."""
@@ -38,8 +40,11 @@ class Target(Layer):
 
     Make the target part of the model, so that `penalty(model)` finds it. The gates are then not penalised themselves.
 
+    The penalty is of the expected sparsity, and a run ends before it has converged, so that the sparsity in evaluation
+    ends near the target only. `match` then opens or closes the most doubtful gates, until it is what was asked for.
+
     Args:
-        gates: The gates.
+        gates: One gate, or several.
         sparsity: The share to remove, from 0 to 1, or a schedule such as `Warmup(1000, end=0.9)`.
         size: A function of the values of all gates, one tensor each, that returns the size of what they leave, in which
             each gate occurs at most once in a product. By default, it is the number of open gates.
@@ -55,18 +60,17 @@ class Target(Layer):
 
     def __init__(
         self,
-        gates: Iterable[Gate],
+        gates: Gate | Iterable[Gate],
         *,
         sparsity: float | Callable[[int], float],
         size: Size | None = None,
         strength: float = 10.0,
     ) -> None:
         super().__init__()
-        self.governs = tuple(gates)
-        if not self.governs or not all(isinstance(gate, Gate) for gate in self.governs):
-            found = ", ".join(type(gate).__name__ for gate in self.governs) or "none"
-            raise TypeError(f"gates must be one or more Gate layers, got {found}")
+        self.governs = _gates(gates)
         self._set("sparsity", sparsity, lambda value: require_number("sparsity", value, most=1.0))
+        if size is not None and not callable(size):
+            raise TypeError(f"size must be a function of the gates' values, got {type(size).__name__}")
         self.size = size if size is not None else _number
         self.strength = require_number("strength", strength)
         self.multipliers = nn.Parameter(torch.zeros(2))
@@ -78,7 +82,12 @@ class Target(Layer):
     def _sparsity(self, values: Callable[[Any], Tensor]) -> Float[Tensor, ""]:
         """Return the share that gates with these values remove."""
         found = [values(gate) for gate in self.governs]
-        return 1 - self.size(*found) / self.size(*map(torch.ones_like, found))
+        left, full = self.size(*found), self.size(*map(torch.ones_like, found))
+        for each in (left, full):
+            if not isinstance(each, Tensor) or each.dim():
+                kind = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+                raise TypeError(f"size must return a tensor with one number, got {kind}")
+        return 1 - left / full
 
     def penalty(self) -> Float[Tensor, ""]:
         """Return the penalty, with a gradient that lowers the distance and raises the multipliers."""
@@ -103,12 +112,57 @@ class Target(Layer):
             target = torch.as_tensor(self.sparsity, dtype=expected.dtype, device=expected.device)
             return TargetReport(target, expected, actual, self.strength * whole(self.multipliers))
 
+    @torch.no_grad()
+    def match(self, gates: Gate | Iterable[Gate] | None = None) -> None:
+        """Let evaluation keep as many gates as the target allows: those that are open with the largest probabilities.
+
+        It keeps the most gates for which the sparsity is at least the target. A gate that it opens gets the median that
+        was its mean, and the probability of a gate that it closes becomes one minus what it was. Call it once, for
+        example when 80 % of the steps are done, and train the other parameters for the rest with gates in evaluation
+        mode.
+
+        Args:
+            gates: Those of the gates that may be moved. By default, all.
+        """
+        moved: tuple[Any, ...] = self.governs if gates is None else _gates(gates)
+        if not all(any(gate is own for own in self.governs) for gate in moved):
+            raise ValueError("gates must be gates of this target")
+        if any(whole(gate.logits) is not gate.logits for gate in moved):
+            raise RuntimeError("match needs gates that are not sharded: call it before fully_shard")
+        probabilities = torch.cat([gate.open_probabilities().flatten() for gate in moved])
+        order = probabilities.sort(descending=True, stable=True).indices
+
+        def kept(number: int) -> dict[int, Tensor]:
+            chosen = torch.zeros_like(probabilities).index_fill(0, order[:number], 1)
+            parts = zip(moved, chosen.split([gate.shape.numel() for gate in moved]), strict=True)
+            return {id(gate): part.view(gate.shape) for gate, part in parts}
+
+        def sparsity(number: int) -> Tensor:
+            chosen = kept(number)
+            return self._sparsity(lambda gate: chosen.get(id(gate), (gate.values() != 0).to(probabilities.dtype)))
+
+        low, high = 0, len(order)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if sparsity(middle) >= self.sparsity - ROUNDING else (low, middle - 1)
+        for gate in moved:
+            gate.keep(kept(low)[id(gate)].bool())
+
     def decide(self) -> None:
         """Return None: the gates decide."""
 
     def extra_repr(self) -> str:
         """Return the arguments."""
         return f"{len(self.governs)} gates, strength={self.strength}"
+
+
+def _gates(gates: Any) -> tuple[Gate, ...]:
+    """Return gates that were given alone or together."""
+    given = (gates,) if isinstance(gates, nn.Module) else tuple(gates) if isinstance(gates, Iterable) else (gates,)
+    if not given or not all(isinstance(gate, Gate) for gate in given):
+        found = ", ".join(type(gate).__name__ for gate in given) or "none"
+        raise TypeError(f"gates must be one or more Gate layers, got {found}")
+    return given
 
 
 def _number(*values: Tensor) -> Tensor:

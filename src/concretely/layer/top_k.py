@@ -40,7 +40,7 @@ def gumbel_top_k(
     tensor([0., 1., 0., 1.])
     """
     require_floating(scores)
-    if not -scores.dim() <= dim < scores.dim():
+    if isinstance(dim, bool) or not isinstance(dim, int) or not -scores.dim() <= dim < scores.dim():
         raise ValueError(f"dim must be an axis of the scores, got {dim} for scores of shape {tuple(scores.shape)}")
     require_count("k", k, most=scores.shape[dim], of=", the number of items")
     temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
