@@ -18,7 +18,19 @@ from torch import Tensor, empty
 from tests.cases import exhaustive
 from tests.kernel import ROOM, module_of
 
-SHARED_PARTS = ["native", "row", "category", "tile", "launch", "layout", "operator", "library", "deferred", "__init__"]
+SHARED_PARTS = [
+    "native",
+    "row",
+    "category",
+    "tile",
+    "launch",
+    "layout",
+    "operator",
+    "library",
+    "deferred",
+    "context",
+    "__init__",
+]
 """Modules of which kernels are made, and those without any."""
 OPERATIONS = sorted(path.stem for path in ROOM.glob("*.py") if path.stem not in SHARED_PARTS)
 SIZES = [(2, 50, 200), (1, 1, 1), (3, 5, 7)]

@@ -103,3 +103,32 @@ def unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequ
 def listed(argument: Any) -> list[Any]:
     """Return a list, or the list of anything else."""
     return argument if isinstance(argument, list) else [argument]
+
+
+def reshaped(leaves: Sequence[Any], shapes: Sequence[Sequence[int] | None]) -> Sequence[Any]:
+    """Return leaves of which the first have these shapes, where there is both a leaf and a shape."""
+    if not shapes:
+        return leaves
+    found = list(leaves)
+    for place, shape in enumerate(shapes):
+        if shape is not None and found[place] is not None:
+            found[place] = found[place].reshape(shape)
+    return found
+
+
+def as_shaped(made: Tensor, shape: Sequence[int] | None) -> Tensor:
+    """Return a tensor that nothing else refers to in another shape, which is not a view where this is possible.
+
+    Autograd does not allow that the views which one function returns are modified in place.
+    """
+    if shape is None:
+        return made
+    return made.resize_(shape) if made.is_contiguous() else made.reshape(shape)
+
+
+def with_tensor_keys(leaves: Sequence[Any]) -> Sequence[Any]:
+    """Return leaves in which keys of two numbers are tensors, as definitions and operators of torch take them."""
+    if tuple not in map(type, leaves):
+        return leaves
+    device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
+    return [torch.tensor([leaf], device=device) if type(leaf) is tuple else leaf for leaf in leaves]

@@ -17,25 +17,46 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import zip_longest
 from types import ModuleType
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
-from torch._C import _get_function_stack_at, _len_torch_function_stack
-from torch._C._functorch import TransformType, get_interpreter_stack
-from torch.autograd import forward_ad
-from torch.utils._device import DeviceContext
+from torch import Tensor
 
-from .library import batched, contiguous, flattened, listed, memory, parameter, registered, schema_type, unflattened
+from .context import is_plain as is_plain
+from .context import is_transformed
+from .context import is_watched as is_watched
+from .library import (
+    as_shaped,
+    batched,
+    contiguous,
+    flattened,
+    listed,
+    memory,
+    parameter,
+    registered,
+    reshaped,
+    schema_type,
+    unflattened,
+    with_tensor_keys,
+)
 
 _DISABLED: set[str] = set()
-_PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Arranged = tuple[Sequence[Any], Callable[[Any], Any]]
-"""The arguments of a kernel, and a function that restores the shapes of its results."""
+Shapes = Sequence[Sequence[int] | None]
+Arranged = tuple[Sequence[Any], Shapes, Shapes]
+"""The arguments of a kernel, the shapes that it takes its first tensors in, and the shapes of its results."""
+
+
+class Call(NamedTuple):
+    """How a kernel is called, besides the leaves of its arguments (see `Operator.launched`)."""
+
+    structure: list[int | None] | None
+    taken: Shapes = ()
+    returned: Shapes = ()
+    connects: bool = False
 
 
 def operator(
@@ -66,9 +87,8 @@ def operator(
         kernel: The module with the kernel.
         eligible: A condition on the arguments under which the kernel can run. In addition, the first tensor must be on
             the current GPU and, unless `takes_float64`, not in float64.
-        arrange: A function that converts the arguments to those of the kernel and returns how to restore the results,
-            for kernels that take other shapes or have extra options. The definition must compute the same result from
-            the arguments of the kernel.
+        arrange: A function that returns the arguments with the options of the kernel, the shapes that it takes its
+            first tensors in, and those of the results. The definition must compute the same result from them.
         nondifferentiable: The indices of outputs without a gradient.
         takes_float64: Whether the kernel also computes in float64.
     """
@@ -166,32 +186,39 @@ class Operator(Generic[P, R]):
         if not is_launchable(first if isinstance(first, Tensor) else first[0]):
             return self.definition(*given, **named)
         arguments = self._complete(given, named)
-        if not self._is_eligible(arguments) or _is_transformed():
+        if not self._is_eligible(arguments) or is_transformed():
             return self.definition(*given, **named)
         if self._arrange is None:
             return cast("R", self.launched(*arguments))
-        arranged, restore = self._arrange(*arguments)
-        return cast("R", restore(self.launched(*arranged)))
+        arranged, taken, returned = self._arrange(*arguments)
+        return cast("R", self.launched(*arranged, taken=taken, returned=returned))
 
-    def launched(self, *arguments: Any) -> Any:
+    def launched(self, *arguments: Any, taken: Shapes = (), returned: Shapes = (), connects: bool = False) -> Any:
         """Call the kernel, which must be eligible, with all its arguments, in which sequences of tensors are lists.
+
+        The kernel takes its first tensors in the shapes `taken`, and its results are returned in the shapes `returned`;
+        None keeps a shape. With `connects`, outputs without a gradient have a gradient of zero where an autograd
+        function records the call. A key may be two numbers instead of a tensor.
 
         It is called as an operator of torch if torch must see it, else as an autograd function or directly.
         """
         leaves, structure = flattened(arguments)
-        if not is_plain(leaves) or is_watched():
-            return self.registered(*arguments)
-        if torch.is_grad_enabled():
+        is_direct = is_plain(leaves) and not is_watched()
+        if is_direct and torch.is_grad_enabled():
             for each in leaves:
                 if isinstance(each, Tensor) and each.requires_grad:
-                    return self._apply(*leaves, structure)
-        return self._forward(*arguments)
+                    return self._apply(*leaves, Call(structure, taken, returned, connects))
+        arguments = unflattened(reshaped(leaves, taken), structure)  # type: ignore[assignment]
+        found = self._forward(*arguments) if is_direct else self.registered(*with_tensor_keys(arguments))
+        if not returned:
+            return found
+        return found.view(returned[0]) if isinstance(found, Tensor) else tuple(reshaped(found, returned))
 
     def runs_kernel(self, *arguments: Any) -> bool:
         """Return whether a call with these arguments would run the kernel."""
         first = arguments[self._first]
         first = first if isinstance(first, Tensor) else first[0]
-        return is_launchable(first) and self._is_eligible(arguments) and not _is_transformed()
+        return is_launchable(first) and self._is_eligible(arguments) and not is_transformed()
 
     @cached_property
     def _module(self) -> ModuleType:
@@ -263,37 +290,46 @@ class Operator(Generic[P, R]):
         """Save what the gradient of the operator of torch needs. The operator may have run the definition."""
         leaves, structure = flattened(inputs)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        self._save(ctx, leaves, structure, output, by_kernel=is_launchable(first) and self._is_eligible(inputs))
+        by_kernel = is_launchable(first) and self._is_eligible(inputs)
+        self._save(ctx, leaves, Call(structure), (output,) if isinstance(output, Tensor) else output, by_kernel)
 
-    def _save(self, ctx: Any, leaves: Sequence[Any], structure: Any, output: Any, *, by_kernel: bool) -> None:
+    def _save(self, ctx: Any, leaves: Sequence[Any], call: Call, outputs: Sequence[Tensor], by_kernel: bool) -> None:
         """Save what the gradient needs: all input and output tensors."""
-        outputs = (output,) if isinstance(output, Tensor) else output
-        ctx.structure, ctx.by_kernel = structure, by_kernel
+        ctx.call, ctx.by_kernel = call, by_kernel
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx.set_materialize_grads(False)
-        if self._nondifferentiable:
+        if self._nondifferentiable and not call.connects:
             ctx.mark_non_differentiable(*[outputs[place] for place in self._nondifferentiable])
         ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, Tensor)], *outputs)
 
-    def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> list[Tensor | None]:
+    def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves of the arguments, or None for leaves without one."""
         if all(each is None for each in by):
             return [None] * len(needs)
-        saved = iter(ctx.saved_tensors)
-        leaves = [next(saved) if other is None else other[0] for other in ctx.others]
-        outputs = tuple(saved)
+        saved, call = iter(ctx.saved_tensors), ctx.call
+        given = [next(saved) if other is None else other[0] for other in ctx.others]
+        leaves, outputs = reshaped(given, call.taken), tuple(saved)
+        if call.returned:
+            by, outputs = reshaped(by, ctx.raw), tuple(reshaped(outputs, ctx.raw))
         if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
-            return self._pulled_by_definition(by, leaves, ctx.structure, needs)
-        inputs = unflattened(leaves, ctx.structure)
-        if is_plain([*by, *leaves]):
-            return self._pulled_by_kernel(by, inputs, outputs, needs)
-        found = iter(self.backward(list(by), *inputs, list(outputs), needs))
-        return [next(found) if needed else None for needed in needs]
+            found = self._pulled_by_definition(by, with_tensor_keys(leaves), call.structure, needs)
+        elif is_plain([*by, *leaves]):
+            found = self._pulled_by_kernel(by, unflattened(leaves, call.structure), outputs, needs)
+        else:
+            inputs = unflattened(with_tensor_keys(leaves), call.structure)
+            left = iter(self.backward(list(by), *inputs, list(outputs), needs))
+            found = [next(left) if needed else None for needed in needs]
+        if call.connects:  # an output without a gradient may be all that is differentiated
+            found = [
+                torch.zeros_like(leaf) if needed and each is None else each
+                for leaf, each, needed in zip(leaves, found, needs, strict=True)
+            ]
+        return reshaped(found, [shape and each.shape for each, shape in zip(given, call.taken, strict=False)])
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients for the operator of torch, which has a list of gradients for each list of tensors."""
         found = self._pull(ctx, by, list(flattened(ctx.needs_input_grad)[0]))
-        return tuple(unflattened(found, ctx.structure))
+        return tuple(unflattened(found, ctx.call.structure))
 
     def _pulled_by_kernel(
         self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
@@ -309,7 +345,7 @@ class Operator(Generic[P, R]):
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
 
     def _pulled_by_definition(
-        self, by: Sequence[Tensor | None], leaves: list[Any], structure: Any, needs: list[bool]
+        self, by: Sequence[Tensor | None], leaves: Sequence[Any], structure: Any, needs: list[bool]
     ) -> list[Tensor | None]:
         again = torch.is_grad_enabled()
         with torch.enable_grad():
@@ -342,44 +378,17 @@ class Operator(Generic[P, R]):
         class Kernel(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
-                leaves, structure = given[:-1], given[-1]
-                found = operator._forward(*unflattened(leaves, structure))
-                operator._save(ctx, leaves, structure, found, by_kernel=True)
-                return found
+                leaves, call = given[:-1], given[-1]
+                found = operator._forward(*unflattened(reshaped(leaves, call.taken), call.structure))
+                outputs = (found,) if isinstance(found, Tensor) else found
+                if call.returned:
+                    ctx.raw = [each.shape for each in outputs]
+                    outputs = tuple(map(as_shaped, outputs, call.returned))
+                operator._save(ctx, leaves, call, outputs, True)
+                return outputs[0] if isinstance(found, Tensor) else outputs
 
             @staticmethod
             def backward(ctx: Any, *by: Tensor | None) -> Any:
                 return *operator._pull(ctx, by, list(ctx.needs_input_grad[:-1])), None
 
         return Kernel
-
-
-def _is_transformed() -> bool:
-    """Return whether `torch.func` or forward-mode differentiation is active, for which operators have no rules."""
-    return forward_ad._current_level >= 0 or _has_derivative_on_stack()
-
-
-def _has_derivative_on_stack() -> bool:
-    stack = get_interpreter_stack()
-    return bool(stack) and any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
-
-
-_has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def is_watched() -> bool:
-    """Whether a mode of torch, other than a default device, has to see every call."""
-    count = _len_torch_function_stack()
-    return count > 0 and not all(isinstance(_get_function_stack_at(index), DeviceContext) for index in range(count))
-
-
-def is_plain(leaves: Sequence[Any]) -> bool:
-    """Return whether no compiler, transform or dispatch mode of torch must see a call as an operator."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
-        return False
-    # tensor subclasses may represent something else
-    return _PLAIN.issuperset(map(type, leaves)) or not any(
-        issubclass(kind, Tensor) for kind in {type(each) for each in leaves} - _PLAIN
-    )
