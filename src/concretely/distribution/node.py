@@ -127,8 +127,8 @@ class Node(Variable, Distribution):
         logits = self.logits
         if not logits.requires_grad or log_prob.requires_grad or not torch.is_grad_enabled():
             return log_prob
-        # the sign has a gradient of zero; a compiler computes what depends on the logits in one pass with the draw
-        zero = logits.sign() * 0
+        # a zero whose gradient is zero; as it is computed from the logits, a compiler draws and scores in one pass
+        zero = (logits.sign() / 2).trunc()
         return log_prob + (zero.sum(-1) if self.law.category_axes else zero)
 
     def log_prob(self, value: Tensor) -> Tensor:
