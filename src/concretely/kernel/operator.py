@@ -293,12 +293,14 @@ class Operator(Generic[P, R]):
         by_kernel = is_launchable(first) and self._is_eligible(inputs)
         self._save(ctx, leaves, Call(structure), (output,) if isinstance(output, Tensor) else output, by_kernel)
 
-    def _save(self, ctx: Any, leaves: Sequence[Any], call: Call, outputs: Sequence[Tensor], by_kernel: bool) -> None:
+    def _save(self, ctx: Any, leaves: Sequence[Any], call: Call, outputs: Sequence[Any], by_kernel: bool) -> None:
         """Save what the gradient needs: all input and output tensors."""
         ctx.call, ctx.by_kernel = call, by_kernel
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx.set_materialize_grads(False)
-        if self._nondifferentiable and not call.connects:
+        if call.connects:  # then they are the caller's, who may modify them in place, and no gradient needs them
+            outputs = [None if place in self._nondifferentiable else each for place, each in enumerate(outputs)]
+        elif self._nondifferentiable:
             ctx.mark_non_differentiable(*[outputs[place] for place in self._nondifferentiable])
         ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, Tensor)], *outputs)
 
@@ -317,7 +319,8 @@ class Operator(Generic[P, R]):
             found = self._pulled_by_kernel(by, unflattened(leaves, call.structure), outputs, needs)
         else:
             inputs = unflattened(with_tensor_keys(leaves), call.structure)
-            left = iter(self.backward(list(by), *inputs, list(outputs), needs))
+            made = [leaves[0].new_empty(0) if each is None else each for each in outputs]
+            left = iter(self.backward(list(by), *inputs, made, needs))
             found = [next(left) if needed else None for needed in needs]
         if call.connects:  # an output without a gradient may be all that is differentiated
             found = [
