@@ -69,13 +69,19 @@ def pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
     n, out = soft.shape[-1], torch.empty_like(soft)
     total = soft.numel() // n
     if total:
-        width = power(n)
-        rows = max(min(1024 // width, power(ceil_div(total, 512))), 1)
+        rows, width, warps = _pull_tile(total, n)
         _pull[ceil_div(total, rows),](
-            by.contiguous(), soft, out, 1 / temperature, total,
-            N=n, ROWS=rows, WIDTH=width, num_warps=min(max(rows * width // 256, 1), 16),
-        )  # fmt: skip
+            by.contiguous(), soft, out, 1 / temperature, total, N=n, ROWS=rows, WIDTH=width, num_warps=warps
+        )
     return out
+
+
+@lru_cache(maxsize=256)
+def _pull_tile(total: int, n: int) -> tuple[int, int, int]:
+    """Return the rows and the width of a tile, and its warps. A thread has eight numbers, as many as two loads."""
+    width = power(n)
+    rows = max(min(1024 // width, power(ceil_div(total, 512))), 1)
+    return rows, width, min(max(rows * width // 256, 1), 16)
 
 
 @lru_cache(maxsize=256)

@@ -265,9 +265,9 @@ class Operator(Generic[P, R]):
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
         """Return the gradients that are needed, computed by the kernel."""
         *inputs, outputs, needs = given
-        leaves = flattened(inputs)[0]
+        leaves, structure = flattened(inputs)
         with launching(leaves[needs.index(True)].device):
-            found = self._pulled_by_kernel(by, inputs, outputs, needs)
+            found = self._pulled_by_kernel(by, leaves, structure, outputs, needs)
         # an operator of torch must return new memory, and no tensor twice
         taken = {memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
         gradients = []
@@ -306,7 +306,7 @@ class Operator(Generic[P, R]):
 
     def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves of the arguments, or None for leaves without one."""
-        if all(each is None for each in by):
+        if not any(each is not None for each in by):
             return [None] * len(needs)
         saved, call = iter(ctx.saved_tensors), ctx.call
         given = [next(saved) if other is None else other[0] for other in ctx.others]
@@ -316,7 +316,7 @@ class Operator(Generic[P, R]):
         if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
             found = self._pulled_by_definition(by, with_tensor_keys(leaves), call.structure, needs)
         elif is_plain([*by, *leaves]):
-            found = self._pulled_by_kernel(by, unflattened(leaves, call.structure), outputs, needs)
+            found = self._pulled_by_kernel(by, leaves, call.structure, outputs, needs)
         else:
             inputs = unflattened(with_tensor_keys(leaves), call.structure)
             made = [leaves[0].new_empty(0) if each is None else each for each in outputs]
@@ -335,14 +335,14 @@ class Operator(Generic[P, R]):
         return tuple(unflattened(found, ctx.call.structure))
 
     def _pulled_by_kernel(
-        self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
+        self, by: Sequence[Any], leaves: Sequence[Any], lengths: Any, outputs: Sequence[Any], needs: Sequence[bool]
     ) -> list[Tensor | None]:
         assert self._backward is not None
-        lengths = flattened(inputs)[1]
-        nested = needs if lengths is None else [any(listed(each)) for each in unflattened(needs, lengths)]
-        gradients = self._backward(tuple(by), tuple(nested), tuple(inputs), tuple(outputs))
-        if lengths is not None:
-            pairs = zip_longest(lengths, gradients)
+        if lengths is None:
+            gradients = self._backward(by, needs, leaves, outputs)
+        else:
+            nested = [any(listed(each)) for each in unflattened(needs, lengths)]
+            pairs = zip_longest(lengths, self._backward(by, nested, unflattened(leaves, lengths), outputs))
             lists = ([None] * length if each is None and length is not None else each for length, each in pairs)
             gradients = [gradient for each in lists for gradient in listed(each)]
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
