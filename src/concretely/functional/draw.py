@@ -7,7 +7,7 @@ variable before squashing; a squashing maps it to a bounded value.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -72,8 +72,8 @@ def draw_node(
     # two operations of a binary node are recorded by autograd in less time than a function of several is called
     is_long = squashing is not None or law.category_axes > 0 or connects
     if is_long and law.pull is not None and _is_positive(temperature[0]) and is_recorded(logits):
-        given = logits, noise, law, temperature[0], squashing, connects
-        node, value, log_density = _Push.apply(*given)  # type: ignore[no-untyped-call]
+        pushed = logits, noise, law, temperature[0], squashing, connects
+        node, value, log_density = _Push.apply(*pushed)  # type: ignore[no-untyped-call]
         if log_density is not None:
             return Drawn(node if value is None else value, lambda: log_density, node=node)
     else:
@@ -92,7 +92,7 @@ def _key(generator: Source | None, logits: Tensor) -> Tensor | tuple[int, int]:
 
     A graph that is captured or traced would draw the same numbers again.
     """
-    if logits.is_cuda and not isinstance(generator, Keys) and is_plain((logits,)) and not is_watched():
+    if logits.is_cuda and not isinstance(generator, Keys | Slice) and is_plain((logits,)) and not is_watched():
         is_recording = torch.cuda.is_current_stream_capturing() or torch._C._get_tracing_state() is not None
         if not is_recording and (generator is None or generator.device == logits.device):
             return numbers_of(generator, logits.device)
@@ -217,15 +217,35 @@ def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     if isinstance(temperature, Tensor):
         return temperature.to(like.device, torch.float64).reshape(1)
     is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # asked first, as a compiler cannot go on
-    if is_kept and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return _constant(temperature, like.device)
-    return filled((1,), temperature, like.device)
+    return _CONSTANTS.of(temperature, like.device) if is_kept else filled((1,), temperature, like.device)
 
 
-@lru_cache(maxsize=64)
-def _constant(number: float, device: torch.device) -> Float64[Tensor, " 1"]:
-    """Return a number on a device. The latest numbers are kept, since filling a tensor is a launch of its own."""
-    return torch.full((1,), number, dtype=torch.float64, device=device)
+class _Constants:
+    """Numbers as tensors on devices. The latest are kept, since filling a tensor is a launch of its own.
+
+    A CUDA graph reads those that were made before it was captured. They are kept as long as the program runs.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._latest = dict[tuple[float, torch.device], Tensor]()
+        self._captured = dict[tuple[float, torch.device], Tensor]()
+
+    def of(self, number: float, device: torch.device) -> Float64[Tensor, " 1"]:
+        key = number, device
+        known = self._latest.get(key, self._captured.get(key))
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if known is None:
+                return filled((1,), number, device)  # in the memory of the graph, which fills it in each replay
+            self._captured[key] = known
+        elif known is None:
+            if len(self._latest) == self._most:
+                self._latest.clear()
+            known = self._latest[key] = torch.full((1,), number, dtype=torch.float64, device=device)
+        return known
+
+
+_CONSTANTS = _Constants(64)
 
 
 def _from_kernel(

@@ -17,46 +17,26 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import zip_longest
 from types import ModuleType
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C import _get_function_stack_at, _len_torch_function_stack
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
-from .context import is_plain as is_plain
-from .context import is_transformed
-from .context import is_watched as is_watched
-from .library import (
-    as_shaped,
-    batched,
-    contiguous,
-    flattened,
-    listed,
-    memory,
-    parameter,
-    registered,
-    reshaped,
-    schema_type,
-    unflattened,
-    with_tensor_keys,
-)
+from . import library
+from .library import Call, Shapes, flattened, listed, reshaped, unflattened, with_tensor_keys
 
 _DISABLED: set[str] = set()
+_PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, tuple, type(None)))
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Shapes = Sequence[Sequence[int] | None]
 Arranged = tuple[Sequence[Any], Shapes, Shapes]
 """The arguments of a kernel, the shapes that it takes its first tensors in, and the shapes of its results."""
-
-
-class Call(NamedTuple):
-    """How a kernel is called, besides the leaves of its arguments (see `Operator.launched`)."""
-
-    structure: list[int | None] | None
-    taken: Shapes = ()
-    returned: Shapes = ()
-    connects: bool = False
 
 
 def operator(
@@ -165,18 +145,18 @@ class Operator(Generic[P, R]):
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
         self._defaults = tuple(each.default for each in given.values())
-        parameters = [parameter(name, schema_type(each.annotation)) for name, each in given.items()]
+        parameters = [library.parameter(name, library.schema_type(each.annotation)) for name, each in given.items()]
         self._first = next(i for i, each in enumerate(parameters) if each.annotation in (Tensor, list[Tensor]))
-        returned = schema_type(self._signature.return_annotation)
-        self.registered = registered(name, self._launch, parameters, returned)
-        self.registered.register_fake(lambda *given: contiguous(self._defined(*given)))
-        self.registered.register_vmap(lambda *given: batched(self.registered, *given))
+        returned = library.schema_type(self._signature.return_annotation)
+        self.registered = library.registered(name, self._launch, parameters, returned)
+        self.registered.register_fake(lambda *given: library.contiguous(self._defined(*given)))
+        self.registered.register_vmap(lambda *given: library.batched(self.registered, *given))
         self.registered.register_autograd(self._pull_nested, setup_context=self._save_registered)
-        trail = [parameter("outputs", list[Tensor]), parameter("needs", list[bool])]
-        parameters = [parameter("by", list[Tensor | None]), *parameters, *trail]
-        self.backward = registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
-        self.backward.register_fake(self._fake_backward)
-        self.backward.register_vmap(lambda *given: batched(self.backward, *given))
+        trail = [library.parameter("outputs", list[Tensor]), library.parameter("needs", list[bool])]
+        parameters = [library.parameter("by", list[Tensor | None]), *parameters, *trail]
+        self.backward = library.registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
+        self.backward.register_fake(library.empty_gradients)
+        self.backward.register_vmap(lambda *given: library.batched(self.backward, *given))
         # calls are plain, for which torch's own `apply` does nothing more than that of its base class
         self._apply: Callable[..., Any] = super(torch.autograd.Function, self._function()).apply  # type: ignore[misc]
 
@@ -212,7 +192,7 @@ class Operator(Generic[P, R]):
         found = self._forward(*arguments) if is_direct else self.registered(*with_tensor_keys(arguments))
         if not returned:
             return found
-        return found.view(returned[0]) if isinstance(found, Tensor) else tuple(reshaped(found, returned))
+        return reshaped([found], returned)[0] if isinstance(found, Tensor) else tuple(reshaped(found, returned))
 
     def runs_kernel(self, *arguments: Any) -> bool:
         """Return whether a call with these arguments would run the kernel."""
@@ -260,7 +240,7 @@ class Operator(Generic[P, R]):
         with launching(first.device):
             if is_launchable(first) and self._is_eligible(arguments):
                 return self._forward(*arguments)
-        return contiguous(self._defined(*arguments))
+        return library.contiguous(self._defined(*arguments))
 
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
         """Return the gradients that are needed, computed by the kernel."""
@@ -269,22 +249,14 @@ class Operator(Generic[P, R]):
         with launching(leaves[needs.index(True)].device):
             found = self._pulled_by_kernel(by, leaves, structure, outputs, needs)
         # an operator of torch must return new memory, and no tensor twice
-        taken = {memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
+        taken = {library.memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
         gradients = []
         for leaf, gradient, needed in zip(leaves, found, needs, strict=True):
             if needed:
                 gradient = torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
-                gradients.append(gradient.clone() if memory(gradient) in taken else gradient)
-                taken.add(memory(gradient))
+                gradients.append(gradient.clone() if library.memory(gradient) in taken else gradient)
+                taken.add(library.memory(gradient))
         return gradients
-
-    def _fake_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
-        *inputs, _, needs = given
-        return [
-            torch.empty_like(leaf, memory_format=torch.contiguous_format)
-            for leaf, needed in zip(flattened(inputs)[0], needs, strict=True)
-            if needed
-        ]
 
     def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Save what the gradient of the operator of torch needs. The operator may have run the definition."""
@@ -314,7 +286,7 @@ class Operator(Generic[P, R]):
         if call.returned:
             by, outputs = reshaped(by, ctx.raw), tuple(reshaped(outputs, ctx.raw))
         if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
-            found = self._pulled_by_definition(by, with_tensor_keys(leaves), call.structure, needs)
+            found = library.pulled_back(self._defined, by, with_tensor_keys(leaves), call.structure, needs)
         elif is_plain([*by, *leaves]):
             found = self._pulled_by_kernel(by, leaves, call.structure, outputs, needs)
         else:
@@ -347,30 +319,6 @@ class Operator(Generic[P, R]):
             gradients = [gradient for each in lists for gradient in listed(each)]
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
 
-    def _pulled_by_definition(
-        self, by: Sequence[Tensor | None], leaves: Sequence[Any], structure: Any, needs: list[bool]
-    ) -> list[Tensor | None]:
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # one argument may depend on another, through which no gradient must pass here
-            leaves = [
-                leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
-                for leaf, needed in zip(leaves, needs, strict=True)
-            ]
-            output = self._defined(*unflattened(leaves, structure))
-            outputs = (output,) if isinstance(output, Tensor) else output
-            pairs = [
-                (each, gradient)
-                for each, gradient in zip(outputs, by, strict=True)
-                if gradient is not None and each.requires_grad
-            ]
-            wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
-            if not pairs or not wanted:
-                return [None] * len(needs)
-            heads, slopes = zip(*pairs, strict=True)
-            found = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
-        return [next(found) if needed else None for needed in needs]
-
     def _function(self) -> type[torch.autograd.Function]:
         """Return the kernel as an autograd function, which avoids torch's dispatcher.
 
@@ -386,7 +334,7 @@ class Operator(Generic[P, R]):
                 outputs = (found,) if isinstance(found, Tensor) else found
                 if call.returned:
                     ctx.raw = [each.shape for each in outputs]
-                    outputs = tuple(map(as_shaped, outputs, call.returned))
+                    outputs = tuple(map(library.as_shaped, outputs, call.returned))
                 operator._save(ctx, leaves, call, outputs, True)
                 return outputs[0] if isinstance(found, Tensor) else outputs
 
@@ -395,3 +343,37 @@ class Operator(Generic[P, R]):
                 return *operator._pull(ctx, by, list(ctx.needs_input_grad[:-1])), None
 
         return Kernel
+
+
+def is_transformed() -> bool:
+    """Return whether `torch.func` or forward-mode differentiation is active, for which operators have no rules."""
+    return forward_ad._current_level >= 0 or _has_derivative_on_stack()
+
+
+def _has_derivative_on_stack() -> bool:
+    stack = get_interpreter_stack()
+    return bool(stack) and any(each.key() in (TransformType.Grad, TransformType.Jvp) for each in stack)
+
+
+_has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_watched() -> bool:
+    """Whether a mode of torch has to see every call: all but default devices and those with `sees_all = False`."""
+    count = _len_torch_function_stack()
+    if not count:
+        return False
+    modes = (_get_function_stack_at(index) for index in range(count))
+    return any(getattr(mode, "sees_all", not isinstance(mode, DeviceContext)) for mode in modes)
+
+
+def is_plain(leaves: Sequence[Any]) -> bool:
+    """Return whether no compiler, transform or dispatch mode of torch must see a call as an operator."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    if torch._C._len_torch_dispatch_stack() or forward_ad._current_level >= 0:
+        return False
+    # tensor subclasses may represent something else
+    return _PLAIN.issuperset(map(type, leaves)) or not any(
+        issubclass(kind, Tensor) for kind in {type(each) for each in leaves} - _PLAIN
+    )
