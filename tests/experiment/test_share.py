@@ -7,7 +7,6 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -25,6 +24,7 @@ from concretely.file import exclusive_dir, local_locks
 from concretely.training import loop
 from concretely.training.recipe import Member, resolve
 
+from ..process import forked
 from .child import SLEEP_AT, work
 
 PATIENCE = 120.0
@@ -141,8 +141,7 @@ def test_a_process_that_waits_can_be_stopped(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_taken_over_and_every_step_is_taken_once(
     tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "concretely.experiment.plan", "concretely.data"])
+    context = forked()
     folder, processes, pipes = tmp_path / "shared", [], []
     for sleeps in (True, False):
         ours, theirs = context.Pipe(duplex=False)

@@ -1,15 +1,15 @@
 """Two ranks equal one process: penalties, their gradients and the running statistics."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing import spawn
 
 from concretely.layer import Codebook, ConcreteDropout, Levels, Router, advance, penalty
+
+from ..training import ranks
 
 RANKS, TOKENS, FEATURES = 2, 24, 6
 
@@ -52,13 +52,13 @@ def found(own: Model, output: Tensor, total: Tensor) -> dict[str, Any]:
     return {"penalty": total.detach(), **whole, **sums}
 
 
-def work(rank: int, folder: str) -> None:
+def work() -> dict[str, dict[str, Any]]:
+    """What a rank finds with each of torch's wrappers."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    store = distributed.FileStore(str(Path(folder) / "store"), RANKS)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    x, mask = (each.chunk(RANKS)[rank] for each in batch())
+    distributed.init_process_group("gloo")
+    x, mask = (each.chunk(RANKS)[distributed.get_rank()] for each in batch())
     own = model()
     wrapped = DistributedDataParallel(own)
     results = {"ddp": found(own, wrapped(x, mask), penalty(wrapped))}
@@ -66,8 +66,7 @@ def work(rank: int, folder: str) -> None:
     distributed.device_mesh.init_device_mesh("cpu", (RANKS,))
     fully_shard(sharded)
     results["fsdp"] = found(sharded, sharded(x, mask), penalty(sharded))
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    distributed.destroy_process_group()
+    return results
 
 
 @pytest.mark.slow
@@ -75,10 +74,8 @@ def work(rank: int, folder: str) -> None:
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
     own = model()
     expected = found(own, own(*batch()), penalty(own))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    spawn(work, (str(tmp_path),), nprocs=RANKS)
-    for rank in range(RANKS):
-        for name, results in torch.load(tmp_path / f"{rank}.pt").items():
+    for rank, (_, each, _) in enumerate(ranks.launch(work, RANKS, tmp_path)):
+        for name, results in each.items():
             for key, tensor in results.items():
                 torch.testing.assert_close(
                     tensor, expected[key], msg=lambda text, at=(rank, name, key): f"{at}: {text}"

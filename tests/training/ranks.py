@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from concretely.training.loop import train
 from concretely.training.parallel import World, join
 from concretely.training.train_state import TrainState
 
+from ..process import forked
 from . import example, own
 
 SECONDS = 100
 """After this time, ranks are taken for stuck."""
-PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "concretely.data", "tests.training.ranks"]
 ESTIMATORS: dict[str, Any] = {
     "concrete": (c.Pathwise(0.5), 3),
     "logistic-normal": (c.Pathwise(0.5, noise="normal"), 1),
@@ -45,8 +44,7 @@ def launch(
 ) -> list[tuple[int | None, Any, str]]:
     """Call a function on every rank; return each one's exit code, what it returned, and what it printed on stderr."""
     folder.mkdir(parents=True, exist_ok=True)
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = forked()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -51,14 +51,14 @@ def draw_node(
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
     has_kernel = law.draw is not None and registry.is_launchable(logits) and not _is_fused(generator)
-    if has_kernel and logits.numel() and all(map(_is_one_number, temperature)):
+    if has_kernel and logits.numel() and all(map(is_one_number, temperature)):
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
         runs_kernel = law.draw.runs_kernel(logits, None, None, samples, name, 1)
         if runs_kernel and isinstance(generator, Slice):
             generator = _of_one_key(generator, logits.device)
         elif runs_kernel:
-            given = logits, _of_member(logits, *temperature), _key(generator, logits), samples, name
+            given = logits, of_member(logits, *temperature), _key(generator, logits), samples, name
             shape, width = Size((*sample_shape, *logits.shape[:lead])), logits.shape[lead:]
             ends = width, None if name == "none" else (1,) if name == "corner" else _width_of(name, width)
             node, value, summed = _from_kernel(law, given, shape, ends, axes, connects=connects)
@@ -143,9 +143,9 @@ class _Push(torch.autograd.Function):
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
     """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
     defined = partial(law.log_density, value, logits, *temperature)
-    if law.score is None or _is_fused() or not all(map(_is_one_number, temperature)):
+    if law.score is None or _is_fused() or not all(map(is_one_number, temperature)):
         return sum_axes(cast(defined(), logits.dtype), axes)
-    return _scored(law, value, logits, lambda: _of_member(value, *temperature), axes, defined)
+    return _scored(law, value, logits, lambda: of_member(value, *temperature), axes, defined)
 
 
 def draw_state(
@@ -205,14 +205,14 @@ def _is_positive(temperature: Temperature) -> bool:
     return isinstance(temperature, float) and temperature > 0
 
 
-def _is_one_number(temperature: Temperature) -> bool:
+def is_one_number(temperature: Temperature) -> bool:
     """Return whether a kernel supports the temperature: one positive number without gradient."""
     if isinstance(temperature, Tensor):
         return temperature.dim() == 0 and not temperature.requires_grad
     return temperature > 0
 
 
-def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
+def of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     """Return the temperature as a kernel expects it: one number per member."""
     if isinstance(temperature, Tensor):
         return temperature.to(like.device, torch.float64).reshape(1)
