@@ -117,6 +117,7 @@ def test_numbers_are_of_a_generator_that_moves_on() -> None:
 
 @pytest.mark.parametrize("reason", ["none", "keys", "captured", "traced", "watched", "other device"])
 def test_a_draw_that_is_recorded_has_its_key_in_memory(reason: str) -> None:
+    in_memory = torch.tensor([[1, 2]])
     logits = mock.Mock(spec=Tensor, is_cuda=True, device=torch.device("cuda:0"))
     generator = mock.Mock(spec=torch.Generator, device=torch.device("cuda:0"))
     generator = Keys(torch.tensor([[1, 2]])) if reason == "keys" else generator
@@ -128,6 +129,6 @@ def test_a_draw_that_is_recorded_has_its_key_in_memory(reason: str) -> None:
         mock.patch("torch.cuda.is_current_stream_capturing", return_value=reason == "captured"),
         mock.patch("torch._C._get_tracing_state", return_value=object() if reason == "traced" else None),
         mock.patch.object(draw, "numbers_of", return_value=KEY),
-        mock.patch.object(draw, "key_of", return_value="tensor"),
+        mock.patch.object(draw, "key_of", return_value=in_memory),
     ):
-        assert draw._key(generator, logits) == (KEY if reason == "none" else "tensor")
+        assert draw._key(generator, logits) is (KEY if reason == "none" else in_memory)
