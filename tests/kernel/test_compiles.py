@@ -28,6 +28,8 @@ MANY = [48, 50, 200_000]
 """Samples of so many rows that programs have a warp each: quarters begin with the same point or not, or count far."""
 SHARED = 227 * 1024
 """The bytes that a program can share on a GPU of compute capability 9.0."""
+NUMBERS = 2**62, 2**62
+"""A key of two numbers."""
 HALF, DOUBLE = torch.bfloat16, torch.float64
 NEEDS = [(True, True), (True, False), (False, True)]
 PRODUCTS = ["tf32", "bfloat16"]
@@ -59,7 +61,7 @@ def gumbel_softmax(kernels: Any) -> None:
         for dtype in (torch.float32, HALF):
             logits = empty(shape, dtype=dtype)
             for hard in (True, False):
-                kernels.draw(logits, 0.5, (2**62, 2**62), hard=hard)
+                kernels.draw(logits, 0.5, NUMBERS, hard=hard)
             kernels.pull(logits, logits, 0.5)
 
 
@@ -108,6 +110,7 @@ def logistic(kernels: Any) -> None:
         for squash in ("none", "unit", "bit", "corner"):
             for length in lengths(units):
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
+                kernels.draw(logits[:1], temperature, NUMBERS, samples, squash, length)
             for needs in NEEDS if squash != "none" else [(True, False)]:
                 by = (*(node if needed else None for needed in needs), None)
                 kernels.draw_backward(by, (True,), (logits, temperature, None, samples, squash, 1), (node,))
@@ -129,6 +132,7 @@ def bernoulli(kernels: Any) -> None:
         for squash in ("bit", "corner"):
             for length in lengths(units):
                 kernels.draw(logits, key(members), samples, squash, length)
+                kernels.draw(logits[:1], NUMBERS, samples, squash, length)
                 kernels.score(value, logits, squash, length)
                 kernels.score_backward((value[..., ::length],), (False, True), (value, logits, squash, length), ())
     kernels.draw(empty(1, 2, dtype=HALF), key(1), 2**30, "bit")
@@ -159,6 +163,7 @@ def exp_concrete(kernels: Any) -> None:
         ):
             for length in lengths(units):
                 kernels.draw(logits, temperature, key(members), samples, squash, length)
+                kernels.draw(logits[:1], temperature, NUMBERS, samples, squash, length)
             for by in ((node, value), (node, None), (None, value)):
                 if by != (None, None):
                     inputs = (logits, temperature, None, samples, squash, 1)
@@ -184,6 +189,7 @@ def categorical(kernels: Any) -> None:
             value = value if squash == "one-hot" else value[..., :3]
             for length in lengths(units):
                 kernels.draw(logits, key(members), samples, squash, length)
+                kernels.draw(logits[:1], NUMBERS, samples, squash, length)
                 kernels.score(value, logits, squash, length)
                 by = (value[:, :, ::length, 0],)
                 kernels.score_backward(by, (False, True), (value, logits, squash, length), ())

@@ -83,8 +83,9 @@ class Node(Variable, Distribution):
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
-        drawn = self.drawn(sample_shape, generator=generator)
-        return self._rounded(drawn.value), connected(cast(drawn.score(), self.logits.dtype), self.logits)
+        self._require_density()
+        drawn = self._drawn(sample_shape, generator, connects=True)
+        return self._rounded(drawn.value), self._connected(cast(drawn.score(), self.logits.dtype))
 
     def drawn(
         self,
@@ -107,11 +108,28 @@ class Node(Variable, Distribution):
         generator: Source | None,
         squashing: Squashing | None = None,
         axes: int = 0,
+        *,
+        connects: bool = False,
     ) -> Drawn:
         """Draw values as `drawn` does. At temperature zero they have no log density."""
         return draw_node(
-            self.law, *self._parameters, sample_shape=sample_shape, generator=generator, squashing=squashing, axes=axes
+            self.law,
+            *self._parameters,
+            sample_shape=sample_shape,
+            generator=generator,
+            squashing=squashing,
+            axes=axes,
+            connects=connects,
         )
+
+    def _connected(self, log_prob: Tensor) -> Tensor:
+        """Give the log density of draws a gradient of zero by the logits, so that it can be differentiated alone."""
+        logits = self.logits
+        if not logits.requires_grad or log_prob.requires_grad or not torch.is_grad_enabled():
+            return log_prob
+        # a zero whose gradient is zero; as it is computed from the logits, a compiler draws and scores in one pass
+        zero = (logits.sign() / 2).trunc()
+        return log_prob + (zero.sum(-1) if self.law.category_axes else zero)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of a value."""
@@ -208,12 +226,14 @@ class Relaxation(RelaxedVariable, Distribution):
         self, sample_shape: Sequence[int] = (), *, generator: Source | None = None
     ) -> tuple[Tensor, Tensor]:
         """Draw values with a pathwise gradient, and their exact log densities. Use this in training."""
-        drawn = self.node.drawn(sample_shape, generator=generator, squashing=self._squashing)
+        node = self.node
+        node._require_density()
+        drawn = node._drawn(sample_shape, generator, self._squashing, connects=not self._is_invertible)
         assert drawn.node is not None
         value, log_density = self._rounded(drawn.value), drawn.score()
         if self._is_invertible:
             return value, cast(log_density - self._squashing.log_abs_det_jacobian(drawn.node), self.logits.dtype)
-        return value, connected(cast(log_density, self.logits.dtype), self.logits)
+        return value, node._connected(cast(log_density, self.logits.dtype))
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
         """Draw values, with their unsquashed values and functions that return the log densities of the latter.
@@ -247,13 +267,6 @@ class Relaxation(RelaxedVariable, Distribution):
 
     def _value(self, node: Tensor) -> Tensor:
         return self._rounded(self._squashing(node, self.logits.dtype))
-
-
-def connected(log_prob: Tensor, logits: Tensor) -> Tensor:
-    """Give the log density of draws a gradient of zero by the logits, so that it can be differentiated alone."""
-    if not logits.requires_grad or log_prob.requires_grad or not torch.is_grad_enabled():
-        return log_prob
-    return log_prob + logits.reshape(-1)[:0].sum()
 
 
 def cdf_on_unit_interval(variable: Relaxation, value: Tensor) -> Tensor:

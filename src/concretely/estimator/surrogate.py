@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ..objective import LogWeights, Objective
@@ -17,5 +18,6 @@ def surrogate(weights: LogWeights, objective: Objective, signal: Signal, *, boun
     That is minus the gradient of the objective, minus the signal times the gradient of log q at every node without a
     pathwise gradient. `signal` maps the detached log-weights to one signal for each sample, the same at all nodes.
     """
-    signals = dict.fromkeys(weights.scored, signal(weights.log_w.detach()))
+    with torch.no_grad():  # autograd need not record how the signal is computed
+        signals = dict.fromkeys(weights.scored, signal(weights.log_w))
     return Estimate.of(weights, objective, signals, bound_target=bound_target)

@@ -298,10 +298,10 @@ def product_of(rows: int) -> str:
 
 def _arrange_affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool) -> Arranged:
     if weight.dim() == 3:
-        return (x, weight, bias, tanh, product_of(x.shape[1]), is_deferring()), lambda result: result
-    rows = x.reshape(1, -1, x.shape[-1])
-    given = rows, weight.unsqueeze(0), bias.unsqueeze(0), tanh, product_of(rows.shape[1]), is_deferring()
-    return given, lambda result: result.reshape(*x.shape[:-1], -1)
+        return (x, weight, bias, tanh, product_of(x.shape[1]), is_deferring()), (), ()
+    rows = math.prod(x.shape[:-1])
+    taken = (1, rows, x.shape[-1]), (1, *weight.shape), (1, *bias.shape)
+    return (x, weight, bias, tanh, product_of(rows), is_deferring()), taken, [(*x.shape[:-1], len(bias))]
 
 
 @operator("affine", kernel="affine", eligible=lambda x, weight, *_: may_multiply(x, weight), arrange=_arrange_affine)

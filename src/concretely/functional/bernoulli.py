@@ -3,6 +3,7 @@
 The logits of observed bits may be an affine map, which a kernel computes together with the log-likelihood.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -80,9 +81,9 @@ def score(
 def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arranged:
     lead, points = logits.shape[members : logits.dim() - bits.dim() + members], bits.shape[members : bits.dim() - axes]
     shape = logits.shape[:members]
-    flat = logits.reshape(shape.numel(), lead.numel(), points.numel(), -1)
-    given = flat, bits.reshape(shape.numel(), points.numel(), -1), 1, 1
-    return given, lambda result: result.view(*shape, *lead, *points)
+    count, batch, units = math.prod(shape), math.prod(points), math.prod(bits.shape[bits.dim() - axes :])
+    taken = (count, math.prod(lead), batch, units), (count, batch, units)
+    return (logits, bits, 1, 1), taken, [(*shape, *lead, *points)]
 
 
 @operator(
@@ -118,17 +119,14 @@ def _scores_fit(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: A
 def _arrange_scores(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *_: Any) -> Arranged:
     members = weight.dim() - 2
     lead, points = state.shape[members : state.dim() - bits.dim() + members], bits.shape[members:-1]
-    shape = state.shape[:members]
-    given = (
-        state.reshape(shape.numel(), lead.numel(), points.numel(), -1),
-        weight if members else weight.unsqueeze(0),
-        bias if members else bias.unsqueeze(0),
-        bits.reshape(shape.numel(), points.numel(), -1),
-    )
+    shape, given = state.shape[:members], (state, weight, bias, bits)
+    count, samples, batch = math.prod(shape), math.prod(lead), math.prod(points)
     # tensors inside vmap do not report requires_grad
     slopes = torch.is_grad_enabled() and (not is_plain(given) or any(each.requires_grad for each in given[:3]))
-    options = slopes, product_of(lead.numel() * points.numel()), is_deferring()
-    return (*given, *options), lambda result: (result[0].view(*shape, *lead, *points), result[1])
+    options = slopes, product_of(samples * batch), is_deferring()
+    of_member = None if members else (1, *weight.shape), None if members else (1, *bias.shape)
+    taken = (count, samples, batch, state.shape[-1]), *of_member, (count, batch, bits.shape[-1])
+    return (*given, *options), taken, ((*shape, *lead, *points), None)
 
 
 @operator(

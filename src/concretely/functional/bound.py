@@ -24,14 +24,14 @@ from ..kernel.operator import Arranged, operator
 Terms = Sequence[Float[Tensor, "..."]]
 
 
-def by_sample(tensor: Tensor, axis: int) -> Float[Tensor, "members m batch"]:
-    """Reshape to members, samples and data points, as kernels expect."""
-    shape = tensor.shape
-    return tensor.reshape(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+def by_sample(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Return the shape that kernels expect: members, samples and data points."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
-    return (by_sample(log_w, axis), 1), lambda result: result.view(log_w.shape[:axis] + log_w.shape[axis + 1 :])
+    shape = log_w.shape
+    return (log_w, 1), [by_sample(shape, axis)], [shape[:axis] + shape[axis + 1 :]]
 
 
 @operator(
@@ -77,16 +77,10 @@ def _is_eligible(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> bool:
 
 
 def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arranged:
-    signal, baseline, averages, axis = given
-    shape = log_p[0].shape
-    flat = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    lists = [[term.reshape(flat) for term in terms] for terms in (log_p, log_q, signal, baseline)]
-
-    def restore(result: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-        value, bounds, log_w = result
-        return value.view(shape[:axis]), bounds.view(shape[:axis] + shape[axis + 1 :]), log_w.view(shape)
-
-    return (*lists, averages, 1), restore
+    (signal, baseline, averages, axis), shape = given, log_p[0].shape
+    count = len(log_p) + len(log_q) + len(signal) + len(baseline)
+    returned = shape[:axis], shape[:axis] + shape[axis + 1 :], shape
+    return (log_p, log_q, signal, baseline, averages, 1), [by_sample(shape, axis)] * count, returned
 
 
 @operator("loss", kernel="bound", eligible=_is_eligible, arrange=_arrange_loss, nondifferentiable=[1, 2])

@@ -1,5 +1,7 @@
 """The categorical variable: categories drawn by the largest noisy logit, and their log probabilities."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int64
 from torch import Size, Tensor
@@ -55,7 +57,7 @@ def expectation(log_probs: Float[Tensor, "*batch n"], quantity: Float[Tensor, "*
 @operator(
     "categorical_draw",
     kernel="categorical",
-    eligible=lambda logits, key, samples, *_: fits(samples * logits.shape[1], logits.shape[2]),
+    eligible=lambda logits, key, samples, *_: fits(samples * math.prod(logits.shape[:-1]), logits.shape[-1]),
     nondifferentiable=[0],
 )
 def draw(
@@ -77,7 +79,7 @@ def draw(
 @operator(
     "categorical_score",
     kernel="categorical",
-    eligible=lambda value, logits, *_: fits(value.shape[1] * value.shape[2], logits.shape[2]),
+    eligible=lambda value, logits, *_: fits(math.prod(value.shape[:-1]), logits.shape[-1]),
 )
 def score(
     value: Float[Tensor, "members m units width"],

@@ -17,7 +17,7 @@ from torch import Size, Tensor
 from ..kernel import operator as registry
 from ..kernel.operator import is_plain, is_watched
 from .arithmetic import Temperature, cast, compute_dtype, filled
-from .noise import Keys, Slice, Source, key_of
+from .noise import Keys, Slice, Source, key_of, numbers_of
 from .squashing import Squashing
 from .torch_draw import sliced_source
 
@@ -42,44 +42,64 @@ def draw_node(
     generator: Source | None,
     squashing: Squashing | None = None,
     axes: int = 0,
+    connects: bool = False,
 ) -> Drawn:
     """Draw nodes of a law and squash them, without rounding to the dtype of the logits.
 
-    `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
+    `axes` is the number of last batch axes that the caller will sum over, a hint for fusion. With `connects`, log
+    densities have a gradient of zero by the logits where that costs nothing, in one autograd node with the draw.
     """
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
     has_kernel = law.draw is not None and registry.is_launchable(logits) and not _is_fused(generator)
     if has_kernel and logits.numel() and all(map(is_one_number, temperature)):
-        rows = logits.reshape(1, -1, *logits.shape[lead:])
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
-        runs_kernel = law.draw.runs_kernel(rows, None, None, samples, name, 1)
+        runs_kernel = law.draw.runs_kernel(logits, None, None, samples, name, 1)
         if runs_kernel and generator is None:
             generator = sliced_source((*sample_shape, *logits.shape))
         if runs_kernel and isinstance(generator, Slice):
             generator = _of_one_key(generator, logits.device)
         elif runs_kernel:
-            given = rows, of_member(rows, *temperature), key_of(generator, logits.device)
-            shape = Size((*sample_shape, *logits.shape[:lead]))
-            node, value, summed = _from_kernel(partial(law.draw.launched, *given, samples, name), shape, axes)
+            given = logits, of_member(logits, *temperature), _key(generator, logits), samples, name
+            shape, width = Size((*sample_shape, *logits.shape[:lead])), logits.shape[lead:]
+            ends = width, None if name == "none" else (1,) if name == "corner" else _width_of(name, width)
+            node, value, summed = _from_kernel(law, given, shape, ends, axes, connects=connects)
             if squashing is None:
                 value = node
             elif name == "none":
                 value = squashing(node, logits.dtype)
-            elif name == "corner":
-                value = value.unsqueeze(-1)  # add the axis of bits
             return Drawn(value, lambda: summed(0), summed, node)
     shape = Size(sample_shape) + logits.shape
     noise = law.noise(shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)
     # two operations of a binary node are recorded by autograd in less time than a function of several is called
-    is_long = squashing is not None or law.category_axes > 0
+    is_long = squashing is not None or law.category_axes > 0 or connects
     if is_long and law.pull is not None and _is_positive(temperature[0]) and is_recorded(logits):
-        node, value = _Push.apply(logits, noise, law, temperature[0], squashing)  # type: ignore[no-untyped-call]
+        pushed = logits, noise, law, temperature[0], squashing, connects
+        node, value, log_density = _Push.apply(*pushed)  # type: ignore[no-untyped-call]
+        if log_density is not None:
+            return Drawn(node if value is None else value, lambda: log_density, node=node)
     else:
         node = law.push(logits, *temperature, noise)
         value = None if squashing is None else squashing(node, logits.dtype)
     return Drawn(node if value is None else value, lambda: law.log_density_of_noise(noise, *temperature), node=node)
+
+
+def _width_of(name: str, width: Sequence[int]) -> Sequence[int]:
+    """Return the last axes of squashed values, from those of the logits: a corner of a hypercube has one of bits."""
+    return [int(width[0]).bit_length() - 1] if width and name in ("cube", "corner") else width
+
+
+def _key(generator: Source | None, logits: Tensor) -> Tensor | tuple[int, int]:
+    """Return the key of a draw by a kernel: two numbers if it is launched at once, which saves a launch, else a tensor.
+
+    A graph that is captured or traced would draw the same numbers again.
+    """
+    if logits.is_cuda and not isinstance(generator, Keys | Slice) and is_plain((logits,)) and not is_watched():
+        is_recording = torch.cuda.is_current_stream_capturing() or torch._C._get_tracing_state() is not None
+        if not is_recording and (generator is None or generator.device == logits.device):
+            return numbers_of(generator, logits.device)
+    return key_of(generator, logits.device)
 
 
 def _of_one_key(generator: Slice, device: torch.device) -> Slice:
@@ -88,29 +108,39 @@ def _of_one_key(generator: Slice, device: torch.device) -> Slice:
 
 
 class _Push(torch.autograd.Function):
-    """Nodes made from noise, and their squashed values, as one autograd node."""
+    """Nodes made from noise, their squashed values and, if it `connects`, log densities, as one autograd node."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, noise: Tensor, law: Any, temperature: float, squashing: Squashing | None
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any,
+        logits: Tensor,
+        noise: Tensor,
+        law: Any,
+        temperature: float,
+        squashing: Squashing | None,
+        connects: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         node = law.push(logits, temperature, noise)
         ctx.law, ctx.temperature, ctx.squashing = law, temperature, squashing
         ctx.shape, ctx.dtype = logits.shape, logits.dtype
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(node)
-        return node, None if squashing is None else squashing(node, logits.dtype)
+        value = None if squashing is None else squashing(node, logits.dtype)
+        log_density = cast(law.log_density_of_noise(noise, temperature), logits.dtype) if connects else None
+        return node, value, log_density
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
-        ((node,), (by_node, by_value)) = ctx.saved_tensors, by
+        # the log density does not depend on the logits
+        (node,), (by_node, by_value, by_log_density) = ctx.saved_tensors, by
         if by_value is not None:
             pulled = ctx.squashing.pull(by_value, node)
             by_node = pulled if by_node is None else by_node + pulled
         if by_node is None:
-            return (None,) * 5
+            zero = None if by_log_density is None else by_log_density.new_zeros(ctx.shape, dtype=ctx.dtype)
+            return zero, None, None, None, None, None
         by_logits = ctx.law.pull(by_node, node, ctx.temperature).sum_to_size(ctx.shape)
-        return cast(by_logits, ctx.dtype), None, None, None, None
+        return cast(by_logits, ctx.dtype), None, None, None, None, None
 
 
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
@@ -127,15 +157,17 @@ def draw_state(
     """Draw states of a discrete law, with log probabilities in the dtype of the logits."""
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
     if registry.is_launchable(logits) and logits.numel() and not _is_fused(generator):
-        rows = logits.reshape(1, -1, *logits.shape[lead:])
-        runs_kernel = law.draw.runs_kernel(rows, None, samples, squash, 1)
+        runs_kernel = law.draw.runs_kernel(logits, None, samples, squash, 1)
         if runs_kernel and generator is None:
             generator = sliced_source((*sample_shape, *logits.shape))
         if runs_kernel and isinstance(generator, Slice):
             generator = _of_one_key(generator, logits.device)
         elif runs_kernel:
-            key, shape = key_of(generator, logits.device), Size((*sample_shape, *logits.shape[:lead]))
-            value, summed = _from_kernel(partial(law.draw.launched, rows, key, samples, squash), shape, axes)
+            given, shape = (
+                (logits, _key(generator, logits), samples, squash),
+                Size((*sample_shape, *logits.shape[:lead])),
+            )
+            value, summed = _from_kernel(law, given, shape, [_width_of(squash, logits.shape[lead:])], axes)
 
             def rounded(axes: int = 0) -> Tensor:
                 return cast(summed(axes), logits.dtype)
@@ -221,22 +253,39 @@ class _Constants:
 _CONSTANTS = _Constants(64)
 
 
-def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int) -> tuple[Any, ...]:
+def _from_kernel(
+    law: Any,
+    given: tuple[Any, ...],
+    shape: Size,
+    ends: Sequence[Sequence[int] | None],
+    axes: int,
+    *,
+    connects: bool = False,
+) -> tuple[Any, ...]:
     """Return the tensors that a kernel drew, and a function that sums their log probabilities over last axes.
 
-    `call` runs the kernel and takes the number of units to sum over.
+    The logits are the first of the arguments `given`; that of the number of units to sum over is left out. Tensors have
+    the batch shape `shape` and the last axes `ends`, unless these are None.
     """
-    *tensors, sums = call(shape[len(shape) - axes :].numel())
-    sums = sums.reshape(shape[: len(shape) - axes])
+    logits = given[0]
+    units = math.prod(logits.shape[: logits.dim() - law.category_axes])
+    taken = [(1, units, *logits.shape[logits.dim() - law.category_axes :])]
+    drawn = [None if end is None else (*shape, *end) for end in ends]
+
+    def call(axes: int) -> Sequence[Tensor]:
+        split = len(shape) - axes
+        returned, length = (*drawn, shape[:split]), math.prod(shape[split:])
+        found: Sequence[Tensor] = law.draw.launched(*given, length, taken=taken, returned=returned, connects=connects)
+        return found
+
+    *tensors, sums = call(axes)
 
     def summed(requested: int) -> Tensor:
         if requested >= axes:
             return sum_axes(sums, requested - axes)
-        *_, log_probs = call(1)  # rarely needed: draw again with the same key
-        return sum_axes(log_probs.reshape(shape), requested)
+        return sum_axes(call(0)[-1], requested)  # rarely needed: draw again with the same key
 
-    drawn = [tensor.reshape(*shape, *tensor.shape[3:]) if tensor.dim() > 2 else tensor for tensor in tensors]
-    return *drawn, summed
+    return *tensors, summed
 
 
 def _scored(
@@ -250,9 +299,10 @@ def _scored(
     fits = registry.is_launchable(value) and lead[len(lead) - len(batch) :] == batch and axes <= len(batch)
     if fits and value.numel():
         units, length = math.prod(batch), math.prod(batch[len(batch) - axes :])  # Size.numel is constant in an export
-        values = value.reshape(1, -1, units, *value.shape[len(lead) :])
-        flat = logits.reshape(1, units, *logits.shape[len(batch) :])
-        if law.score.runs_kernel(values, flat, None, length):
-            scores = law.score.launched(values, flat, last(), length)
-            return cast(scores.reshape(lead[: len(lead) - axes]), logits.dtype)
+        if law.score.runs_kernel(value, logits, None, length):
+            samples = math.prod(lead[: len(lead) - len(batch)])
+            taken = (1, samples, units, *value.shape[len(lead) :]), (1, units, *logits.shape[len(batch) :])
+            returned = [lead[: len(lead) - axes]]
+            scores = law.score.launched(value, logits, last(), length, taken=taken, returned=returned)
+            return cast(scores, logits.dtype)
     return sum_axes(cast(defined(), logits.dtype), axes)

@@ -1,5 +1,6 @@
 """Operators that draw and score an unbounded variable (a node before squashing), defined once for all families."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -59,10 +60,10 @@ def node_operators(
         return row_sums(log_density_of_noise(noise, temperature.view(-1, 1, 1)).float(), length)
 
     def fits_draw(logits: Tensor, temperature: Tensor, key: Tensor, samples: int, *_: Any) -> bool:
-        return fits(samples * logits.shape[1], logits.shape[2])
+        return fits(samples * math.prod(logits.shape[:-1]), logits.shape[-1])
 
     def fits_nodes(node: Tensor, *_: Any) -> bool:
-        return fits(node.shape[1] * node.shape[2], node.shape[3])
+        return fits(math.prod(node.shape[:-1]), node.shape[-1])
 
     eligible = (fits_draw, fits_nodes) if category_axes else (None, None)
     draw.__name__, score.__name__ = f"draw{suffix}", f"score{suffix}"

@@ -26,7 +26,7 @@ def leave_one_out(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]
 
 
 def _arrange_vimco(log_w: Tensor, mean: Mean, axis: int) -> Arranged:
-    return (by_sample(log_w, axis), mean, 1), lambda result: result.view(log_w.shape)
+    return (log_w, mean, 1), [by_sample(log_w.shape, axis)], [log_w.shape]
 
 
 @operator("vimco", kernel="vimco", eligible=lambda log_w, *_: log_w.dtype == torch.float32, arrange=_arrange_vimco)
@@ -59,12 +59,8 @@ def _around(
 def _arrange_normalize(
     signal: Tensor, mean: Tensor, variance: Tensor, rate: float, centre: bool, scale: bool, axis: int
 ) -> Arranged:
-    given = by_sample(signal, axis), mean.reshape(-1), variance.reshape(-1), rate, centre, scale, 1
-
-    def restore(result: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-        return tuple(each.view(like.shape) for each, like in zip(result, (signal, mean, variance), strict=True))
-
-    return given, restore
+    taken = by_sample(signal.shape, axis), (mean.numel(),), (variance.numel(),)
+    return (signal, mean, variance, rate, centre, scale, 1), taken, (signal.shape, mean.shape, variance.shape)
 
 
 @operator(

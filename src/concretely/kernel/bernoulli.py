@@ -9,7 +9,7 @@ from . import row as binary
 from .launch import Launched
 from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import both, exp, log1p, reciprocal, rough_log1p, sigmoid
-from .philox import words_beside
+from .philox import drawing, parts_of, words_beside
 
 
 @triton.jit
@@ -42,15 +42,15 @@ def state_of(logit, turned, SQUASH: tl.constexpr):
     return tl.where(turned, tl.where(logit >= 0, LOWER, 1.0), tl.where(logit >= 0, 1.0, LOWER))
 
 
-@Launched
+@drawing
 def _draw(
-    logits, key, value, log_mass, units, total, quarter, logits_stride,
+    logits, key, nonce, value, log_mass, units, total, quarter, logits_stride,
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * BLOCK
     held = binary.load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
-    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
+    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK), nonce)
     for k in tl.static_range(4):
         element, _, mask = binary.placed(first, k, units, total, quarter, LONG, BLOCK)
         turned, size = is_turned(held[k], four[k]), tl.abs(held[k])
@@ -77,21 +77,23 @@ def _draw_piece(
     return -lost - rough_log1p(small)
 
 
-@Launched
+@drawing
 def _draw_rows(
-    logits, key, value, log_mass, points, step, logits_stride,
+    logits, key, nonce, value, log_mass, points, step, logits_stride,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     total = binary.draw_rows(
-        _draw_piece, value, logits + member * logits_stride, key, member, points, step,
+        _draw_piece, value, logits + member * logits_stride, key, nonce, member, points, step,
         SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, WHOLE, REST,
     )  # fmt: skip
     binary.store_rows(log_mass, member, total, 0.0)
 
 
-def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, key: Tensor | tuple[int, int], samples: int, squash: str, length: int = 1
+) -> tuple[Tensor, Tensor]:
     """Draw states; return them and their log masses, summed over rows of `length` units."""
     members, units = logits.shape
     value = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
@@ -99,7 +101,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     log_mass = value.new_empty((members, samples, units // length if by_rows else units))
     if value.numel():
         logits, own = rows(logits), binary.draws(members, samples, units, length if by_rows else 1)
-        given = logits, key.contiguous(), value, log_mass, *own.counts, logits.stride(0)
+        given = logits, *parts_of(key), value, log_mass, *own.counts, logits.stride(0)
         if by_rows:
             _draw_rows[own.grid](*given, SQUASH=squash, **own.options)
         else:

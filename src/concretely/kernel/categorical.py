@@ -10,14 +10,14 @@ from .exp_concrete import exponential
 from .launch import Launched
 from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import exp, log
-from .philox import quarter, words_beside
+from .philox import drawing, parts_of, quarter, words_beside
 from .row import gradients_of_mass, point_of
 from .tile import draw_tile, power, score_tile, unit_tile
 
 
-@Launched
+@drawing
 def _draw(
-    logits, key, value, log_mass, total, units, quarter, logits_stride,
+    logits, key, nonce, value, log_mass, total, units, quarter, logits_stride,
     N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, BIT_WIDTH: tl.constexpr,
     LENGTH: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -27,7 +27,7 @@ def _draw(
     for offset in range(0, LENGTH, ROWS):
         place = nary.placed(offset, quarter, LENGTH, ROWS)
         held = nary.load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
-        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
+        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category, nonce)
         for k in tl.static_range(4):
             row = k * quarter + place
             inside = (place < quarter) & (row < total)
@@ -53,7 +53,9 @@ def _draw(
         nary.store_rows(log_mass, member, sums)
 
 
-def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, key: Tensor | tuple[int, int], samples: int, squash: str, length: int = 1
+) -> tuple[Tensor, Tensor]:
     """Draw values; return them and their log masses, summed over rows of `length` units."""
     members, units, n = logits.shape
     total, logits, bits = samples * units, rows(logits), n.bit_length() - 1
@@ -62,7 +64,7 @@ def draw(logits: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
     value = log_mass.new_empty((members, samples, units, bits if squash == "corner" else n))
     if log_mass.numel():
         _draw[tile.programs, members](
-            logits, key.contiguous(), value, log_mass, total, units, quarter(total), logits.stride(0),
+            logits, *parts_of(key), value, log_mass, total, units, quarter(total), logits.stride(0),
             N=n, SHARED=samples > 1, SQUASH=squash, BITS=bits, BIT_WIDTH=power(bits), LENGTH=tile.length,
             ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip

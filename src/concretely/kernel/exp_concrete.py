@@ -17,7 +17,7 @@ from . import category as nary
 from .launch import Launched
 from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import LARGEST_BELOW_ONE, NATIVE, SMALLEST, exp, log, precise_log, reciprocal, whole_difference
-from .philox import fraction, normal, quarter, words_beside
+from .philox import drawing, fraction, normal, parts_of, quarter, words_beside
 from .row import point_of
 from .tile import draw_tile, score_tile, unit_tile
 
@@ -48,9 +48,9 @@ def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
     return tl.where(category < N, found, 0.0) if WIDTH > N else found
 
 
-@Launched
+@drawing
 def _draw(
-    logits, temperature, key, node, value, log_density,
+    logits, temperature, key, nonce, node, value, log_density,
     constant, total, units, quarter, logits_stride, temperature_stride,
     N: tl.constexpr, SHARED: tl.constexpr, SQUASH: tl.constexpr, BITS: tl.constexpr, LENGTH: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, NORMAL: tl.constexpr,
@@ -64,7 +64,7 @@ def _draw(
     for offset in range(0, LENGTH, ROWS):
         place = nary.placed(offset, quarter, LENGTH, ROWS)
         held = nary.load_four(logits + member * logits_stride, place, total, units, quarter, N, SHARED, WIDTH)
-        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category)
+        four = words_beside(held[0], key, member, place.to(tl.int64)[:, None] * N + category, nonce)
         for k in tl.static_range(4):
             row = k * quarter + place
             inside = (place < quarter) & (row < total)
@@ -109,7 +109,14 @@ def _draw(
 
 
 def _drawn(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1, *, normal: bool
+    logits: Tensor,
+    temperature: Tensor,
+    key: Tensor | tuple[int, int],
+    samples: int,
+    squash: str,
+    length: int = 1,
+    *,
+    normal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return nodes, their squashed values, and log densities summed over rows of `length` units."""
     members, units, n = logits.shape
@@ -120,7 +127,7 @@ def _drawn(
     log_density = node.new_empty((members, samples, units // tile.length))
     if node.numel():
         _draw[tile.programs, members](
-            logits, temperature, key.contiguous(), node, value, log_density,
+            logits, temperature, *parts_of(key), node, value, log_density,
             constant(n, normal), total, units, quarter(total), logits.stride(0), temperature.stride(0),
             N=n, SHARED=samples > 1, SQUASH=squash, BITS=n.bit_length() - 1,
             LENGTH=tile.length, ROWS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,

@@ -3,7 +3,7 @@
 The key of the noise is two whole numbers, so that no tensor has to be made for it.
 """
 
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 import triton.language as tl
@@ -13,21 +13,19 @@ from . import category as nary
 from .exp_concrete import exponential
 from .launch import Launched
 from .native import exp, log, reciprocal
-from .philox import quarter, words_of
+from .philox import drawing, quarter, words_beside
 from .tile import DrawTile, ceil_div, draw_tile, power
 
 
-@partial(Launched, free=("seed", "nonce"))
+@drawing
 def _draw(
-    logits, soft, state, seed, nonce, cold, total, quarter,
+    logits, soft, state, key, nonce, cold, total, quarter,
     N: tl.constexpr, HARD: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     category = tl.arange(0, WIDTH)[None, :]
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     held = nary.load_four(logits, place, total, total, quarter, N, False, WIDTH)
-    # adds 0 unless NaN, so that the threads that hold the logits compute the words
-    counter = place.to(tl.int64)[:, None] * N + category + (held[0] != held[0]).to(tl.int32)
-    four = words_of(seed, nonce, counter)
+    four = words_beside(held[0], key, 0, place.to(tl.int64)[:, None] * N + category, nonce)
     for k in tl.static_range(4):
         row = k * quarter + place
         noisy = held[k] - tl.max(held[k], 1)[:, None] - log(exponential(four[k]))
@@ -71,13 +69,19 @@ def pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
     n, out = soft.shape[-1], torch.empty_like(soft)
     total = soft.numel() // n
     if total:
-        width = power(n)
-        rows = max(min(1024 // width, power(ceil_div(total, 512))), 1)
+        rows, width, warps = _pull_tile(total, n)
         _pull[ceil_div(total, rows),](
-            by.contiguous(), soft, out, 1 / temperature, total,
-            N=n, ROWS=rows, WIDTH=width, num_warps=min(max(rows * width // 256, 1), 16),
-        )  # fmt: skip
+            by.contiguous(), soft, out, 1 / temperature, total, N=n, ROWS=rows, WIDTH=width, num_warps=warps
+        )
     return out
+
+
+@lru_cache(maxsize=256)
+def _pull_tile(total: int, n: int) -> tuple[int, int, int]:
+    """Return the rows and the width of a tile, and its warps. A thread has eight numbers, as many as two loads."""
+    width = power(n)
+    rows = max(min(1024 // width, power(ceil_div(total, 512))), 1)
+    return rows, width, min(max(rows * width // 256, 1), 16)
 
 
 @lru_cache(maxsize=256)

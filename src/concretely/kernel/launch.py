@@ -18,7 +18,8 @@ class Launched:
 
     It is called as Triton's own: `function[grid](*given, **constants)`. Triton compiles a program for each combination
     of constants, dtypes, the alignment of tensors, and some properties of whole numbers, such as being 1. Here, calls
-    with other whole numbers are of another kind, except for the arguments named in `free`. Those must have 64 bits.
+    with other whole numbers are of another kind, except for the arguments named in `free`. Those must have more than 32
+    bits.
     """
 
     def __init__(self, function: Callable[..., Any], *, free: Sequence[str] = ()) -> None:
@@ -33,7 +34,8 @@ class Launched:
     def _launch(self, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
         kinds = _kinds(given)
         for place in self._free:
-            kinds[place] = None
+            if type(given[place]) is int:
+                kinds[place] = int
         kind = (*constants.items(), *kinds)
         known = self._programs.get(kind)
         if known is None:

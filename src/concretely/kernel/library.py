@@ -3,13 +3,24 @@
 import inspect
 from collections.abc import Callable, Sequence
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 NAMESPACE = "concretely"
+
+Shapes = Sequence[Sequence[int] | None]
+
+
+class Call(NamedTuple):
+    """How a kernel is called, besides the leaves of its arguments (see `Operator.launched`)."""
+
+    structure: list[int | None] | None
+    taken: Shapes = ()
+    returned: Shapes = ()
+    connects: bool = False
 
 
 def registered(name: str, function: Callable[..., Any], parameters: Sequence[inspect.Parameter], returned: Any) -> Any:
@@ -103,3 +114,68 @@ def unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequ
 def listed(argument: Any) -> list[Any]:
     """Return a list, or the list of anything else."""
     return argument if isinstance(argument, list) else [argument]
+
+
+def reshaped(leaves: Sequence[Any], shapes: Shapes) -> Sequence[Any]:
+    """Return leaves of which the first have these shapes, where there is both a leaf and a shape."""
+    if not shapes:
+        return leaves
+    found = list(leaves)
+    for place, shape in enumerate(shapes):
+        if shape is not None and found[place] is not None:
+            found[place] = found[place].reshape(shape)
+    return found
+
+
+def as_shaped(made: Tensor, shape: Sequence[int] | None) -> Tensor:
+    """Return a tensor that nothing else refers to in another shape, which is not a view where this is possible.
+
+    Autograd does not allow that the views which one function returns are modified in place.
+    """
+    if shape is None:
+        return made
+    return made.resize_(shape) if made.is_contiguous() else made.reshape(shape)
+
+
+def with_tensor_keys(leaves: Sequence[Any]) -> Sequence[Any]:
+    """Return leaves in which keys of two numbers are tensors, as definitions and operators of torch take them."""
+    if tuple not in map(type, leaves):
+        return leaves
+    device = next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
+    return [torch.tensor([leaf], device=device) if type(leaf) is tuple else leaf for leaf in leaves]
+
+
+def pulled_back(
+    defined: Callable[..., Any], by: Sequence[Tensor | None], leaves: Sequence[Any], structure: Any, needs: list[bool]
+) -> list[Tensor | None]:
+    """Return the gradients of leaves, by differentiating a definition."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # one argument may depend on another, through which no gradient must pass here
+        leaves = [
+            leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
+            for leaf, needed in zip(leaves, needs, strict=True)
+        ]
+        output = defined(*unflattened(leaves, structure))
+        outputs = (output,) if isinstance(output, Tensor) else output
+        pairs = [
+            (each, gradient)
+            for each, gradient in zip(outputs, by, strict=True)
+            if gradient is not None and each.requires_grad
+        ]
+        wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
+        if not pairs or not wanted:
+            return [None] * len(needs)
+        heads, slopes = zip(*pairs, strict=True)
+        found = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
+    return [next(found) if needed else None for needed in needs]
+
+
+def empty_gradients(by: list[Tensor | None], *given: Any) -> list[Tensor]:
+    """Return the gradients that are needed as empty tensors, as a compiler expects them of the backward operator."""
+    *inputs, _, needs = given
+    return [
+        torch.empty_like(leaf, memory_format=torch.contiguous_format)
+        for leaf, needed in zip(flattened(inputs)[0], needs, strict=True)
+        if needed
+    ]

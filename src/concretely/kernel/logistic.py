@@ -14,7 +14,7 @@ from . import row as binary
 from .launch import Launched
 from .layout import partial_sums, row_sums, rows, sum_parts
 from .native import LARGEST_BELOW_ONE, SMALLEST, difference, exp, log, reciprocal, sigmoid, tanh_half, times
-from .philox import fraction, logistic, words_beside
+from .philox import drawing, fraction, logistic, parts_of, words_beside
 
 
 @triton.jit
@@ -29,9 +29,9 @@ def squashed(node, SQUASH: tl.constexpr):
     return value
 
 
-@Launched
+@drawing
 def _draw(
-    logits, temperature, key, node, value, log_density, units, total, quarter, logits_stride, temperature_stride,
+    logits, temperature, key, nonce, node, value, log_density, units, total, quarter, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, WIDE: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
@@ -41,7 +41,7 @@ def _draw(
     near = tl.maximum(lam, 8.673617379884035e-19)  # 2⁻⁶⁰, so that densities are normal numbers
     far = tl.log(tl.div_rn(lam, near))
     held = binary.load_four(logits + member * logits_stride, first, units, total, quarter, LONG, BLOCK)
-    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK))
+    four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK), nonce)
     for k in tl.static_range(4):
         element, _, mask = binary.placed(first, k, units, total, quarter, LONG, BLOCK)
         found = (held[k] + logistic(four[k])) * inverse
@@ -78,9 +78,9 @@ def _draw_piece(
     return 2 * log(rest) - size
 
 
-@Launched
+@drawing
 def _draw_rows(
-    logits, temperature, key, node, value, log_density, points, step, logits_stride, temperature_stride,
+    logits, temperature, key, nonce, node, value, log_density, points, step, logits_stride, temperature_stride,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
@@ -88,14 +88,14 @@ def _draw_rows(
     lam = tl.load(temperature + member * temperature_stride).to(tl.float32)
     own = tl.div_rn(1.0, lam), node, value
     total = binary.draw_rows(
-        _draw_piece, own, logits + member * logits_stride, key, member, points, step,
+        _draw_piece, own, logits + member * logits_stride, key, nonce, member, points, step,
         SQUASH, SAME, WIDE, LENGTH, LANES, BLOCK, WHOLE, REST,
     )  # fmt: skip
     binary.store_rows(log_density, member, total, LENGTH * tl.log(lam))
 
 
 def draw(
-    logits: Tensor, temperature: Tensor, key: Tensor, samples: int, squash: str, length: int = 1
+    logits: Tensor, temperature: Tensor, key: Tensor | tuple[int, int], samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return nodes, their squashed values, and log densities summed over rows of `length` units."""
     members, units = logits.shape
@@ -105,7 +105,7 @@ def draw(
     log_density = node.new_empty((members, samples, units // length if by_rows else units))
     if node.numel():
         logits, own = rows(logits), binary.draws(members, samples, units, length if by_rows else 1)
-        given = logits, temperature, key.contiguous(), node, value, log_density
+        given = logits, temperature, *parts_of(key), node, value, log_density
         numbers = *own.counts, logits.stride(0), temperature.stride(0)
         if by_rows:
             _draw_rows[own.grid](*given, *numbers, SQUASH=squash, **own.options)

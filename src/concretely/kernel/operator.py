@@ -26,16 +26,17 @@ from torch._C._functorch import TransformType, get_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
-from .library import batched, contiguous, flattened, listed, memory, parameter, registered, schema_type, unflattened
+from . import library
+from .library import Call, Shapes, flattened, listed, reshaped, unflattened, with_tensor_keys
 
 _DISABLED: set[str] = set()
-_PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None)))
+_PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, tuple, type(None)))
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Arranged = tuple[Sequence[Any], Callable[[Any], Any]]
-"""The arguments of a kernel, and a function that restores the shapes of its results."""
+Arranged = tuple[Sequence[Any], Shapes, Shapes]
+"""The arguments of a kernel, the shapes that it takes its first tensors in, and the shapes of its results."""
 
 
 def operator(
@@ -66,9 +67,8 @@ def operator(
         kernel: The module with the kernel.
         eligible: A condition on the arguments under which the kernel can run. In addition, the first tensor must be on
             the current GPU and, unless `takes_float64`, not in float64.
-        arrange: A function that converts the arguments to those of the kernel and returns how to restore the results,
-            for kernels that take other shapes or have extra options. The definition must compute the same result from
-            the arguments of the kernel.
+        arrange: A function that returns the arguments with the options of the kernel, the shapes that it takes its
+            first tensors in, and those of the results. The definition must compute the same result from them.
         nondifferentiable: The indices of outputs without a gradient.
         takes_float64: Whether the kernel also computes in float64.
     """
@@ -145,18 +145,18 @@ class Operator(Generic[P, R]):
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
         self._defaults = tuple(each.default for each in given.values())
-        parameters = [parameter(name, schema_type(each.annotation)) for name, each in given.items()]
+        parameters = [library.parameter(name, library.schema_type(each.annotation)) for name, each in given.items()]
         self._first = next(i for i, each in enumerate(parameters) if each.annotation in (Tensor, list[Tensor]))
-        returned = schema_type(self._signature.return_annotation)
-        self.registered = registered(name, self._launch, parameters, returned)
-        self.registered.register_fake(lambda *given: contiguous(self._defined(*given)))
-        self.registered.register_vmap(lambda *given: batched(self.registered, *given))
+        returned = library.schema_type(self._signature.return_annotation)
+        self.registered = library.registered(name, self._launch, parameters, returned)
+        self.registered.register_fake(lambda *given: library.contiguous(self._defined(*given)))
+        self.registered.register_vmap(lambda *given: library.batched(self.registered, *given))
         self.registered.register_autograd(self._pull_nested, setup_context=self._save_registered)
-        trail = [parameter("outputs", list[Tensor]), parameter("needs", list[bool])]
-        parameters = [parameter("by", list[Tensor | None]), *parameters, *trail]
-        self.backward = registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
-        self.backward.register_fake(self._fake_backward)
-        self.backward.register_vmap(lambda *given: batched(self.backward, *given))
+        trail = [library.parameter("outputs", list[Tensor]), library.parameter("needs", list[bool])]
+        parameters = [library.parameter("by", list[Tensor | None]), *parameters, *trail]
+        self.backward = library.registered(f"{name}_backward", self._launch_backward, parameters, list[Tensor])
+        self.backward.register_fake(library.empty_gradients)
+        self.backward.register_vmap(lambda *given: library.batched(self.backward, *given))
         # calls are plain, for which torch's own `apply` does nothing more than that of its base class
         self._apply: Callable[..., Any] = super(torch.autograd.Function, self._function()).apply  # type: ignore[misc]
 
@@ -166,32 +166,39 @@ class Operator(Generic[P, R]):
         if not is_launchable(first if isinstance(first, Tensor) else first[0]):
             return self.definition(*given, **named)
         arguments = self._complete(given, named)
-        if not self._is_eligible(arguments) or _is_transformed():
+        if not self._is_eligible(arguments) or is_transformed():
             return self.definition(*given, **named)
         if self._arrange is None:
             return cast("R", self.launched(*arguments))
-        arranged, restore = self._arrange(*arguments)
-        return cast("R", restore(self.launched(*arranged)))
+        arranged, taken, returned = self._arrange(*arguments)
+        return cast("R", self.launched(*arranged, taken=taken, returned=returned))
 
-    def launched(self, *arguments: Any) -> Any:
+    def launched(self, *arguments: Any, taken: Shapes = (), returned: Shapes = (), connects: bool = False) -> Any:
         """Call the kernel, which must be eligible, with all its arguments, in which sequences of tensors are lists.
+
+        The kernel takes its first tensors in the shapes `taken`, and its results are returned in the shapes `returned`;
+        None keeps a shape. With `connects`, outputs without a gradient have a gradient of zero where an autograd
+        function records the call. A key may be two numbers instead of a tensor.
 
         It is called as an operator of torch if torch must see it, else as an autograd function or directly.
         """
         leaves, structure = flattened(arguments)
-        if not is_plain(leaves) or is_watched():
-            return self.registered(*arguments)
-        if torch.is_grad_enabled():
+        is_direct = is_plain(leaves) and not is_watched()
+        if is_direct and torch.is_grad_enabled():
             for each in leaves:
                 if isinstance(each, Tensor) and each.requires_grad:
-                    return self._apply(*leaves, structure)
-        return self._forward(*arguments)
+                    return self._apply(*leaves, Call(structure, taken, returned, connects))
+        arguments = unflattened(reshaped(leaves, taken), structure)  # type: ignore[assignment]
+        found = self._forward(*arguments) if is_direct else self.registered(*with_tensor_keys(arguments))
+        if not returned:
+            return found
+        return reshaped([found], returned)[0] if isinstance(found, Tensor) else tuple(reshaped(found, returned))
 
     def runs_kernel(self, *arguments: Any) -> bool:
         """Return whether a call with these arguments would run the kernel."""
         first = arguments[self._first]
         first = first if isinstance(first, Tensor) else first[0]
-        return is_launchable(first) and self._is_eligible(arguments) and not _is_transformed()
+        return is_launchable(first) and self._is_eligible(arguments) and not is_transformed()
 
     @cached_property
     def _module(self) -> ModuleType:
@@ -233,104 +240,84 @@ class Operator(Generic[P, R]):
         with launching(first.device):
             if is_launchable(first) and self._is_eligible(arguments):
                 return self._forward(*arguments)
-        return contiguous(self._defined(*arguments))
+        return library.contiguous(self._defined(*arguments))
 
     def _launch_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
         """Return the gradients that are needed, computed by the kernel."""
         *inputs, outputs, needs = given
-        leaves = flattened(inputs)[0]
+        leaves, structure = flattened(inputs)
         with launching(leaves[needs.index(True)].device):
-            found = self._pulled_by_kernel(by, inputs, outputs, needs)
+            found = self._pulled_by_kernel(by, leaves, structure, outputs, needs)
         # an operator of torch must return new memory, and no tensor twice
-        taken = {memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
+        taken = {library.memory(tensor) for tensor in (*by, *leaves, *outputs) if isinstance(tensor, Tensor)}
         gradients = []
         for leaf, gradient, needed in zip(leaves, found, needs, strict=True):
             if needed:
                 gradient = torch.zeros_like(leaf) if gradient is None else gradient.contiguous()
-                gradients.append(gradient.clone() if memory(gradient) in taken else gradient)
-                taken.add(memory(gradient))
+                gradients.append(gradient.clone() if library.memory(gradient) in taken else gradient)
+                taken.add(library.memory(gradient))
         return gradients
-
-    def _fake_backward(self, by: list[Tensor | None], *given: Any) -> list[Tensor]:
-        *inputs, _, needs = given
-        return [
-            torch.empty_like(leaf, memory_format=torch.contiguous_format)
-            for leaf, needed in zip(flattened(inputs)[0], needs, strict=True)
-            if needed
-        ]
 
     def _save_registered(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         """Save what the gradient of the operator of torch needs. The operator may have run the definition."""
         leaves, structure = flattened(inputs)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        self._save(ctx, leaves, structure, output, by_kernel=is_launchable(first) and self._is_eligible(inputs))
+        by_kernel = is_launchable(first) and self._is_eligible(inputs)
+        self._save(ctx, leaves, Call(structure), (output,) if isinstance(output, Tensor) else output, by_kernel)
 
-    def _save(self, ctx: Any, leaves: Sequence[Any], structure: Any, output: Any, *, by_kernel: bool) -> None:
+    def _save(self, ctx: Any, leaves: Sequence[Any], call: Call, outputs: Sequence[Any], by_kernel: bool) -> None:
         """Save what the gradient needs: all input and output tensors."""
-        outputs = (output,) if isinstance(output, Tensor) else output
-        ctx.structure, ctx.by_kernel = structure, by_kernel
+        ctx.call, ctx.by_kernel = call, by_kernel
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx.set_materialize_grads(False)
-        if self._nondifferentiable:
+        if call.connects:  # then they are the caller's, who may modify them in place, and no gradient needs them
+            outputs = [None if place in self._nondifferentiable else each for place, each in enumerate(outputs)]
+        elif self._nondifferentiable:
             ctx.mark_non_differentiable(*[outputs[place] for place in self._nondifferentiable])
         ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, Tensor)], *outputs)
 
-    def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> list[Tensor | None]:
+    def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves of the arguments, or None for leaves without one."""
-        if all(each is None for each in by):
+        if not any(each is not None for each in by):
             return [None] * len(needs)
-        saved = iter(ctx.saved_tensors)
-        leaves = [next(saved) if other is None else other[0] for other in ctx.others]
-        outputs = tuple(saved)
+        saved, call = iter(ctx.saved_tensors), ctx.call
+        given = [next(saved) if other is None else other[0] for other in ctx.others]
+        leaves, outputs = reshaped(given, call.taken), tuple(saved)
+        if call.returned:
+            by, outputs = reshaped(by, ctx.raw), tuple(reshaped(outputs, ctx.raw))
         if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
-            return self._pulled_by_definition(by, leaves, ctx.structure, needs)
-        inputs = unflattened(leaves, ctx.structure)
-        if is_plain([*by, *leaves]):
-            return self._pulled_by_kernel(by, inputs, outputs, needs)
-        found = iter(self.backward(list(by), *inputs, list(outputs), needs))
-        return [next(found) if needed else None for needed in needs]
+            found = library.pulled_back(self._defined, by, with_tensor_keys(leaves), call.structure, needs)
+        elif is_plain([*by, *leaves]):
+            found = self._pulled_by_kernel(by, leaves, call.structure, outputs, needs)
+        else:
+            inputs = unflattened(with_tensor_keys(leaves), call.structure)
+            made = [leaves[0].new_empty(0) if each is None else each for each in outputs]
+            left = iter(self.backward(list(by), *inputs, made, needs))
+            found = [next(left) if needed else None for needed in needs]
+        if call.connects:  # an output without a gradient may be all that is differentiated
+            found = [
+                torch.zeros_like(leaf) if needed and each is None else each
+                for leaf, each, needed in zip(leaves, found, needs, strict=True)
+            ]
+        return reshaped(found, [shape and each.shape for each, shape in zip(given, call.taken, strict=False)])
 
     def _pull_nested(self, ctx: Any, *by: Tensor | None) -> tuple[Any, ...]:
         """Return the gradients for the operator of torch, which has a list of gradients for each list of tensors."""
         found = self._pull(ctx, by, list(flattened(ctx.needs_input_grad)[0]))
-        return tuple(unflattened(found, ctx.structure))
+        return tuple(unflattened(found, ctx.call.structure))
 
     def _pulled_by_kernel(
-        self, by: Sequence[Tensor | None], inputs: Sequence[Any], outputs: Sequence[Tensor], needs: Sequence[bool]
+        self, by: Sequence[Any], leaves: Sequence[Any], lengths: Any, outputs: Sequence[Any], needs: Sequence[bool]
     ) -> list[Tensor | None]:
         assert self._backward is not None
-        lengths = flattened(inputs)[1]
-        nested = needs if lengths is None else [any(listed(each)) for each in unflattened(needs, lengths)]
-        gradients = self._backward(tuple(by), tuple(nested), tuple(inputs), tuple(outputs))
-        if lengths is not None:
-            pairs = zip_longest(lengths, gradients)
+        if lengths is None:
+            gradients = self._backward(by, needs, leaves, outputs)
+        else:
+            nested = [any(listed(each)) for each in unflattened(needs, lengths)]
+            pairs = zip_longest(lengths, self._backward(by, nested, unflattened(leaves, lengths), outputs))
             lists = ([None] * length if each is None and length is not None else each for length, each in pairs)
             gradients = [gradient for each in lists for gradient in listed(each)]
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
-
-    def _pulled_by_definition(
-        self, by: Sequence[Tensor | None], leaves: list[Any], structure: Any, needs: list[bool]
-    ) -> list[Tensor | None]:
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            # one argument may depend on another, through which no gradient must pass here
-            leaves = [
-                leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
-                for leaf, needed in zip(leaves, needs, strict=True)
-            ]
-            output = self._defined(*unflattened(leaves, structure))
-            outputs = (output,) if isinstance(output, Tensor) else output
-            pairs = [
-                (each, gradient)
-                for each, gradient in zip(outputs, by, strict=True)
-                if gradient is not None and each.requires_grad
-            ]
-            wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
-            if not pairs or not wanted:
-                return [None] * len(needs)
-            heads, slopes = zip(*pairs, strict=True)
-            found = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
-        return [next(found) if needed else None for needed in needs]
 
     def _function(self) -> type[torch.autograd.Function]:
         """Return the kernel as an autograd function, which avoids torch's dispatcher.
@@ -342,10 +329,14 @@ class Operator(Generic[P, R]):
         class Kernel(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, *given: Any) -> Any:
-                leaves, structure = given[:-1], given[-1]
-                found = operator._forward(*unflattened(leaves, structure))
-                operator._save(ctx, leaves, structure, found, by_kernel=True)
-                return found
+                leaves, call = given[:-1], given[-1]
+                found = operator._forward(*unflattened(reshaped(leaves, call.taken), call.structure))
+                outputs = (found,) if isinstance(found, Tensor) else found
+                if call.returned:
+                    ctx.raw = [each.shape for each in outputs]
+                    outputs = tuple(map(library.as_shaped, outputs, call.returned))
+                operator._save(ctx, leaves, call, outputs, True)
+                return outputs[0] if isinstance(found, Tensor) else outputs
 
             @staticmethod
             def backward(ctx: Any, *by: Tensor | None) -> Any:
@@ -354,7 +345,7 @@ class Operator(Generic[P, R]):
         return Kernel
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Return whether `torch.func` or forward-mode differentiation is active, for which operators have no rules."""
     return forward_ad._current_level >= 0 or _has_derivative_on_stack()
 
@@ -369,7 +360,10 @@ _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-def
 
 def is_watched() -> bool:
     """Whether a mode of torch has to see every call: all but default devices and those with `sees_all = False`."""
-    modes = (_get_function_stack_at(index) for index in range(_len_torch_function_stack()))
+    count = _len_torch_function_stack()
+    if not count:
+        return False
+    modes = (_get_function_stack_at(index) for index in range(count))
     return any(getattr(mode, "sees_all", not isinstance(mode, DeviceContext)) for mode in modes)
 
 

@@ -1,5 +1,7 @@
 """Random fractions by the Philox generator in one pass, four from every counter."""
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -14,9 +16,16 @@ ROUNDS = tl.constexpr(10)
 
 
 @triton.jit
-def words(key, member, place):
-    """Return the four random words of every counter in `place`, for the key of a member."""
-    return words_of(tl.load(key + 2 * member), tl.load(key + 2 * member + 1), place)
+def words(key, member, place, nonce=None):
+    """Return the four random words of every counter in `place`, for the key of a member.
+
+    A key is in memory or, with a nonce, two numbers (see `parts_of`).
+    """
+    if nonce is None:
+        seed, number = tl.load(key + 2 * member), tl.load(key + 2 * member + 1)
+    else:
+        seed, number = key, nonce
+    return words_of(seed, number, place)
 
 
 @triton.jit
@@ -37,10 +46,10 @@ def words_of(seed, nonce, place):
 
 
 @triton.jit
-def words_beside(held, key, member, place):
+def words_beside(held, key, member, place, nonce=None):
     """Return the words of every counter in `place`, computed by the threads that hold the same entries of `held`."""
     # adds 0 unless NaN; without it the compiler computes the words in other threads and moves them
-    return words(key, member, place + (held != held).to(tl.int32))
+    return words(key, member, place + (held != held).to(tl.int32), nonce)
 
 
 @triton.jit
@@ -90,6 +99,15 @@ def _fractions(key, out, count, quarter, SIGNED: tl.constexpr, BLOCK: tl.constex
     for k in tl.static_range(4):
         element = k * quarter + place
         tl.store(out + member * count + element, fraction(four[k], SIGNED), mask=(place < quarter) & (element < count))
+
+
+def parts_of(key: Tensor | tuple[int, int]) -> tuple[Tensor | int, int | None]:
+    """Return the arguments `key` and `nonce` of a kernel: a tensor of keys and None, or the two numbers of a key."""
+    return key if isinstance(key, tuple) else (key.contiguous(), None)
+
+
+drawing = partial(Launched, free=("key", "nonce"))
+"""A kernel with the arguments `key` and `nonce`."""
 
 
 def quarter(count: int) -> int:

@@ -91,10 +91,10 @@ def draw_pieces(
     SQUASH: tl.constexpr = HOW[1]
     SAME: tl.constexpr = HOW[2]
     WIDE: tl.constexpr = HOW[3]
-    own, logits, key, member, points, step = given
+    own, logits, key, nonce, member, points, step = given
     held = [load_piece(logits, offset, k, step, points, LENGTH, BLOCK, EVEN) for k in ((0,) if SAME else (0, 1, 2, 3))]
     place = tl.program_id(0).to(tl.int64 if WIDE else tl.int32) * LENGTH + (offset + tl.arange(0, BLOCK))
-    words = words_beside(held[0], key, member, place)
+    words = words_beside(held[0], key, member, place, nonce)
     return [
         DRAW(held[0 if SAME else k], words[k], own, offset, k, member, SQUASH, LENGTH, LANES, BLOCK, EVEN)
         for k in (0, 1, 2, 3)
@@ -103,7 +103,7 @@ def draw_pieces(
 
 @triton.jit
 def draw_rows(
-    DRAW: tl.constexpr, own, logits, key, member, points, step,
+    DRAW: tl.constexpr, own, logits, key, nonce, member, points, step,
     SQUASH: tl.constexpr, SAME: tl.constexpr, WIDE: tl.constexpr,
     LENGTH: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +113,7 @@ def draw_rows(
     """
     zero = tl.zeros((LANES,), tl.float32)
     return over_row(
-        draw_pieces, (DRAW, SQUASH, SAME, WIDE), (own, logits, key, member, points, step),
+        draw_pieces, (DRAW, SQUASH, SAME, WIDE), (own, logits, key, nonce, member, points, step),
         (zero, zero, zero, zero), LENGTH, LANES, BLOCK, WHOLE, REST,
     )  # fmt: skip
 
