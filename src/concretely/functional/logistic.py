@@ -85,23 +85,20 @@ class _LogDensity(torch.autograd.Function):
         noise = arithmetic.wide_noise(value, logits, temperature).to(torch.float32)
         arithmetic.save_noise(ctx, value, logits, temperature)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(noise)
-        return standard_log_density(noise.clone()).add_(math.log(temperature)), noise
+        size = noise.abs().neg_()
+        small = size.expm1()
+        total = small + 2  # 1 + exp(-|noise|)
+        ctx.save_for_backward(noise, small.div_(total).copysign_(noise))
+        return total.log_().mul_(-2).add_(size).add_(math.log(temperature)), noise
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        (noise,) = ctx.saved_tensors
-        parts = [grad[1], None if grad[0] is None else -grad[0] * _tanh_half(noise)]
+        noise, tanh_half = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            tanh_half = torch.tanh(noise / 2)  # of which there may be derivatives
+        parts = [grad[1], None if grad[0] is None else -grad[0] * tanh_half]
         result = [part for part in parts if part is not None]
         return (*arithmetic.noise_gradients(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
-
-
-def _tanh_half(noise: Tensor) -> Tensor:
-    """Return the hyperbolic tangent of one half of the noise."""
-    if not arithmetic.is_undifferentiated(noise):
-        return torch.tanh(noise / 2)
-    small = noise.abs().neg_().expm1_()  # as precise as torch.tanh, in half its time
-    return small.div_(small + 2).copysign_(noise)
 
 
 def noise_of_key(key: Int64[Tensor, "members 2"], samples: int, units: int) -> Float[Tensor, "members m units"]:

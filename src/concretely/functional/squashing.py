@@ -78,7 +78,7 @@ class Sigmoid(Squashing):
 
     def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
         if is_undifferentiated(node):  # faster and more precise, but for its derivative
-            value = (node > 0).to(node.dtype).sub_(_tail(node)).abs_()
+            value = node.sign().clamp_(min=0).sub_(_tail(node)).abs_()  # the tail, or one minus the tail
         else:
             value = torch.exp(logsigmoid(node))
         if self.centred:
