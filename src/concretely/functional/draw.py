@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from torch import Size, Tensor
 
 from ..kernel import operator as registry
-from ..kernel.operator import is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import Temperature, cast, compute_dtype, filled
 from .noise import Keys, Slice, Source, key_of
 from .squashing import Squashing
@@ -72,7 +72,7 @@ def draw_node(
     # two operations of a binary node are recorded by autograd in less time than a function of several is called
     is_long = squashing is not None or law.category_axes > 0
     if is_long and law.pull is not None and _is_positive(temperature[0]) and is_recorded(logits):
-        node, value = _Push.apply(logits, noise, law, temperature[0], squashing)  # type: ignore[no-untyped-call]
+        node, value = plain_apply(_Push)(logits, noise, law, temperature[0], squashing)
     else:
         node = law.push(logits, *temperature, noise)
         value = None if squashing is None else squashing(node, logits.dtype)
@@ -103,7 +103,7 @@ class _Push(torch.autograd.Function):
         ((node,), (by_node, by_value)) = ctx.saved_tensors, by
         if by_value is not None:
             pulled = ctx.squashing.pull(by_value, node)
-            by_node = pulled if by_node is None else by_node + pulled
+            by_node = pulled if by_node is None else pulled + by_node
         if by_node is None:
             return (None,) * 5
         by_logits = ctx.law.pull(by_node, node, ctx.temperature).sum_to_size(ctx.shape)

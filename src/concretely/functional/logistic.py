@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from ..kernel.operator import plain_apply
 from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
 from .node import node_operators
@@ -61,7 +62,7 @@ def log_density(
 ) -> Float[Tensor, "..."]:
     """Return the log density of a value."""
     if arithmetic.is_narrow(value, logits, temperature) and not arithmetic.is_transformed():
-        result: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
+        result: Tensor = plain_apply(_LogDensity)(value, logits, temperature)[0]
         return result
     return log_density_of_noise(arithmetic.invert_noise(value, logits, temperature), temperature)
 

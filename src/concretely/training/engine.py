@@ -314,7 +314,9 @@ class _Program:
         """Return the gradients of all leaves; if they are sharded, of the parts of this rank."""
         if self._sharding is not None:
             return self._sharding.gradients(loss, weight)
-        return torch.autograd.grad([loss], list(self._leaves.values()), [weight], allow_unused=True)
+        # on a CPU, torch takes longer to check a weight than to make one
+        weights = None if loss.is_cpu and weight is self._ones and len(loss) == 1 else [weight]
+        return torch.autograd.grad([loss], list(self._leaves.values()), weights, allow_unused=True)
 
     def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
         """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
@@ -362,7 +364,7 @@ class _Program:
         """Return the loss of every member."""
         seeds = not self._task.reseeds
         if not self._vmapped:
-            own = tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
+            own = inputs[0] if isinstance(inputs, Tensor) else tree_map_only(Tensor, lambda each: each[0], inputs)
             # on a GPU, reading numbers would wait for it
             numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
             found: Tensor = function(own, self._noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))

@@ -86,8 +86,9 @@ def guard_(
         rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
         return sizes._replace(rate=rate)
     if loss.is_cpu and len(loss) == 1:
-        log.sums.add_(torch.tensor([-loss.item(), 1.0, 0.0, 0.0], dtype=log.sums.dtype))
-        if log.first_nonfinite.item() < 0 and _have_finite_sums(loss, *tensors):
+        number = loss.item()
+        log.sums.add_(torch.tensor([-number, 1.0, 0.0, 0.0], dtype=log.sums.dtype))
+        if math.isfinite(number) and log.first_nonfinite.item() < 0 and _have_finite_sums(*tensors):
             return sizes
     else:
         log.sums[:, :2].add_(torch.stack([-loss, torch.ones_like(loss)], -1))
