@@ -13,7 +13,7 @@ import concretely as c
 from concretely.functional import subset as law
 from concretely.functional import subset_concrete
 from concretely.functional.polynomial import correlate, multiply
-from concretely.functional.threshold import _solve, solve_few, threshold
+from concretely.functional.threshold import FLAT, _solve, solve_few, solve_rough, threshold
 from tests.budget import assert_frequency, assert_mean
 from tests.cases import DTYPES, LOGITS, TEMPERATURES
 
@@ -330,3 +330,27 @@ def test_few_thresholds_are_those_of_the_bracketed_iteration(n: int, k: int, sca
     found = solve_few(scores.numpy(), k)
     assert found is not None
     torch.testing.assert_close(torch.from_numpy(found).unsqueeze(-1), _solve(scores, k), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 4), (11, 1), (11, 10), (300, 40)])
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 5.0, 30.0, 1e4])
+def test_rough_thresholds_are_right_in_float32_or_left_to_others(n: int, k: int, scale: float) -> None:
+    scores = random_logits(n, scale, batch=(20,))
+    found = solve_rough(scores.T.numpy(), k)
+    ranked = scores.sort(-1).values
+    is_flat = (ranked[:, -k] - ranked[:, -k - 1]).max() > FLAT
+    assert (found is None) == bool(is_flat or scale == 1e4)
+    if found is not None:
+        values, true = (torch.sigmoid(scores - c) for c in (torch.from_numpy(found).unsqueeze(-1), _solve(scores, k)))
+        torch.testing.assert_close(values, true, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 120, 256])
+def test_few_states_are_selected_by_the_inverse_cdf(rows: int) -> None:
+    log_mass = random_logits(rows, batch=(50,)).T.contiguous()
+    choice = torch.rand(50)
+    choice[:2] = torch.tensor([2.0**-33, 1 - 2.0**-24])
+    total = log_mass.exp().cumsum(0)
+    expected = (total < choice * total[-1]).sum(0)
+    found = subset_concrete._select(log_mass.numpy(), choice.numpy())
+    assert torch.equal(torch.from_numpy(found), expected)

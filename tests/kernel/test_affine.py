@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.func import vmap
 
 from concretely.functional import arithmetic as operation
+from concretely.functional import linear
 from concretely.functional.arithmetic import affine
-from concretely.kernel import deferred
+from concretely.functional.linear import SmallLinears
+from concretely.kernel import deferred, operator
 from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from tests.cases import exhaustive
 from tests.kernel import DEVICE, PATHS, assert_precise, drift, fast, kernel, on, opcheck, precise, wished
@@ -89,6 +91,26 @@ def test_kernel_is_its_definition(shape: tuple[int, int, int, int], tanh: bool) 
                 assert_precise(found[k], expected, true[k], 2 * backward[k])
     without = fast("affine").gradients(by, x, weight, affine.definition(x, weight, bias, tanh), tanh, "ieee", False)
     assert without[0].shape == (shape[0], 0, shape[3])
+
+
+@PATHS
+@pytest.mark.parametrize("shape", [(9, 5), (2, 3, 5), (5,), (0, 5), (operation.FEW + 3, 5)], ids=str)
+def test_small_linear_layers_of_modules_are_affine_maps(shape: tuple[int, ...], path: str) -> None:
+    layer, x = torch.nn.Linear(5, 7).to(DEVICE), torch.randn(shape, device=DEVICE, requires_grad=True)
+    leaves = x, *layer.parameters()
+    calls = []
+    with wished("high"), on(path, "affine"), SmallLinears():
+        assert not operator.is_watched()
+        with mock.patch.object(linear, "affine", side_effect=lambda *given: calls.append(1) or affine(*given)):
+            found = layer(x)
+        gradients = torch.autograd.grad(found.sin().sum(), leaves)
+    assert len(calls) == (x.numel() > 0)
+    expected = layer(x)
+    for one, other in zip((found, *gradients), (expected, *pulled(expected, leaves)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 if path == "fast" else 1e-6)
+    without = torch.nn.Linear(5, 7, bias=False).to(DEVICE)
+    with SmallLinears():
+        torch.testing.assert_close(without(x), x @ without.weight.T)
 
 
 def before_tanh(by: Tensor, out: Tensor, tanh: bool) -> Tensor:

@@ -18,7 +18,8 @@ from torch import Tensor, empty
 from tests.cases import exhaustive
 from tests.kernel import ROOM, module_of
 
-SHARED_PARTS = ["native", "row", "category", "tile", "launch", "layout", "operator", "library", "deferred", "__init__"]
+SHARED_PARTS = ["native", "row", "category", "tile", "tree"]
+SHARED_PARTS += ["launch", "layout", "operator", "library", "deferred", "__init__"]
 """Modules of which kernels are made, and those without any."""
 OPERATIONS = sorted(path.stem for path in ROOM.glob("*.py") if path.stem not in SHARED_PARTS)
 SIZES = [(2, 50, 200), (1, 1, 1), (3, 5, 7)]
@@ -63,10 +64,21 @@ def gumbel_softmax(kernels: Any) -> None:
 
 
 def codebook(kernels: Any) -> None:
-    for shape in ((1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 3, 5_000), (1, 1024, 8192)):
-        logits = empty(shape)
-        kernels.choose(logits, key(1))
-        kernels.pull(logits, logits, key(1), empty(()))
+    for shape in ((1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 3, 5_000), (1, 3, 20_000), (1, 1024, 8192)):
+        logits, own = empty(shape), key(1)
+        for temperature in (0.5, empty(())):
+            for given in (own, (2**62, 2**62)):
+                for keeps in (True, False):
+                    kernels.draw(logits, given, 5, temperature, keeps=keeps)
+            if shape[-1] <= 8192:
+                kernels.pull(logits, logits, temperature)
+        kernels.noise(own, 5, *shape)
+    for high, deep, wide in ((1, 1, 1), (130, 70, 67), (4096, 256, 8192), (4096, 8192, 256)):
+        a, b, out = empty(high, deep), empty(deep, wide), empty(high, wide)
+        for right in (b, empty(wide, deep).mT):
+            kernels.product(a, right)
+            kernels.product(a, right, empty(wide))
+        kernels.product(empty(deep, high).mT, b, None, out, adds=True)
 
 
 def logistic(kernels: Any) -> None:
@@ -166,6 +178,32 @@ def polynomial(kernels: Any) -> None:
             kernels.product(left, right, width)
             kernels.product_backward(*pull(out), (left, right, width), ())
             kernels.correlation_backward(*pull(left), (out, right, one), ())
+
+
+SUBSETS = [(1, 1, 1, 2, 1), (2, 3, 5, 7, 3), (1, 1, 64, 64, 10), (1, 1, 4096, 1024, 32), (1, 2, 3, 8000, 1)]
+"""Members, samples, units, items and how many of them are chosen."""
+
+
+def subset(kernels: Any) -> None:
+    for members, samples, units, n, k in SUBSETS:
+        for dtype in (torch.float32, HALF):
+            kernels.choose(empty(members, units, n, dtype=dtype), empty(members, samples, units, 2, n), k)
+
+
+def subset_concrete(kernels: Any) -> None:
+    for members, samples, units, n, k in SUBSETS:
+        for dtype in (torch.float32, HALF, torch.float16):
+            logits, temperature = empty(members, units, n, dtype=dtype), empty(members, dtype=DOUBLE)
+            inputs = logits, temperature, empty(members, samples, units, 2, n), k
+            outputs = kernels.relax(*inputs)
+            kernels.relax_backward((outputs[0], None), (True,), inputs, outputs)
+
+
+def subset_marginal(kernels: Any) -> None:
+    for members, _, units, n, k in SUBSETS:
+        for dtype in (torch.float32, HALF):
+            logits = empty(members, units, n, dtype=dtype)
+            kernels.include_backward((kernels.include(logits, k),), (True,), (logits, k), ())
 
 
 def affine(kernels: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import concretely as c
-from concretely.functional.draw import _of_member
+from concretely.functional.draw import of_member
 from tests.budget import assert_frequency
 from tests.cases import CONTINUOUS, EDGE, MASSES, TEMPERED, Case, exhaustive
 
@@ -95,7 +95,7 @@ def test_compiled_properties_take_any_number_of_temperatures(diverges: bool) -> 
         node = c.Logistic(logits=logits, temperature=temperature)
         if diverges:
             return (torch.distributions.kl_divergence(node, c.Logistic(logits=-logits, temperature=0.5)),)
-        return node.entropy(), node.variance, node.temperature, _of_member(logits, temperature)
+        return node.entropy(), node.variance, node.temperature, of_member(logits, temperature)
 
     compiled = torch.compile(properties, fullgraph=True, backend="aot_eager")
     for step in range(12):

@@ -122,6 +122,21 @@ def test_a_draw_does_not_repeat_in_the_next_chunk() -> None:
     assert len(rows.unique(dim=0)) == len(rows)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_noise_of_a_token_depends_neither_on_chunks_nor_on_later_tokens(groups: int, dtype: torch.dtype) -> None:
+    x, *rest = given(groups, dtype=dtype)
+    key = torch.tensor([[3, 1]])
+
+    def indices(x: Tensor) -> Tensor:
+        return look_up(x, *rest, 1.0, generator=Keys(key)).indices
+
+    whole = indices(x)
+    assert torch.equal(indices(x[:11]), whole[:, :11])
+    with small_chunks():
+        assert torch.equal(indices(x), whole)
+
+
 def test_the_penalty_is_zero_for_uniform_codes_and_positive_else() -> None:
     layer = Codebook(5, 9, size=6, groups=2)
     layer(torch.randn(30, 5))

@@ -111,3 +111,31 @@ def test_a_program_of_layers_without_draws_is_trained_and_validated() -> None:
     run = fitted(Coded(), steps=20, valid=bits(20), every=10, samples=2)
     assert [row.valid is not None for row in run.rows] == [True, True]
     assert run.model.codebook.counts.sum() > 0
+
+
+class Strided(nn.Module):
+    """A program with a convolution, a transposed matrix and a matrix with gaps in memory, or copies without them."""
+
+    def __init__(self, *, strided: bool) -> None:
+        super().__init__()
+        draws: Any = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
+        weight, matrix, wide = (torch.randn(shape, **draws) for shape in ((4, 2, 3, 3), (3, 8), (8, 9)))
+        others = matrix.T, wide[:, ::3]
+        self.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last) if strided else weight)
+        self.matrix, self.gaps = (nn.Parameter(each if strided else each.contiguous()) for each in others)
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        h = nn.functional.conv2d(x.view(-1, 2, 2, 2), self.weight, padding=1).flatten(1)
+        z = draw("z", c.Bernoulli(logits=h[:, :8] @ self.matrix))
+        return (z @ self.gaps.T - c.tile(x, z)).square().sum(-1)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon", torch.optim.AdamW])
+def test_the_memory_format_of_parameters_changes_no_step(optimizer: Any) -> None:
+    x = torch.randn(60, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    models = [Strided(strided=strided) for strided in (True, False)]
+    assert not any(each.is_contiguous() for each in models[0].parameters())
+    for model in models:
+        c.fit(model, x, estimator=c.RLOO(), samples=2, steps=8, batch=20, lr=1e-2, optimizer=optimizer)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

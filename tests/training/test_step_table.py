@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from concretely.training.feed import StepTable
+from concretely.training.feed import TOGETHER, StepTable
 from concretely.training.rng import Purpose, keys_of
 from concretely.training.train_state import TrainState
 from tests.kernel import DEVICE, PATHS, on
@@ -15,12 +15,12 @@ from .example import data, recipe
 def test_lines_are_read_one_after_the_other(width: int) -> None:
     table = torch.randint(-(2**63), 2**63 - 1, (5, width)).to(DEVICE)
     own = StepTable([TrainState.of(recipe(), data(), device=DEVICE)], draws=1)
-    own._table, own._line = table, torch.empty((1, width), dtype=torch.int64, device=DEVICE)
-    own._cursor = torch.tensor([1], device=DEVICE)
-    for expected in (1, 2, 3):
-        own.read()
-        assert torch.equal(own._line[0], table[expected])
-        assert own._cursor.item() == expected + 1
+    own._table, own._lines = table, torch.empty((TOGETHER, width), dtype=torch.int64, device=DEVICE)
+    own._takes_ahead = False
+    own._cursor += 1
+    for expected, count in ((1, 1), (2, 2), (4, 1)):
+        own.read(count)
+        assert torch.equal(own._lines[:count], table[expected : expected + count])
 
 
 @PATHS
@@ -52,3 +52,24 @@ def test_lines_hold_the_batch_keys_rates_and_temperatures_of_their_steps(start: 
                 assert table.sizes.step[member].item() == step
             assert table.controls[0, 0].item() == pytest.approx(max(2 * 0.25 ** (step / 200), 0.5))
             assert table.controls[:, 1].tolist() == [2 / 3, 1 / 2]
+
+
+@PATHS
+@pytest.mark.parametrize("ahead", [True, False])
+def test_lines_that_are_read_together_are_those_of_single_steps(ahead: bool, path: str) -> None:
+    runs = [TrainState.of(recipe(seed=seed, lr_schedule="cosine"), data(), device=DEVICE) for seed in (1, 2)]
+    single, together = (StepTable(runs, draws=3) for _ in range(2))
+    assert together._takes_ahead
+    together._takes_ahead = ahead
+    with on(path, "bits"):
+        for table in (single, together):
+            table.prepare(0)
+        for count in (1, TOGETHER, 4):
+            together.read(count)
+            for place in range(count):
+                single.read()
+                together.select(place)
+                assert torch.equal(single.batch(), together.batch())
+                assert torch.equal(single.keys[Purpose.NOISE], together.keys[Purpose.NOISE])
+                assert all(map(torch.equal, single.sizes, together.sizes))
+                assert torch.equal(single.controls, together.controls)

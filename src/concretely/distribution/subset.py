@@ -29,14 +29,16 @@ def as_items(
     logits: Tensor | float, k: Any, *, validate: bool, infinite: Literal["never", "either"]
 ) -> tuple[int, Tensor]:
     """Check the number of chosen items and the logits; raise unless that many items are possible."""
-    logits = check.as_logits(logits, infinite=infinite, validate=validate)
+    logits = check.as_floating("logits", logits)
+    is_doubtful = validate and check.is_finite(logits) is False
+    logits = check.as_logits(logits, infinite=infinite, validate=is_doubtful)
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"k must be a whole number, got {type(k).__name__}")
     if logits.dim() == 0 or logits.shape[-1] == 0:
         raise ValueError(f"logits must have a last axis of at least 1 item, got shape {tuple(logits.shape)}")
     if not 0 <= k <= logits.shape[-1]:
         raise ValueError(f"k must lie between 0 and the number of items {logits.shape[-1]}, got {k}")
-    if validate and check.is_finite(logits) is False:
+    if is_doubtful:
         check.require("logits", "be below infinity", logits, logits < math.inf)
         possible = (logits > -math.inf).sum(-1, keepdim=True) >= k
         check.require("logits", f"leave at least {k} items possible", logits, possible.broadcast_to(logits.shape))

@@ -1,11 +1,12 @@
 r"""Codes drawn from a large codebook, in chunks of tokens, so that logits, noise and shares are never all in memory.
 
 Token x has logits $l = Wx + b$. The code is the argmax of the noisy logits, and its relaxed twin the mean of the table
-over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass computes logits and noise of a chunk anew, unless
-there is one chunk only, whose shares are kept.
+over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass needs the shares, which are kept if they are few,
+and else computed anew for each chunk. The noise of a token depends on the key and the index of the token, and not on
+the chunks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -15,17 +16,28 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding
 
-from ..kernel.operator import is_enabled
+from ..kernel.operator import is_enabled, is_plain
 from ..kernel.tile import fits
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
-from .log_simplex import noise_of_key, perturb
-from .noise import Keys, Source, gumbel, key_of
+from .log_simplex import perturb
+from .noise import Keys, Slice, Source, gumbel, gumbel_of, key_of, numbers_of, row_fractions, uniform_of
 
-CHUNK = {"cpu": 2**18, "cuda": 2**23}
-"""The number of logits in memory at once: some megabytes, which a cache holds."""
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-"""The difference of the seeds of two chunks, which keeps them apart from those of other draws."""
+CHUNK = {"cpu": 2**18, "cuda": 2**26}
+"""The number of logits in memory at once: 1 MiB, which a cache holds, or 256 MiB, which keep a GPU busy."""
+KEPT = {"cpu": 2**18, "cuda": 2**29}
+"""The maximum number of shares that are kept for the backward pass: 1 MiB or, on a GPU, 2 GiB."""
+MANY, LONG = 2**20, 2**14
+"""The minimum number of elements of a product and the maximum length of its sums for the kernel, which computes tiles
+of 2¹³ elements, and whose sums are less precise if they are longer."""
+FEW = 2**20
+"""Up to this number of logits, the time on a GPU depends on the number of operations, and not on their work."""
+DENSE = [(8, 0), (9, 0), (10, 0)]
+"""The compute capabilities whose tensor cores multiply TF32 at several times the rate of float32."""
+
+Key = Int64[Tensor, "1 2"] | tuple[int, int]
+"""The key of a draw, as a tensor or as two numbers."""
 
 
 class Looked(NamedTuple):
@@ -46,7 +58,7 @@ def look_up(
     table: Float[Tensor, "g codes size"],
     temperature: Temperature,
     *,
-    weight_of: Float[Tensor, " t"],
+    weight_of: Float[Tensor, " t"] | None = None,
     hard: bool = True,
     scored: bool = False,
     draws: bool = True,
@@ -57,12 +69,16 @@ def look_up(
     If `hard`, values are rows of the table, and the logits have the gradient of the relaxed value; else they are
     relaxed values. If `scored`, return the entropies and the shares too. Without `draws`, there is no noise.
     """
-    key = key_of(generator, x.device) if draws else None
     learned = isinstance(temperature, Tensor) and temperature.requires_grad
-    given = x, weight, bias, table, temperature, key, weight_of, hard, scored
     if is_transformed() or learned:
-        return definition(*given)
-    return Looked(*_LookUp.apply(*given))  # type: ignore[no-untyped-call]
+        own = key_of(generator, x.device) if draws else None
+        return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored)
+    key = _key(x, bias, generator) if draws else None
+    if isinstance(key, tuple) and hard and not scored and _are_few(x, weight, bias, table):
+        empty = x.new_empty(0)
+        return Looked(*_LOOK_UP_FEW(x, weight, bias, table, temperature, key), empty, empty)
+    records = torch.is_grad_enabled()
+    return Looked(*_LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records))
 
 
 def definition(
@@ -72,22 +88,22 @@ def definition(
     table: Float[Tensor, "g codes size"],
     temperature: Temperature,
     key: Int64[Tensor, "1 2"] | None,
-    weight_of: Float[Tensor, " t"],
+    weight_of: Float[Tensor, " t"] | None,
     hard: bool,
     scored: bool,
 ) -> Looked:
     """Draw codes with all logits in memory: the definition of `look_up`."""
-    logits = _logits(x, weight, bias)
-    parts = [_noisy(logits[:, start:stop], own) for start, stop, own in _chunks(x, bias, key)]
-    noisy = torch.cat(parts, 1) if parts else logits
+    logits = cast(x @ weight.mT, compute_dtype(x.dtype)) + bias.unsqueeze(1)
+    noisy = _noisy(logits, key, 0)
     mean = cast((noisy / temperature).softmax(-1), table.dtype) @ (table.detach() if hard else table)
     index = noisy.detach().argmax(-1)
-    value = _rows(table, index) + (mean - mean.detach()) if hard else mean
+    value = table.flatten(0, 1)[_places(table, index)] + (mean - mean.detach()) if hard else mean
     if not scored:
         return Looked(value, index, logits.new_empty(0), logits.new_empty(0))
     log_probs = logits.log_softmax(-1)
     probs = log_probs.exp()
-    return Looked(value, index, -(probs * log_probs).sum(-1), (probs * weight_of.unsqueeze(-1)).sum(1))
+    share = (probs if weight_of is None else probs * weight_of.unsqueeze(-1)).sum(1)
+    return Looked(value, index, -(probs * log_probs).sum(-1), share)
 
 
 class _LookUp(torch.autograd.Function):
@@ -101,41 +117,39 @@ class _LookUp(torch.autograd.Function):
         bias: Tensor,
         table: Tensor,
         temperature: Temperature,
-        key: Tensor | None,
-        weight_of: Tensor,
+        key: Key | None,
+        weight_of: Tensor | None,
         hard: bool,
         scored: bool,
+        records: bool,
     ) -> tuple[Tensor, ...]:
-        groups, codes = bias.shape
         wide = compute_dtype(x.dtype)
-        index = torch.empty((groups, len(x)), dtype=torch.int64, device=x.device)
-        value = table.new_empty((groups, len(x), table.shape[-1]))
-        entropy = torch.empty((groups, len(x)) if scored else 0, dtype=wide, device=x.device)
-        share = torch.zeros((groups, codes) if scored else 0, dtype=wide, device=x.device)
-        chunks, kept = _chunks(x, bias, key), []
-        keeps = len(chunks) == 1 and any(ctx.needs_input_grad)
-        for start, stop, own in chunks:
+        keeps = records and any(ctx.needs_input_grad) and len(x) * bias.numel() <= _limit(KEPT, x)
+        indices, values, entropies, kept = [], [], [], []
+        share = torch.zeros(bias.shape if scored else 0, dtype=wide, device=x.device)
+        for start, stop in _chunks(x, bias):
             logits = _logits(x[start:stop], weight, bias)
-            if hard and own is not None and _runs_kernel(logits):
-                index[:, start:stop] = _kernel().choose(logits, own)
-            else:
-                noisy = _noisy(logits, own)
-                index[:, start:stop] = noisy.argmax(-1)
-                if not hard or keeps:
-                    soft = (noisy if _is_one(temperature) else noisy / temperature).softmax(-1)
-                    kept = [soft] if keeps else []
-                if not hard:
-                    value[:, start:stop] = cast(soft, table.dtype) @ table
             if scored:
                 log_probs = logits.log_softmax(-1)
                 probs = log_probs.exp()
-                entropy[:, start:stop] = log_probs.mul_(probs).sum(-1).neg_()
-                share += torch.matmul(weight_of[start:stop].to(wide), probs)
+                own = weight_of[start:stop].to(wide) if weight_of is not None else probs.new_ones(stop - start)
+                share += torch.matmul(own, probs)
+                entropies.append(log_probs.mul_(probs).sum(-1).neg_())
+            index, soft = _draw(logits, key, start, temperature, softens=keeps or not hard)
+            indices.append(index)
+            if soft is not None and keeps:
+                kept.append(soft)
+            if soft is not None and not hard:
+                values.append(_product(cast(soft, table.dtype), table))
+        index = _joined(indices, lambda: torch.empty((len(bias), 0), dtype=torch.int64, device=x.device))
         if hard:
-            value = _rows(table, index)
+            value = embedding(_places(table, index), table.flatten(0, 1))
+        else:
+            value = _joined(values, lambda: table.new_empty((len(bias), 0, table.shape[-1])))
+        entropy = _joined(entropies, lambda: share.new_empty((len(bias), 0) if scored else 0))
         temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
-        ctx.temperature, ctx.hard, ctx.scored = temperature, hard, scored
-        ctx.save_for_backward(x, weight, bias, table, weight_of, index, entropy, key, *kept)
+        ctx.temperature, ctx.key, ctx.hard, ctx.scored = temperature, key, hard, scored
+        ctx.save_for_backward(x, weight, bias, table, weight_of, index, entropy, *kept)
         ctx.mark_non_differentiable(index)
         ctx.set_materialize_grads(False)
         return value, index, entropy, share
@@ -144,81 +158,210 @@ class _LookUp(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
         by_value, _, by_entropy, by_share = by
-        x, weight, bias, table, weight_of, index, entropy, key, *kept = ctx.saved_tensors
+        x, weight, bias, table, weight_of, index, entropy, *kept = ctx.saved_tensors
         wide = compute_dtype(x.dtype)
+        is_scored = ctx.scored and not (by_entropy is None and by_share is None)
+        if by_value is None and not is_scored:
+            return (None,) * 10
         by_table = torch.zeros_like(table, dtype=wide)
         if ctx.hard and by_value is not None:
             places = _places(table, index).flatten()
             by_table.flatten(0, 1).index_add_(0, places, by_value.flatten(0, 1).to(wide))
-        is_scored = ctx.scored and not (by_entropy is None and by_share is None)
-        if by_value is None and not is_scored:
-            return (None,) * 9
         by_x, by_weight, by_bias = torch.empty_like(x), None, None
-        for start, stop, own in _chunks(x, bias, key):
-            logits = kept[0] if kept and not is_scored else _logits(x[start:stop], weight, bias)
-            by_logits = None
-            if by_value is not None:
-                part = by_value[:, start:stop]
-                by_logits = (part @ table.mT).to(wide)
-                if ctx.hard and not kept and own is not None and _runs_kernel(logits):
-                    cold = torch.as_tensor(ctx.temperature, dtype=torch.float32, device=x.device)
-                    by_logits = _kernel().pull(by_logits, logits, own, cold)
-                else:
-                    soft = kept[0] if kept else (_noisy(logits, own) / ctx.temperature).softmax(-1)
-                    if not ctx.hard:
-                        by_table += (soft.to(part.dtype).mT @ part).to(wide)
-                    by_logits = torch._softmax_backward_data(by_logits, soft, -1, wide)
-                    by_logits = by_logits if _is_one(ctx.temperature) else by_logits.div_(ctx.temperature)
+        for number, (start, stop) in enumerate(_chunks(x, bias)):
+            rows = x[start:stop]
+            soft = kept[number] if kept else None
+            logits = _logits(rows, weight, bias) if is_scored or soft is None else None
+            by_logits = more_bias = None
             if is_scored:
+                assert logits is not None
                 log_probs = logits.log_softmax(-1)
-                probs, slope = log_probs.exp(), torch.zeros_like(logits)
+                probs, by_logits = log_probs.exp(), torch.zeros_like(logits)
                 if by_share is not None:
-                    slope += by_share.unsqueeze(1) * weight_of[start:stop].to(wide).unsqueeze(-1)
-                    slope -= (probs * slope).sum(-1, keepdim=True)
+                    by_logits += by_share.unsqueeze(1)
+                    if weight_of is not None:
+                        by_logits *= weight_of[start:stop].to(wide).unsqueeze(-1)
+                    by_logits -= (probs * by_logits).sum(-1, keepdim=True)
                 if by_entropy is not None:
                     own_entropy = entropy[:, start:stop].unsqueeze(-1)
-                    slope -= by_entropy[:, start:stop].unsqueeze(-1) * (log_probs + own_entropy)
-                slope *= probs
-                by_logits = slope if by_logits is None else by_logits.add_(slope)
+                    by_logits -= by_entropy[:, start:stop].unsqueeze(-1) * (log_probs + own_entropy)
+                by_logits *= probs
+            if by_value is not None:
+                if soft is None:
+                    assert logits is not None
+                    soft = _draw(logits, ctx.key, start, ctx.temperature, softens=True)[1]
+                assert soft is not None
+                part = by_value[:, start:stop]
+                if not ctx.hard:
+                    by_table += _product(soft.to(part.dtype).mT, part)
+                pulled, more_bias = _pull(_product(part, table.mT).to(wide), soft, ctx.temperature)
+                by_logits, more_bias = (pulled, more_bias) if by_logits is None else (by_logits.add_(pulled), None)
             assert by_logits is not None
+            more_bias = by_logits.sum(1) if more_bias is None else more_bias
             narrow = by_logits.to(x.dtype)
-            by_x[start:stop] = (narrow @ weight).sum(0) if len(bias) > 1 else narrow[0] @ weight[0]
-            more_weight, more_bias = (narrow.mT @ x[start:stop]).to(wide), by_logits.sum(1)
-            by_weight = more_weight if by_weight is None else by_weight.add_(more_weight)
+            if len(bias) == 1:
+                _product(narrow, weight, out=by_x[start:stop].unsqueeze(0))
+            else:
+                by_x[start:stop] = _product(narrow, weight).sum(0)
+            if by_weight is None or narrow.dtype != wide:
+                more_weight = _product(narrow.mT, rows.expand(len(bias), -1, -1)).to(wide)
+                by_weight = more_weight if by_weight is None else by_weight.add_(more_weight)
+            else:
+                _product(narrow.mT, rows.expand(len(bias), -1, -1), out=by_weight, adds=True)
             by_bias = more_bias if by_bias is None else by_bias.add_(more_bias)
         if by_weight is None or by_bias is None:  # no tokens
             by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         found = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None, None, None
 
 
-def _chunks(x: Tensor, bias: Tensor, key: Tensor | None) -> list[tuple[int, int, Tensor | None]]:
-    """Return the ends of chunks of tokens, and the key of each."""
-    size = max(CHUNK.get(x.device.type, CHUNK["cuda"]) // max(bias.numel(), 1) // 4 * 4, 4)
-    starts = range(0, len(x), size)
-    if key is None:
-        return [(start, min(start + size, len(x)), None) for start in starts]
-    if len(starts) == 1:
-        return [(0, len(x), key)]
-    seed, nonce = key.squeeze(0).unbind()
-    seeds = seed + GOLDEN * torch.arange(len(starts), device=key.device)
-    moved = torch.stack([seeds, nonce.expand_as(seeds)], -1)
-    return [(start, min(start + size, len(x)), moved[i : i + 1]) for i, start in enumerate(starts)]
+class _LookUpFew(torch.autograd.Function):
+    """`look_up` for one group and few logits by kernels, in few operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, table: Tensor, temperature: Temperature, key: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        weight, rows = weight.squeeze(0), table.squeeze(0)
+        logits = torch.addmm(bias, x, weight.t()).unsqueeze(0)
+        index = _kernel().draw(logits, key, 0, temperature, keeps=True)
+        ctx.temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
+        ctx.save_for_backward(x, weight, rows, index, logits)
+        ctx.set_materialize_grads(False)
+        return torch.embedding(rows, index), index
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
+        if by[0] is None:
+            return (None,) * 6
+        x, weight, rows, index, soft = ctx.saved_tensors
+        by_value = by[0].squeeze(0)
+        by_logits = torch.mm(by_value, rows.t())
+        by_bias = _kernel().pull(by_logits.unsqueeze(0), soft, ctx.temperature)[1]
+        by_table = torch.zeros_like(rows).index_add_(0, index.view(-1), by_value)
+        by_weight = torch.mm(by_logits.t(), x).unsqueeze(0)
+        return torch.mm(by_logits, weight), by_weight, by_bias, by_table.unsqueeze(0), None, None
+
+
+# no transform is active when these are called, so that `apply` does nothing more than that of its base class
+_LOOK_UP: Callable[..., Any] = super(torch.autograd.Function, _LookUp).apply
+_LOOK_UP_FEW: Callable[..., Any] = super(torch.autograd.Function, _LookUpFew).apply
+
+
+def _are_few(x: Tensor, weight: Tensor, bias: Tensor, table: Tensor) -> bool:
+    """Return whether there is one group with few logits in float32, for which a kernel pulls gradients."""
+    if bias.numel() != bias.shape[-1] or not 0 < bias.numel() * x.shape[0] <= FEW or not fits(1, bias.shape[-1]):
+        return False
+    return x.dtype == weight.dtype == bias.dtype == table.dtype == torch.float32
+
+
+def _limit(limits: dict[str, int], x: Tensor) -> int:
+    return limits.get(x.device.type, limits["cuda"])
+
+
+def _chunks(x: Tensor, bias: Tensor) -> list[tuple[int, int]]:
+    """Return the ends of chunks of tokens."""
+    size = max(_limit(CHUNK, x) // max(bias.numel(), 1), 1)
+    return [(start, min(start + size, len(x))) for start in range(0, len(x), size)]
+
+
+def _joined(parts: list[Tensor], none: Callable[[], Tensor]) -> Tensor:
+    """Return what chunks have found for all tokens."""
+    if len(parts) > 1:
+        return torch.cat(parts, 1)
+    return parts[0] if parts else none()
+
+
+def _key(x: Tensor, bias: Tensor, source: Source | None) -> Key:
+    """Return a key for one draw, as numbers if the kernels draw from a generator of the GPU: this is faster."""
+    if not x.is_cuda or isinstance(source, Keys | Slice) or not _runs_kernel(x, bias.shape[-1]):
+        return key_of(source, x.device)
+    is_local = source is None or source.device.type == "cuda"
+    if not is_local or torch._C._len_torch_dispatch_stack() or torch.cuda.is_current_stream_capturing():
+        return key_of(source, x.device)
+    return numbers_of(source, x.device)
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "g t codes"]:
-    return cast(x @ weight.mT, compute_dtype(x.dtype)) + bias.unsqueeze(1)
+    wide, many = compute_dtype(x.dtype), x.expand(len(bias), -1, -1)
+    if x.dtype == bias.dtype == wide:
+        return _product(many, weight.mT, bias)
+    return cast(_product(many, weight.mT), wide) + bias.unsqueeze(1)
 
 
-def _noise(key: Tensor, shape: Sequence[int], like: Tensor) -> Float[Tensor, "g t codes"]:
-    """Return Gumbel noise for a key. On a GPU it is that of the kernels."""
+def _product(
+    a: Float[Tensor, "g rows deep"],
+    b: Float[Tensor, "g deep columns"],
+    bias: Float[Tensor, "g columns"] | None = None,
+    out: Float[Tensor, "g rows columns"] | None = None,
+    *,
+    adds: bool = False,
+) -> Float[Tensor, "g rows columns"]:
+    """Return the products of the matrices of all groups, plus a bias, or write them to `out`, or add them to it."""
+    if len(a) > 1:
+        if adds and out is not None:
+            return out.baddbmm_(a, b)
+        return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
+    one, other = a.squeeze(0), b.squeeze(0)
+    own, onto = (None if each is None else each.squeeze(0) for each in (bias, out))
+    if _multiplies(one, other):
+        _found: Tensor = _kernel().product(one, other, own, onto, adds=adds)
+        return _found.unsqueeze(0)
+    if adds and onto is not None:
+        onto.addmm_(one, other)
+        return onto.unsqueeze(0)
+    found = torch.mm(one, other, out=onto) if own is None else torch.addmm(own, one, other)
+    return found.unsqueeze(0)
+
+
+def _multiplies(one: Tensor, other: Tensor) -> bool:
+    """Return whether the kernel multiplies two matrices, which is more precise than cuBLAS in float32, and faster."""
+    if one.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest":
+        return False
+    if len(one) * other.shape[1] < MANY or len(other) > LONG or not is_enabled("codebook", one):
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability(one.device) in DENSE
+
+
+def _draw(
+    logits: Tensor, key: Key | None, first: int, temperature: Temperature, *, softens: bool
+) -> tuple[Int64[Tensor, "g t"], Float[Tensor, "g t codes"] | None]:
+    """Return codes for the logits of tokens from `first` on, and shares if needed, which may replace the logits."""
+    if key is not None and _runs_kernel(logits, logits.shape[-1]):
+        return _kernel().draw(logits, key, first, temperature, keeps=softens), logits if softens else None
+    assert not isinstance(key, tuple)
+    noisy = _noisy(logits, key, first)
+    soft = (noisy if _is_one(temperature) else noisy / temperature).softmax(-1) if softens else None
+    return noisy.argmax(-1), soft
+
+
+def _pull(by: Tensor, soft: Tensor, temperature: Temperature) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient of the logits, which may replace that of the shares, and its sum over tokens if known."""
+    if _runs_kernel(soft, 4 * soft.shape[-1]):
+        pulled: tuple[Tensor, Tensor] = _kernel().pull(by, soft, temperature)
+        return pulled
+    by_logits = torch._softmax_backward_data(by, soft, -1, soft.dtype)
+    return by_logits if _is_one(temperature) else by_logits.div_(temperature), None
+
+
+def _noise(key: Tensor, first: int, shape: Sequence[int], like: Tensor) -> Float[Tensor, "g t codes"]:
+    """Return the Gumbel noise of tokens from `first` on. On a GPU it is that of the kernels."""
+    groups, tokens, n = shape
     if like.is_cuda and like.dtype == torch.float32:
-        return noise_of_key(key, 1, shape[0] * shape[1], shape[2]).view(*shape)
-    return gumbel(shape, like.dtype, device=like.device, generator=Keys(key))
+        if is_plain((like,)) and is_enabled("codebook", like):
+            drawn: Tensor = _kernel().noise(key, first, groups, tokens, n)
+        else:
+            drawn = gumbel_of(uniform_of(row_fractions(key, first * groups * -(-n // 4), groups * tokens, n)))
+        return drawn.view(tokens, groups, n).transpose(0, 1)
+    source: Source = Keys(key)
+    if first or not like.is_cpu:  # the number of all tokens does not matter, but must be the same in all chunks
+        source = Slice(Keys(key), rank=0, ranks=1, layout=(1, tokens), place=(first, 2**32))
+    return gumbel((tokens, groups, n), like.dtype, device=like.device, generator=source).transpose(0, 1)
 
 
-def _noisy(logits: Tensor, key: Tensor | None) -> Float[Tensor, "g t codes"]:
-    return logits if key is None else perturb(logits, _noise(key, logits.shape, logits))
+def _noisy(logits: Tensor, key: Tensor | None, first: int) -> Float[Tensor, "g t codes"]:
+    return logits if key is None else perturb(logits, _noise(key, first, logits.shape, logits))
 
 
 def _is_one(temperature: Temperature) -> bool:
@@ -232,14 +375,11 @@ def _places(table: Tensor, index: Tensor) -> Int64[Tensor, "g t"]:
     return index + (torch.arange(len(table), device=table.device) * table.shape[1]).unsqueeze(-1)
 
 
-def _rows(table: Tensor, index: Tensor) -> Float[Tensor, "g t size"]:
-    return table.flatten(0, 1)[_places(table, index)]
-
-
-def _runs_kernel(logits: Tensor) -> bool:
-    """Return whether the kernels can run: on a GPU, in float32."""
-    is_wide = logits.dtype == torch.float32 and logits.numel() > 0
-    return is_wide and is_enabled("codebook", logits) and fits(logits.numel() // logits.shape[-1], logits.shape[-1])
+def _runs_kernel(like: Tensor, n: int) -> bool:
+    """Return whether the kernels can draw among n codes, for logits or inputs: on a GPU, in float32."""
+    if compute_dtype(like.dtype) != torch.float32 or not like.numel():
+        return False
+    return is_enabled("codebook", like) and fits(like.numel() // like.shape[-1], -(-n // 4))
 
 
 @cache

@@ -7,7 +7,7 @@ variable before squashing; a squashing maps it to a bounded value.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ def draw_node(
     lead = logits.dim() - law.category_axes
     samples = Size(sample_shape).numel()
     has_kernel = law.draw is not None and registry.is_launchable(logits) and not _is_fused(generator)
-    if has_kernel and logits.numel() and all(map(_is_one_number, temperature)):
+    if has_kernel and logits.numel() and all(map(is_one_number, temperature)):
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
@@ -57,7 +57,7 @@ def draw_node(
         if runs_kernel and isinstance(generator, Slice):
             generator = _of_one_key(generator, logits.device)
         elif runs_kernel:
-            given = rows, _of_member(rows, *temperature), key_of(generator, logits.device)
+            given = rows, of_member(rows, *temperature), key_of(generator, logits.device)
             shape = Size((*sample_shape, *logits.shape[:lead]))
             node, value, summed = _from_kernel(partial(law.draw.launched, *given, samples, name), shape, axes)
             if squashing is None:
@@ -113,9 +113,9 @@ class _Push(torch.autograd.Function):
 def score_node(law: Any, value: Tensor, logits: Tensor, *temperature: Temperature, axes: int = 0) -> Tensor:
     """Return the log densities of nodes in the dtype of the logits, summed over the last `axes` batch axes."""
     defined = partial(law.log_density, value, logits, *temperature)
-    if law.score is None or _is_fused() or not all(map(_is_one_number, temperature)):
+    if law.score is None or _is_fused() or not all(map(is_one_number, temperature)):
         return sum_axes(cast(defined(), logits.dtype), axes)
-    return _scored(law, value, logits, lambda: _of_member(value, *temperature), axes, defined)
+    return _scored(law, value, logits, lambda: of_member(value, *temperature), axes, defined)
 
 
 def draw_state(
@@ -173,27 +173,47 @@ def _is_positive(temperature: Temperature) -> bool:
     return isinstance(temperature, float) and temperature > 0
 
 
-def _is_one_number(temperature: Temperature) -> bool:
+def is_one_number(temperature: Temperature) -> bool:
     """Return whether a kernel supports the temperature: one positive number without gradient."""
     if isinstance(temperature, Tensor):
         return temperature.dim() == 0 and not temperature.requires_grad
     return temperature > 0
 
 
-def _of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
+def of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     """Return the temperature as a kernel expects it: one number per member."""
     if isinstance(temperature, Tensor):
         return temperature.to(like.device, torch.float64).reshape(1)
     is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # asked first, as a compiler cannot go on
-    if is_kept and not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return _constant(temperature, like.device)
-    return filled((1,), temperature, like.device)
+    return _CONSTANTS.of(temperature, like.device) if is_kept else filled((1,), temperature, like.device)
 
 
-@lru_cache(maxsize=64)
-def _constant(number: float, device: torch.device) -> Float64[Tensor, " 1"]:
-    """Return a number on a device. The latest numbers are kept, since filling a tensor is a launch of its own."""
-    return torch.full((1,), number, dtype=torch.float64, device=device)
+class _Constants:
+    """Numbers as tensors on devices. The latest are kept, since filling a tensor is a launch of its own.
+
+    A CUDA graph reads those that were made before it was captured. They are kept as long as the program runs.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._latest = dict[tuple[float, torch.device], Tensor]()
+        self._captured = dict[tuple[float, torch.device], Tensor]()
+
+    def of(self, number: float, device: torch.device) -> Float64[Tensor, " 1"]:
+        key = number, device
+        known = self._latest.get(key, self._captured.get(key))
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if known is None:
+                return filled((1,), number, device)  # in the memory of the graph, which fills it in each replay
+            self._captured[key] = known
+        elif known is None:
+            if len(self._latest) == self._most:
+                self._latest.clear()
+            known = self._latest[key] = torch.full((1,), number, dtype=torch.float64, device=device)
+        return known
+
+
+_CONSTANTS = _Constants(64)
 
 
 def _from_kernel(call: Callable[[int], Sequence[Tensor]], shape: Size, axes: int) -> tuple[Any, ...]:

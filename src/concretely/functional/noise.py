@@ -250,6 +250,14 @@ def words_at(
     return torch.stack(word).gather(0, which.unsqueeze(0)).squeeze(0)
 
 
+def row_fractions(key: Int64[Tensor, "1 2"], first: int, rows: int, n: int) -> Float[Tensor, "{rows} {n}"]:
+    """Return fractions in (0, 1) for rows of n, from a counter on: its four words go to the quarters of a row."""
+    quarter = -(-n // 4)
+    word = _four_words(key, torch.arange(rows * quarter, device=key.device) + first)
+    row = torch.cat([each.reshape(rows, quarter) for each in word], -1)[:, :n]
+    return _midpoints(row, None, torch.float32, signed=False)
+
+
 def _four_words(key: Int64[Tensor, "members 2"], counter: Int64[Tensor, " counters"]) -> list[Tensor]:
     """Return the four words of some counters for every key."""
     mask = 2**32 - 1

@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Size, Tensor
 from torch.nn.functional import embedding, logsigmoid
 
-from ..kernel.operator import is_plain
+from ..kernel.operator import is_plain, operator
+from ..kernel.tile import fits
 from .arithmetic import cast, compute_dtype, to_float64
 from .noise import Source, uniform
 from .polynomial import correlate, multiply
@@ -61,10 +62,24 @@ def log_probability(log_odds: Float[Tensor, "*batch n"], k: int) -> Float[Tensor
 
 def marginals(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
     """Return the probability of each item to be in the subset, in float64. Its Jacobian is the covariance."""
+    if include.runs_kernel(logits, k):
+        found: Tensor = include.launched(logits.reshape(1, -1, logits.shape[-1]), k)
+        return found.view(logits.shape)
     if are_few(logits, k):
         states = states_of(logits, k)
         share = _enumerated(logits, states).softmax(-1)
         return share @ states
+    return _included(logits, k)
+
+
+@operator("subset_include", kernel="subset_marginal", eligible=lambda logits, k: fits_kernel(logits, k))
+def include(logits: Float[Tensor, "members units n"], k: int) -> Float[Tensor, "members units n"]:
+    """Return the marginals of all members."""
+    return _included(logits, k)
+
+
+def _included(logits: Tensor, k: int) -> Tensor:
+    """Return the marginals by the tree."""
     log_odds = log_odds_of(logits, k)
     if k == 0:
         return torch.sigmoid(log_odds)
@@ -95,11 +110,20 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
     there are few subsets, the first number of the noise selects one of them, by the inverse of the CDF.
     """
     logits = logits.detach()
+    if choose.runs_kernel(logits, noise, k):
+        rows, shape = in_rows(logits, noise)
+        chosen: Tensor = choose.launched(rows[0], rows[1], k)
+        return chosen.view(shape)
     if are_few(logits, k):
         states = states_of(logits, k)
         total = _enumerated(logits, states).softmax(-1).cumsum(-1)
         choice = total[..., -1] * noise[..., 0, 0]
         return embedding((total < choice.unsqueeze(-1)).sum(-1), states).to(logits.dtype)
+    return _descend(logits, k, noise)
+
+
+def _descend(logits: Tensor, k: int, noise: Tensor) -> Tensor:
+    """Return the subset that noise selects in the tree."""
     batch, n = logits.shape[:-1], logits.shape[-1]
     choices = noise[..., 0, :]
     lead = Size(torch.broadcast_shapes(choices.shape[:-1], batch))
@@ -114,6 +138,28 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
         halves = torch.stack([split, count[:branches] - split], 1).flatten(0, 1)
         count, used = torch.cat([halves, count[branches:]]), used + branches
     return count.movedim(0, -1).reshape(*lead, n).to(logits.dtype)
+
+
+def fits_kernel(logits: Tensor, k: int) -> bool:
+    """Return whether kernels support subsets of this size: a program holds a row."""
+    return 0 < k < logits.shape[-1] and fits(1, logits.shape[-1]) and logits.numel() > 0
+
+
+@operator("subset_choose", kernel="subset", eligible=lambda logits, noise, k: fits_kernel(logits, k))
+def choose(
+    logits: Float[Tensor, "members units n"], noise: Float[Tensor, "members samples units 2 n"], k: int
+) -> Float[Tensor, "members samples units n"]:
+    """Return the subsets that noise selects in the trees of all members."""
+    return _descend(logits.detach().unsqueeze(1).expand(-1, noise.shape[1], -1, -1), k, noise)
+
+
+def in_rows(logits: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], Size]:
+    """Return logits and noise as kernels expect them, those of one member, and the shape of the result."""
+    batch, n = logits.shape[:-1], logits.shape[-1]
+    lead = Size(torch.broadcast_shapes(noise.shape[:-2], batch))
+    samples, units = math.prod(lead[: len(lead) - len(batch)]), math.prod(lead[len(lead) - len(batch) :])
+    rows = logits.expand(*lead[len(lead) - len(batch) :], n).reshape(1, units, n)
+    return (rows, noise.expand(*lead, 2, n).reshape(1, samples, units, 2, n)), Size((*lead, n))
 
 
 def are_few(logits: Tensor, k: int) -> bool:

@@ -13,12 +13,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from ..kernel.operator import operator
 from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
-from .draw import is_recorded
+from .draw import is_one_number, is_recorded, of_member
 from .logistic import standard_log_density
-from .subset import are_few, log_probability, states_of
+from .subset import are_few, choose, fits_kernel, in_rows, log_probability, states_of
 from .subset import push as push_subset
-from .threshold import FEW, point_of, solve_few, threshold
+from .threshold import FEW, point_of, solve_few, solve_rough, threshold
+
+NODE = 1e300
+"""A score divided by the temperature that stands for infinity."""
 
 
 class Scores(NamedTuple):
@@ -43,7 +47,11 @@ def push(
     logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*shape 2 n"]
 ) -> Scores:
     """Return the scores that noise leads to. Their gradient is that of logits plus constant noise."""
-    chosen = push_subset(logits, k, noise) > 0.5
+    return _scored(logits, k, temperature, noise, push_subset(logits, k, noise) > 0.5)
+
+
+def _scored(logits: Tensor, k: int, temperature: Temperature, noise: Tensor, chosen: Tensor) -> Scores:
+    """Return the scores of given subsets."""
     centred = location(logits, k)
     with torch.no_grad():
         scores = _scores(centred, torch.where(chosen, 1.0, -1.0), noise)
@@ -63,11 +71,43 @@ def draw(
     logits: Float[Tensor, "*batch n"], k: int, temperature: Temperature, noise: Float[Tensor, "*shape 2 n"]
 ) -> Float[Tensor, "*shape n"]:
     """Return the values that noise leads to: `squash` of `push`, as one autograd node if possible."""
+    if relax.runs_kernel(logits, None, noise, k) and is_one_number(temperature):
+        (rows, uniform), shape = in_rows(logits, noise)
+        relaxed: Tensor = relax.launched(rows, of_member(logits, temperature), uniform, k)[0]
+        return relaxed.view(shape)
     is_relaxed = isinstance(temperature, float) and temperature > 0 and 0 < k < logits.shape[-1]
     if is_relaxed and is_recorded(logits):
         value: Tensor = _Draw.apply(logits, k, temperature, noise)  # type: ignore[no-untyped-call]
         return value
     return squash(push(logits, k, temperature, noise), k, temperature, logits.dtype)
+
+
+@operator(
+    "subset_relax",
+    kernel="subset_concrete",
+    eligible=lambda logits, temperature, noise, k: fits_kernel(logits, k),
+    nondifferentiable=(1,),
+)
+def relax(
+    logits: Float[Tensor, "members units n"],
+    temperature: Float[Tensor, " members"],
+    noise: Float[Tensor, "members samples units 2 n"],
+    k: int,
+) -> tuple[Float[Tensor, "members samples units n"], Float[Tensor, "members samples units n"]]:
+    """Return the values that noise leads to, and in float32 their derivatives by their own nodes.
+
+    The temperatures have no gradient.
+    """
+    chosen = choose.definition(logits, noise, k) > 0.5
+    own = logits.unsqueeze(1).expand(chosen.shape)
+    warm = temperature.view(-1, 1, 1)
+    scores = _scored(own, k, warm, noise, chosen)
+    value = squash(scores, k, warm, logits.dtype)
+    with torch.no_grad():
+        node = scores.node.clamp(-NODE, NODE)  # infinite at temperature zero
+        node = node - threshold(node, k)
+        slope = torch.sigmoid(node) * torch.sigmoid(-node)
+    return value, slope.float()
 
 
 class _Draw(torch.autograd.Function):
@@ -87,57 +127,85 @@ class _Draw(torch.autograd.Function):
         wide = to_float64(logits)
         node = _scores(wide - point_of(wide, k), sign, noise).div_(temperature)
         node = node - point_of(node, k)
-        ctx.save_for_backward(logits, noise, node)
-        return _ordered(cast(torch.sigmoid(node), logits.dtype), sign > 0)
+        value = torch.sigmoid(node)
+        ctx.save_for_backward(logits, noise, torch.sigmoid(-node).mul_(value))
+        return _ordered(cast(value, logits.dtype), sign > 0)
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, noise, node = ctx.saved_tensors
+        logits, noise, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
             value = squash(push(logits, ctx.k, ctx.temperature, noise), ctx.k, ctx.temperature, logits.dtype)
             (found,) = torch.autograd.grad(value, logits, by[0], create_graph=True)
             return found, None, None, None
-        slope = torch.sigmoid(node).mul_(torch.sigmoid(-node))
         tiny = torch.finfo(slope.dtype).tiny  # all slopes may be too small for floats
-        total = slope.sum(-1, keepdim=True).clamp_(min=tiny)
         pulled = slope * by[0]
-        pulled = pulled.addcmul_(slope, pulled.sum(-1, keepdim=True).div_(total), value=-1).div_(ctx.temperature)
+        common = pulled.sum(-1, keepdim=True).div_(slope.sum(-1, keepdim=True).clamp_(min=tiny))
+        pulled = pulled.addcmul_(slope, common, value=-1).div_(ctx.temperature)
         return cast(pulled.sum_to_size(logits.shape), logits.dtype), None, None, None
 
 
 def _draw_few(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the nodes minus their thresholds, and the values, by numpy: for few numbers this is several times faster.
+    """Return the slopes of the values, and the values, by numpy: for few numbers this is several times faster.
 
-    Return None unless there are few subsets on the CPU, a draw for each, and logits that are not too far apart.
+    Return None unless there are few subsets on the CPU, a draw for each, and logits that are not too far apart. Arrays
+    have a column for each row of logits, as operations along their first axis are fast.
     """
     is_wide = logits.dtype in (torch.float32, torch.float64)
     is_one = noise.shape[:-2] == logits.shape[:-1] and 0 < logits.numel() <= FEW
     if not (is_wide and is_one and are_few(logits, k)):
         return None
+    dtype, n = (np.float32 if logits.dtype == torch.float32 else np.float64), logits.shape[-1]
     states = states_of(logits, k).numpy()
-    rows = logits.reshape(-1, logits.shape[-1]).numpy().astype(np.float64)
-    choice, fraction = noise.reshape(-1, 2, logits.shape[-1]).numpy().astype(np.float64).swapaxes(0, 1)
-    centre = solve_few(rows, k)
+    own = np.ascontiguousarray(logits.numpy().reshape(-1, n).T, np.float64)
+    uniform = noise.numpy().reshape(-1, 2, n)
+    centre = _solve_columns(own, k, dtype)
     if centre is None:
         return None
-    rows -= centre[:, None]
-    total = rows @ states.T
-    total -= total.max(-1, keepdims=True)
-    total = np.exp(total, out=total).cumsum(-1)
-    chosen = states[(total < total[:, -1:] * choice[:, :1]).sum(-1)]
+    own -= centre
+    chosen = states.take(_select(states @ own, uniform[:, 0, 0]), 0).T
     sign = 2 * chosen - 1
-    rows *= sign
-    rows += np.log1p(-fraction)
-    node = (np.logaddexp(0, rows) - np.log(fraction)) * (sign / temperature)
-    point = solve_few(node, k)
+    own *= sign
+    fraction = uniform[:, 1].T.astype(np.float64, "C")
+    # softplus(own + log(1 - u)) - log u, the score without its sign
+    node = np.log1p(np.exp(own) * (1 - fraction)) - np.log(fraction)
+    node *= sign / temperature
+    point = _solve_columns(node, k, dtype)
     if point is None:
         return None
-    node -= point[:, None]
-    value = (1 / (1 + np.exp(-node))).astype(np.float32 if logits.dtype == torch.float32 else np.float64)
-    is_chosen = chosen > 0
-    lowest = np.where(is_chosen, value, np.inf).min(-1, keepdims=True).astype(value.dtype)
-    value = np.where(is_chosen, value, np.minimum(value, np.nextafter(lowest, 0, dtype=value.dtype)))
-    return torch.from_numpy(node).view(logits.shape), torch.from_numpy(value).view(logits.shape)
+    small = np.exp(point - node)
+    value = 1 / (1 + small)
+    small *= value * value
+    rounded = value.astype(dtype)
+    lowest = np.where(chosen, rounded, np.inf).min(0).astype(dtype)
+    others = np.minimum(rounded, np.nextafter(lowest, dtype(0)))
+    result = np.ascontiguousarray(np.where(chosen, rounded, others).T)
+    return torch.from_numpy(small.T).reshape(logits.shape), torch.from_numpy(result).view(logits.shape)
+
+
+def _select(log_mass: Any, choice: Any) -> Any:
+    """Return the row that a fraction selects in each column by the inverse CDF: first a block of rows, then a row.
+
+    Numpy takes several times as long to add up all rows.
+    """
+    rows, columns = log_mass.shape
+    size = math.isqrt(rows - 1) + 1
+    mass = np.zeros((size, size, columns))
+    np.exp(log_mass - log_mass.max(0), out=mass.reshape(size * size, columns)[:rows])
+    lower = np.tri(size)
+    total = lower @ mass.sum(1)
+    goal = choice * total[-1]
+    block = np.minimum(np.count_nonzero(total < goal, 0), (rows - 1) // size)
+    own = np.arange(columns)
+    inside = lower @ mass[block, :, own].T
+    goal -= total[block, own] - inside[-1]
+    return np.minimum(block * size + np.count_nonzero(inside < goal, 0), rows - 1)
+
+
+def _solve_columns(columns: Any, k: int, dtype: Any) -> Any:
+    """Return the thresholds of columns, or None."""
+    rough = solve_rough(columns, k) if dtype is np.float32 else None
+    return solve_few(columns.T, k) if rough is None else rough
 
 
 def squash(scores: Scores, k: int, temperature: Temperature, dtype: torch.dtype) -> Float[Tensor, "*shape n"]:

@@ -102,11 +102,14 @@ def adam_(
     parameters: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], gradients: list[Tensor], decays: list[bool],
     rate: Tensor, decay: Tensor, mean: Tensor, spread: Tensor, beta1: float, beta2: float, epsilon: float,
 ) -> None:  # fmt: skip
-    """Update parameters by Adam, in place. `decays` says which of the parameters have an L2 penalty."""
+    """Update parameters by Adam, in place. `decays` says which of the parameters have an L2 penalty.
+
+    Gradients and moments have the memory format of their parameters, which leaves no gaps.
+    """
     sizes = [each[0].numel() for each in parameters]
     grid = (sum(ceil_div(size, BLOCK) for size in sizes), len(parameters[0]))
     _adam[grid](
-        tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(seconds),
+        tuple(parameters), tuple(gradients), tuple(firsts), tuple(seconds),
         tuple(sizes), tuple(float(each) for each in decays), rate, decay, mean, spread,
         BETA1=beta1, BETA2=beta2, EPSILON=epsilon, BLOCK=BLOCK,
     )  # fmt: skip

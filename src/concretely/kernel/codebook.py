@@ -1,89 +1,205 @@
-"""Draws of codes from large codebooks, and the gradients of their logits, without the noise or the shares in memory."""
+"""Draws of codes from large codebooks: logits become shares in place, without the noise in memory.
 
-from functools import lru_cache
+The noise of a code depends on the key, the token, the group and the code only, and not on what else is drawn: the four
+words of the Philox counter ((token · groups + group) · quarter + place) go to the four quarters of a row of codes.
+"""
+
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import category as nary
 from .exp_concrete import exponential
 from .launch import Launched
 from .native import exp, log, reciprocal
-from .philox import quarter, words_beside
-from .tile import DrawTile, draw_tile
+from .philox import words_of
+from .tile import ceil_div, power
+
+HIGH, WIDE, DEEP = 128, 64, 32
+"""The tile of a product that a program computes, and the length of the sums that it adds up at a time."""
+FAR = 2**62
+"""Is added to a number of counters for a launch, so that it always has 64 bits."""
 
 
 @triton.jit
-def _words(held, key, place, N: tl.constexpr, WIDTH: tl.constexpr):
-    """Return the random words of the rows of a tile in all quarters."""
-    counter = place.to(tl.int64)[:, None] * N + tl.arange(0, WIDTH)[None, :]
-    return words_beside(held, key, 0, counter)
+def _four(logits, at, inside, column, k, N: tl.constexpr, QUARTER: tl.constexpr):
+    """Return the logits of a quarter of some rows."""
+    mask = inside[:, None] & (column < QUARTER) & (k * QUARTER + column < N)
+    return tl.load(logits + at + k * QUARTER, mask=mask, other=float("-inf"))
 
 
 @triton.jit
-def _noisy(held, word):
-    return held - tl.max(held, 1)[:, None] - log(exponential(word))
+def _largest(one, two, three, four):
+    """Return the largest number of every row of four quarters."""
+    return tl.max(tl.maximum(tl.maximum(one, two), tl.maximum(three, four)), 1)[:, None]
+
+
+@partial(Launched, free=("seed", "nonce", "first"))
+def _draw(
+    logits, shares, index, key, seed, nonce, first, temperature, total, tokens, groups,
+    N: tl.constexpr, QUARTER: tl.constexpr, KEEPS: tl.constexpr, TENSOR: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < total
+    column = tl.arange(0, WIDTH)[None, :]
+    at = row.to(tl.int64)[:, None] * N + column
+    held = [_four(logits, at, inside, column, k, N, QUARTER) for k in (0, 1, 2, 3)]
+    if key is not None:
+        seed, nonce = tl.load(key), tl.load(key + 1)
+    place = (row % tokens).to(tl.int64) * groups + row // tokens
+    # adds 0 unless NaN, so that the threads that hold the logits compute the words
+    counter = place[:, None] * QUARTER + (first - 4611686018427387904) + column + (held[0] != held[0]).to(tl.int32)
+    word = words_of(seed, nonce, counter)
+    highest = _largest(held[0], held[1], held[2], held[3])
+    noisy = [held[k] - highest - log(exponential(word[k])) for k in (0, 1, 2, 3)]
+    best = _largest(noisy[0], noisy[1], noisy[2], noisy[3])
+    code = tl.full((ROWS, WIDTH), N - 1, tl.int32)
+    for k in tl.static_range(4):
+        code = tl.minimum(code, tl.where(noisy[3 - k] == best, (3 - k) * QUARTER + column, N - 1))
+    tl.store(index + row, tl.min(code, 1).to(tl.int64), mask=inside)
+    if KEEPS:
+        cold = reciprocal(tl.load(temperature).to(tl.float32)) if TENSOR else temperature
+        share = [exp((noisy[k] - best) * cold) for k in (0, 1, 2, 3)]
+        scale = reciprocal(tl.sum((share[0] + share[1]) + (share[2] + share[3]), 1))[:, None]
+        for k in tl.static_range(4):
+            mask = inside[:, None] & (column < QUARTER) & (k * QUARTER + column < N)
+            tl.store(shares + at + k * QUARTER, share[k] * scale, mask=mask)
 
 
 @Launched
-def _choose(logits, index, key, total, quarter, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    held = nary.load_four(logits, place, total, total, quarter, N, False, WIDTH)
-    four = _words(held[0], key, place, N, WIDTH)
+def _noise(out, key, first, total, N: tl.constexpr, QUARTER: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    word = words_of(tl.load(key), tl.load(key + 1), place + first)
+    row, column = place // QUARTER, place % QUARTER
     for k in tl.static_range(4):
-        row = k * quarter + place
-        chosen = tl.argmax(_noisy(held[k], four[k]), 1)
-        tl.store(index + row, chosen.to(tl.int64), mask=(place < quarter) & (row < total))
+        mask = (row < total) & (k * QUARTER + column < N)
+        tl.store(out + row * N + k * QUARTER + column, -log(exponential(word[k])), mask=mask)
 
 
 @Launched
 def _pull(
-    logits, by, out, key, temperature, total, quarter, N: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
+    by, shares, out, sums, temperature, tokens, steps,
+    N: tl.constexpr, TENSOR: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    category = tl.arange(0, WIDTH)[None, :]
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    held = nary.load_four(logits, place, total, total, quarter, N, False, WIDTH)
-    four = _words(held[0], key, place, N, WIDTH)
-    cold = reciprocal(tl.load(temperature))
-    for k in tl.static_range(4):
-        noisy = _noisy(held[k], four[k])
-        share = exp((noisy - tl.max(noisy, 1)[:, None]) * cold)
-        share = share * reciprocal(tl.sum(share, 1))[:, None]
-        row = (k * quarter + place)[:, None]
-        mask = ((place < quarter)[:, None] & (row < total)) & (category < N)
-        at = row.to(tl.int64) * N + category
-        weighted = share * tl.load(by + at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out + at, (weighted - share * tl.sum(weighted, 1)[:, None]) * cold, mask=mask)
+    group = tl.program_id(1).to(tl.int64)
+    column = tl.arange(0, WIDTH)[None, :]
+    cold = reciprocal(tl.load(temperature).to(tl.float32)) if TENSOR else temperature
+    total = tl.zeros((WIDTH,), tl.float32)
+    for step in range(steps):
+        row = (tl.program_id(0) * steps + step) * ROWS + tl.arange(0, ROWS)
+        mask = (row < tokens)[:, None] & (column < N)
+        at = (group * tokens + row.to(tl.int64))[:, None] * N + column
+        share = tl.load(shares + at, mask=mask, other=0.0)
+        weighted = share * tl.load(by + at, mask=mask, other=0.0)
+        found = (weighted - share * tl.sum(weighted, 1)[:, None]) * cold
+        tl.store(out + at, found, mask=mask)
+        total += tl.sum(found, 0)
+    place = (group * tl.num_programs(0) + tl.program_id(0)) * N + tl.arange(0, WIDTH)
+    tl.store(sums + place, total, mask=tl.arange(0, WIDTH) < N)
 
 
-def choose(logits: Tensor, key: Tensor) -> Tensor:
-    """Return the index of the largest noisy logit of every row."""
-    logits, n = logits.contiguous(), logits.shape[-1]
-    index = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-    if index.numel():
-        tile = _tile(index.numel(), n)
-        _choose[tile.programs,](
-            logits, index, key, index.numel(), quarter(index.numel()),
-            N=n, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+@Launched
+def _product(
+    a, b, bias, out, high, wide, deep, a_high, a_deep, b_deep, b_wide,
+    ADDS: tl.constexpr, EVEN: tl.constexpr, HIGH: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    rows, columns = tl.cdiv(high, HIGH), tl.cdiv(wide, WIDE)
+    # programs that run at the same time compute a block of 8 rows of tiles, which share their factors
+    number, many = tl.program_id(0), 8 * columns
+    first = number // many * 8
+    band = tl.minimum(rows - first, 8)
+    i = (first + number % many % band) * HIGH + tl.arange(0, HIGH)
+    j = number % many // band * WIDE + tl.arange(0, WIDE)
+    k = tl.arange(0, DEEP)
+    left = a + (i % high).to(tl.int64)[:, None] * a_high + k[None, :].to(tl.int64) * a_deep
+    right = b + (j % wide).to(tl.int64)[None, :] * b_wide + k[:, None].to(tl.int64) * b_deep
+    total = tl.zeros((HIGH, WIDE), tl.float32)
+    for start in range(0, deep, DEEP):
+        if EVEN:
+            x, y = tl.load(left), tl.load(right)
+        else:
+            x = tl.load(left, mask=(start + k < deep)[None, :], other=0.0)
+            y = tl.load(right, mask=(start + k < deep)[:, None], other=0.0)
+        total = tl.dot(x, y, total, input_precision="tf32x3")
+        left += DEEP * a_deep
+        right += DEEP * b_deep
+    if bias is not None:
+        total += tl.load(bias + j, mask=j < wide, other=0.0)[None, :]
+    place = out + i[:, None].to(tl.int64) * wide + j[None, :]
+    mask = (i < high)[:, None] & (j < wide)[None, :]
+    if ADDS:
+        total += tl.load(place, mask=mask, other=0.0)
+    tl.store(place, total, mask=mask)
+
+
+def draw(
+    logits: Tensor, key: Tensor | tuple[int, int], first: int, temperature: float | Tensor, *, keeps: bool
+) -> Tensor:
+    """Return codes for logits of shape (groups, tokens, codes), of tokens from `first` on.
+
+    If `keeps`, the shares of the codes replace the logits.
+    """
+    groups, tokens, n = logits.shape
+    index = torch.empty((groups, tokens), dtype=torch.int64, device=logits.device)
+    total, quarter = index.numel(), ceil_div(n, 4)
+    if total:
+        width = power(quarter)
+        rows = max(min(256 // width, power(ceil_div(total, 512))), 1)
+        is_tensor, is_number = isinstance(temperature, Tensor), isinstance(key, tuple)
+        _draw[ceil_div(total, rows),](
+            logits, logits, index, None if is_number else key, *(key if is_number else (FAR, FAR)),
+            FAR + first * groups * quarter, temperature if is_tensor else 1 / temperature, total, tokens, groups,
+            N=n, QUARTER=quarter, KEEPS=keeps, TENSOR=is_tensor, ROWS=rows, WIDTH=width,
+            num_warps=min(max(rows * width // 512, 1), 16),
         )  # fmt: skip
     return index
 
 
-def pull(by: Tensor, logits: Tensor, key: Tensor, temperature: Tensor) -> Tensor:
-    """Return the gradient of the logits, from that of the relaxed values of the same noise. It replaces `by`."""
-    logits, by, n = logits.contiguous(), by.contiguous(), logits.shape[-1]
-    total = logits.numel() // n
-    if total:
-        tile = _tile(total, n)
-        _pull[tile.programs,](
-            logits, by, by, key, temperature, total, quarter(total),
-            N=n, ROWS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
+def noise(key: Tensor, first: int, groups: int, tokens: int, n: int) -> Tensor:
+    """Return the Gumbel noise of tokens from `first` on, of shape (tokens, groups, codes)."""
+    out = torch.empty((tokens, groups, n), dtype=torch.float32, device=key.device)
+    total, quarter = tokens * groups, ceil_div(n, 4)
+    if out.numel():
+        _noise[ceil_div(total * quarter, 256),](
+            out, key, first * groups * quarter, total, N=n, QUARTER=quarter, BLOCK=256
         )  # fmt: skip
-    return by
+    return out
 
 
-@lru_cache(maxsize=256)
-def _tile(total: int, n: int) -> DrawTile:
-    return draw_tile(1, total, n, 1)
+def pull(by: Tensor, shares: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient of the logits, from that of the relaxed values, and its sum over tokens. It replaces `by`."""
+    groups, tokens, n = shares.shape
+    width = power(n)
+    rows = max(min(1024 // width, power(ceil_div(tokens, 512))), 1)
+    blocks = ceil_div(tokens, rows)
+    steps = max(ceil_div(blocks, 1024), min(4, ceil_div(blocks, 256)))
+    sums = torch.empty((groups, ceil_div(blocks, steps), n), dtype=torch.float32, device=by.device)
+    is_tensor = isinstance(temperature, Tensor)
+    if sums.numel():
+        _pull[sums.shape[1], groups](
+            by, shares, by, sums, temperature if is_tensor else 1 / temperature, tokens, steps,
+            N=n, TENSOR=is_tensor, ROWS=rows, WIDTH=width, num_warps=min(max(rows * width // 512, 1), 16),
+        )  # fmt: skip
+    return by, sums.sum(1) if sums.shape[1] > 1 else sums[:, 0]
+
+
+def product(
+    a: Tensor, b: Tensor, bias: Tensor | None = None, out: Tensor | None = None, *, adds: bool = False
+) -> Tensor:
+    """Return the product of two matrices, plus a bias for every column, or add it to `out`.
+
+    A factor is the sum of two numbers of TF32, whose products but the smallest are summed in float32. The error is
+    smaller than that of cuBLAS in float32, unless sums have more than some 16,384 terms: tensor cores cut them off.
+    """
+    (high, deep), wide = a.shape, b.shape[1]
+    out = torch.empty((high, wide), dtype=torch.float32, device=a.device) if out is None else out
+    b = b if b.stride(0) == 1 else b.mT.contiguous().mT  # the order in which tensor cores read TF32
+    if out.numel():
+        _product[ceil_div(high, HIGH) * ceil_div(wide, WIDE),](
+            a, b, bias, out, high, wide, deep, *a.stride(), *b.stride(),
+            ADDS=adds, EVEN=deep % DEEP == 0, HIGH=HIGH, WIDE=WIDE, DEEP=DEEP, num_warps=4, num_stages=3,
+        )  # fmt: skip
+    return out

@@ -376,9 +376,9 @@ _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-def
 
 
 def is_watched() -> bool:
-    """Whether a mode of torch, other than a default device, has to see every call."""
-    count = _len_torch_function_stack()
-    return count > 0 and not all(isinstance(_get_function_stack_at(index), DeviceContext) for index in range(count))
+    """Whether a mode of torch has to see every call: all but default devices and those with `sees_all = False`."""
+    modes = (_get_function_stack_at(index) for index in range(_len_torch_function_stack()))
+    return any(getattr(mode, "sees_all", not isinstance(mode, DeviceContext)) for mode in modes)
 
 
 def is_plain(leaves: Sequence[Any]) -> bool:

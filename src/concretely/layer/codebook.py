@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, distributed, nn
 
-from ..functional.codebook import look_up
+from ..functional.codebook import Looked, look_up
 from ..functional.noise import Source
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, Setting, as_mask, require_count, require_last, require_number
@@ -25,8 +25,8 @@ class Coded(NamedTuple):
     """The entropy of the codes in nats, or None if the layer has no penalty."""
     share: Float[Tensor, "groups codes"] | None
     """The sum of the probabilities of codes over tokens that are not padding, or None if the layer has no penalty."""
-    mask: Bool[Tensor, "*batch"]
-    """Which tokens are not padding."""
+    mask: Bool[Tensor, "*batch"] | None
+    """Which tokens are not padding, or None if no token is."""
 
 
 class CodebookReport(NamedTuple):
@@ -47,8 +47,9 @@ class Codebook(Layer):
 
     In training, a code is the argmax of logits with Gumbel noise. Its value is the row of the table, with the gradient
     of the relaxed value ("straight-through"), or the relaxed value itself ("relaxed"). In evaluation, a code is the
-    argmax of the logits. Logits, noise and shares are computed for some tokens at a time, forwards and backwards,
-    so a large codebook needs little memory. They are computed in at least float32.
+    argmax of the logits. Logits and noise are computed for some tokens at a time, forwards and backwards, in at least
+    float32, so a large codebook needs little memory. The shares of the codes, which the backward pass needs, are kept
+    if they take at most 2 GiB on a GPU, or 1 MiB on a CPU, and computed anew otherwise.
 
     With the probabilities q of K codes for a token, the penalty is the sum over groups of
 
@@ -114,12 +115,22 @@ class Codebook(Layer):
         """Code tokens. `mask` is False where there is padding, which the penalty and the counts leave out."""
         is_relaxed = self.training and self.gradient == "relaxed"
         coded = self._code(x, mask, draws=self.training, hard=not is_relaxed, generator=generator)
-        counts = None
-        if self.training:
-            held = coded.mask.reshape(1, -1).expand(self.groups, -1).to(self.counts.dtype)
-            index = coded.indices.reshape(-1, self.groups).T
-            counts = torch.zeros_like(self.counts).scatter_add(1, index, held)
-        return self._keep(coded, counts)
+        if self.training and torch.compiler.is_compiling():
+            return self._keep(coded, self._count(coded, torch.zeros_like(self.counts)))
+        self._keep(coded)
+        if self._result is coded:  # it is to be counted, too
+            counted = torch.zeros_like(self.counts) if self._counted is None else self._counted
+            self.__dict__["_counted"] = self._count(coded, counted)
+        return coded
+
+    def _count(self, coded: Coded, counted: Tensor) -> Tensor:
+        """Return counts with those of a result added."""
+        index = coded.indices.reshape(-1, self.groups).T
+        if coded.mask is None:
+            if torch.compiler.is_compiling() or counted.is_inference():
+                return counted.scatter(1, index, 1.0, reduce="add")
+            return counted.scatter_(1, index, 1.0, reduce="add")
+        return counted.scatter_add(1, index, coded.mask.reshape(1, -1).expand(self.groups, -1).to(counted.dtype))
 
     @torch.no_grad()
     def sample(
@@ -139,29 +150,35 @@ class Codebook(Layer):
 
     def _code(self, x: Tensor, mask: Tensor | None, *, draws: bool, hard: bool, generator: Source | None) -> Coded:
         require_last("x", x, self.features)
-        mask = as_mask(mask, x.shape[:-1], x.device)
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        with torch.autocast(kind, enabled=False):
-            found = look_up(
-                x.reshape(-1, self.features).to(dtype),
-                self.weight.to(dtype),
-                self.bias,
-                self.table.to(dtype),
-                self.temperature,
-                weight_of=mask.flatten().to(torch.float32),
-                hard=hard,
-                scored=self._is_penalising and self.training,
-                draws=draws,
-                generator=generator,
-            )
+        mask = None if mask is None else as_mask(mask, x.shape[:-1], x.device)
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            with torch.autocast(x.device.type, enabled=False):
+                found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
+        else:
+            found = self._look_up(x, mask, x.dtype, draws=draws, hard=hard, generator=generator)
         batch, scored = x.shape[:-1], found.entropy.numel() > 0
-        return Coded(
-            found.value.transpose(0, 1).reshape(*batch, self.size),
-            found.indices.T.reshape(*batch, self.groups),
-            found.entropy.T.reshape(*batch, self.groups) if scored else None,
-            found.share if scored else None,
-            mask,
+        value, indices = (
+            each.reshape(*batch, -1) if self.groups == 1 else each.transpose(0, 1).reshape(*batch, -1)
+            for each in (found.value, found.indices)
+        )
+        entropy = found.entropy.T.reshape(*batch, self.groups) if scored else None
+        return Coded(value, indices, entropy, found.share if scored else None, mask)
+
+    def _look_up(
+        self, x: Tensor, mask: Tensor | None, dtype: torch.dtype, *, draws: bool, hard: bool, generator: Source | None
+    ) -> Looked:
+        return look_up(
+            (x if x.dim() == 2 else x.reshape(-1, self.features)).to(dtype),
+            self.weight.to(dtype),
+            self.bias,
+            self.table.to(dtype),
+            self.temperature,
+            weight_of=None if mask is None else mask.flatten().to(torch.float32),
+            hard=hard,
+            scored=self._is_penalising and self.training,
+            draws=draws,
+            generator=generator,
         )
 
     def penalty(self, coded: Coded | None = None) -> Float[Tensor, ""]:
@@ -173,8 +190,11 @@ class Codebook(Layer):
             return self.step.new_zeros((), dtype=torch.float32)
         if kept.entropy is None or kept.share is None:
             raise ValueError("coded must be the result of a forward in training mode, got one without entropy")
-        entropy = (kept.entropy * kept.mask.unsqueeze(-1)).sum().view(1)
-        sums = torch.cat([kept.share.flatten(), entropy, kept.mask.sum().to(entropy.dtype).view(1)])
+        if kept.mask is None:
+            entropy, tokens = kept.entropy.sum(), kept.entropy.new_full((), kept.entropy.numel() // self.groups)
+        else:
+            entropy, tokens = (kept.entropy * kept.mask.unsqueeze(-1)).sum(), kept.mask.sum().to(kept.entropy.dtype)
+        sums = torch.cat([kept.share.flatten(), torch.stack([entropy, tokens])])
         share, entropy, tokens = sum_over_ranks(sums).split([self.counts.numel(), 1, 1])
         tokens = tokens.clamp(min=1)
         most = self.groups * math.log(self.codes)

@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
+from ..functional.linear import SmallLinears
 from ..functional.noise import Keys, Source
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
 from ..layer.base import layers
 from .capture import Captured, compiled
-from .feed import Inputs, StepTable
+from .feed import TOGETHER, Inputs, StepTable
 from .optimizer import OwnUpdate, ParameterState, StepLog, Update, guard_
 from .place import buffers_of, joined_state, keeping_buffers, over_members, places_of
 from .rank_step import RankStep
@@ -35,7 +36,7 @@ from .torch_optimizer import TorchUpdate
 if TYPE_CHECKING:
     from .train_state import TrainState
 
-GAP_INTERVAL = 10
+GAP_INTERVAL = TOGETHER
 """The least interval, in steps, at which the gap is measured: the trained bound minus that of the discrete graph."""
 
 METRICS = 5
@@ -259,12 +260,13 @@ class _Program:
 
     def _steps(self, steps: int, *, gap: bool) -> None:
         """Take steps without synchronizing with the host."""
+        self._table.read(steps)
         for place in range(steps):
+            self._table.select(place)
             self._step(gap=gap and place == 0)
 
     def _step(self, *, gap: bool = False) -> None:
-        """Take one step without synchronizing with the host."""
-        self._table.read()
+        """Take the step of the selected line without synchronizing with the host."""
         loss, gradients, inputs = self._differentiated()
         with torch.no_grad():
             self._keep_buffers()
@@ -320,9 +322,9 @@ class _Program:
 
     def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
         """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
-        if self._ranks is not None:
-            return self._ranks.drawing(inputs)
-        return deferred_gradients() if self._vmapped else nullcontext()
+        if self._vmapped or self._ranks is not None:
+            return deferred_gradients() if self._ranks is None else self._ranks.drawing(inputs)
+        return SmallLinears() if self.stream is not None and not self._task.compiles else nullcontext()
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..data.dataset import Bits
 from ..functional.arithmetic import unpack
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 LINES = 250
 """The number of steps for which the table has lines, a multiple of the interval at which the gap is measured."""
+TOGETHER = 10
+"""The maximum number of lines that are read at once, for steps that are one graph."""
+AHEAD = 2**24
+"""Up to this number of bytes, the batches of steps that are one graph are taken from the data points at once."""
 NUMBERS = 4
 """Learning rate, L2 penalty and both bias corrections of Adam. The values of the task's schedules follow."""
 
@@ -47,8 +51,8 @@ class Batches(ABC):
         """Write the indices of the points of all members for the steps from `first` on."""
 
     @abstractmethod
-    def take(self, index: Int64[Tensor, "members rows"], part: int) -> Inputs:
-        """Return the inputs of a part of a step, without waiting for the device."""
+    def take(self, index: Int64[Tensor, "*steps members rows"], part: int) -> Inputs:
+        """Return the inputs of a part of a step or of several steps, without waiting for the device."""
 
 
 class Feed(ABC):
@@ -111,10 +115,10 @@ class PackedPoints(Points):
 
     def take(self, index: Int64[Tensor, "*batch"]) -> Tensor:
         """Return the bits of some points."""
-        kernel = kernels("bits", self._packed) if index.dim() == 2 else None
+        kernel = kernels("bits", self._packed) if index.dim() >= 2 else None
         if kernel is not None:
-            found: Tensor = kernel.unpack(self._packed, index, self._width)
-            return found
+            found: Tensor = kernel.unpack(self._packed, index.flatten(0, -2), self._width)
+            return found.view(*index.shape, self._width)
         return unpack(self._packed[index], self._width).float()
 
     @property
@@ -220,9 +224,9 @@ class IndexedBatches(Batches):
         for member, (order, start) in enumerate(zip(self._orders, self._starts, strict=True)):
             torch.add(spans[order.key], start, out=out[:, member])
 
-    def take(self, index: Int64[Tensor, "members rows"], part: int) -> Inputs:
-        """Return the inputs of a part of a step."""
-        return self._points.take(index[:, part * self._rows : (part + 1) * self._rows])
+    def take(self, index: Int64[Tensor, "*steps members rows"], part: int) -> Inputs:
+        """Return the inputs of a part of a step or of several steps."""
+        return self._points.take(index[..., part * self._rows : (part + 1) * self._rows])
 
 
 class StepTable:
@@ -230,6 +234,13 @@ class StepTable:
 
     `draws` is the number of random draws of a step, and `monitor_draws`, by default the same, that of its monitor.
     """
+
+    keys: dict[Purpose, Int64[Tensor, "draws members 2"]]
+    """The keys of the draws of the current step."""
+    sizes: StepSizes
+    """The learning rate and the other numbers of the update at the current step, for every member."""
+    controls: Float64[Tensor, "controls members"]
+    """The values of the schedules at the current step, such as temperatures."""
 
     def __init__(self, runs: Sequence["TrainState"], *, draws: int, monitor_draws: int | None = None) -> None:
         self.runs = runs
@@ -246,17 +257,18 @@ class StepTable:
         }
         size = sum(math.prod(shape) for shape in self._parts.values())
         self._table = torch.empty((LINES, size), dtype=torch.int64, device=device)
-        self._line = torch.empty((1, size), dtype=torch.int64, device=device)
-        self._cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        views = {name: part[0] for name, part in self._split(self._line).items()}
-        self._index = views["index"]
-        self.keys = {Purpose.NOISE: views["noise"], Purpose.GAP: views["gap"]}
-        """The keys of the draws of the current step, of shape (draws, members, 2)."""
-        rate, decay, mean, spread = views["numbers"][:NUMBERS]
-        self.sizes = StepSizes(rate, decay, mean, spread, views["step"])
-        """The learning rate and the other numbers of the update at the current step, for every member."""
-        self.controls: Float64[Tensor, "controls members"] = views["numbers"][NUMBERS:]
-        """The values of the schedules at the current step, such as temperatures."""
+        self._lines = torch.empty((TOGETHER, size), dtype=torch.int64, device=device)
+        self._cursor = torch.arange(TOGETHER, device=device)  # the places of the next lines
+        self._start = self._cursor.clone()
+        self._views = self._split(self._lines)
+        self._selected = [self._of_line(place) for place in range(TOGETHER)]
+        self._taken: Inputs = None  # the batches of all lines that were read, if they were taken at once
+        self._takes_ahead = False
+        if isinstance(task.feed, Indexed) and task.parts == 1:
+            point = task.feed.points.take(torch.zeros(1, dtype=torch.int64, device=device))
+            size = sum(leaf.nbytes for leaf in tree_leaves(point))
+            self._takes_ahead = TOGETHER * members * task.feed.rows * size <= AHEAD
+        self.select(0)
         self._end = runs[0].step  # the step after that of the last line
         self._next: Tensor | None = None  # the lines from that step on, if they are written already
 
@@ -268,7 +280,7 @@ class StepTable:
         if step >= self._end:
             lines = self._written(step) if self._next is None else self._next
             self._table.copy_(lines, non_blocking=True)
-            self._cursor.zero_()
+            self._cursor.copy_(self._start)
             self._end, self._next = step + LINES, None
         if self._next is None and self._end - step <= LINES // 2:  # while the device is busy with the first half
             self._next = self._written(self._end)
@@ -278,13 +290,33 @@ class StepTable:
         """Return whether the table, refilled if needed, has lines for so many steps from a step on."""
         return not self._end - count < step < self._end
 
-    def read(self) -> None:
-        """Read the next line, on the device."""
-        torch.index_select(self._table, 0, self._cursor, out=self._line)
-        self._cursor.add_(1)
+    def read(self, count: int = 1) -> None:
+        """Read the next lines, on the device, and select the first of them.
+
+        If the batches of several lines are small, they are taken at once, since a launch takes longer than their work.
+        """
+        torch.index_select(self._table, 0, self._cursor[:count], out=self._lines[:count])
+        self._cursor.add_(count)
+        is_ahead = count > 1 and self._takes_ahead
+        self._taken = self._points.take(self._views["index"][:count], 0) if is_ahead else None
+        self.select(0)
+
+    def select(self, place: int) -> None:
+        """Make a line the current one, of those that were read last."""
+        self._place = place
+        self._index, self.keys, self.sizes, self.controls = self._selected[place]
+
+    def _of_line(self, place: int) -> tuple[Tensor, dict[Purpose, Tensor], StepSizes, Tensor]:
+        """Return views of a line: the indices, and what `keys`, `sizes` and `controls` are for it."""
+        views = {name: part[place] for name, part in self._views.items()}
+        rate, decay, mean, spread = views["numbers"][:NUMBERS]
+        keys = {Purpose.NOISE: views["noise"], Purpose.GAP: views["gap"]}
+        return views["index"], keys, StepSizes(rate, decay, mean, spread, views["step"]), views["numbers"][NUMBERS:]
 
     def batch(self, part: int = 0) -> Inputs:
         """Return the inputs of a part of the current step, for every member."""
+        if self._taken is not None:
+            return tree_map(lambda leaf: leaf[self._place], self._taken)
         return self._points.take(self._index, part)
 
     def _split(self, lines: Int64[Tensor, "lines size"]) -> dict[str, Tensor]:

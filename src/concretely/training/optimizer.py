@@ -110,6 +110,7 @@ def adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, *, decays: Sequence[bool]
 ) -> None:
     """Update parameters by Adam [kingma2015adam]. `decays` says which of the parameters have an L2 penalty."""
+    gradients = [_laid_out(each, state.parameter) for each, state in zip(gradients, states, strict=True)]
     floats = all(state.parameter.dtype == torch.float32 for state in states)
     kernel = kernels("adam", states[0].parameter) if floats else None
     if kernel is not None:
@@ -124,6 +125,11 @@ def adam_(
         _plain_adam_(states, gradients, sizes, decays)
 
 
+def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """Return a gradient in the memory format of its parameter, since fused updates pair elements by their place."""
+    return gradient if gradient.stride() == parameter.stride() else torch.empty_like(parameter).copy_(gradient)
+
+
 def _fused_adam_(
     states: Sequence[ParameterState], gradients: Sequence[Tensor], sizes: StepSizes, decays: Sequence[bool]
 ) -> None:
@@ -136,7 +142,7 @@ def _fused_adam_(
             parameters, firsts, seconds, slopes = (
                 # every entry is updated alone, so that the axis of a single member may stay
                 list(parts) if len(rates) == 1 else [part[member] for part in parts]
-                for parts in zip(*((*states[k], gradients[k].contiguous()) for k in chosen), strict=True)
+                for parts in zip(*((*states[k], gradients[k]) for k in chosen), strict=True)
             )
             counts = [count] * len(chosen)
             _ADAM(parameters, slopes, firsts, seconds, [], counts, lr=rates[member], weight_decay=penalty)

@@ -353,6 +353,11 @@ def _initial(task: Task, *, local: Callable[[Tensor], Tensor]) -> State:
     `local` returns the part of a tensor that this rank has.
     """
     loss, device = task.loss, task.device
+    is_muon = task.optimizer is None and task.recipe.optimizer == "muon"
+    for parameter in loss.parameters():
+        # an update goes through memory in order: Muon's by rows, Adam's in any memory format without gaps
+        if not parameter.is_contiguous() and (is_muon or torch.empty_like(parameter).stride() != parameter.stride()):
+            parameter.data = parameter.data.contiguous()
     state = {
         path_of(name): local(own.detach()).unsqueeze(0)
         for name, own in (*loss.named_parameters(), *loss.named_buffers())
