@@ -358,9 +358,14 @@ def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
     if not hasattr(_OF_THREAD, "philox"):
         _OF_THREAD.philox = np.random.Philox(0)
     found: np.random.Philox = _OF_THREAD.philox
-    state = {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key}
-    words = {"buffer": _NO_WORDS, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
-    found.state = {"bit_generator": "Philox", "state": state, **words}
+    found.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
+        "buffer": _NO_WORDS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
     return found
 
 

@@ -79,8 +79,11 @@ class Sigmoid(Squashing):
     def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
         if is_undifferentiated(node):  # faster and more precise, but for its derivative
             value = node.sign().clamp_(min=0).sub_(_tail(node)).abs_()  # the tail, or one minus the tail
-        else:
-            value = torch.exp(logsigmoid(node))
+            return self.scaled(value, node, dtype)
+        return self.scaled(torch.exp(logsigmoid(node)), node, dtype)
+
+    def scaled(self, value: Float[Tensor, "..."], node: Float[Tensor, "..."], dtype: torch.dtype) -> Tensor:
+        """Return the sigmoid of a node on the interval of this map, clamped."""
         if self.centred:
             return (2 * value - 1).unsqueeze(-1)
         kept = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
@@ -218,9 +221,11 @@ def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
         return node.new_empty((len(node), 0))
     if name == "cube":
         return Corners(node.shape[-1])(node, torch.float32)
-    named = {each.name: each for each in (Sigmoid(), Sigmoid(centred=True), Threshold(), Exponential(), Argmax())}
-    value = named[name](node, torch.float32)
-    return value.view(node.shape) if name == "corner" else value
+    if name in ("unit", "corner"):  # in operations that are the same inside and outside vmap
+        value = Sigmoid(centred=name == "corner").scaled(torch.exp(logsigmoid(node)), node, torch.float32)
+        return value.view(node.shape)
+    named = {each.name: each for each in (Threshold(), Exponential(), Argmax())}
+    return named[name](node, torch.float32)
 
 
 def _score_on_simplex(

@@ -316,9 +316,7 @@ class _Program:
         """Return the gradients of all leaves; if they are sharded, of the parts of this rank."""
         if self._sharding is not None:
             return self._sharding.gradients(loss, weight)
-        # on a CPU, torch takes longer to check a weight than to make one
-        weights = None if loss.is_cpu and weight is self._ones and len(loss) == 1 else [weight]
-        return torch.autograd.grad([loss], list(self._leaves.values()), weights, allow_unused=True)
+        return torch.autograd.grad([loss], list(self._leaves.values()), [weight], allow_unused=True)
 
     def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
         """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
