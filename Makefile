@@ -4,6 +4,7 @@ PIP_QUIET := --quiet --disable-pip-version-check
 VENV := .venv
 BENCH := .venv-bench
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE # else every process that a test starts would compile the package again
 
 .PHONY: demo test test-all lint types check check-all check-pyro check-ray bench clean
 

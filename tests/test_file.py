@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from concretely import file
+from concretely import file, mount
 from concretely.file import atomic_write, exclusive_dir, file_lock, open_append, read_bytes, write_text
 
 
@@ -116,6 +116,44 @@ def test_the_lock_file_is_empty_and_removed_on_release(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"^halfway$"), file_lock(tmp_path / "lock"):
         raise RuntimeError("halfway")
     assert names(tmp_path) == []
+
+
+def test_the_lock_file_stays_the_same_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 0:1 / {tmp_path} rw,relatime - nfs4 server:/ rw,vers=4.2,local_lock=none\n")
+    monkeypatch.setattr(mount, "MOUNTS", mounts)
+    files = set[int]()
+    for _ in range(3):
+        with file_lock(tmp_path / "lock"):
+            assert (tmp_path / "lock").read_bytes() == b""
+        files.add((tmp_path / "lock").stat().st_ino)
+    assert len(files) == 1
+
+
+@pytest.mark.parametrize("call", ["fstat", "flock", "read"])
+def test_a_file_that_another_machine_has_replaced_on_nfs_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    fcntl, calls = pytest.importorskip("fcntl"), 0
+
+    def stale(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return kept(*given)
+
+    write_text(tmp_path / "note.txt", "whole")
+    module, name = (fcntl, call) if call == "flock" else (os, "fstat")
+    kept = getattr(module, name)
+    monkeypatch.setattr(module, name, stale)
+    if call == "read":
+        assert read_bytes(tmp_path / "note.txt") == b"whole"
+        assert calls > 1
+        return
+    with file_lock(tmp_path / "lock"), file.try_file_lock(tmp_path / "lock") as is_free:
+        assert not is_free
+    assert calls > 2
 
 
 def no_locks(*_: object) -> None:

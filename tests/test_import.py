@@ -14,6 +14,7 @@ import concretely
 PACKAGE = Path(__file__).parent.parent / "src" / "concretely"
 ORDER = [
     "spelling",
+    "mount",
     "file",
     "environment",
     "notation",

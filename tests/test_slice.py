@@ -1,19 +1,25 @@
 """The slices of ranks make up the noise of the whole batch, whoever draws it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Beta, Independent, Normal
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 import concretely as c
+from concretely.functional import codebook
 from concretely.functional.noise import Keys, Slice, logistic, seeded
 from concretely.functional.torch_draw import SlicedDraws
 from concretely.graph.run import run
+from concretely.layer import Choice, Choose, Codebook, ConcreteDropout, Gate, Levels, Permute, Router, Selector
 
 ROWS, RANKS = 12, 4
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,14 +58,72 @@ def test_random_operations_of_torch_draw_as_for_the_whole_batch(name: str) -> No
     torch.testing.assert_close(whole_of(parts, blocks), expected)
 
 
-def test_layers_that_draw_from_one_key_differ_between_ranks() -> None:
-    codebook, parts = c.layer.Codebook(6, 5), []
-    for source in sources(lambda: None):
+def layer_of(name: str, width: int) -> tuple[nn.Module, Tensor]:
+    """A layer, and a batch for it: of data points with few units, or with tokens of many."""
+    layer, shape = {
+        "gate": (Gate(width), (width,)),
+        "shared gate": (Gate(width, each="batch"), (width,)),
+        "annealed gate": (Gate(width, temperature=c.Annealing(1.0, 0.5, steps=10)), (2, width)),
+        "dropout": (ConcreteDropout(nn.Linear(width, 2), points=ROWS), (width,)),
+        "selector": (Selector(width, 2), (width,)),
+        "shared selector": (Selector(width, 2, each="batch"), (width,)),
+        "choose": (Choose(2), (width,)),
+        "mean choose": (Choose(2, gradient="mean"), (2, width)),
+        "router": (Router(width, 4, 2), (3, width)),
+        "learned router": (Router(width, 4, 2, noise="learned"), (width,)),
+        "codebook": (Codebook(width, 5, size=6, groups=2), (width,)),
+        "relaxed codebook": (Codebook(width, 40, gradient="relaxed"), (3, width)),
+        "levels": (Levels((4, 3), features=width), (2, width)),
+        "permute": (Permute(3), (3, 3)),
+        "choice": (Choice([nn.Linear(width, 2) for _ in range(ROWS // RANKS)]), (width,)),
+    }[name]
+    return layer.double(), torch.randn(ROWS, *shape, dtype=torch.float64)
+
+
+LAYERS = ("gate", "shared gate", "annealed gate", "dropout", "selector", "shared selector", "choose", "mean choose")
+LAYERS += ("router", "learned router", "codebook", "relaxed codebook", "levels", "permute", "choice")
+
+
+@pytest.mark.parametrize("width", [ROWS // RANKS, 100])
+@pytest.mark.parametrize("kind", ["keys", "torch"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_draw_on_ranks_as_for_the_whole_batch(name: str, kind: str, width: int) -> None:
+    if width == ROWS // RANKS:  # as many units as a rank has rows, with draws in several chunks
+        chunks = mock.patch.dict(codebook.CHUNK, cpu=50)
+    else:  # few numbers on a rank, many in the whole batch
+        chunks = mock.patch.dict(codebook.CHUNK, cpu=2_000)
+    layer, x = layer_of(name, width)
+    keys = torch.stack([torch.full((8,), 5), torch.arange(8)], -1)
+
+    def drawn(own: Tensor, source: Slice | None) -> list[Tensor]:
         torch.manual_seed(1)
-        with SlicedDraws(source, rows=40) as mode:
-            parts.append(codebook(torch.zeros(40, 6))[0].detach())
-        assert mode.is_needed
-    assert len({tuple(part.flatten().tolist()) for part in parts}) == RANKS
+        given: Any = Keys(keys) if source is None else replace(source, source=Keys(keys))
+        sliced = nullcontext() if source is None else SlicedDraws(source, rows=len(own))
+        with sliced if kind == "torch" else nullcontext():
+            named = {"generator": given} if kind == "keys" else {}
+            found = layer(own, **named)
+            again = layer.sample(own, **named)
+        return [each for each in tree_leaves((found, again)) if isinstance(each, Tensor) and len(each) == len(own)]
+
+    with chunks:
+        expected = drawn(x, None)
+        parts = [drawn(own, source) for own, source in zip(x.chunk(RANKS), sources(lambda: None), strict=True)]
+    assert len(expected) > 1
+    for place, whole in enumerate(expected):
+        torch.testing.assert_close(torch.cat([part[place] for part in parts]), whole)
+
+
+@pytest.mark.parametrize("width", [3, 100])
+@pytest.mark.parametrize("hard", [False, True])
+def test_small_slices_of_large_batches_are_drawn_like_large_batches(width: int, hard: bool) -> None:
+    x = torch.randn(ROWS, width)
+    torch.manual_seed(1)
+    expected, parts = c.gumbel_softmax(x, hard=hard), []
+    for source, own in zip(sources(lambda: None), x.chunk(RANKS), strict=True):
+        torch.manual_seed(1)
+        with SlicedDraws(source, rows=ROWS // RANKS):
+            parts.append(c.gumbel_softmax(own, hard=hard))
+    torch.testing.assert_close(torch.cat(parts), expected)
 
 
 def test_a_draw_whose_law_depends_on_parameters_differs_between_ranks() -> None:

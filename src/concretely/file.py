@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import stat
 import tomllib
@@ -17,6 +16,8 @@ from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from .mount import is_local
 
 try:
     import fcntl
@@ -30,15 +31,6 @@ LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a full quota and the largest file that a process may write."""
-
-MOUNTS = Path("/proc/self/mountinfo")
-"""The file in which Linux lists what is mounted where."""
-LOCK_OPTIONS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre": ("localflock",), "cifs": ("nobrl",)}
-"""Options of network file systems with which their locks do not reach other machines."""
-LOCAL_LOCKS = ("fuse", "beegfs", "9p", "virtiofs", "vboxsf")
-"""File systems that may be mounted on several machines, whose locks usually do not reach others."""
-FUSE_LOCKS = ("fuse.glusterfs", "fuse.ceph-fuse", "fuse.juicefs")
-"""File systems in user space whose locks do reach other machines."""
 
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -124,8 +116,14 @@ def read_bytes(path: Path, *, most: int | None = None) -> bytes:
     >>> read_bytes(path, most=5)
     b'whole'
     """
-    with open_regular(path) as file:
-        content = file.read(-1 if most is None else most + 1)
+    while True:
+        try:
+            with open_regular(path) as file:
+                content = file.read(-1 if most is None else most + 1)
+            break
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # on NFS, another machine has replaced the file: read the new one
+                raise
     if most is not None and len(content) > most:
         raise ValueError(f"{str(path)!r} must have at most {most:,} bytes, got more")
     return content
@@ -220,7 +218,9 @@ def file_lock(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # unlink before the release: afterwards another process may hold the lock
+            # on NFS the file stays, as another machine could still open and lock it after its removal
+            if is_local(path.parent):
+                path.unlink(missing_ok=True)  # before the release: afterwards another process may hold the lock
 
 
 @contextmanager
@@ -247,56 +247,40 @@ def try_file_lock(path: Path) -> Iterator[bool]:
         yield True
 
 
-def local_locks(folder: Path) -> str | None:
-    """Return the file system of a folder if its locks may not reach other machines, else None.
-
-    Linux lists the file systems and their options. Elsewhere this is not known, and None is returned.
-    """
-    try:
-        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return None
-    place, longest, kind, options = folder.resolve(), 0, "", list[str]()
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), before.split()[4]))
-        if (
-            place.is_relative_to(point) and len(point.parts) >= longest
-        ):  # of two at one place, the later hides the other
-            longest, (kind, _, *others) = len(point.parts), after.split(" ")
-            options = [*before.split()[5].split(","), *",".join(others).split(",")]
-    family = "nfs" if kind == "nfs4" else kind.partition(".")[0]
-    if found := next((option for option in options if option in LOCK_OPTIONS.get(family, ())), None):
-        return f"{kind} with {found}"
-    return kind if family in LOCAL_LOCKS and kind not in FUSE_LOCKS else None
-
-
 @contextmanager
 def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
     """Create and lock a regular file; yield False if the file system has no locks.
 
     If another process holds the lock, wait for it or raise `BlockingIOError`. A link is not followed and an existing
-    file keeps its content, as the folder may come from someone else.
+    file keeps its content, as the folder may come from someone else. A file that another machine has removed is stale
+    on NFS: it is opened anew.
     """
     if fcntl is None:
         yield False
         return
     while True:
-        descriptor = _open_lock(path)
+        try:
+            descriptor = _open_lock(path)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            continue
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
                 locked = True
             except BlockingIOError:
                 raise
-            except OSError:  # the file system has no locks
-                locked = False
+            except OSError as error:
+                if error.errno == errno.ESTALE:
+                    continue
+                locked = False  # the file system has no locks
             if _is_open_file(path, descriptor):
                 yield locked
                 return
         finally:
             os.close(descriptor)
-        # the previous holder has removed the file: try again
+        # someone has removed the file: try again
 
 
 @contextmanager
@@ -334,7 +318,12 @@ def _open_lock(path: Path) -> int:
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
             raise _not_a_lock(path) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    except OSError:
+        os.close(descriptor)
+        raise
+    if not is_regular:
         os.close(descriptor)
         raise _not_a_lock(path)
     return descriptor
@@ -346,7 +335,11 @@ def _not_a_lock(path: Path) -> ValueError:
 
 def _require_regular(descriptor: int, path: Path) -> None:
     """Close a descriptor and raise an error if it is not that of a regular file."""
-    mode = os.fstat(descriptor).st_mode
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        os.close(descriptor)
+        raise
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         if stat.S_ISDIR(mode):
@@ -358,8 +351,10 @@ def _is_open_file(path: Path, descriptor: int) -> bool:
     """Return whether a path still names an open file."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return False
+        raise
 
 
 def _flush(path: Path) -> None:

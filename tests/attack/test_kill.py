@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from concretely.training import checkpoint
 from concretely.training.folder import restored
 
 from ..cases import exhaustive
+from ..process import forked
 from ..training.example import assert_same
 from .conftest import Attack
 from .work import CASES, work
@@ -20,24 +20,13 @@ from .work import CASES, work
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="there are no such signals elsewhere")]
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-PRELOADED = ["pytest", "torch._dynamo", "concretely.cli", "concretely.experiment.search"]
-PRELOADED += [
-    "concretely.report.page",
-    "concretely.report.table",
-    "concretely.training.folder",
-    "tests.attack.work",
-    "tests.training.own",
-    "concretely.training.fit",
-]
 PATIENCE = 120.0
 """Seconds after which work hangs."""
 
 
 def wait_for_server() -> None:
     """Wait until the server of processes has imported what they need, which takes longer than their work."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    nothing = context.Process(target=os.getpid)
+    nothing = forked().Process(target=os.getpid)
     nothing.start()
     nothing.join(PATIENCE)
 
@@ -47,7 +36,7 @@ class Started:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.log = folder.parent / "log.txt"
-        self.process = get_context("forkserver").Process(target=work, args=(name, folder, self.log))
+        self.process = forked().Process(target=work, args=(name, folder, self.log))
         self.process.start()
 
     def end(self) -> int:

@@ -354,3 +354,18 @@ def test_few_states_are_selected_by_the_inverse_cdf(rows: int) -> None:
     expected = (total < choice * total[-1]).sum(0)
     found = subset_concrete._select(log_mass.numpy(), choice.numpy())
     assert torch.equal(torch.from_numpy(found), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("rows", [(), (1,), (5,)])
+def test_a_draw_leaves_its_logits_and_noise_as_they_are(rows: tuple[int, ...], dtype: torch.dtype) -> None:
+    logits = torch.randn(*rows, 3, dtype=dtype, requires_grad=True)
+    relaxed = c.Subset(logits=logits, k=2).relax(0.7)
+    noise = relaxed.noise()
+    before = logits.detach().clone(), noise.clone()
+    first, second = relaxed.push(noise), relaxed.push(noise)
+    drawn = [relaxed.rsample(generator=torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(first, second)
+    assert torch.equal(*drawn)
+    assert torch.equal(logits, before[0])
+    assert torch.equal(noise, before[1])

@@ -7,24 +7,25 @@ import signal
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from threading import Barrier
 from typing import Any
 
 import pytest
 
-from concretely import file
+from concretely import file, mount
 from concretely.experiment import paper, scheduler
 from concretely.experiment.place import Ray, Share, place_of
 from concretely.experiment.plan import plan_experiment, reproduce
 from concretely.experiment.scheduler import Monitor
 from concretely.experiment.search import Sweep, sweep, sweep_recipes, train_list
 from concretely.experiment.share import claimed
-from concretely.file import exclusive_dir, local_locks
+from concretely.file import exclusive_dir
+from concretely.mount import local_locks
 from concretely.training import loop
 from concretely.training.recipe import Member, resolve
 
+from ..process import forked
 from .child import SLEEP_AT, work
 
 PATIENCE = 120.0
@@ -141,8 +142,7 @@ def test_a_process_that_waits_can_be_stopped(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_taken_over_and_every_step_is_taken_once(
     tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "concretely.experiment.plan", "concretely.data"])
+    context = forked()
     folder, processes, pipes = tmp_path / "shared", [], []
     for sleeps in (True, False):
         ours, theirs = context.Pipe(duplex=False)
@@ -218,7 +218,7 @@ def test_locks_that_may_not_reach_other_machines_are_known(
     line: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder := tmp_path / "with space").mkdir()
-    monkeypatch.setattr(file, "MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(mount, "MOUNTS", tmp_path / "mountinfo")
     point = str(folder.resolve()).replace(" ", r"\040")
     lines = [f"2 1 0:1 / {point} rw,noatime shared:1 - {line}", "1 1 8:1 / / rw - fuse.other /dev/root rw"]
     (tmp_path / "mountinfo").write_text("\n".join(lines))

@@ -13,10 +13,18 @@ import concretely as c
 from concretely.functional import gumbel_softmax as functional
 from concretely.functional.noise import gumbel
 from tests.budget import assert_frequency
+from tests.cases import grid
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 SIZES = pytest.mark.parametrize("rows", [50, 5000])
 """A tensor that takes the path of few elements, and one that does not."""
+DRAWS: dict[str, Callable[..., Tensor]] = {
+    "softmax": c.gumbel_softmax,
+    "hard softmax": partial(c.gumbel_softmax, hard=True),
+    "straight-through": c.straight_through,
+    "hard sigmoid": partial(c.gumbel_sigmoid, hard=True),
+    "sigmoid": c.gumbel_sigmoid,
+}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -156,12 +164,10 @@ def test_bad_input_is_refused_with_a_sentence(change: dict[str, object], sentenc
         c.gumbel_softmax(**given)
 
 
-@SIZES
-@pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("function", [c.gumbel_softmax, c.gumbel_sigmoid, c.straight_through])
+@grid(name=list(DRAWS), rows=[50, 5000])
 @pytest.mark.unchecked
-def test_they_work_compiled_vmapped_and_under_autocast(function: Callable[..., Tensor], rows: int, hard: bool) -> None:
-    draw = function if function is c.straight_through else partial(function, hard=hard)
+def test_they_work_compiled_vmapped_and_under_autocast(name: str, rows: int) -> None:
+    draw = DRAWS[name]
     logits = torch.randn(rows, 4, requires_grad=True)
     compiled = torch.compile(draw, backend="aot_eager", fullgraph=True)(logits)
     mapped = torch.vmap(draw, randomness="different")(logits)

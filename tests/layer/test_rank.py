@@ -1,33 +1,52 @@
-"""Two ranks equal one process: penalties, their gradients and the running statistics."""
+"""Two ranks equal one process: draws, penalties, their gradients and the running statistics."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, distributed, nn
-from torch.multiprocessing import spawn
 
-from concretely.layer import Codebook, ConcreteDropout, Levels, Router, advance, penalty
+from concretely.layer import (
+    Choice,
+    Choose,
+    Codebook,
+    ConcreteDropout,
+    Gate,
+    Levels,
+    Permute,
+    Router,
+    Selector,
+    advance,
+    penalty,
+)
+from concretely.training.parallel import rank_draws
+
+from ..training import ranks
 
 RANKS, TOKENS, FEATURES = 2, 24, 6
 
 
 class Model(nn.Module):
-    """A layer of every kind that has a penalty of the data, and one that has a penalty of its parameters only."""
+    """A layer of every kind: with draws for every token or for all, with penalties of the data or of parameters."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.router = Router(FEATURES, 4, 2, noise=None, balance=1.0, z=0.1)
+        self.gate, self.selector = Gate(FEATURES, each="batch"), Selector(FEATURES, 3)
+        self.choice = Choice([nn.Linear(FEATURES, 2) for _ in range(3)])
+        self.choose, self.permute = Choose(2), Permute(2)
+        self.router = Router(FEATURES, 4, 2, balance=1.0, z=0.1)
         self.codebook = Codebook(FEATURES, 5, groups=2)
         self.levels = Levels((4, 3), features=FEATURES, entropy=0.5)
         self.dropout = ConcreteDropout(nn.Linear(FEATURES, 3), points=TOKENS)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Return 0, with a gradient of 0 for all parameters."""
-        results = self.router(x, mask=mask), self.codebook(x, mask=mask), self.levels(x, mask=mask)
-        return 0 * (sum(result[0].sum() for result in results) + self.dropout(x).sum())
+        """Return a cost of all that is drawn, which is a mean over tokens."""
+        gated = self.gate(self.selector(x))
+        results = self.router(gated, mask=mask), self.codebook(gated, mask=mask), self.levels(gated, mask=mask)
+        order, chosen = self.permute(x[:, :4].view(-1, 2, 2)), self.choose(x)
+        total = sum((result[0] - 1).square().mean() for result in results) + (self.dropout(gated) - 1).square().mean()
+        return total + (self.choice(gated) * chosen.sum(-1, keepdim=True)).square().mean() + order[:, 0, 0].mean()
 
 
 def model() -> Model:
@@ -43,42 +62,43 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def found(own: Model, output: Tensor, total: Tensor) -> dict[str, Any]:
-    """The penalty, its gradients and the statistics after a step that are no draws."""
-    (output.sum() + total).backward()
+    """The cost, the penalty, their gradients and the statistics after a step."""
+    (output + total).backward()
     advance(own)
     gradients = {name: parameter.grad for name, parameter in own.named_parameters()}
     whole = {name: each.full_tensor() if hasattr(each, "full_tensor") else each for name, each in gradients.items()}
-    sums = {"router": own.router.counts, "codebook": own.codebook.counts.sum(-1), "levels": own.levels.counts.sum(-1)}
+    whole = {name: each for name, each in whole.items() if each is not None}
+    sums = {"router": own.router.counts, "codebook": own.codebook.counts, "levels": own.levels.counts}
     return {"penalty": total.detach(), **whole, **sums}
 
 
-def work(rank: int, folder: str) -> None:
+def work() -> dict[str, dict[str, Any]]:
+    """What a rank finds with each of torch's wrappers."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
-    store = distributed.FileStore(str(Path(folder) / "store"), RANKS)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    x, mask = (each.chunk(RANKS)[rank] for each in batch())
+    distributed.init_process_group("gloo")
+    x, mask = (each.chunk(RANKS)[distributed.get_rank()] for each in batch())
     own = model()
-    wrapped = DistributedDataParallel(own)
-    results = {"ddp": found(own, wrapped(x, mask), penalty(wrapped))}
+    wrapped = DistributedDataParallel(own, find_unused_parameters=True)  # branches that are not drawn
+    with rank_draws(seed=1, step=2, rows=len(x)):
+        results = {"ddp": found(own, wrapped(x, mask), penalty(wrapped))}
     sharded = model()
     distributed.device_mesh.init_device_mesh("cpu", (RANKS,))
     fully_shard(sharded)
-    results["fsdp"] = found(sharded, sharded(x, mask), penalty(sharded))
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    distributed.destroy_process_group()
+    with rank_draws(seed=1, step=2, rows=len(x)):
+        results["fsdp"] = found(sharded, sharded(x, mask), penalty(sharded))
+    return results
 
 
 @pytest.mark.slow
 @pytest.mark.unchecked
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
     own = model()
-    expected = found(own, own(*batch()), penalty(own))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    spawn(work, (str(tmp_path),), nprocs=RANKS)
-    for rank in range(RANKS):
-        for name, results in torch.load(tmp_path / f"{rank}.pt").items():
+    with rank_draws(seed=1, step=2, rows=TOKENS):
+        expected = found(own, own(*batch()), penalty(own))
+    for rank, (_, each, _) in enumerate(ranks.launch(work, RANKS, tmp_path)):
+        for name, results in each.items():
             for key, tensor in results.items():
                 torch.testing.assert_close(
                     tensor, expected[key], msg=lambda text, at=(rank, name, key): f"{at}: {text}"

@@ -6,7 +6,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from concretely.training.loop import train
 from concretely.training.parallel import World, join
 from concretely.training.train_state import TrainState
 
+from ..process import forked
 from . import example, own
 
 SECONDS = 100
 """After this time, ranks are taken for stuck."""
-PRELOADED = ["torch._dynamo", "torch.distributed.fsdp", "concretely.data", "tests.training.ranks"]
 ESTIMATORS: dict[str, Any] = {
     "concrete": (c.Pathwise(0.5), 3),
     "logistic-normal": (c.Pathwise(0.5, noise="normal"), 1),
@@ -45,8 +44,7 @@ def launch(
 ) -> list[tuple[int | None, Any, str]]:
     """Call a function on every rank; return each one's exit code, what it returned, and what it printed on stderr."""
     folder.mkdir(parents=True, exist_ok=True)
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = forked()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -127,13 +125,17 @@ def mixed() -> dict[str, Any]:
 
 
 class Layers(nn.Module):
-    """A program with a layer that draws for every row, and one that draws once for all."""
+    """A program with layers that draw for every row, and with some that draw once for all."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.gate = nn.Linear(6, 4), nn.Parameter(torch.zeros(4))
+        self.units, self.codebook = c.layer.Gate(6, each="batch"), c.layer.Codebook(6, 5)
+        self.router = c.layer.Router(6, 6, 2)
 
     def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        routing = self.router(x)
+        x = self.codebook(self.units(x) + torch.zeros_like(x).scatter(1, routing.indices, routing.weights)).value
         code = c.gumbel_softmax(self.first(x), tau=0.5, hard=True)
         bit = draw("bit", c.Bernoulli(logits=(code * c.gumbel_softmax(self.gate, tau=0.5)).sum(-1)))
         return (bit - c.tile(x[:, 0], bit)).square()

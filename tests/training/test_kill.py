@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import time
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,19 @@ import pytest
 from concretely.training import checkpoint
 from concretely.training.folder import restored
 
+from ..process import forked
 from .child import work
 from .example import assert_alike, assert_same, tensors, trained
 
 pytestmark = pytest.mark.slow
 
-KILLS = 20
-WISHES: dict[str, Any] = {"notation": "4H-4H-12V", "estimator": "nvil", "steps": 600, "validate": 25}
+KILLS, STEPS = 20, 300
+WISHES: dict[str, Any] = {"notation": "4H-4H-12V", "estimator": "nvil", "steps": STEPS, "validate": 25}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGKILL elsewhere")
 def test_a_run_that_is_killed_at_random_moments_ends_in_the_same_bits(tmp_path: Path) -> None:
-    context, rng, complete = get_context("forkserver"), random.Random(0), 0
-    context.set_forkserver_preload(["pytest", "torch._dynamo", "concretely.data", "concretely.training.folder"])
+    context, rng, complete = forked(), random.Random(0), 0
     started = []
     for kill in range(KILLS + 1):
         ours, theirs = context.Pipe(duplex=False)
@@ -59,4 +58,4 @@ def test_a_run_that_is_killed_at_random_moments_ends_in_the_same_bits(tmp_path: 
     assert_same(tensors(tmp_path / "killed"), tensors(tmp_path / "straight"))
     assert_alike(restored(tmp_path / "killed")[0], straight)
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("killed", "straight")]
-    assert set(names[0]) - set(names[1]) == {f"checkpoint-000000599.{kind}" for kind in ("json", "safetensors")}
+    assert set(names[0]) - set(names[1]) == {f"checkpoint-{STEPS - 1:09}.{kind}" for kind in ("json", "safetensors")}

@@ -145,7 +145,11 @@ def test_a_rank_that_fails_stops_the_others_and_the_run_goes_on_from_its_last_ch
     last = checkpoint.latest(out)
     assert last is not None
     assert 1 <= last.step <= 4
-    again = ranks.doomed(out, "survives")
+    if kind == "raises":
+        again = ranks.doomed(out, "survives")
+    else:  # as torchrun does, start both again
+        (_, again, _), (_, other, _) = ranks.launch(ranks.doomed, 2, tmp_path / "again", out, "survives")
+        assert max(differences(other, again).values()) == 0
     straight = ranks.doomed(tmp_path / "straight", "survives")
     assert max(differences(again, straight).values()) <= 1e-6
 

@@ -153,11 +153,14 @@ def as_rank(device_name: str | None, precision: str | None, *, shard: bool = Fal
             fail("shard must be left out without torchrun, which starts the processes that share a model")
         yield None
         return
-    from torch.distributed import destroy_process_group
+    import torch
 
+    from ..training.group import leave, own_gpu
     from ..training.parallel import describe_loss, is_lost, join
 
     with report_errors():
+        if device_name in (None, "cuda") and torch.cuda.is_available():
+            own_gpu(torch.device("cuda"))  # before any work, which would be on the first GPU
         world = join(select_device(device_name, precision), shard=shard)
     own = StringIO()
     try:
@@ -176,9 +179,8 @@ def as_rank(device_name: str | None, precision: str | None, *, shard: bool = Fal
         if is_lost(error):
             fail(describe_loss(error), 1)
         raise
-    else:
-        with suppress(ValueError, AssertionError):  # a single rank may have no group
-            destroy_process_group()
+    finally:
+        leave()
 
 
 @contextmanager

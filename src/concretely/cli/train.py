@@ -155,9 +155,9 @@ def _train_one(
     from ..training.train_state import TrainState
 
     with terminal.report_errors():
-        TrainState.of(
-            recipe, how["data"], device=how["device"]
-        ).dry_run()  # bad input raises before anything is written
+        ranks = ALONE if world is None else world
+        # bad input raises before anything is written
+        TrainState.of(recipe, how["data"], device=how["device"], world=ranks).dry_run()
         if world is None or world.is_first:
             writable_dir(folder)
     terminal.remark(f"{recipe.toml()}# {how['data'].source}", style="dim")
@@ -171,7 +171,7 @@ def _train_one(
         terminal.stop_requested() as stop,
     ):
         try:
-            run = train(recipe, folder, **how, callbacks=callbacks, stop=stop, world=ALONE if world is None else world)
+            run = train(recipe, folder, **how, callbacks=callbacks, stop=stop, world=ranks)
         except DivergedError as error:
             terminal.remark(f"{error}, such as by: {_smaller_lr(recipe, folder)}")
             raise typer.Exit(1) from None

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from ..file import local_locks, try_file_lock
+from ..file import try_file_lock
+from ..mount import local_locks
 from ..training.recipe import Member
 from .scheduler import POLL_SECONDS, Monitor, is_settled, program_groups, run_tasks, train_program
 from .subject import program_of

@@ -23,6 +23,7 @@ from ..kernel.tile import fits
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
 from .log_simplex import perturb
 from .noise import Keys, Slice, Source, gumbel, gumbel_of, key_of, numbers_of, row_fractions, uniform_of
+from .slice import Window, spans
 
 CHUNK = {"cpu": 2**18, "cuda": 2**26}
 """The number of logits in memory at once: 1 MiB, which a cache holds, or 256 MiB, which keep a GPU busy."""
@@ -30,7 +31,7 @@ KEPT = {"cpu": 2**18, "cuda": 2**29}
 """The maximum number of shares that are kept for the backward pass: 1 MiB or, on a GPU, 2 GiB."""
 MANY, LONG = 2**20, 2**14
 """The minimum number of elements of a product and the maximum length of its sums for the kernel, which computes tiles
-of 2¹³ elements, and whose sums are less precise if they are longer."""
+of 2¹³ elements, and whose sums are cut off and not rounded, so that the error grows with their length."""
 FEW = 2**20
 """Up to this number of logits, the time on a GPU depends on the number of operations, and not on their work."""
 DENSE = [(8, 0), (9, 0), (10, 0)]
@@ -67,18 +68,21 @@ def look_up(
     """Draw a code for every token and group, and return its row of the table.
 
     If `hard`, values are rows of the table, and the logits have the gradient of the relaxed value; else they are
-    relaxed values. If `scored`, return the entropies and the shares too. Without `draws`, there is no noise.
+    relaxed values. If `scored`, return the entropies and the shares too. Without `draws`, there is no noise. If ranks
+    share the tokens, the generator is a `Slice` of rows with equally many tokens in each.
     """
     learned = isinstance(temperature, Tensor) and temperature.requires_grad
+    window = generator.window(len(x)) if isinstance(generator, Slice) else None
     if is_transformed() or learned:
         own = key_of(generator, x.device) if draws else None
-        return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored)
+        return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored, window)
     key = _key(x, bias, generator) if draws else None
-    if isinstance(key, tuple) and hard and not scored and _are_few(x, weight, bias, table):
+    if isinstance(key, tuple) and window is None and hard and not scored and _are_few(x, weight, bias, table):
+        value, index = _LOOK_UP_FEW(x, weight, bias, table, temperature, key)
         empty = x.new_empty(0)
-        return Looked(*_LOOK_UP_FEW(x, weight, bias, table, temperature, key), empty, empty)
+        return Looked(value, index, empty, empty)
     records = torch.is_grad_enabled()
-    return Looked(*_LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records))
+    return Looked(*_LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window))
 
 
 def definition(
@@ -91,10 +95,12 @@ def definition(
     weight_of: Float[Tensor, " t"] | None,
     hard: bool,
     scored: bool,
+    window: Window | None = None,
 ) -> Looked:
-    """Draw codes with all logits in memory: the definition of `look_up`."""
+    """Draw codes with all logits in memory: the definition of `look_up`. `window` are the places of the tokens."""
     logits = cast(x @ weight.mT, compute_dtype(x.dtype)) + bias.unsqueeze(1)
-    noisy = _noisy(logits, key, 0)
+    parts = [_noisy(logits[:, start:stop], key, place) for start, stop, place in spans(len(x), max(len(x), 1), window)]
+    noisy = torch.cat(parts, 1) if len(parts) > 1 else parts[0] if parts else logits
     mean = cast((noisy / temperature).softmax(-1), table.dtype) @ (table.detach() if hard else table)
     index = noisy.detach().argmax(-1)
     value = table.flatten(0, 1)[_places(table, index)] + (mean - mean.detach()) if hard else mean
@@ -122,12 +128,13 @@ class _LookUp(torch.autograd.Function):
         hard: bool,
         scored: bool,
         records: bool,
+        window: Window | None,
     ) -> tuple[Tensor, ...]:
         wide = compute_dtype(x.dtype)
         keeps = records and any(ctx.needs_input_grad) and len(x) * bias.numel() <= _limit(KEPT, x)
         indices, values, entropies, kept = [], [], [], []
         share = torch.zeros(bias.shape if scored else 0, dtype=wide, device=x.device)
-        for start, stop in _chunks(x, bias):
+        for start, stop, place in _chunks(x, bias, window):
             logits = _logits(x[start:stop], weight, bias)
             if scored:
                 log_probs = logits.log_softmax(-1)
@@ -135,7 +142,7 @@ class _LookUp(torch.autograd.Function):
                 own = weight_of[start:stop].to(wide) if weight_of is not None else probs.new_ones(stop - start)
                 share += torch.matmul(own, probs)
                 entropies.append(log_probs.mul_(probs).sum(-1).neg_())
-            index, soft = _draw(logits, key, start, temperature, softens=keeps or not hard)
+            index, soft = _draw(logits, key, place, temperature, softens=keeps or not hard)
             indices.append(index)
             if soft is not None and keeps:
                 kept.append(soft)
@@ -148,7 +155,7 @@ class _LookUp(torch.autograd.Function):
             value = _joined(values, lambda: table.new_empty((len(bias), 0, table.shape[-1])))
         entropy = _joined(entropies, lambda: share.new_empty((len(bias), 0) if scored else 0))
         temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
-        ctx.temperature, ctx.key, ctx.hard, ctx.scored = temperature, key, hard, scored
+        ctx.temperature, ctx.key, ctx.hard, ctx.scored, ctx.window = temperature, key, hard, scored, window
         ctx.save_for_backward(x, weight, bias, table, weight_of, index, entropy, *kept)
         ctx.mark_non_differentiable(index)
         ctx.set_materialize_grads(False)
@@ -162,13 +169,13 @@ class _LookUp(torch.autograd.Function):
         wide = compute_dtype(x.dtype)
         is_scored = ctx.scored and not (by_entropy is None and by_share is None)
         if by_value is None and not is_scored:
-            return (None,) * 10
+            return (None,) * 11
         by_table = torch.zeros_like(table, dtype=wide)
         if ctx.hard and by_value is not None:
             places = _places(table, index).flatten()
             by_table.flatten(0, 1).index_add_(0, places, by_value.flatten(0, 1).to(wide))
         by_x, by_weight, by_bias = torch.empty_like(x), None, None
-        for number, (start, stop) in enumerate(_chunks(x, bias)):
+        for number, (start, stop, place) in enumerate(_chunks(x, bias, ctx.window)):
             rows = x[start:stop]
             soft = kept[number] if kept else None
             logits = _logits(rows, weight, bias) if is_scored or soft is None else None
@@ -189,7 +196,7 @@ class _LookUp(torch.autograd.Function):
             if by_value is not None:
                 if soft is None:
                     assert logits is not None
-                    soft = _draw(logits, ctx.key, start, ctx.temperature, softens=True)[1]
+                    soft = _draw(logits, ctx.key, place, ctx.temperature, softens=True)[1]
                 assert soft is not None
                 part = by_value[:, start:stop]
                 if not ctx.hard:
@@ -212,7 +219,7 @@ class _LookUp(torch.autograd.Function):
         if by_weight is None or by_bias is None:  # no tokens
             by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
         found = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
-        return *found, None, None, None, None, None, None
+        return *found, *[None] * 7
 
 
 class _LookUpFew(torch.autograd.Function):
@@ -260,10 +267,9 @@ def _limit(limits: dict[str, int], x: Tensor) -> int:
     return limits.get(x.device.type, limits["cuda"])
 
 
-def _chunks(x: Tensor, bias: Tensor) -> list[tuple[int, int]]:
-    """Return the ends of chunks of tokens."""
-    size = max(_limit(CHUNK, x) // max(bias.numel(), 1), 1)
-    return [(start, min(start + size, len(x))) for start in range(0, len(x), size)]
+def _chunks(x: Tensor, bias: Tensor, window: Window | None) -> list[tuple[int, int, int]]:
+    """Return the ends of chunks of tokens, and the place of the first among the tokens of all ranks."""
+    return spans(len(x), max(_limit(CHUNK, x) // max(bias.numel(), 1), 1), window)
 
 
 def _joined(parts: list[Tensor], none: Callable[[], Tensor]) -> Tensor:
@@ -275,10 +281,16 @@ def _joined(parts: list[Tensor], none: Callable[[], Tensor]) -> Tensor:
 
 def _key(x: Tensor, bias: Tensor, source: Source | None) -> Key:
     """Return a key for one draw, as numbers if the kernels draw from a generator of the GPU: this is faster."""
+    is_ranked = isinstance(source, Slice) and source.source is None  # ranks draw as one process does
+    source = None if is_ranked else source
     if not x.is_cuda or isinstance(source, Keys | Slice) or not _runs_kernel(x, bias.shape[-1]):
         return key_of(source, x.device)
     is_local = source is None or source.device.type == "cuda"
-    if not is_local or torch._C._len_torch_dispatch_stack() or torch.cuda.is_current_stream_capturing():
+    if (
+        not is_local
+        or (torch._C._len_torch_dispatch_stack() and not is_ranked)
+        or torch.cuda.is_current_stream_capturing()
+    ):
         return key_of(source, x.device)
     return numbers_of(source, x.device)
 

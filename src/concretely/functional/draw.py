@@ -19,6 +19,7 @@ from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import Temperature, cast, compute_dtype, filled
 from .noise import Keys, Slice, Source, key_of
 from .squashing import Squashing
+from .torch_draw import sliced_source
 
 
 class Drawn(NamedTuple):
@@ -54,6 +55,8 @@ def draw_node(
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
         runs_kernel = law.draw.runs_kernel(rows, None, None, samples, name, 1)
+        if runs_kernel and generator is None:
+            generator = sliced_source((*sample_shape, *logits.shape))
         if runs_kernel and isinstance(generator, Slice):
             generator = _of_one_key(generator, logits.device)
         elif runs_kernel:
@@ -126,6 +129,8 @@ def draw_state(
     if registry.is_launchable(logits) and logits.numel() and not _is_fused(generator):
         rows = logits.reshape(1, -1, *logits.shape[lead:])
         runs_kernel = law.draw.runs_kernel(rows, None, samples, squash, 1)
+        if runs_kernel and generator is None:
+            generator = sliced_source((*sample_shape, *logits.shape))
         if runs_kernel and isinstance(generator, Slice):
             generator = _of_one_key(generator, logits.device)
         elif runs_kernel:

@@ -6,6 +6,7 @@ temperature is its Concrete relaxation. See [maddison2017concrete] and [jang2017
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -23,6 +24,7 @@ from .draw import draw_node, is_recorded
 from .log_simplex import one_hot_argmax, perturb
 from .noise import Keys, Slice, Source, few_log_exponential, gumbel, numbers_of
 from .squashing import Argmax, Exponential
+from .torch_draw import is_sliced, sliced_source, whole_count
 
 FEW, FEW_ON_GPU = 1024, 2**18
 """Up to this number of elements, the time depends on the number of operations, and not on their work."""
@@ -47,8 +49,11 @@ def draw(
         soft = (logits - noise if cold == 1 else torch.add(noise, logits, alpha=cold)).softmax(-1)
         return straight_through(soft) if hard else soft
     if is_float and not isinstance(generator, Keys | Slice) and _runs_kernel(logits):
-        value: Tensor = _HARD(logits, temperature, generator)[0] if hard else _SOFT(logits, temperature, generator)
-        return value
+        sliced = sliced_source(logits.shape) if generator is None else None
+        if sliced is None:
+            value: Tensor = _HARD(logits, temperature, generator)[0] if hard else _SOFT(logits, temperature, generator)
+            return value
+        generator = replace(sliced, source=Keys(torch.tensor([numbers_of(None, logits.device)], device=logits.device)))
     if logits.is_cuda and is_float and not torch.compiler.is_compiling():
         squashing = Argmax() if hard else Exponential()
         own = draw_node(exp_concrete, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
@@ -64,15 +69,18 @@ def _are_few(logits: Tensor, *, hard: bool) -> bool:
     """Return whether operations on logits run now and in their own dtype, and few of them are the fastest way."""
     if logits.dtype.itemsize < 4 or is_transformed():
         return False
+    count = whole_count(logits.shape)  # ranks that share a batch draw as one process does
     if logits.is_cpu:
-        return logits.numel() <= FEW
+        return count <= FEW
     # a one-hot draw takes as many operations again, so that the kernel is faster
-    return not hard and logits.is_cuda and logits.numel() <= FEW_ON_GPU and is_plain((logits,))
+    return not hard and logits.is_cuda and count <= FEW_ON_GPU and (is_plain((logits,)) or is_sliced())
 
 
 def _runs_kernel(logits: Tensor) -> bool:
     """Return whether the kernel `gumbel_softmax` can draw now. It cannot be captured."""
-    if not is_enabled("gumbel_softmax", logits) or not is_recorded(logits) or logits.dtype == torch.float64:
+    if not is_enabled("gumbel_softmax", logits) or logits.dtype == torch.float64:
+        return False
+    if not is_recorded(logits) and not (is_sliced() and logits.requires_grad and torch.is_grad_enabled()):
         return False
     return fits(logits.numel(), logits.shape[-1]) and not torch.cuda.is_current_stream_capturing()
 

@@ -155,16 +155,9 @@ def uniform_of(fractions: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def key_of(source: Source | None, device: Device) -> Int64[Tensor, "1 2"]:
-    """Return the key of one draw: the next of `Keys`, or one drawn from a generator.
-
-    Ranks that share a batch and draw from torch's global generators, which are seeded alike, get different keys.
-    """
-    ranked = None
-    if source is None and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
-        ranked = sliced_source(())
+    """Return the key of one draw: the next of `Keys`, or one drawn from a generator. Ranks get the same key."""
     source = source.source if isinstance(source, Slice) else source
-    key = source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
-    return key if ranked is None else key + torch.tensor([0, ranked.rank], device=device)
+    return source.next() if isinstance(source, Keys) else random_words(1, 2, device=device, generator=source)
 
 
 def random_words(*shape: int, device: Device, generator: Generator | None) -> Int64[Tensor, "..."]:
@@ -191,8 +184,7 @@ def _fractions(
 ) -> Tensor:
     """Draw random fractions in (0, 1), or in (-1/2, 1/2) if signed, with the highest precision near 0."""
     count, window = math.prod(shape), None
-    if source is None and not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack():
-        source = sliced_source(tuple(shape))
+    source = sliced_source(shape) if source is None else source
     if isinstance(source, Slice):
         window, source = source.window(count), source.source
     if isinstance(source, Keys):

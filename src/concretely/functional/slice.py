@@ -23,6 +23,20 @@ class Window(NamedTuple):
     stride: int
 
 
+def spans(count: int, size: int, window: Window | None) -> list[tuple[int, int, int]]:
+    """Return the ends of spans of up to `size` of `count` rows, and the place of the first row of each.
+
+    >>> spans(6, 2, Window(blocks=2, first=3, size=3, stride=9))
+    [(0, 2, 3), (2, 3, 5), (3, 5, 12), (5, 6, 14)]
+    """
+    blocks, first, length, stride = window or Window(1, 0, count, count)
+    return [
+        (start, min(start + size, (block + 1) * length), block * (stride - length) + first + start)
+        for block in range(blocks)
+        for start in range(block * length, (block + 1) * length, size)
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class Slice:
     """A source of noise for a slice of a batch that several processes (ranks) share, in slices of equal size.
@@ -85,6 +99,10 @@ def total_over_ranks(tensor: Tensor) -> Tensor:
 
 def _total(tensor: Tensor) -> Tensor:
     found = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if found.is_cpu and dist.get_backend() == "nccl":  # which has no tensors of the host
+        moved = found.cuda()
+        dist.all_reduce(moved)
+        return found.copy_(moved)
     dist.all_reduce(found)
     return found
 

@@ -157,7 +157,7 @@ def _draw_few(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tupl
         return None
     dtype, n = (np.float32 if logits.dtype == torch.float32 else np.float64), logits.shape[-1]
     states = states_of(logits, k).numpy()
-    own = np.ascontiguousarray(logits.numpy().reshape(-1, n).T, np.float64)
+    own = np.array(logits.numpy().reshape(-1, n).T, np.float64, order="C")  # a copy, which is changed below
     uniform = noise.numpy().reshape(-1, 2, n)
     centre = _solve_columns(own, k, dtype)
     if centre is None:

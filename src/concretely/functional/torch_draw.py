@@ -1,6 +1,8 @@
 """Random operations of torch on a slice of a batch, such as dropout, drawn as for the whole batch."""
 
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -53,8 +55,18 @@ class SlicedDraws(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._source, self._rows, self._samples = source, rows, samples
         self._first, self._total = source.bounds(rows)
+        self._is_shared = False
         self.is_needed = False
         """Whether there was any random operation."""
+
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Inside this context, all draws are those that all data points share, whatever their shapes."""
+        before, self._is_shared = self._is_shared, True
+        try:
+            yield
+        finally:
+            self._is_shared = before
 
     def slice_of(self, shape: Size | tuple[int, ...]) -> Slice:
         """Return the source of noise of a shape from torch's global generator."""
@@ -64,6 +76,8 @@ class SlicedDraws(TorchDispatchMode):
 
     def _split(self, shape: Size) -> Size | None:
         """Return a shape with separate axes of samples and rows in front, or None if it has no rows."""
+        if self._is_shared:
+            return None
         if self._samples > 1 and shape[:2] == (self._samples, self._rows):
             return shape
         if shape[:1] == (self._rows,):
@@ -72,7 +86,7 @@ class SlicedDraws(TorchDispatchMode):
             return Size((self._samples, self._rows, *shape[1:]))
         return None
 
-    def _whole(self, shape: Size) -> Size:
+    def whole(self, shape: Size) -> Size:
         """Return the shape of the whole batch."""
         split = self._split(shape)
         if split is None:
@@ -87,7 +101,7 @@ class SlicedDraws(TorchDispatchMode):
         if split is None:
             return tensor
         index = torch.arange(self._total, device=tensor.device).sub_(self._first).clamp_(0, self._rows - 1)
-        return tensor.reshape(split).index_select(1, index).reshape(self._whole(tensor.shape))
+        return tensor.reshape(split).index_select(1, index).reshape(self.whole(tensor.shape))
 
     def _narrowed(self, whole: Tensor, like: Size) -> Tensor:
         """Return the rows of this rank of a result, which has the rows of a tensor of shape `like`."""
@@ -109,7 +123,7 @@ class SlicedDraws(TorchDispatchMode):
         self.is_needed = True
         if kind in IN_PLACE:
             own: Tensor = given[0]
-            whole = torch.empty(self._whole(own.shape), dtype=own.dtype, device=own.device)
+            whole = torch.empty(self.whole(own.shape), dtype=own.dtype, device=own.device)
             function(whole, *given[1:], **named)
             return own.copy_(self._narrowed(whole, own.shape))
         shapes = [each.shape for each in given if isinstance(each, Tensor)]
@@ -120,14 +134,31 @@ class SlicedDraws(TorchDispatchMode):
         place = OF_SIZES[kind]
         at = place if place is not None else max(k for k, each in enumerate(given) if isinstance(each, list | tuple))
         size = Size(given[at])
-        found = function(*given[:at], list(self._whole(size)), *given[at + 1 :], **named)
+        found = function(*given[:at], list(self.whole(size)), *given[at + 1 :], **named)
         return self._narrowed(found, size)
 
 
-def sliced_source(shape: tuple[int, ...]) -> Slice | None:
+def sliced_source(shape: Sequence[int]) -> Slice | None:
     """Return the source of noise of a shape inside the context of `SlicedDraws`, or None outside."""
-    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
-    return modes[-1].slice_of(shape) if modes else None
+    mode = _active()
+    return None if mode is None else mode.slice_of(tuple(shape))
+
+
+def whole_count(shape: Sequence[int]) -> int:
+    """Return how many numbers a tensor would have in the batch that ranks share inside the context of `SlicedDraws`."""
+    mode = _active()
+    return math.prod(shape if mode is None else mode.whole(Size(shape)))
+
+
+def is_sliced() -> bool:
+    """Return whether a draw is inside the context of `SlicedDraws`."""
+    return _active() is not None
+
+
+def shared_draws() -> AbstractContextManager[None]:
+    """Return a context for draws that all data points share, which are the same on all ranks."""
+    mode = _active()
+    return nullcontext() if mode is None else mode.sharing()
 
 
 def sliced_draws(source: Slice) -> AbstractContextManager[Any]:
@@ -135,3 +166,11 @@ def sliced_draws(source: Slice) -> AbstractContextManager[Any]:
     if source.layout is None:
         return nullcontext()
     return SlicedDraws(source, rows=source.layout[1], samples=source.layout[0])
+
+
+def _active() -> SlicedDraws | None:
+    """Return the context of `SlicedDraws` that a draw is in, if there is one."""
+    if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
+        return None
+    modes = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, SlicedDraws)]
+    return modes[-1] if modes else None

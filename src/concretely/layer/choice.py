@@ -11,6 +11,7 @@ from ..distribution import OneHotCategorical
 from ..functional import gumbel_softmax
 from ..functional.arithmetic import is_transformed
 from ..functional.noise import Source
+from ..functional.torch_draw import shared_draws
 from .base import Layer, Setting
 from .rank import whole
 
@@ -68,13 +69,16 @@ class Choice(Layer):
         self._keeps()
         if not self.training:
             return self._run(self._mode(), inputs)
-        weight = gumbel_softmax.draw(self.logits, self.temperature, hard=True, generator=generator)
+        with shared_draws():
+            weight = gumbel_softmax.draw(self.logits, self.temperature, hard=True, generator=generator)
         return self._run(weight, inputs)
 
     @torch.no_grad()
     def sample(self, *inputs: Any, generator: Source | None = None) -> Any:
         """Run a branch that is drawn with its probability, without gradients."""
-        return self._run(self._law().sample(generator=generator), inputs)
+        with shared_draws():
+            weight = self._law().sample(generator=generator)
+        return self._run(weight, inputs)
 
     def _run(self, weight: Float[Tensor, " n"], inputs: tuple[Any, ...]) -> Any:
         """Run the branch of weight 1."""

@@ -13,7 +13,7 @@ from ..functional.noise import Source
 from ..functional.squashing import straight_through
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_number
-from .rank import sum_over_ranks
+from .rank import of_rows, sum_over_ranks
 
 
 class Chosen(NamedTuple):
@@ -64,14 +64,15 @@ class Choose(Layer):
         self._keep(Chosen(scores))
         if not self.training:
             return cast(law.mode, scores.dtype)
+        source = of_rows(generator, scores.shape[:-1])
         if self.gradient == "relaxed":
-            return cast(law.relax(self.temperature).rsample(generator=generator), scores.dtype)
-        return cast(straight_through(law.sample(generator=generator), law.mean, lambda mean: mean), scores.dtype)
+            return cast(law.relax(self.temperature).rsample(generator=source), scores.dtype)
+        return cast(straight_through(law.sample(generator=source), law.mean, lambda mean: mean), scores.dtype)
 
     @torch.no_grad()
     def sample(self, scores: Float[Tensor, "*batch n"], *, generator: Source | None = None) -> Tensor:
         """Draw exactly k items, without gradients."""
-        return cast(self._law(scores).sample(generator=generator), scores.dtype)
+        return cast(self._law(scores).sample(generator=of_rows(generator, scores.shape[:-1])), scores.dtype)
 
     def _law(self, scores: Tensor) -> Subset:
         if not isinstance(scores, Tensor) or not scores.is_floating_point():

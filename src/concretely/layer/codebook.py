@@ -9,9 +9,10 @@ from torch import Tensor, distributed, nn
 
 from ..functional.codebook import Looked, look_up
 from ..functional.noise import Source
+from ..functional.torch_draw import sliced_source
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, Setting, as_mask, require_count, require_last, require_number
-from .rank import sum_over_ranks, world_size
+from .rank import of_rows, sum_over_ranks, world_size
 
 
 class Coded(NamedTuple):
@@ -178,7 +179,7 @@ class Codebook(Layer):
             hard=hard,
             scored=self._is_penalising and self.training,
             draws=draws,
-            generator=generator,
+            generator=of_rows(generator, x.shape[:-1]) or sliced_source(x.shape[:-1]),
         )
 
     def penalty(self, coded: Coded | None = None) -> Float[Tensor, ""]:

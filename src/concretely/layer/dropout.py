@@ -14,7 +14,7 @@ from ..functional.dropout import drop
 from ..functional.integral import mean_sigmoid
 from ..functional.noise import Source, logistic
 from .base import Layer, Setting, require_count, require_last, require_number
-from .rank import whole
+from .rank import of_rows, whole
 
 
 class DropoutReport(NamedTuple):
@@ -81,6 +81,7 @@ class ConcreteDropout(Layer):
         if not self.training:
             return self._through(x)
         odds, shape = -self._log_odds(), self._mask_shape(x)
+        generator = of_rows(generator, shape[: self.axis])
         if x.is_cpu:
             noise = logistic(shape, odds.dtype, device=x.device, generator=generator)
             return self._through(drop(x, odds, self.temperature, noise))
@@ -94,7 +95,7 @@ class ConcreteDropout(Layer):
         """Apply the layer to inputs with a binary mask, without gradients."""
         require_last("x", x, self.inputs, axis=self.axis)
         keep = Bernoulli(logits=-self._log_odds().expand(self._mask_shape(x)), validate_args=False)
-        mask = keep.sample(generator=generator) * (1 + self._log_odds().exp())
+        mask = keep.sample(generator=of_rows(generator, x.shape[: self.axis])) * (1 + self._log_odds().exp())
         return self._through(x * cast(mask, x.dtype))
 
     def _through(self, x: Tensor) -> Tensor:

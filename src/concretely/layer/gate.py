@@ -1,6 +1,7 @@
 """Gates that are learned to be open or closed."""
 
 import math
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ from ..functional import hard_concrete
 from ..functional.arithmetic import cast, compute_dtype
 from ..functional.hard_concrete import node_at
 from ..functional.noise import Source
+from ..functional.torch_draw import shared_draws
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_number
-from .rank import whole
+from .rank import of_rows, whole
 
 
 class GateReport(NamedTuple):
@@ -83,17 +85,25 @@ class Gate(Layer):
         self._keeps()
         if not self.training:
             return self._times(x, self._law().median)
+        if self.each == "batch":
+            with shared_draws():
+                return self._times(x, self._drawn((), generator))
+        shape = self._drawn_shape(x)
+        return self._times(x, self._drawn(shape, of_rows(generator, shape)))
+
+    def _drawn(self, shape: tuple[int, ...], generator: Source | None) -> Tensor:
         if isinstance(self.temperature, Tensor):
-            return self._times(x, self._law().rsample(self._drawn_shape(x), generator=generator))
-        shape, logits = self._drawn_shape(x), self._wide_logits()
-        gates = hard_concrete.draw(logits, self.temperature, self.stretch, sample_shape=shape, generator=generator)
-        return self._times(x, gates)
+            return self._law().rsample(shape, generator=generator)
+        logits, temperature = self._wide_logits(), self.temperature
+        return hard_concrete.draw(logits, temperature, self.stretch, sample_shape=shape, generator=generator)
 
     @torch.no_grad()
     def sample(self, x: Float[Tensor, "*shape"], *, generator: Source | None = None) -> Float[Tensor, "*shape"]:
         """Multiply inputs by drawn gates of 0 and 1, without gradients."""
         self._check(x)
-        return self._times(x, self._law().discretize().sample(self._drawn_shape(x), generator=generator))
+        shape = self._drawn_shape(x)
+        with shared_draws() if self.each == "batch" else nullcontext():
+            return self._times(x, self._law().discretize().sample(shape, generator=of_rows(generator, shape)))
 
     def _law(self) -> HardConcrete:
         temperature, stretch = self.temperature, self.stretch

@@ -13,7 +13,7 @@ from ..functional.arithmetic import bool_or_none, cast, compute_dtype
 from ..functional.noise import Source, uniform
 from ..functional.squashing import straight_through
 from .base import Layer, as_mask, require_count, require_last, require_number
-from .rank import sum_over_ranks
+from .rank import of_rows, sum_over_ranks
 
 LARGEST = 2**20
 """The maximum number of codes that `decide` lists."""
@@ -137,7 +137,8 @@ class Levels(Layer):
         place = level.place(soft, grid)
         noise: Tensor | float = 0.5
         if draws:
-            noise = uniform(place.shape, place.dtype, device=place.device, generator=generator)
+            source = of_rows(generator, x.shape[:-1])
+            noise = uniform(place.shape, place.dtype, device=place.device, generator=source)
         digits = level.push(place.detach(), grid, noise)
         state = level.value_of(digits, grid, place.dtype)
         value = cast(straight_through(state, soft, lambda soft: soft), encoded.dtype)

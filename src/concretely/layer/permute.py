@@ -16,6 +16,7 @@ from ..functional.squashing import straight_through
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_number
 from .gumbel import require_floating
+from .rank import of_rows
 
 
 class Permuted(NamedTuple):
@@ -69,7 +70,7 @@ class Permute(Layer):
         self._keep(Permuted(scores))
         if not self.training:
             return cast(law.mode, scores.dtype)
-        noise = law.noise(generator=generator)
+        noise = law.noise(generator=of_rows(generator, scores.shape[:-2]))
         soft = law.relax(self.temperature).push(noise)
         if self.gradient == "relaxed":
             return cast(soft, scores.dtype)
@@ -78,7 +79,7 @@ class Permute(Layer):
     @torch.no_grad()
     def sample(self, scores: Float[Tensor, "*batch n n"], *, generator: Source | None = None) -> Tensor:
         """Draw permutations, without gradients."""
-        return cast(self._law(scores).sample(generator=generator), scores.dtype)
+        return cast(self._law(scores).sample(generator=of_rows(generator, scores.shape[:-2])), scores.dtype)
 
     def _law(self, scores: Any) -> Permutation:
         if not isinstance(scores, Tensor) or not scores.is_floating_point():

@@ -1,10 +1,13 @@
 """Sums over the ranks of `torch.distributed`, and parameters that are sharded over them."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, distributed
+
+from ..functional.noise import Slice, Source
 
 
 def world_size() -> int:
@@ -24,6 +27,11 @@ def sum_over_ranks(total: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     summed = total.detach().clone()
     distributed.all_reduce(summed)
     return summed + ranks * (total - total.detach())
+
+
+def of_rows(source: Source | None, shape: Sequence[int]) -> Source | None:
+    """Return the source of draws for data points of a shape: on several ranks, that of the rows of this one."""
+    return source.of_rows(1, shape[0]) if isinstance(source, Slice) and source.layout is None and shape else source
 
 
 def whole(parameter: Tensor) -> Tensor:

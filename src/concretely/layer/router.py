@@ -12,7 +12,7 @@ from ..functional.noise import Source
 from ..functional.top_k import NOISE, Noise, inclusion, load_given_others
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, as_mask, require_count, require_last, require_number
-from .rank import sum_over_ranks, whole, world_size
+from .rank import of_rows, sum_over_ranks, whole, world_size
 
 LEAST_SCALE = 1e-2
 """The smallest standard deviation of learned noise."""
@@ -157,7 +157,8 @@ class Router(Layer):
         logits, scale = self._scores(x)
         mask = as_mask(given, x.shape[:-1], x.device)
         if draws and self.noise is not None:
-            noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=generator)
+            source = of_rows(generator, x.shape[:-1])
+            noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=source)
             noisy = torch.addcmul(logits, scale, noise)
             top, indices = noisy.topk(min(self.k + 1, self.experts), -1)
             indices = indices[..., : self.k]

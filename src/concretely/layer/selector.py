@@ -1,5 +1,6 @@
 """A selector of features."""
 
+from contextlib import nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from ..distribution import Subset
 from ..functional.arithmetic import cast, compute_dtype
 from ..functional.noise import Source
+from ..functional.torch_draw import shared_draws
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_last, require_number
-from .rank import whole
+from .rank import of_rows, whole
 
 
 class SelectorReport(NamedTuple):
@@ -69,13 +71,18 @@ class Selector(Layer):
         law = self._law()
         if not self.training:
             return x * cast(law.mode, x.dtype)
-        return x * cast(law.relax(self.temperature).rsample(self._drawn_shape(x), generator=generator), x.dtype)
+        shape = self._drawn_shape(x)
+        with shared_draws() if self.each == "batch" else nullcontext():
+            drawn = law.relax(self.temperature).rsample(shape, generator=of_rows(generator, shape))
+        return x * cast(drawn, x.dtype)
 
     @torch.no_grad()
     def sample(self, x: Float[Tensor, "*batch n"], *, generator: Source | None = None) -> Float[Tensor, "*batch n"]:
         """Multiply features by a drawn selection, without gradients."""
         require_last("x", x, self.features)
-        return x * cast(self._law().sample(self._drawn_shape(x), generator=generator), x.dtype)
+        shape = self._drawn_shape(x)
+        with shared_draws() if self.each == "batch" else nullcontext():
+            return x * cast(self._law().sample(shape, generator=of_rows(generator, shape)), x.dtype)
 
     def _drawn_shape(self, x: Tensor) -> tuple[int, ...]:
         return tuple(x.shape[:-1]) if self.each == "point" else ()

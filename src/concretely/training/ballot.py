@@ -1,19 +1,29 @@
 """Votes of the ranks that train one model together: to stop, and to write a checkpoint."""
 
+import time
+
 import torch
 from torch import Tensor
+
+from .group import LOST_RANK, LostRankError
 
 INTERVAL = 32
 """The number of steps between two readings of the votes on a GPU, each of which waits for the device."""
 
 
+MOMENT = 5e-5
+"""The seconds between two looks at the device."""
+
+
 class Ballot:
     """What the ranks ask for, stop and checkpoint, which all of them learn after the same step.
 
-    The votes travel with the gradients.
+    The votes travel with the gradients. If another rank does not answer within `seconds`, to read them raises an error:
+    torch does not watch averages over ranks in CUDA graphs.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self._seconds = seconds
         self.votes = torch.zeros(2, device=device)
         self._counted = torch.zeros(2, device=device)
         self._calls = 0
@@ -32,6 +42,18 @@ class Ballot:
         self._calls += 1
         if not self._counted.is_cpu and self._calls % INTERVAL:
             return False, False
+        self.wait()
         stop, due = self._counted.tolist()
         self._counted.zero_()
         return stop > 0, due > 0
+
+    def wait(self) -> None:
+        """Wait until the device has done its work."""
+        if self.votes.is_cpu:
+            return
+        done, until = torch.cuda.Event(), time.monotonic() + self._seconds
+        done.record(torch.cuda.current_stream(self.votes.device))
+        while not done.query():
+            if time.monotonic() > until:
+                raise LostRankError(f"{LOST_RANK} (no answer within {self._seconds:,.0f} seconds)")
+            time.sleep(MOMENT)

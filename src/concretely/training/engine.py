@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
 from ..functional.linear import SmallLinears
-from ..functional.noise import Keys, Source
+from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
 from ..layer.base import layers
@@ -114,6 +114,7 @@ class Engine:
                     run.step += steps
                 if pause():
                     break
+            self.runs[0].world.settle()
             for program in self._programs:
                 program.set_metrics()
         if self._ended is not None:
@@ -167,9 +168,15 @@ class Engine:
         A stacked engine is kept until half of its members have ended. Until then, stepping the ended members costs less
         than capturing a new program.
         """
-        fits = len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs)
-        interval = self._gap_interval
-        return self if fits else Engine(active, stacked=self.stacked, note=self._note, gap_interval=interval)
+        if len(active) > len(self.runs) // 2 if self.stacked else len(active) == len(self.runs):
+            return self
+        self.close()
+        return Engine(active, stacked=self.stacked, note=self._note, gap_interval=self._gap_interval)
+
+    def close(self) -> None:
+        """Free the captured graphs. NCCL cannot be ended before those that average over ranks."""
+        for program in self._programs:
+            program._works.clear()
 
 
 def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:
@@ -278,11 +285,8 @@ class _Program:
             if gap:
                 self._measure(inputs, loss, norm)
             if norm is None:
-                watched = [
-                    gradient
-                    for name, gradient in gradients.items()
-                    if name in self._task.watched and not isinstance(gradient, DeferredGradient)
-                ]
+                seen = [each for name, each in gradients.items() if name in self._task.watched]
+                watched = [each for each in seen if not isinstance(each, DeferredGradient)]
             sizes = guard_(self._log, watched if norm is None else [norm.unsqueeze(-1)], loss, sizes)
             if norm is not None and self._task.clip:
                 scale = (self._task.clip / (norm + TINY)).clamp(max=1.0)
@@ -362,19 +366,19 @@ class _Program:
 
     def _called(self, function: MemberLoss, inputs: Inputs, keys: Tensor, controls: Tensor) -> Tensor:
         """Return the loss of every member."""
-        seeds = not self._task.reseeds
+        seeds, noise = not self._task.reseeds, self._runs[0].world.noise
         if not self._vmapped:
             own = inputs[0] if isinstance(inputs, Tensor) else tree_map_only(Tensor, lambda each: each[0], inputs)
             # on a GPU, reading numbers would wait for it
             numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
-            found: Tensor = function(own, self._noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
+            found: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
             return found.unsqueeze(0)
 
         places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}
 
         def of_member(own: State, inputs: Any, keys: Tensor, controls: Tensor) -> Tensor:
-            given = inputs, self._noise(Keys(keys, seeds_torch=seeds)), tuple(controls)
+            given = inputs, noise(Keys(keys, seeds_torch=seeds)), tuple(controls)
             tensors = {place: own[name] for place, name in places.items()}
             loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
@@ -383,10 +387,6 @@ class _Program:
             own, inputs, keys, controls
         )
         return stacked
-
-    def _noise(self, keys: Keys) -> Source:
-        """Return the noise of keys, for the slice of this rank if there are several."""
-        return keys if self._ranks is None else self._ranks.world.noise(keys)
 
 
 def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:

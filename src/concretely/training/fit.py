@@ -24,6 +24,7 @@ from ..spelling import did_you_mean
 from .builder import built, is_builder, name_of, name_of_class, require_arguments
 from .callback import Callback, joined_callbacks
 from .folder import Run
+from .group import starts_group
 from .interrupt import stop_requested
 from .loop import DivergedError, train_states
 from .own import MakeEstimator, Options, Scheduled, own_task
@@ -360,6 +361,8 @@ def _device(device: torch.device | str | None, module: nn.Module | None) -> torc
     if device is None:
         own = None if module is None else next(module.parameters(), None)
         device = own.device if own is not None else "cuda" if torch.cuda.is_available() else "cpu"
+        if own is not None and own.is_cuda and starts_group():  # every rank may have built its model on the first GPU
+            device = "cuda"
     return torch.device(device)
 
 

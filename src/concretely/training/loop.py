@@ -118,8 +118,10 @@ def train_states(
     for state in states:
         if state.task.examines and not world.shards:
             note = callbacks.note if state is states[0] else lambda sentence: None  # the others are alike
-            state.may_capture = all(world.gather(examine(state, note)))
+            state.may_capture = all(world.gather(examine(state, note))) and world.may_capture
     starts = [state.dry_run() for state in states]
+    if states[0].device.type == "cuda" and not world.may_capture and not world.shards:
+        callbacks.note("steps are not captured as CUDA graphs, since gloo averages over ranks on the host: use NCCL")
     environment = describe_environment(str(states[0].device))
     with ExitStack() as stack:
         for state in states:
@@ -218,27 +220,30 @@ def _train(
         stopped, due = world.agreed(stop=stop(), due=time.monotonic() - saved > checkpoint_seconds)
         return stopped or due
 
-    while active and not stopped and active[0].state.step != until:
-        engine = engine.without_ended([job.state for job in active])
-        ends, started, due = _ends(recipe, engine.step), time.perf_counter(), False
-        try:
-            end = min(ends if until is None else [*ends, until])
-            engine.advance(end, pause=pause, each=callbacks.has_each_step)
-        except EndOfDataError as error:  # what was trained is saved first
-            ended, stopped = error, True
-        for job in active:
-            job.state.seconds += (time.perf_counter() - started) / len(active)
-        late = due if world.ranks > 1 else time.monotonic() - saved > checkpoint_seconds
-        due, at_end = stopped or late, engine.step in ends
-        for job in active:
-            _update(job, at_end=at_end, due=due)
-            if job.failure is not None and several:
-                callbacks.note(f"{job.name}: {job.failure}")
-        saved = time.monotonic() if due else saved
-        rows = [job.run.rows[-1] for job in active if job.failure is None and at_end]
-        if rows:
-            callbacks.row(_average(rows))
-        active = [job for job in active if job.is_active]
+    try:
+        while active and not stopped and active[0].state.step != until:
+            engine = engine.without_ended([job.state for job in active])
+            ends, started, due = _ends(recipe, engine.step), time.perf_counter(), False
+            try:
+                end = min(ends if until is None else [*ends, until])
+                engine.advance(end, pause=pause, each=callbacks.has_each_step)
+            except EndOfDataError as error:  # what was trained is saved first
+                ended, stopped = error, True
+            for job in active:
+                job.state.seconds += (time.perf_counter() - started) / len(active)
+            late = due if world.ranks > 1 else time.monotonic() - saved > checkpoint_seconds
+            due, at_end = stopped or late, engine.step in ends
+            for job in active:
+                _update(job, at_end=at_end, due=due)
+                if job.failure is not None and several:
+                    callbacks.note(f"{job.name}: {job.failure}")
+            saved = time.monotonic() if due else saved
+            rows = [job.run.rows[-1] for job in active if job.failure is None and at_end]
+            if rows:
+                callbacks.row(_average(rows))
+            active = [job for job in active if job.is_active]
+    finally:
+        engine.close()
     for job in jobs:
         if job.is_active and job.folder is not None:
             export(job.run, job.state, job.folder)

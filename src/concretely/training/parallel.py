@@ -7,44 +7,31 @@ order of summation: a run of one process is the reference for all. Rank 0 alone 
 
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 import torch.distributed as dist
 from torch import Generator, Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..functional.noise import Keys, Slice, Source
 from ..functional.slice import total_over_ranks
+from ..functional.torch_draw import SlicedDraws
 from .ballot import Ballot
 from .feed import Feed, Indexed, Inputs
-from .rng import Purpose, keys_of
+from .group import LOST_RANK, MOMENT, PATIENCE, TIMEOUT, LostRankError, is_nccl, is_started_by_torchrun, own_gpu, start
+from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .source import HostIndexed
 from .stream import StreamBatches, to_device
 
-NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""The environment variables that are read. Those of the rendezvous are read by torch."""
-TIMEOUT = timedelta(minutes=10)
-"""The time after which a rank that waits for the others fails."""
-PATIENCE = 2.0
-"""The seconds in which rank 0 may tell an error first, as most errors are those of all ranks."""
-MOMENT = 0.02
-"""The seconds between two looks at what other ranks have done."""
 LOST = re.compile(r"third_party/gloo|gloo::|NCCL|Connection (closed|reset) by peer")
 """What torch's errors about other ranks say."""
-
-
-class LostRankError(RuntimeError):
-    """Raised if another rank has ended or does not answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +47,8 @@ class World:
     call: str = "0"
     """A name of this world that no other one of the same process group has."""
     ballot: Ballot | None = field(default=None, repr=False)
+    may_capture: bool = True
+    """Whether a step may be captured as a CUDA graph: all but the averages over ranks of gloo and of FSDP2."""
 
     @property
     def is_first(self) -> bool:
@@ -106,6 +95,11 @@ class World:
         stops, saves = self.ballot.read()
         self.ballot.cast(stop=stop, due=due and self.is_first and not saves)
         return stops, saves
+
+    def settle(self) -> None:
+        """Wait until the device has done its work, unless another rank does not answer."""
+        if self.ballot is not None:
+            self.ballot.wait()
 
     def broadcast_(self, tensors: Sequence[Tensor]) -> None:
         """Set tensors to those of rank 0."""
@@ -208,8 +202,11 @@ def describe_loss(error: BaseException) -> str:
     """Return a sentence about a rank that was lost."""
     if isinstance(error, LostRankError):
         return str(error)
+    if "Duplicate GPU" in str(error):
+        todo = "start one rank for each GPU of a machine, or start the process group with gloo"
+        return f"every rank must have a GPU of its own, got two ranks on one: {todo}"
     why = (str(error).splitlines() or [""])[0]
-    return f"another rank has ended or does not answer: start all again to go on from the last checkpoint ({why})"
+    return f"{LOST_RANK} ({why})"
 
 
 def join(device: torch.device | str, *, shard: bool = False) -> World:
@@ -218,52 +215,18 @@ def join(device: torch.device | str, *, shard: bool = False) -> World:
     A GPU is that of the local rank, unless its index is given. `shard` says whether parameters are sharded over ranks.
     """
     device = torch.device(device)
-    if not dist.is_available() or not (dist.is_initialized() or all(name in os.environ for name in NAMES)):
+    if not dist.is_available() or not (dist.is_initialized() or is_started_by_torchrun()):
         return World(device=device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", _number("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = own_gpu(device) if device.type == "cuda" else device
     if not dist.is_initialized():
-        rank, ranks = _number("RANK"), _number("WORLD_SIZE")
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        try:
-            store, *_ = next(rendezvous("env://", rank, ranks, timeout=TIMEOUT))
-            start = PrefixStore(_meeting(store, rank, ranks), store)
-            dist.init_process_group(backend, store=start, rank=rank, world_size=ranks, timeout=TIMEOUT)
-        except (ValueError, RuntimeError) as error:
-            why = (str(error).splitlines() or [""])[0]
-            raise ValueError(
-                f"ranks must be started by torchrun, got RANK={rank} without a rendezvous: {why}"
-            ) from None
+        start(device)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks == 1:
         return World(device=device)
     store = _get_default_store()
     call = str(store.add(f"concretely/joined/{rank}", 1))  # the same number on all ranks
-    return World(rank, ranks, device, shard, call, Ballot(device))
-
-
-def _meeting(store: Store, rank: int, ranks: int) -> str:
-    """Return a name that only the ranks of this start know.
-
-    After a restart, torchrun's store still has what earlier ranks wrote, such as their addresses. So rank 0 chooses a
-    name, the others add theirs, and each goes on once rank 0 has seen its own.
-    """
-    own = secrets.token_hex(8)
-    if rank == 0:
-        store.set("concretely/start", own)
-        seen = [store.get(f"concretely/{own}/{other}").decode() for other in range(1, ranks)]
-        store.set(f"concretely/{own}/seen", " ".join(seen))
-        return own
-    until = time.monotonic() + TIMEOUT.total_seconds()
-    while time.monotonic() < until:
-        start = str(store.get("concretely/start").decode())
-        store.set(f"concretely/{start}/{rank}", own)
-        if store.check([key := f"concretely/{start}/seen"]) and own in store.get(key).decode():
-            return start
-        time.sleep(MOMENT)
-    raise RuntimeError(f"rank 0 has not answered within {TIMEOUT}")
+    captures = is_nccl(device) and not shard
+    return World(rank, ranks, device, shard, call, Ballot(device, TIMEOUT.total_seconds()), captures)
 
 
 def rank_noise(*, seed: int, step: int, device: torch.device | str = "cpu") -> Source:
@@ -280,6 +243,33 @@ def rank_noise(*, seed: int, step: int, device: torch.device | str = "cpu") -> S
     keys = Keys(keys_of(seed, Purpose.NOISE, step, device=device))
     grouped = dist.is_available() and dist.is_initialized()
     return World(dist.get_rank(), dist.get_world_size()).noise(keys) if grouped else keys
+
+
+@contextmanager
+def rank_draws(
+    *, seed: int, step: int, rows: int, samples: int = 1, device: torch.device | str = "cpu"
+) -> Iterator[None]:
+    """Inside this context, layers and random operations of torch draw for the `rows` data points of this rank.
+
+    It is for training loops of one's own, such as around `DistributedDataParallel`: together, the ranks draw what one
+    process would draw for the whole batch of a step. All slices must have the same size.
+
+    >>> import concretely as c
+    >>> with rank_draws(seed=0, step=0, rows=4):
+    ...     first = c.gumbel_softmax(torch.zeros(4, 3))
+    >>> with rank_draws(seed=0, step=0, rows=4):
+    ...     torch.equal(c.gumbel_softmax(torch.zeros(4, 3)), first)
+    True
+    """
+    where = torch.device(device)
+    source = rank_noise(seed=seed, step=step, device=where)
+    with torch_generators(where):
+        seed_torch(seed, step, where)
+        if isinstance(source, Slice):
+            with SlicedDraws(Slice(None, rank=source.rank, ranks=source.ranks), rows=rows, samples=samples):
+                yield
+        else:
+            yield
 
 
 class SlicedBatches(Feed):
@@ -332,13 +322,6 @@ def require_divides(ranks: int, batch: int) -> None:
     if batch % ranks:
         near = max(ranks, batch // ranks * ranks)
         raise ValueError(f"batch must be a multiple of the number of ranks, {ranks}, got {batch}: choose {near}")
-
-
-def _number(name: str) -> int:
-    text = os.environ[name]
-    if not text.isdecimal():
-        raise ValueError(f"{name} must be a whole number, as torchrun sets it, got {text!r}")
-    return int(text)
 
 
 def _appears(path: Path) -> bool:

@@ -78,7 +78,7 @@ class TrainState:
         """The log of the steps since the last row, copied from the device: its sums and the first nonfinite step."""
         self.measured: Sequence[float] = ()
         """The sums of the gradient norm and of the task's metrics since the last row, and their number."""
-        self.may_capture = not world.shards
+        self.may_capture = world.may_capture
         """Whether steps may be captured as CUDA graphs."""
         self._draws: tuple[int, int] | None = None
 
