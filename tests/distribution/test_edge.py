@@ -145,11 +145,12 @@ def test_score_of_a_copy_is_that_of_the_original_bit_for_bit(
 def test_score_of_a_value_does_not_depend_on_those_beside_it(case: Case, dtype: torch.dtype) -> None:
     logits = case.logits(2, batch=(), dtype=dtype)
     variable = case.build(logits, 0.5)
-    edge, inside = (case.build(logits, temperature).sample((200,)) for temperature in (1e-3, 2.0))
+    # whole vectors of instructions, as torch may round what is left of them differently in the last bit
+    edge, inside = (case.build(logits, temperature).sample((256,)) for temperature in (1e-3, 2.0))
     with pytest.warns(EdgeWarning):
         together = variable.log_prob(torch.cat([edge, inside]))
-    assert torch.equal(together[200:], variable.log_prob(inside))
-    assert torch.equal(together[:200], variable.log_prob(edge))
+    assert torch.equal(together[256:], variable.log_prob(inside))
+    assert torch.equal(together[:256], variable.log_prob(edge))
 
 
 @pytest.mark.unchecked
@@ -235,5 +236,5 @@ def test_many_values_on_the_edge_give_a_warning_and_few_do_not() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         c.BinaryConcrete(logits=torch.tensor(0.0), temperature=0.5).log_prob(
-            torch.cat([torch.ones(1), torch.full((200,), 0.5)])
+            torch.cat([torch.ones(1), torch.full((256,), 0.5)])
         )

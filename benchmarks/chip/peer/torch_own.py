@@ -4,6 +4,7 @@ Batches are drawn from the data on the device, with replacement. The update is t
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,22 +60,31 @@ def _concrete(y: Tensor, logits: Tensor, temperature: float) -> Tensor:
     return scale + score.sum(-1) - CATEGORIES * score.logsumexp(-1)
 
 
-def contender(name: str, case: OwnCase, data: Tensor, device: torch.device, *, times: int, compiled: bool) -> Contender:
-    """The step of a case."""
+def trainer(case: OwnCase, data: Tensor, device: torch.device, *, compiled: bool = False) -> Callable[[], Tensor]:
+    """Return a function that takes a step of a case and returns its bound."""
     network = seeded(case, 0).to(device)
     fused = device.type == "cuda"
     optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, fused=fused)
-    data, total = data.to(device), torch.zeros((), device=device)
+    data = data.to(device)
     called: Any = torch.compile(loss, mode="reduce-overhead", dynamic=False) if compiled else loss
-    taken = [0]
 
-    def step() -> None:
+    def step() -> Tensor:
         x = data[torch.randint(len(data), (case.batch,), device=device)]
         optimizer.zero_grad(set_to_none=True)
-        found = called(network, x, case.samples)
-        found.backward()
+        found: Tensor = called(network, x, case.samples)
+        found.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        total.sub_(found.detach())
+        return -found.detach()
+
+    return step
+
+
+def contender(name: str, case: OwnCase, data: Tensor, device: torch.device, *, times: int, compiled: bool) -> Contender:
+    """The step of a case."""
+    take, total, taken = trainer(case, data, device, compiled=compiled), torch.zeros((), device=device), [0]
+
+    def step() -> None:
+        total.add_(take())
         taken[0] += 1
 
     own = min(times, EAGER_TIMES)

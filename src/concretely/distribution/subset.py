@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 from torch.nn.functional import logsigmoid
 
 from ..functional import subset, subset_concrete
-from ..functional.arithmetic import Temperature, cast, compute_dtype, to_float64
+from ..functional.arithmetic import Temperature, cast, compute_dtype, is_finite, to_float64
 from ..functional.categorical import weighted
 from ..functional.draw import Drawn, sum_axes
 from ..functional.noise import Source
@@ -30,7 +30,7 @@ def as_items(
 ) -> tuple[int, Tensor]:
     """Check the number of chosen items and the logits; raise unless that many items are possible."""
     logits = check.as_floating("logits", logits)
-    is_doubtful = validate and check.is_finite(logits) is False
+    is_doubtful = validate and is_finite(logits) is False
     logits = check.as_logits(logits, infinite=infinite, validate=is_doubtful)
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"k must be a whole number, got {type(k).__name__}")

@@ -50,6 +50,24 @@ def bool_or_none(condition: Tensor) -> bool | None:
         return None
 
 
+def is_finite(value: Tensor) -> bool | None:
+    """Return whether all entries are finite, in one pass, or None if they cannot be read (see `bool_or_none`).
+
+    Rarely it is false although all are finite, as their sum is not.
+    """
+    if is_hidden(value):
+        return None
+    try:
+        return math.isfinite(value.detach().sum(dtype=compute_dtype(value.dtype)).item())
+    except RuntimeError:  # tensors without storage
+        return None
+
+
+def is_undifferentiated(value: Tensor) -> bool:
+    """Return whether nothing differentiates or records operations on a tensor, so that faster ones may replace them."""
+    return is_plain((value,)) and not (value.requires_grad and torch.is_grad_enabled())
+
+
 WIDE = torch.float64
 
 

@@ -44,7 +44,7 @@ def log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: 
     logits = cast(logits, compute_dtype(logits.dtype))
     state = value.detach().to(logits.dtype)
     # one pass; torch.where on the sign would take three
-    return logsigmoid(logits * (state if squash == "corner" else 2 * state - 1))
+    return logsigmoid(logits * (state if squash == "corner" else (2 * state).sub_(1)))
 
 
 def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

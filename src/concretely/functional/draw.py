@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from torch import Size, Tensor
 
 from ..kernel import operator as registry
-from ..kernel.operator import is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import Temperature, cast, compute_dtype, filled
 from .noise import Keys, Slice, Source, key_of, numbers_of
 from .squashing import Squashing
@@ -76,7 +76,7 @@ def draw_node(
     is_long = squashing is not None or law.category_axes > 0 or connects
     if is_long and law.pull is not None and _is_positive(temperature[0]) and is_recorded(logits):
         pushed = logits, noise, law, temperature[0], squashing, connects
-        node, value, log_density = _Push.apply(*pushed)  # type: ignore[no-untyped-call]
+        node, value, log_density = plain_apply(_Push)(*pushed)
         if log_density is not None:
             return Drawn(node if value is None else value, lambda: log_density, node=node)
     else:
@@ -135,7 +135,7 @@ class _Push(torch.autograd.Function):
         (node,), (by_node, by_value, by_log_density) = ctx.saved_tensors, by
         if by_value is not None:
             pulled = ctx.squashing.pull(by_value, node)
-            by_node = pulled if by_node is None else by_node + pulled
+            by_node = pulled if by_node is None else pulled + by_node
         if by_node is None:
             zero = None if by_log_density is None else by_log_density.new_zeros(ctx.shape, dtype=ctx.dtype)
             return zero, None, None, None, None, None

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from ..kernel.operator import plain_apply
 from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
 from .node import node_operators
@@ -61,7 +62,7 @@ def log_density(
 ) -> Float[Tensor, "..."]:
     """Return the log density of a value."""
     if arithmetic.is_narrow(value, logits, temperature) and not arithmetic.is_transformed():
-        result: Tensor = _LogDensity.apply(value, logits, temperature)[0]  # type: ignore[no-untyped-call]
+        result: Tensor = plain_apply(_LogDensity)(value, logits, temperature)[0]
         return result
     return log_density_of_noise(arithmetic.invert_noise(value, logits, temperature), temperature)
 
@@ -85,13 +86,18 @@ class _LogDensity(torch.autograd.Function):
         noise = arithmetic.wide_noise(value, logits, temperature).to(torch.float32)
         arithmetic.save_noise(ctx, value, logits, temperature)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(noise)
-        return standard_log_density(noise.clone()).add_(math.log(temperature)), noise
+        size = noise.abs().neg_()
+        small = size.expm1()
+        total = small + 2  # 1 + exp(-|noise|)
+        ctx.save_for_backward(noise, small.div_(total).copysign_(noise))
+        return total.log_().mul_(-2).add_(size).add_(math.log(temperature)), noise
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        (noise,) = ctx.saved_tensors
-        parts = [grad[1], None if grad[0] is None else -grad[0] * torch.tanh(noise / 2)]
+        noise, tanh_half = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            tanh_half = torch.tanh(noise / 2)  # of which there may be derivatives
+        parts = [grad[1], None if grad[0] is None else -grad[0] * tanh_half]
         result = [part for part in parts if part is not None]
         return (*arithmetic.noise_gradients(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
 

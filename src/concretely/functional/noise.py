@@ -6,6 +6,7 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 """
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
@@ -356,11 +357,31 @@ def _raw_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {c
     """Return `count` words of numpy's Philox from a place on, for every key."""
     # torch's generator would use only 32 bits of the seed, so that keys would collide
     counter, skipped = divmod(first, 4)  # each counter gives four words
-    drawn = []
-    for each in key.numpy().view(np.uint64):
-        philox = np.random.Philox(key=each)
-        drawn.append((philox.advance(counter) if counter else philox).random_raw(skipped + count)[skipped:])
-    return torch.from_numpy(np.stack(drawn).view(np.int64))
+    drawn = [_philox(each, counter).random_raw(skipped + count)[skipped:] for each in key.numpy().view(np.uint64)]
+    return torch.from_numpy((drawn[0][None] if len(drawn) == 1 else np.stack(drawn)).view(np.int64))
+
+
+def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
+    """Return numpy's Philox of a key from a counter on, valid until the next call in this thread.
+
+    A new one would first read a seed from the system, which takes longer than to draw thousands of words.
+    """
+    if not hasattr(_OF_THREAD, "philox"):
+        _OF_THREAD.philox = np.random.Philox(0)
+    found: np.random.Philox = _OF_THREAD.philox
+    found.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
+        "buffer": _NO_WORDS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return found
+
+
+_OF_THREAD = threading.local()
+_NO_WORDS = np.zeros(4, dtype=np.uint64)
 
 
 _cpu_fractions = torch.library.custom_op("concretely::cpu_fractions", _numpy_fractions, mutates_args=())

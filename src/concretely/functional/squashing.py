@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from .arithmetic import Temperature, bool_or_none, to_float64
+from .arithmetic import Temperature, bool_or_none, is_finite, is_undifferentiated, to_float64
 from .edge import coarser, inside, near_one, near_zero
 from .hypercube import corners, mean_corner
 from .log_simplex import one_hot_argmax
@@ -77,15 +77,25 @@ class Sigmoid(Squashing):
         return "corner" if self.centred else "unit"
 
     def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-        value = torch.exp(logsigmoid(node))  # its derivative is more precise than that of torch.sigmoid
+        if is_undifferentiated(node):  # faster and more precise, but for its derivative
+            value = node.sign().clamp_(min=0).sub_(_tail(node)).abs_()  # the tail, or one minus the tail
+            return self.scaled(value, node, dtype)
+        return self.scaled(torch.exp(logsigmoid(node)), node, dtype)
+
+    def scaled(self, value: Float[Tensor, "..."], node: Float[Tensor, "..."], dtype: torch.dtype) -> Tensor:
+        """Return the sigmoid of a node on the interval of this map, clamped."""
         if self.centred:
             return (2 * value - 1).unsqueeze(-1)
         kept = inside(value, near_zero(dtype).last, 1 - near_one(dtype).last)
-        return torch.where(node.isinf(), value, kept)  # the limits 0 and 1 stay
+        return kept if _is_finite(node) else torch.where(node.isinf(), value, kept)  # the limits 0 and 1 stay
 
     def pull(self, by_value: Float[Tensor, "..."], node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         by_value = by_value.squeeze(-1) if self.centred else by_value
-        return by_value * self.log_abs_det_jacobian(node).exp()
+        if not is_undifferentiated(node):
+            return by_value * self.log_abs_det_jacobian(node).exp()
+        tail = _tail(node)
+        slope = torch.addcmul(tail, tail, tail, value=-1)
+        return by_value * (slope.mul_(2) if self.centred else slope)
 
     def log_abs_det_jacobian(self, node: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return logsigmoid(node) + logsigmoid(-node) + (math.log(2) if self.centred else 0)
@@ -134,7 +144,8 @@ class Exponential(Squashing):
 
     def __call__(self, node: Float[Tensor, "*shape n"], dtype: torch.dtype) -> Float[Tensor, "*shape n"]:
         value = torch.exp(node)
-        return torch.where(node.isinf(), value, inside(value, near_zero(dtype).last, 1))  # the limit 0 stays
+        kept = inside(value, near_zero(dtype).last, 1)
+        return kept if _is_finite(node) else torch.where(node.isinf(), value, kept)  # the limit 0 stays
 
     def pull(self, by_value: Float[Tensor, "*shape n"], node: Float[Tensor, "*shape n"]) -> Float[Tensor, "*shape n"]:
         return by_value * node.exp()
@@ -210,9 +221,11 @@ def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
         return node.new_empty((len(node), 0))
     if name == "cube":
         return Corners(node.shape[-1])(node, torch.float32)
-    named = {each.name: each for each in (Sigmoid(), Sigmoid(centred=True), Threshold(), Exponential(), Argmax())}
-    value = named[name](node, torch.float32)
-    return value.view(node.shape) if name == "corner" else value
+    if name in ("unit", "corner"):  # in operations that are the same inside and outside vmap
+        value = Sigmoid(centred=name == "corner").scaled(torch.exp(logsigmoid(node)), node, torch.float32)
+        return value.view(node.shape)
+    named = {each.name: each for each in (Threshold(), Exponential(), Argmax())}
+    return named[name](node, torch.float32)
 
 
 def _score_on_simplex(
@@ -251,6 +264,16 @@ def _has_none(edge: Bool[Tensor, "..."]) -> bool:
             stacklevel=_depth(),
         )
     return False
+
+
+def _tail(node: Tensor) -> Tensor:
+    """Return the smaller of the sigmoid and one minus the sigmoid, without a gradient."""
+    return node.abs().neg_().sigmoid_()
+
+
+def _is_finite(node: Tensor) -> bool:
+    """Return whether a node is known to be finite. This never waits for a GPU."""
+    return node.is_cpu and is_finite(node) is True
 
 
 def _depth() -> int:

@@ -368,7 +368,7 @@ class _Program:
         """Return the loss of every member."""
         seeds, noise = not self._task.reseeds, self._runs[0].world.noise
         if not self._vmapped:
-            own = tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
+            own = inputs[0] if isinstance(inputs, Tensor) else tree_map_only(Tensor, lambda each: each[0], inputs)
             # on a GPU, reading numbers would wait for it
             numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
             found: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))

@@ -148,7 +148,7 @@ class TensorPoints(Points):
 
     def take(self, index: Int64[Tensor, "*batch"]) -> Inputs:
         """Return the inputs of some points."""
-        return tree_unflatten([leaf[index] for leaf in self._leaves], self._tree)
+        return tree_unflatten([_rows(leaf, index) for leaf in self._leaves], self._tree)
 
     @property
     def identity(self) -> Any:
@@ -160,6 +160,13 @@ class TensorPoints(Points):
         """Concatenate points of one structure."""
         parts = zip(*(each._leaves for each in sets), strict=True)
         return cls(tree_unflatten([torch.cat(part) for part in parts], sets[0]._tree))
+
+
+def _rows(leaf: Tensor, index: Int64[Tensor, "*batch"]) -> Tensor:
+    """Return some rows of a tensor. On a CPU, `index_select` copies whole rows, several times faster than indexing."""
+    if not leaf.is_cpu:
+        return leaf[index]
+    return leaf.index_select(0, index.flatten()).view(*index.shape, *leaf.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)

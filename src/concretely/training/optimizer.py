@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-from torch.optim.adam import adam
 
 from ..kernel import operator
 from ..kernel.deferred import DeferredGradient, materialized
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-_ADAM = partial(adam, fused=True, amsgrad=False, beta1=BETA1, beta2=BETA2, eps=EPSILON, maximize=False)
+# called directly, as `torch.optim.adam.adam` sorts the tensors of each step by device and dtype
+_ADAM: Any = partial(torch._fused_adam_, amsgrad=False, beta1=BETA1, beta2=BETA2, eps=EPSILON, maximize=False)
 MOMENTUM, ROUNDS, SMALL, LENGTH = 0.95, 5, 1e-7, 0.2
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """The polynomial of Muon. Applied a few times, it maps singular values between 0 and 1 to about 1."""
@@ -85,9 +85,13 @@ def guard_(
     if kernel is not None:
         rate = kernel.guard_(*log, list(tensors), loss, sizes.step, sizes.rate)
         return sizes._replace(rate=rate)
-    log.sums[:, :2] += torch.stack([-loss, torch.ones_like(loss)], -1)
-    if loss.is_cpu and len(loss) == 1 and log.first_nonfinite.item() < 0 and _have_finite_sums(loss, *tensors):
-        return sizes
+    if loss.is_cpu and len(loss) == 1:
+        number = loss.item()
+        log.sums.add_(torch.tensor([-number, 1.0, 0.0, 0.0], dtype=log.sums.dtype))
+        if math.isfinite(number) and log.first_nonfinite.item() < 0 and _have_finite_sums(*tensors):
+            return sizes
+    else:
+        log.sums[:, :2].add_(torch.stack([-loss, torch.ones_like(loss)], -1))
     # the largest and the smallest entry are finite if and only if all are; a norm would take ten times as long
     flat = [each.reshape(len(loss), -1) for each in (loss, *tensors) if each.numel()]
     extremes = torch.stack([extreme for each in flat for extreme in (each.amax(-1), each.amin(-1))])
@@ -132,13 +136,15 @@ def _fused_adam_(
     """Update parameters by torch's fused Adam, which reads the step sizes on the host."""
     rates, factors, steps = (part.tolist() for part in (sizes.rate, sizes.decay, sizes.step))
     for member in (member for member, rate in enumerate(rates) if rate != 0):
+        count = torch.tensor(steps[member] + 1.0)  # the number of this step
         for penalty in sorted({factors[member] * decay for decay in decays}):
             chosen = [k for k, decay in enumerate(decays) if factors[member] * decay == penalty]
-            parameters, firsts, seconds = (
-                [part[member] for part in parts] for parts in zip(*(states[k] for k in chosen), strict=True)
+            parameters, firsts, seconds, slopes = (
+                # every entry is updated alone, so that the axis of a single member may stay
+                list(parts) if len(rates) == 1 else [part[member] for part in parts]
+                for parts in zip(*((*states[k], gradients[k]) for k in chosen), strict=True)
             )
-            slopes = [gradients[k][member] for k in chosen]
-            counts = list(torch.full((len(chosen),), float(steps[member])).unbind())
+            counts = [count] * len(chosen)
             _ADAM(parameters, slopes, firsts, seconds, [], counts, lr=rates[member], weight_decay=penalty)
 
 

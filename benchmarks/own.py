@@ -1,0 +1,51 @@
+"""Time steps of `fit` on a CPU against the same models by hand in eager PyTorch.
+
+Run it with `python -m benchmarks.own`. The models, the data, the batches and Adam are those of `benchmarks.chip --only
+own`, which times them on a GPU. Both sides take as many steps in a call as `fit` takes between two measurements of the
+discrete graph, so that each of our calls has one. Ratios are our time over that by hand in the same round.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import typer
+
+from .chip import own, work
+from .chip.peer import torch_own
+from .chip.peer.own_model import OwnCase, images
+from .pair import On, Only, Out, Pair, Quick, Rounds, race_pairs
+
+STEPS = own.GAP_INTERVAL
+
+
+def main(rounds: Rounds = 10, device: On = "cpu", only: Only = "", quick: Quick = False, out: Out = None) -> None:
+    """Time steps of `fit` against the same models by hand."""
+    recipe = {"benchmark": "own", "steps": STEPS}
+    race_pairs(pairs, recipe, name="own", rounds=rounds, device=device, only=only, quick=quick, out=out)
+
+
+def pairs(device: torch.device, *, quick: bool = False) -> Iterator[Pair]:
+    """All that is timed on a device."""
+    for case in own.QUICK if quick else own.CASES:
+        yield pair(case, device, points=100 if quick else work.POINTS)
+
+
+def pair(case: OwnCase, device: torch.device, *, points: int) -> Pair:
+    """The steps of a case by `fit` and by hand."""
+    data = images(case, points, work.SEED)
+    engine = own.fitted(case, data, device, seeds=1)
+    by_hand = torch_own.trainer(case, data, device)
+
+    def ours() -> float:
+        work.taken(engine, STEPS)
+        return engine.runs[0].bound()
+
+    def theirs() -> float:
+        bounds = [by_hand() for _ in range(STEPS)]
+        return sum(bound.item() for bound in bounds) / STEPS
+
+    return Pair(f"{case.title}, {STEPS} steps", ours, theirs, own.EAGER, times=1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
