@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from concretely.functional import noise
-from concretely.functional.noise import Keys, fractions, window_fractions, words
+from concretely.functional.noise import Keys, fractions, window_fractions
+from concretely.functional.philox import words
 from tests.budget import assert_likely
 from tests.kernel import DEVICE, MARKS, fast, kernel, on, opcheck
 

@@ -19,6 +19,7 @@ from torch.types import Device
 from ..kernel.library import batched
 from ..kernel.operator import is_plain, operator
 from .arithmetic import scalar
+from .philox import four_words, words, words_at
 from .slice import Slice as Slice
 from .torch_draw import sliced_draws, sliced_source
 
@@ -237,52 +238,12 @@ def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: 
     return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
-def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
-    """Return random 32-bit words for every key, by Philox4x32-10 [salmon2011parallel].
-
-    Each Philox counter gives four words, which are a quarter of the output apart.
-
-    >>> words(torch.tensor([[0, 0]]), 4).tolist()  # as in the reference implementation
-    [[1713891541, 3781805453, 3159862348, 2600524760]]
-    """
-    # an exported program must not distinguish one counter from several, nor counts that four divides from others
-    exports = torch.compiler.is_exporting()
-    found = torch.cat(_four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
-    return found[:, torch.arange(count, device=key.device)] if exports else found[:, :count]
-
-
-def words_at(
-    key: Int64[Tensor, "members 2"], place: Int64[Tensor, " places"], count: int
-) -> Int64[Tensor, "members places"]:
-    """Return the words at some places among `count` words of every key."""
-    counters = -(-count // 4)
-    word = _four_words(key, place % counters)
-    which = (place // counters).expand_as(word[0])
-    return torch.stack(word).gather(0, which.unsqueeze(0)).squeeze(0)
-
-
 def row_fractions(key: Int64[Tensor, "1 2"], first: int, rows: int, n: int) -> Float[Tensor, "{rows} {n}"]:
     """Return fractions in (0, 1) for rows of n, from a counter on: its four words go to the quarters of a row."""
     quarter = -(-n // 4)
-    word = _four_words(key, torch.arange(rows * quarter, device=key.device) + first)
+    word = four_words(key, torch.arange(rows * quarter, device=key.device) + first)
     row = torch.cat([each.reshape(rows, quarter) for each in word], -1)[:, :n]
     return _midpoints(row, None, torch.float32, signed=False)
-
-
-def _four_words(key: Int64[Tensor, "members 2"], counter: Int64[Tensor, " counters"]) -> list[Tensor]:
-    """Return the four words of some counters for every key."""
-    mask = 2**32 - 1
-    seed, nonce = key.unsqueeze(-1).unbind(1)
-    low, high = seed & mask, seed >> 32 & mask
-    # if no word depended on the key, the CUDA compiler would multiply in 32 bits
-    zero = torch.zeros_like(seed)
-    counter = zero + counter
-    word = [counter & mask, zero + (counter >> 32), nonce & mask, nonce >> 32 & mask]
-    for _ in range(10):
-        left, right = word[0] * 0xD2511F53, word[2] * 0xCD9E8D57
-        word = [(right >> 32 & mask) ^ word[1] ^ low, right & mask, (left >> 32 & mask) ^ word[3] ^ high, left & mask]
-        low, high = low + 0x9E3779B9 & mask, high + 0xBB67AE85 & mask
-    return word
 
 
 @operator("fractions", kernel="philox", eligible=lambda key, count, dtype, signed: dtype == torch.float32)

@@ -114,7 +114,8 @@ class Engine:
                     run.step += steps
                 if pause():
                     break
-            self.runs[0].world.settle()
+            if self.runs[0].world.ranks > 1:
+                self.runs[0].world.settle()
             for program in self._programs:
                 program.set_metrics()
         if self._ended is not None:
@@ -361,12 +362,11 @@ class _Program:
         if purpose is Purpose.NOISE and self._task.parts > 1:
             keys = keys[part * self._runs[0].draws : (part + 1) * self._runs[0].draws]
         call = self._call if purpose is Purpose.NOISE else self._called
-        found: Tensor = call(function, inputs, keys, controls)
-        return found
+        return call(function, inputs, keys, controls)
 
     def _called(self, function: MemberLoss, inputs: Inputs, keys: Tensor, controls: Tensor) -> Tensor:
         """Return the loss of every member."""
-        seeds, noise = not self._task.reseeds, self._runs[0].world.noise
+        seeds, noise = not self._task.reseeds, (lambda keys: keys) if self._ranks is None else self._ranks.world.noise
         if not self._vmapped:
             own = inputs[0] if isinstance(inputs, Tensor) else tree_map_only(Tensor, lambda each: each[0], inputs)
             # on a GPU, reading numbers would wait for it
@@ -383,10 +383,8 @@ class _Program:
             loss: Tensor = functional_call(function, tensors, given, tie_weights=False)
             return loss
 
-        stacked: Tensor = vmap(of_member, in_dims=(0, 0, 1, 1), randomness="error" if seeds else "different")(
-            own, inputs, keys, controls
-        )
-        return stacked
+        stacked = vmap(of_member, in_dims=(0, 0, 1, 1), randomness="error" if seeds else "different")
+        return stacked(own, inputs, keys, controls)
 
 
 def _update_of(runs: Sequence["TrainState"], state: State, names: Sequence[str]) -> Update:
