@@ -113,6 +113,20 @@ def test_small_linear_layers_of_modules_are_affine_maps(shape: tuple[int, ...], 
         torch.testing.assert_close(without(x), x @ without.weight.T)
 
 
+@kernel
+@pytest.mark.parametrize("deferred", [True, False])
+def test_small_linear_layers_of_members_are_affine_maps(deferred: bool) -> None:
+    shapes = (3, 90, 200), (3, 200, 200), (3, 200)  # more rows than are pulled in one launch, and fewer than weights
+    x, weight, bias = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes)
+    with wished("high"), on("fast", "affine"), linear.small_linears(deferred=deferred):
+        found = vmap(torch.nn.functional.linear)(x, weight, bias)
+        gradients = torch.autograd.grad(found.sin().sum(), (x, weight, bias))
+    assert isinstance(gradients[1], DeferredGradient) == deferred
+    expected = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+    for one, other in zip((found, *gradients), (expected, *pulled(expected, (x, weight, bias))), strict=True):
+        torch.testing.assert_close(materialized(one), other, rtol=1e-3, atol=1e-3)
+
+
 def before_tanh(by: Tensor, out: Tensor, tanh: bool) -> Tensor:
     """The gradient of what goes into tanh."""
     return torch.ops.aten.tanh_backward(by, out) if tanh else by

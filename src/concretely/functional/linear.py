@@ -1,5 +1,7 @@
 """Linear layers of a user's modules, computed by the kernels of `affine` inside a context."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -7,10 +9,21 @@ from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
+from ..kernel.deferred import deferred_gradients
 from .arithmetic import affine
 
 ROWS, WEIGHTS = 1024, 2**20
 """Up to this number of rows and weights, a product takes less time than its launches."""
+
+
+@contextmanager
+def small_linears(*, deferred: bool) -> Iterator[None]:
+    """Compute small linear layers by `affine` inside this context, for work that is captured as a CUDA graph.
+
+    If `deferred`, gradients of their weights may stay factors (see `kernel.deferred`).
+    """
+    with deferred_gradients() if deferred else nullcontext(), SmallLinears():
+        yield
 
 
 class SmallLinears(TorchFunctionMode):

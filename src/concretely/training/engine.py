@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from ..functional.linear import SmallLinears
+from ..functional.linear import small_linears
 from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
@@ -325,9 +325,11 @@ class _Program:
 
     def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
         """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
-        if self._vmapped or self._ranks is not None:
-            return deferred_gradients() if self._ranks is None else self._ranks.drawing(inputs)
-        return SmallLinears() if self.stream is not None and not self._task.compiles else nullcontext()
+        if self._ranks is not None:
+            return self._ranks.drawing(inputs)
+        if self.stream is not None and not self._task.compiles:
+            return small_linears(deferred=self._vmapped)
+        return deferred_gradients() if self._vmapped else nullcontext()
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
