@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import stat
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,9 @@ DRAFT = ".draft"
 """Suffix of the temporary directories that `atomic_write` creates."""
 LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
 """Pattern of their names; `tempfile` draws the eight characters."""
+
+TRIES, PAUSE = 1000, 0.01
+"""How often, and after how many seconds, a file is opened again that another machine has replaced on NFS."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a full quota and the largest file that a process may write."""
@@ -116,14 +120,15 @@ def read_bytes(path: Path, *, most: int | None = None) -> bytes:
     >>> read_bytes(path, most=5)
     b'whole'
     """
-    while True:
+    for left in reversed(range(TRIES)):
         try:
             with open_regular(path) as file:
                 content = file.read(-1 if most is None else most + 1)
             break
         except OSError as error:
-            if error.errno != errno.ESTALE:  # on NFS, another machine has replaced the file: read the new one
+            if error.errno != errno.ESTALE or not left:
                 raise
+            time.sleep(PAUSE)  # on NFS, another machine has replaced the file: read the new one
     if most is not None and len(content) > most:
         raise ValueError(f"{str(path)!r} must have at most {most:,} bytes, got more")
     return content
@@ -258,12 +263,15 @@ def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
     if fcntl is None:
         yield False
         return
+    left = TRIES
     while True:
         try:
             descriptor = _open_lock(path)
         except OSError as error:
-            if error.errno != errno.ESTALE:
+            left -= 1
+            if error.errno != errno.ESTALE or not left:
                 raise
+            time.sleep(PAUSE)
             continue
         try:
             try:
@@ -272,7 +280,8 @@ def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
             except BlockingIOError:
                 raise
             except OSError as error:
-                if error.errno == errno.ESTALE:
+                if error.errno == errno.ESTALE and left:
+                    left -= 1
                     continue
                 locked = False  # the file system has no locks
             if _is_open_file(path, descriptor):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from concretely.functional import dropout, fused
+from concretely.functional import dropout
 from concretely.functional.integral import mean_sigmoid
-from concretely.functional.noise import Keys, fractions
+from concretely.functional.noise import Key, Keys, fractions
 from concretely.layer import ConcreteDropout
 from tests.kernel import DEVICE, DTYPES, assert_precise, fast, kernel
 
@@ -23,7 +23,7 @@ def noise(shape: torch.Size) -> Tensor:
     return torch.logit(signed.abs()).copysign(signed).view(shape)
 
 
-def draw(x: Tensor, logit: Tensor, temperature: float, key: fused.Key = KEY) -> tuple[Tensor, Tensor, Tensor]:
+def draw(x: Tensor, logit: Tensor, temperature: float, key: Key = KEY) -> tuple[Tensor, Tensor, Tensor]:
     """What the kernel draws."""
     return fast("dropout").draw(x, logit, key, temperature, *dropout._stretch_and_scale(temperature))
 

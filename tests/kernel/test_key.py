@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import concretely as c
 from concretely.functional import bernoulli, categorical, draw, exp_concrete, exp_logistic_normal, logistic
+from concretely.functional import noise as source
 from concretely.functional.log_simplex import noise_of_key
-from concretely.functional.noise import Keys, numbers_of
+from concretely.functional.noise import Keys, Slice, numbers_of
 from tests.kernel import DEVICE, fast, kernel, launched
 
 KEY = 2**62 + 5, 2**62 + 8
@@ -115,12 +116,14 @@ def test_numbers_are_of_a_generator_that_moves_on() -> None:
     assert nonce == 12 | 2**62
 
 
-@pytest.mark.parametrize("reason", ["none", "keys", "captured", "traced", "watched", "other device"])
+@pytest.mark.parametrize("reason", ["none", "ranks", "keys", "captured", "traced", "watched", "other device"])
 def test_a_draw_that_is_recorded_has_its_key_in_memory(reason: str) -> None:
     in_memory = torch.tensor([[1, 2]])
     logits = mock.Mock(spec=Tensor, is_cuda=True, device=torch.device("cuda:0"))
     generator = mock.Mock(spec=torch.Generator, device=torch.device("cuda:0"))
     generator = Keys(torch.tensor([[1, 2]])) if reason == "keys" else generator
+    if reason == "ranks":
+        generator = Slice(generator, rank=0, ranks=2)
     if reason == "other device":
         generator.device = torch.device("cpu")
     with (
@@ -128,7 +131,8 @@ def test_a_draw_that_is_recorded_has_its_key_in_memory(reason: str) -> None:
         mock.patch.object(draw, "is_watched", return_value=reason == "watched"),
         mock.patch("torch.cuda.is_current_stream_capturing", return_value=reason == "captured"),
         mock.patch("torch._C._get_tracing_state", return_value=object() if reason == "traced" else None),
-        mock.patch.object(draw, "numbers_of", return_value=KEY),
+        mock.patch.object(source, "numbers_of", return_value=KEY),
+        mock.patch.object(source, "key_of", return_value=in_memory),
         mock.patch.object(draw, "key_of", return_value=in_memory),
     ):
-        assert draw._key(generator, logits) is (KEY if reason == "none" else in_memory)
+        assert draw._key(generator, logits) is (KEY if reason in ("none", "ranks") else in_memory)

@@ -5,6 +5,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from concretely.functional import codebook
 from concretely.functional.codebook import definition, look_up
@@ -180,3 +181,16 @@ def test_memory_holds_a_chunk_and_not_all_logits() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda x: x):
         layer(x).value.sum().backward()
     assert sum(kept) < 4096 * 512 / 20
+
+
+def test_forward_mode_differentiates_a_draw() -> None:
+    own, x = Codebook(4, 6, gradient="relaxed").double(), torch.randn(3, 4, dtype=torch.float64)
+    way = torch.randn_like(x)
+
+    def value(x: Tensor) -> Tensor:
+        return own(x, generator=torch.Generator().manual_seed(0)).value
+
+    tangent = torch.einsum("...ij,ij->...", torch.autograd.functional.jacobian(value, x), way)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(value(forward_ad.make_dual(x, way))).tangent
+    torch.testing.assert_close(found, tangent)

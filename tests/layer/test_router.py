@@ -1,6 +1,7 @@
 """The load of experts is what routing does, and the balance term is smallest where it is even."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -238,3 +239,18 @@ def test_reported_loads_are_those_of_evaluation(noise: str | None) -> None:
     advance(router)
     assert router.report().load.tolist() == [0.5, 0.5, 0.0]
     assert router.decide() == [0, 1]
+
+
+@pytest.mark.parametrize("noise", ["gumbel", "learned", None])
+def test_padding_alone_has_finite_gradients_at_every_scale(noise: Any) -> None:
+    own, x = Router(6, 64, 2, noise=noise, balance=10.0), torch.randn(5, 6, requires_grad=True)
+    own(x, mask=torch.zeros(5, dtype=torch.bool))
+    slopes = torch.autograd.grad(own.penalty() * 2.0**16, [x, *own.parameters()], allow_unused=True)
+    assert all(slope is None or bool(slope.isfinite().all()) for slope in slopes)
+
+
+def test_one_token_without_a_batch_is_routed_and_penalised() -> None:
+    torch.manual_seed(0)
+    own, x = Router(6, 4, 2, noise=None), torch.randn(6)
+    alone, batch = own(x), own(x.unsqueeze(0))
+    torch.testing.assert_close(own.penalty(alone), own.penalty(batch))

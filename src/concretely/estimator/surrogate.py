@@ -19,5 +19,5 @@ def surrogate(weights: LogWeights, objective: Objective, signal: Signal, *, boun
     pathwise gradient. `signal` maps the detached log-weights to one signal for each sample, the same at all nodes.
     """
     with torch.no_grad():  # autograd need not record how the signal is computed
-        signals = dict.fromkeys(weights.scored, signal(weights.log_w))
+        signals = dict.fromkeys(weights.scored, signal(weights.log_w.detach()))
     return Estimate.of(weights, objective, signals, bound_target=bound_target)

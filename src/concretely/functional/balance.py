@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ..kernel.operator import is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched, plain_apply
 from .fused import pulled_again
 
 
@@ -19,7 +19,7 @@ def sums(
 ) -> tuple[Float[Tensor, " experts"], Float[Tensor, ""], Float[Tensor, ""]]:
     """Return the sums over tokens of the load and of the squared log normaliser, and the number of tokens."""
     square = (logits.logsumexp(-1).square() * mask).sum()
-    return load.flatten(0, -2).sum(0), square, mask.sum().to(load.dtype)
+    return load.reshape(-1, load.shape[-1]).sum(0), square, mask.sum().to(load.dtype)
 
 
 def combined(
@@ -54,7 +54,7 @@ class _Penalty(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, load: Tensor, logits: Tensor, mask: Tensor, balance: float, z: float) -> Tensor:
-        total, log_sum = load.flatten(0, -2).sum(0), logits.logsumexp(-1)
+        total, log_sum = load.reshape(-1, load.shape[-1]).sum(0), logits.logsumexp(-1)
         whole = total.sum().clamp_(min=torch.finfo(load.dtype).tiny)
         share, masked = total / whole, log_sum * mask
         uneven, weight = share.dot(share), mask.sum(dtype=load.dtype).clamp_(min=1).reciprocal_()
@@ -70,7 +70,8 @@ class _Penalty(torch.autograd.Function):
             return *pulled_again(_defined, (load, logits), by[0], mask, ctx.balance, ctx.z), None, None, None
         by_load = by_logits = None
         if ctx.needs_input_grad[0]:
-            slope = (share - uneven).mul_(by[0] / whole * (2 * ctx.balance * len(share)))
+            # divided last, since the whole is tiny if all tokens are padding, and its inverse may overflow
+            slope = (share - uneven).mul_(by[0] * (2 * ctx.balance * len(share))).div_(whole)
             by_load = slope.expand(load.shape)
         if ctx.needs_input_grad[1]:
             height = masked * (by[0] * weight * (2 * ctx.z))
@@ -78,5 +79,4 @@ class _Penalty(torch.autograd.Function):
         return by_load, by_logits, None, None, None
 
 
-# no transform is active when this is called, so that `apply` does nothing more than that of its base class
-_PENALTY: Callable[..., Tensor] = super(torch.autograd.Function, _Penalty).apply
+_PENALTY: Callable[..., Tensor] = plain_apply(_Penalty)

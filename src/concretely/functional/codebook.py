@@ -1,4 +1,4 @@
-r"""Codes drawn from a large codebook, in chunks of tokens, so that logits, noise and shares are never all in memory.
+r"""Codes drawn from a large codebook, in chunks of tokens, so that logits and noise are never all in memory.
 
 Token x has logits $l = Wx + b$. The code is the argmax of the noisy logits, and its relaxed twin the mean of the table
 over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass needs the shares, which are kept if they are few,
@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding
 
-from ..kernel.operator import is_enabled, is_plain
+from ..kernel.operator import is_enabled, is_plain, plain_apply
 from ..kernel.tile import fits
-from .arithmetic import Temperature, cast, compute_dtype, is_transformed
+from .arithmetic import Temperature, cast, compute_dtype, is_forward_differentiated, is_transformed
 from .log_simplex import perturb
-from .noise import Keys, Slice, Source, gumbel, gumbel_of, key_of, numbers_of, row_fractions, uniform_of
+from .noise import Key, Keys, Slice, Source, gumbel, gumbel_of, kernel_key, key_of, row_fractions, uniform_of
 from .slice import Window, spans
 
 CHUNK = {"cpu": 2**18, "cuda": 2**26}
@@ -36,9 +36,6 @@ FEW = 2**20
 """Up to this number of logits, the time on a GPU depends on the number of operations, and not on their work."""
 DENSE = [(8, 0), (9, 0), (10, 0)]
 """The compute capabilities whose tensor cores multiply TF32 at several times the rate of float32."""
-
-Key = Int64[Tensor, "1 2"] | tuple[int, int]
-"""The key of a draw, as a tensor or as two numbers."""
 
 
 class Looked(NamedTuple):
@@ -73,7 +70,7 @@ def look_up(
     """
     learned = isinstance(temperature, Tensor) and temperature.requires_grad
     window = generator.window(len(x)) if isinstance(generator, Slice) else None
-    if is_transformed() or learned:
+    if is_transformed() or is_forward_differentiated() or learned:
         own = key_of(generator, x.device) if draws else None
         return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored, window)
     key = _key(x, bias, generator) if draws else None
@@ -174,7 +171,7 @@ class _LookUp(torch.autograd.Function):
         if ctx.hard and by_value is not None:
             places = _places(table, index).flatten()
             by_table.flatten(0, 1).index_add_(0, places, by_value.flatten(0, 1).to(wide))
-        by_x, by_weight, by_bias = torch.empty_like(x), None, None
+        by_x, by_weight, by_bias = torch.empty_like(x, memory_format=torch.contiguous_format), None, None
         for number, (start, stop, place) in enumerate(_chunks(x, bias, ctx.window)):
             rows = x[start:stop]
             soft = kept[number] if kept else None
@@ -251,9 +248,8 @@ class _LookUpFew(torch.autograd.Function):
         return torch.mm(by_logits, weight), by_weight, by_bias, by_table.unsqueeze(0), None, None
 
 
-# no transform is active when these are called, so that `apply` does nothing more than that of its base class
-_LOOK_UP: Callable[..., Any] = super(torch.autograd.Function, _LookUp).apply
-_LOOK_UP_FEW: Callable[..., Any] = super(torch.autograd.Function, _LookUpFew).apply
+_LOOK_UP: Callable[..., Any] = plain_apply(_LookUp)
+_LOOK_UP_FEW: Callable[..., Any] = plain_apply(_LookUpFew)
 
 
 def _are_few(x: Tensor, weight: Tensor, bias: Tensor, table: Tensor) -> bool:
@@ -281,18 +277,10 @@ def _joined(parts: list[Tensor], none: Callable[[], Tensor]) -> Tensor:
 
 def _key(x: Tensor, bias: Tensor, source: Source | None) -> Key:
     """Return a key for one draw, as numbers if the kernels draw from a generator of the GPU: this is faster."""
-    is_ranked = isinstance(source, Slice) and source.source is None  # ranks draw as one process does
-    source = None if is_ranked else source
-    if not x.is_cuda or isinstance(source, Keys | Slice) or not _runs_kernel(x, bias.shape[-1]):
+    is_seen = torch._C._len_torch_dispatch_stack() and not isinstance(source, Slice)  # by a mode of torch
+    if is_seen or not _runs_kernel(x, bias.shape[-1]):
         return key_of(source, x.device)
-    is_local = source is None or source.device.type == "cuda"
-    if (
-        not is_local
-        or (torch._C._len_torch_dispatch_stack() and not is_ranked)
-        or torch.cuda.is_current_stream_capturing()
-    ):
-        return key_of(source, x.device)
-    return numbers_of(source, x.device)
+    return kernel_key(source, x.device)
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor) -> Float[Tensor, "g t codes"]:

@@ -17,7 +17,7 @@ from torch import Size, Tensor
 from ..kernel import operator as registry
 from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import Temperature, cast, compute_dtype, filled
-from .noise import Keys, Slice, Source, key_of, numbers_of
+from .noise import Key, Keys, Slice, Source, kernel_key, key_of, key_tensor
 from .squashing import Squashing
 from .torch_draw import sliced_source
 
@@ -90,21 +90,15 @@ def _width_of(name: str, width: Sequence[int]) -> Sequence[int]:
     return [int(width[0]).bit_length() - 1] if width and name in ("cube", "corner") else width
 
 
-def _key(generator: Source | None, logits: Tensor) -> Tensor | tuple[int, int]:
-    """Return the key of a draw by a kernel: two numbers if it is launched at once, which saves a launch, else a tensor.
-
-    A graph that is captured or traced would draw the same numbers again.
-    """
-    if logits.is_cuda and not isinstance(generator, Keys | Slice) and is_plain((logits,)) and not is_watched():
-        is_recording = torch.cuda.is_current_stream_capturing() or torch._C._get_tracing_state() is not None
-        if not is_recording and (generator is None or generator.device == logits.device):
-            return numbers_of(generator, logits.device)
-    return key_of(generator, logits.device)
+def _key(generator: Source | None, logits: Tensor) -> Key:
+    """Return the key of a draw by a kernel. A compiler or a mode of torch that sees the call needs a tensor."""
+    is_direct = is_plain((logits,)) and not is_watched()
+    return kernel_key(generator, logits.device) if is_direct else key_of(generator, logits.device)
 
 
 def _of_one_key(generator: Slice, device: torch.device) -> Slice:
     """Return a slice of the noise that a kernel would draw from one key. The kernel draws for whole batches only."""
-    return replace(generator, source=Keys(key_of(generator, device)))
+    return replace(generator, source=Keys(key_tensor(kernel_key(generator, device), device)))
 
 
 class _Push(torch.autograd.Function):

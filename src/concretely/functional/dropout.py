@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..kernel.operator import is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched, plain_apply
 from . import logistic
 from .arithmetic import Temperature, cast, scalar
-from .fused import Key, kernel_key, key_tensor, pulled_again, runs_kernel
+from .fused import pulled_again, runs_kernel
 from .integral import STEP, mean_sigmoid
-from .noise import Source
+from .noise import Key, Source, kernel_key, key_tensor
 
 FAR = 650.0
 """A logit, so far that the points of the trapezoidal rule may lead to exponentials that are infinite in float64."""
@@ -103,9 +103,8 @@ class _DropByKernel(torch.autograd.Function):
         return by_x, None if by_logit is None else cast(by_logit, logit.dtype), None, None
 
 
-# no transform is active when these are called, so that `apply` does nothing more than that of its base class
-_DROP: Callable[..., Tensor] = super(torch.autograd.Function, _Drop).apply
-_DROP_BY_KERNEL: Callable[..., Tensor] = super(torch.autograd.Function, _DropByKernel).apply
+_DROP: Callable[..., Tensor] = plain_apply(_Drop)
+_DROP_BY_KERNEL: Callable[..., Tensor] = plain_apply(_DropByKernel)
 sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 
 

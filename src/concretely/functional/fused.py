@@ -1,17 +1,13 @@
-"""What functions of inputs share that draw inside one kernel: when the kernel runs, its key, and second derivatives."""
+"""What autograd nodes of several operations share: when a kernel computes them, and second derivatives."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from ..kernel.operator import is_enabled
-from .noise import Keys, Slice, Source, key_of, numbers_of
-
-Key = tuple[int, int] | Int64[Tensor, "1 2"]
-"""The key of a draw: two numbers, or a tensor where they may change, as in a captured program."""
+from .noise import Slice, Source
 
 
 def runs_kernel(kernel: str, x: Tensor, parameter: Tensor, generator: Source | None) -> bool:
@@ -19,18 +15,6 @@ def runs_kernel(kernel: str, x: Tensor, parameter: Tensor, generator: Source | N
     if isinstance(generator, Slice) or torch.float64 in (x.dtype, parameter.dtype) or not x.numel():
         return False
     return is_enabled(kernel, x) and parameter.device == x.device
-
-
-def kernel_key(generator: Source | None, device: torch.device) -> Key:
-    """Return the key of a draw by a kernel."""
-    if isinstance(generator, Keys) or torch.cuda.is_current_stream_capturing():
-        return key_of(generator, device)
-    return numbers_of(generator, device)  # type: ignore[arg-type]
-
-
-def key_tensor(key: Key, device: torch.device) -> Int64[Tensor, "1 2"]:
-    """Return a key as a tensor."""
-    return key if isinstance(key, Tensor) else torch.tensor([key], device=device)
 
 
 def pulled_again(

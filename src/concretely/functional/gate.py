@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..kernel.operator import is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched, plain_apply
 from . import hard_concrete, logistic
 from .arithmetic import cast, compute_dtype, scalar
-from .fused import Key, kernel_key, key_tensor, pulled_again, runs_kernel
+from .fused import pulled_again, runs_kernel
 from .hard_concrete import Stretch, hardtanh_backward
-from .noise import Source
+from .noise import Key, Source, kernel_key, key_tensor
 
 
 def gated(
@@ -94,9 +94,8 @@ class _GatedByKernel(torch.autograd.Function):
         return by_x, None if by_logits is None else cast(by_logits, logits.dtype), None, None, None
 
 
-# no transform is active when these are called, so that `apply` does nothing more than that of its base class
-_GATED: Callable[..., Tensor] = super(torch.autograd.Function, _Gated).apply
-_GATED_BY_KERNEL: Callable[..., Tensor] = super(torch.autograd.Function, _GatedByKernel).apply
+_GATED: Callable[..., Tensor] = plain_apply(_Gated)
+_GATED_BY_KERNEL: Callable[..., Tensor] = plain_apply(_GatedByKernel)
 sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..kernel.operator import is_enabled, is_plain
+from ..kernel.operator import is_enabled, is_plain, plain_apply
 from ..kernel.tile import fits
 from . import exp_concrete
 from .arithmetic import Temperature, cast, compute_dtype, is_transformed
@@ -178,9 +178,8 @@ def _pull(by: Tensor, soft: Tensor, temperature: float) -> Tensor:
     return gradient
 
 
-# no transform is active when these are called, so that `apply` does nothing more than that of its base class
-_SOFT: Callable[..., Any] = super(torch.autograd.Function, _SoftKernel).apply
-_HARD: Callable[..., Any] = super(torch.autograd.Function, _HardKernel).apply
+_SOFT: Callable[..., Any] = plain_apply(_SoftKernel)
+_HARD: Callable[..., Any] = plain_apply(_HardKernel)
 
 
 @cache

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Size, Tensor
 from torch.nn.functional import logsigmoid
 
+from ..kernel.operator import plain_apply
 from . import logistic
 from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, scalar, to_float64
 from .draw import draw_node, is_recorded
@@ -107,8 +108,7 @@ class _Draw(torch.autograd.Function):
         return cast(found, given.dtype), None, None, None, None
 
 
-# no transform is active when this is called, so that `apply` does nothing more than that of its base class
-_DRAW: Callable[..., Tensor] = super(torch.autograd.Function, _Draw).apply
+_DRAW: Callable[..., Tensor] = plain_apply(_Draw)
 hardtanh_backward = torch.ops.aten.hardtanh_backward.default
 
 

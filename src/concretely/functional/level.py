@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from ..kernel.operator import is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import compute_dtype, scalar
 
 
@@ -91,8 +91,7 @@ class _Rounded(torch.autograd.Function):
         return (slope + slope).to(x.dtype), None, None
 
 
-# no transform is active when this is called, so that `apply` does nothing more than that of its base class
-_ROUNDED: Callable[..., tuple[Tensor, ...]] = super(torch.autograd.Function, _Rounded).apply
+_ROUNDED: Callable[..., tuple[Tensor, ...]] = plain_apply(_Rounded)
 sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-from ..kernel.operator import is_plain, is_watched
+from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import Temperature, to_float64
 from .fused import pulled_again
 from .log_simplex import perturb
@@ -121,8 +121,7 @@ class _Load(torch.autograd.Function):
         return slope, (above * slope).neg_(), by_top, None, None
 
 
-# no transform is active when this is called, so that `apply` does nothing more than that of its base class
-_LOAD: Callable[..., Tensor] = super(torch.autograd.Function, _Load).apply
+_LOAD: Callable[..., Tensor] = plain_apply(_Load)
 
 
 def count(

@@ -197,6 +197,7 @@ def product(
     (high, deep), wide = a.shape, b.shape[1]
     out = torch.empty((high, wide), dtype=torch.float32, device=a.device) if out is None else out
     b = b if b.stride(0) == 1 else b.mT.contiguous().mT  # the order in which tensor cores read TF32
+    assert out.is_contiguous()
     if out.numel():
         _product[ceil_div(high, HIGH) * ceil_div(wide, WIDE),](
             a, b, bias, out, high, wide, deep, *a.stride(), *b.stride(),

@@ -16,14 +16,12 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, Self, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Size, Tensor, nn
-from torch.amp.autocast_mode import is_autocast_available
 
 from ..functional.arithmetic import Temperature, bool_or_none
 from .rank import sum_over_ranks
@@ -270,11 +268,6 @@ def require_last(name: str, value: Any, size: int, *, axis: int = -1) -> Tensor:
         where = "a last axis" if axis == -1 else f"axis {axis}"
         raise ValueError(f"{name} must have {where} of length {size}, got shape {tuple(value.shape)}")
     return value
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context without autocast, which some devices such as "meta" do not have."""
-    return torch.autocast(device.type, enabled=False) if is_autocast_available(device.type) else nullcontext()
 
 
 def as_mask(mask: Any, shape: Size, device: torch.device) -> Tensor:

@@ -116,10 +116,10 @@ class Target(Layer):
     def match(self, gates: Gate | Iterable[Gate] | None = None) -> None:
         """Let evaluation keep as many gates as the target allows: those that are open with the largest probabilities.
 
-        It keeps the most gates for which the sparsity is at least the target. A gate that it opens gets the median that
-        was its mean, and the probability of a gate that it closes becomes one minus what it was. Call it once, for
-        example when 80 % of the steps are done, and train the other parameters for the rest with gates in evaluation
-        mode.
+        It keeps the most gates for which the sparsity is at least the target, up to rounding. A gate that it opens gets
+        the median that was its mean, and the probability of a gate that it closes becomes one minus what it was. Call
+        it once, for example when 80 % of the steps are done, and train the other parameters for the rest with gates in
+        evaluation mode.
 
         Args:
             gates: Those of the gates that may be moved. By default, all.
