@@ -46,7 +46,6 @@ def test_the_record_reaches_the_goals() -> None:
     assert drop["many"] < drop["few"]
 
 
-@pytest.mark.xfail(strict=True, reason="one seed of five uses three experts")
 def test_all_experts_are_used_with_every_seed() -> None:
     assert all(each["used"] == 4 for each in RESULTS["route"]["seeds"])
 
