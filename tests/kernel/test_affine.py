@@ -14,7 +14,7 @@ from torch.func import vmap
 from concretely.functional import arithmetic as operation
 from concretely.functional import linear
 from concretely.functional.arithmetic import affine
-from concretely.functional.linear import SmallLinears
+from concretely.functional.linear import FewerLaunches
 from concretely.kernel import deferred, operator
 from concretely.kernel.deferred import DeferredGradient, deferred_gradients, materialized
 from tests.cases import exhaustive
@@ -99,7 +99,7 @@ def test_small_linear_layers_of_modules_are_affine_maps(shape: tuple[int, ...], 
     layer, x = torch.nn.Linear(5, 7).to(DEVICE), torch.randn(shape, device=DEVICE, requires_grad=True)
     leaves = x, *layer.parameters()
     calls = []
-    with wished("high"), on(path, "affine"), SmallLinears():
+    with wished("high"), on(path, "affine"), FewerLaunches(stacked=False):
         assert not operator.is_watched()
         with mock.patch.object(linear, "affine", side_effect=lambda *given: calls.append(1) or affine(*given)):
             found = layer(x)
@@ -109,7 +109,7 @@ def test_small_linear_layers_of_modules_are_affine_maps(shape: tuple[int, ...], 
     for one, other in zip((found, *gradients), (expected, *pulled(expected, leaves)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 if path == "fast" else 1e-6)
     without = torch.nn.Linear(5, 7, bias=False).to(DEVICE)
-    with SmallLinears():
+    with FewerLaunches(stacked=False):
         torch.testing.assert_close(without(x), x @ without.weight.T)
 
 
@@ -118,7 +118,7 @@ def test_small_linear_layers_of_modules_are_affine_maps(shape: tuple[int, ...], 
 def test_small_linear_layers_of_members_are_affine_maps(deferred: bool) -> None:
     shapes = (3, 90, 200), (3, 200, 200), (3, 200)  # more rows than are pulled in one launch, and fewer than weights
     x, weight, bias = (torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes)
-    with wished("high"), on("fast", "affine"), linear.small_linears(deferred=deferred):
+    with wished("high"), on("fast", "affine"), linear.fewer_launches(stacked=True, deferred=deferred):
         found = vmap(torch.nn.functional.linear)(x, weight, bias)
         gradients = torch.autograd.grad(found.sin().sum(), (x, weight, bias))
     assert isinstance(gradients[1], DeferredGradient) == deferred

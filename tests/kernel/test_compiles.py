@@ -246,6 +246,17 @@ def affine(kernels: Any) -> None:
         kernels.affine(empty(1, high, 784), empty(1, 200, 784), empty(1, 200), True, "tf32")
 
 
+def convolution(kernels: Any) -> None:
+    for members, points, inputs, outputs, side in ((1, 1, 1, 1, 1), (3, 5, 2, 7, 9), (8, 320, 64, 32, 28)):
+        x = empty(members, points, inputs, side, side)
+        for transposed in (True, False):
+            channels = (inputs, outputs) if transposed else (outputs, inputs)
+            weight, bias = empty(members, *channels, 4, 4), empty(members, outputs)
+            for product, stride in (("tf32", 2), ("ieee", 1)):
+                given = x, weight, bias if stride == 1 else None, stride, 2, 0, transposed, product
+                kernels.convolution_backward((kernels.convolution(*given),), (True,) * 3, given, ())
+
+
 def adam(kernels: Any) -> None:
     for members, shapes in ((1, [(1,)]), (3, [(5, 7), (1,), (2_000,)]), (2, [(200, 784), (200,)])):
         sizes = [empty(members, dtype=DOUBLE) for _ in range(4)]

@@ -150,8 +150,35 @@ class Convolution(nn.Module):
         return (z - 0.3).square().sum(-1)
 
 
-def test_convolutions_are_not_stacked() -> None:
-    assert [own.task.stacks for own in states(Convolution, seeds=1) + states(seeds=1)] == ["never", "several"]
+class Image(nn.Module):
+    """A program with convolutions of images, for which there is a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 3, 2, padding=1), nn.ReLU(), nn.ConvTranspose2d(3, 2, 2), nn.Flatten(), nn.LazyLinear(5)
+        )
+        self.layers(torch.zeros(1, 1, 3, 2))
+
+    def forward(self, draw: c.Draw, x: Tensor) -> Tensor:
+        z = draw("z", c.Bernoulli(logits=self.layers(x.unflatten(1, (1, 3, 2)))))
+        return (z - 0.3).square().sum(-1)
+
+
+def test_convolutions_without_a_kernel_are_not_stacked() -> None:
+    found = [states(make, seeds=1)[0].task.stacks for make in (Convolution, Image, build)]
+    assert found == ["never", "several", "several"]
+
+
+def test_convolutions_of_images_are_stacked() -> None:
+    data = bits()[:, :6]
+    together, alone = (states(Image, data) for _ in range(2))
+    assert why_not_stacked(together) is None
+    Engine(together, stacked=True).advance(5)
+    for one, other in zip(together, alone, strict=True):
+        Engine([other]).advance(5)
+        for ours, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

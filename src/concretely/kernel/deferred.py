@@ -39,9 +39,9 @@ _deferring: ContextVar[bool] = ContextVar("deferring", default=False)
 
 
 @contextmanager
-def deferred_gradients() -> Iterator[None]:
+def deferred_gradients(defers: bool = True) -> Iterator[None]:
     """Keep gradients of weights as factors where these are smaller, for forward passes inside this context."""
-    token = _deferring.set(True)
+    token = _deferring.set(defers)
     try:
         yield
     finally:

@@ -6,8 +6,8 @@ On a GPU the step of all members is one vmapped program, captured as a CUDA grap
 runs its own program, so that its result has the same bits as if it were trained alone.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map_only
 
-from ..functional.linear import small_linears
+from ..functional.linear import fewer_launches
 from ..functional.noise import Keys
 from ..kernel.deferred import DeferredGradient, deferred_gradients
 from ..kernel.operator import launching
@@ -306,7 +306,7 @@ class _Program:
         weight = self._ones if parts == 1 else self._ones / parts
         for part in range(parts):
             inputs = self._table.batch(part)
-            with self._differentiating(inputs):
+            with self._computing(inputs):
                 loss = self._losses(self._loss, inputs, Purpose.NOISE, part)
                 slopes = self._slopes(loss, weight.to(loss.dtype))
             loss = loss.detach()
@@ -323,13 +323,13 @@ class _Program:
             return self._sharding.gradients(loss, weight)
         return torch.autograd.grad([loss], list(self._leaves.values()), [weight], allow_unused=True)
 
-    def _differentiating(self, inputs: Inputs) -> AbstractContextManager[Any]:
-        """Return the context in which gradients are computed. Several ranks average whole gradients, not factors."""
-        if self._ranks is not None:
-            return self._ranks.drawing(inputs)
-        if self.stream is not None and not self._task.compiles:
-            return small_linears(deferred=self._vmapped)
-        return deferred_gradients() if self._vmapped else nullcontext()
+    @contextmanager
+    def _computing(self, inputs: Inputs) -> Iterator[None]:
+        """Inside this context, losses and gradients are computed. Ranks average whole gradients, not factors."""
+        defers, kernels = self._vmapped and self._ranks is None, self.stream is not None and not self._task.compiles
+        computing = fewer_launches(stacked=self._vmapped, deferred=defers) if kernels else deferred_gradients(defers)
+        with nullcontext() if self._ranks is None else self._ranks.drawing(inputs), computing:
+            yield
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
@@ -344,7 +344,7 @@ class _Program:
         """Measure the discrete graph on a batch, and add the gap and the metrics to the sums of the row."""
         assert self._monitor is not None
         gathered = nullcontext() if self._sharding is None else self._sharding.gathered()
-        with gathered, nullcontext() if self._ranks is None else self._ranks.drawing(inputs):
+        with gathered, self._computing(inputs):
             found = self._losses(self._monitor, inputs, Purpose.GAP)
         found = found if self._ranks is None else self._ranks.world.mean(found)
         excess = (found if found.dim() == 1 else found[:, 0]) - loss

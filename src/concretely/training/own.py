@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ..estimator import Estimator
 from ..evaluation.cost import expected_cost
 from ..evaluation.likelihood import evaluate
+from ..functional.convolution import is_supported
 from ..functional.noise import Keys, Slice
 from ..graph.program import signature
 from ..layer.base import Layer
@@ -87,7 +88,7 @@ def own_task(
     by_torch = not isinstance(options.optimizer, str)
     own = dict(loss.named_parameters())
     matrices = frozenset(name for name in names if name.startswith("model.") and own[name].dim() >= 2)
-    schedule = options.schedule
+    schedule, kernels = options.schedule, not options.compiles and what.autocast is None
     temperature = controls.get(TEMPERATURE, getattr(estimator, TEMPERATURE, None))
     return Task(
         recipe=recipe,
@@ -108,7 +109,7 @@ def own_task(
         weights=matrices,
         watched=frozenset(names),
         validate=lambda world: validation_score(model, options.valid, arrange, recipe, device, world),
-        stacks="several" if options.stacks and _suits_vmap(model) else "never",
+        stacks="several" if options.stacks and _suits_vmap(model, kernels=kernels) else "never",
         optimizer=options.optimizer if not isinstance(options.optimizer, str) else None,
         optimizer_lr=recipe.lr if by_torch else None,
         parts=recipe.accumulate,
@@ -229,13 +230,15 @@ def _controls(options: Options, model: nn.Module) -> dict[str, Schedule]:
     return found
 
 
-def _suits_vmap(model: nn.Module) -> bool:
+def _suits_vmap(model: nn.Module, *, kernels: bool) -> bool:
     """Return whether members run faster as one vmapped program than side by side, as far as the modules show.
 
     The parameters of a plain function are in no module and cannot be replaced by those of another member. Convolutions
-    become grouped ones, which are slow. Layers change their buffers.
+    without a kernel, as all are if not `kernels`, become grouped ones, which are slow. Layers change their buffers.
     """
     return not any(
-        isinstance(part, _ConvNd | Layer) or (isinstance(part, Function) and part._parameters)
+        isinstance(part, Layer)
+        or (isinstance(part, _ConvNd) and not (kernels and is_supported(part)))
+        or (isinstance(part, Function) and part._parameters)
         for part in model.modules()
     )
