@@ -20,6 +20,8 @@ PLACES, DEEP = 128, 32
 """The places whose outputs a program computes, and the terms that it adds at once."""
 CHANNELS = 64
 """The maximum number of channels that a program computes. Products need at least 16."""
+WARPS, STAGES = 4, 3
+"""The launch options of all kernels."""
 BUSY, LEAST = 512, 512
 """The programs that keep a GPU busy, and the minimum number of places that one sums for the gradient of weights."""
 
@@ -35,7 +37,7 @@ def _convolve(
     x, weight, bias, out, places,
     inputs: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     outputs: tl.constexpr, out_high: tl.constexpr, out_wide: tl.constexpr,
-    x_stride, weight_stride, bias_stride, out_stride,
+    x_stride, weight_stride, weight_step: tl.constexpr, bias_stride, out_stride,
     KERNEL_HIGH: tl.constexpr, KERNEL_WIDE: tl.constexpr, TAPS_HIGH: tl.constexpr, TAPS_WIDE: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, PRODUCT: tl.constexpr,
     CHANNELS: tl.constexpr, PLACES: tl.constexpr, DEEP: tl.constexpr,
@@ -55,32 +57,36 @@ def _convolve(
         to_line, to_column = line * STRIDE + kind // STRIDE, column * STRIDE + kind % STRIDE
         first_line, first_column = (to_line + PADDING) // STRIDE, (to_column + PADDING) // STRIDE
         skip_line, skip_column = (kind // STRIDE + PADDING) % STRIDE, (kind % STRIDE + PADDING) % STRIDE
+        weights = weight + member * weight_stride + o * KERNEL_HIGH * KERNEL_WIDE
     else:
         point, to_line, to_column = _split(place, out_high, out_wide)
         first_line, first_column = to_line * STRIDE - PADDING, to_column * STRIDE - PADDING
+        weights = weight + member * weight_stride + o * inputs * KERNEL_HIGH * KERNEL_WIDE
     is_place = (place < places) & (to_line < out_high) & (to_column < out_wide)
-    x += member * x_stride
-    weight += member * weight_stride
+    pixels = x + member * x_stride + point * inputs * high * wide
+    blocks: tl.constexpr = (inputs + DEEP - 1) // DEEP
     total = tl.zeros((CHANNELS, PLACES), tl.float32)
-    for start in range(0, inputs * TAPS_HIGH * TAPS_WIDE, DEEP):
-        k = start + tl.arange(0, DEEP)
-        i, down, across = _split(k, TAPS_HIGH, TAPS_WIDE)
+    for step in range(TAPS_HIGH * TAPS_WIDE * blocks):
+        down, across = step // blocks // TAPS_WIDE, step // blocks % TAPS_WIDE
+        i = step % blocks * DEEP + tl.arange(0, DEEP)
+        is_input = i < inputs
         if TRANSPOSED:
-            from_line, from_column = first_line[None, :] - down[:, None], first_column[None, :] - across[:, None]
-            tap_line, tap_column = skip_line + STRIDE * down, skip_column + STRIDE * across
-            at = (i[None, :] * outputs + o[:, None]) * KERNEL_HIGH * KERNEL_WIDE
+            from_line, from_column = first_line - down, first_column - across
+            down, across = skip_line + STRIDE * down, skip_column + STRIDE * across
+            is_input = i < tl.where((down < KERNEL_HIGH) & (across < KERNEL_WIDE), inputs, 0)
         else:
-            from_line, from_column = first_line[None, :] + down[:, None], first_column[None, :] + across[:, None]
-            tap_line, tap_column = down, across
-            at = (o[:, None] * inputs + i[None, :]) * KERNEL_HIGH * KERNEL_WIDE
-        is_tap = (i < inputs) & (tap_line < KERNEL_HIGH) & (tap_column < KERNEL_WIDE)
+            from_line, from_column = first_line + down, first_column + across
         a = tl.load(
-            weight + at + (tap_line * KERNEL_WIDE + tap_column)[None, :],
-            mask=(o < outputs)[:, None] & is_tap[None, :], other=0.0,
-        )  # fmt: skip
-        inside = (from_line >= 0) & (from_line < high) & (from_column >= 0) & (from_column < wide)
-        at = ((point[None, :] * inputs + i[:, None]) * high + from_line) * wide + from_column
-        b = tl.load(x + at, mask=inside & is_tap[:, None] & is_place[None, :], other=0.0)
+            (weights + down * KERNEL_WIDE + across)[:, None] + (i * weight_step)[None, :],
+            mask=(o < outputs)[:, None] & is_input[None, :],
+            other=0.0,
+        )
+        inside = is_place & (from_line >= 0) & (from_line < high) & (from_column >= 0) & (from_column < wide)
+        b = tl.load(
+            (pixels + from_line * wide + from_column)[None, :] + (i * high * wide)[:, None],
+            mask=inside[None, :] & is_input[:, None],
+            other=0.0,
+        )
         total = product(a, b, total, PRODUCT)
     if BIAS:
         total += tl.load(bias + member * bias_stride + o, mask=o < outputs, other=0.0)[:, None]
@@ -103,11 +109,11 @@ def _convolved(
     grid = ceil_div(places, PLACES) * ceil_div(outputs, channels), members, step**2
     _convolve[grid](
         x, weight, x if bias is None else bias, out, places, inputs, high, wide, outputs, *size,
-        x.stride(0), weight.stride(0), 0 if bias is None else bias.stride(0), out.stride(0),
-        KERNEL_HIGH=kernel[0], KERNEL_WIDE=kernel[1], TAPS_HIGH=ceil_div(kernel[0], step),
+        x.stride(0), weight.stride(0), weight.stride(1 if transposed else 2), 0 if bias is None else bias.stride(0),
+        out.stride(0), KERNEL_HIGH=kernel[0], KERNEL_WIDE=kernel[1], TAPS_HIGH=ceil_div(kernel[0], step),
         TAPS_WIDE=ceil_div(kernel[1], step), STRIDE=stride, PADDING=padding,
         TRANSPOSED=transposed, BIAS=bias is not None, PRODUCT=product,
-        CHANNELS=channels, PLACES=PLACES, DEEP=DEEP, num_warps=4, num_stages=3,
+        CHANNELS=channels, PLACES=PLACES, DEEP=min(max(power(inputs), 16), DEEP), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out
 
@@ -129,17 +135,26 @@ def _correlate(
     o = tl.program_id(0) // columns * CHANNELS + tl.arange(0, CHANNELS)
     k = tl.program_id(0) % columns * WEIGHTS + tl.arange(0, WEIGHTS)
     i, down, across = _split(k, KERNEL_HIGH, KERNEL_WIDE)
+    window = (i * high + down) * wide + across
     total = tl.zeros((CHANNELS, WEIGHTS), tl.float32)
     for step in range(steps):
         place = (part * steps + step) * DEEP + tl.arange(0, DEEP)
         point, line, column = _split(place, out_high, out_wide)
-        at = ((point[None, :] * outputs + o[:, None]) * out_high + line[None, :]) * out_wide + column[None, :]
-        a = tl.load(coarse + at, mask=(o < outputs)[:, None] & (place < places)[None, :], other=0.0)
-        from_line = line[:, None] * STRIDE - PADDING + down[None, :]
-        from_column = column[:, None] * STRIDE - PADDING + across[None, :]
+        at = (point * outputs * out_high + line) * out_wide + column
+        a = tl.load(
+            coarse + at[None, :] + (o * out_high * out_wide)[:, None],
+            mask=(o < outputs)[:, None] & (place < places)[None, :],
+            other=0.0,
+        )
+        line, column = line * STRIDE - PADDING, column * STRIDE - PADDING
+        from_line, from_column = line[:, None] + down[None, :], column[:, None] + across[None, :]
         inside = (from_line >= 0) & (from_line < high) & (from_column >= 0) & (from_column < wide)
-        at = ((point[:, None] * inputs + i[None, :]) * high + from_line) * wide + from_column
-        b = tl.load(fine + at, mask=inside & (place < places)[:, None] & (k < taps)[None, :], other=0.0)
+        at = (point * inputs * high + line) * wide + column
+        b = tl.load(
+            fine + at[:, None] + window[None, :],
+            mask=inside & (place < places)[:, None] & (k < taps)[None, :],
+            other=0.0,
+        )
         total = product(a, b, total, PRODUCT)
     at = ((member * parts + part) * outputs + o[:, None]) * taps + k[None, :]
     tl.store(out + at, total, mask=(o < outputs)[:, None] & (k < taps)[None, :])
@@ -161,7 +176,7 @@ def _correlated(
     _correlate[tiles, members, parts](
         fine, coarse, out, places, steps, parts, inputs, high, wide, outputs, *size, fine.stride(0), coarse.stride(0),
         KERNEL_HIGH=kernel[0], KERNEL_WIDE=kernel[1], STRIDE=stride, PADDING=padding, PRODUCT=product,
-        CHANNELS=channels, WEIGHTS=weights, DEEP=DEEP, num_warps=4, num_stages=3,
+        CHANNELS=channels, WEIGHTS=weights, DEEP=DEEP, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return sum_parts(out, torch.float32)
 
