@@ -1,7 +1,8 @@
 """Convolutions of images and their gradients, one launch for all members, each with its own weights.
 
-A product of matrices computes each: the weights times the pixels under the window of every place. The pixels are read
-where they are, so that no window is ever copied to memory.
+A product of matrices computes each: the pixels under the window of every place, times the weights. The pixels are read
+where they are, so that no window is ever copied to memory. Tiles have places along their first axis: where Triton does
+not know which addresses are neighbours, neighbouring threads go along the first axis.
 """
 
 from typing import Any
@@ -37,7 +38,7 @@ def _convolve(
     x, weight, bias, out, places,
     inputs: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     outputs: tl.constexpr, out_high: tl.constexpr, out_wide: tl.constexpr,
-    x_stride, weight_stride, weight_step: tl.constexpr, bias_stride, out_stride,
+    x_stride, bias_stride, out_stride,
     KERNEL_HIGH: tl.constexpr, KERNEL_WIDE: tl.constexpr, TAPS_HIGH: tl.constexpr, TAPS_WIDE: tl.constexpr,
     STRIDE: tl.constexpr, PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, PRODUCT: tl.constexpr,
     CHANNELS: tl.constexpr, PLACES: tl.constexpr, DEEP: tl.constexpr,
@@ -57,15 +58,14 @@ def _convolve(
         to_line, to_column = line * STRIDE + kind // STRIDE, column * STRIDE + kind % STRIDE
         first_line, first_column = (to_line + PADDING) // STRIDE, (to_column + PADDING) // STRIDE
         skip_line, skip_column = (kind // STRIDE + PADDING) % STRIDE, (kind % STRIDE + PADDING) % STRIDE
-        weights = weight + member * weight_stride + o * KERNEL_HIGH * KERNEL_WIDE
     else:
         point, to_line, to_column = _split(place, out_high, out_wide)
         first_line, first_column = to_line * STRIDE - PADDING, to_column * STRIDE - PADDING
-        weights = weight + member * weight_stride + o * inputs * KERNEL_HIGH * KERNEL_WIDE
     is_place = (place < places) & (to_line < out_high) & (to_column < out_wide)
     pixels = x + member * x_stride + point * inputs * high * wide
+    weight += member * KERNEL_HIGH * KERNEL_WIDE * outputs * inputs
     blocks: tl.constexpr = (inputs + DEEP - 1) // DEEP
-    total = tl.zeros((CHANNELS, PLACES), tl.float32)
+    total = tl.zeros((PLACES, CHANNELS), tl.float32)
     for step in range(TAPS_HIGH * TAPS_WIDE * blocks):
         down, across = step // blocks // TAPS_WIDE, step // blocks % TAPS_WIDE
         i = step % blocks * DEEP + tl.arange(0, DEEP)
@@ -76,22 +76,16 @@ def _convolve(
             is_input = i < tl.where((down < KERNEL_HIGH) & (across < KERNEL_WIDE), inputs, 0)
         else:
             from_line, from_column = first_line + down, first_column + across
-        a = tl.load(
-            (weights + down * KERNEL_WIDE + across)[:, None] + (i * weight_step)[None, :],
-            mask=(o < outputs)[:, None] & is_input[None, :],
-            other=0.0,
-        )
         inside = is_place & (from_line >= 0) & (from_line < high) & (from_column >= 0) & (from_column < wide)
-        b = tl.load(
-            (pixels + from_line * wide + from_column)[None, :] + (i * high * wide)[:, None],
-            mask=inside[None, :] & is_input[:, None],
-            other=0.0,
-        )
+        at = (from_line * wide + from_column)[:, None] + (i * high * wide)[None, :]
+        a = tl.load(pixels[:, None] + at, mask=inside[:, None] & is_input[None, :], other=0.0)
+        at = ((down * KERNEL_WIDE + across) * inputs + i[:, None]) * outputs + o[None, :]
+        b = tl.load(weight + at, mask=is_input[:, None] & (o < outputs)[None, :], other=0.0)
         total = product(a, b, total, PRODUCT)
     if BIAS:
-        total += tl.load(bias + member * bias_stride + o, mask=o < outputs, other=0.0)[:, None]
-    at = ((point[None, :] * outputs + o[:, None]) * out_high + to_line[None, :]) * out_wide + to_column[None, :]
-    tl.store(out + member * out_stride + at, total, mask=(o < outputs)[:, None] & is_place[None, :])
+        total += tl.load(bias + member * bias_stride + o, mask=o < outputs, other=0.0)[None, :]
+    at = ((point * outputs * out_high + to_line) * out_wide + to_column)[:, None] + (o * out_high * out_wide)[None, :]
+    tl.store(out + member * out_stride + at, total, mask=is_place[:, None] & (o < outputs)[None, :])
 
 
 def _convolved(
@@ -101,7 +95,9 @@ def _convolved(
     """Return the convolution of every member, with outputs of a size."""
     members, points, inputs, high, wide = x.shape
     outputs, kernel = weight.shape[2 if transposed else 1], weight.shape[3:]
-    x, weight, bias = rows(x), rows(weight), None if bias is None else rows(bias)
+    x, bias = rows(x), None if bias is None else rows(bias)
+    # neighbouring threads read neighbouring weights
+    weight = weight.permute(0, 3, 4, *((1, 2) if transposed else (2, 1))).contiguous()
     out = torch.empty((members, points, outputs, *size), dtype=torch.float32, device=x.device)
     step = stride if transposed else 1
     places = points * ceil_div(size[0], step) * ceil_div(size[1], step)
@@ -109,8 +105,8 @@ def _convolved(
     grid = ceil_div(places, PLACES) * ceil_div(outputs, channels), members, step**2
     _convolve[grid](
         x, weight, x if bias is None else bias, out, places, inputs, high, wide, outputs, *size,
-        x.stride(0), weight.stride(0), weight.stride(1 if transposed else 2), 0 if bias is None else bias.stride(0),
-        out.stride(0), KERNEL_HIGH=kernel[0], KERNEL_WIDE=kernel[1], TAPS_HIGH=ceil_div(kernel[0], step),
+        x.stride(0), 0 if bias is None else bias.stride(0), out.stride(0),
+        KERNEL_HIGH=kernel[0], KERNEL_WIDE=kernel[1], TAPS_HIGH=ceil_div(kernel[0], step),
         TAPS_WIDE=ceil_div(kernel[1], step), STRIDE=stride, PADDING=padding,
         TRANSPOSED=transposed, BIAS=bias is not None, PRODUCT=product,
         CHANNELS=channels, PLACES=PLACES, DEEP=min(max(power(inputs), 16), DEEP), num_warps=WARPS, num_stages=STAGES,
@@ -142,8 +138,8 @@ def _correlate(
         point, line, column = _split(place, out_high, out_wide)
         at = (point * outputs * out_high + line) * out_wide + column
         a = tl.load(
-            coarse + at[None, :] + (o * out_high * out_wide)[:, None],
-            mask=(o < outputs)[:, None] & (place < places)[None, :],
+            coarse + at[:, None] + (o * out_high * out_wide)[None, :],
+            mask=(place < places)[:, None] & (o < outputs)[None, :],
             other=0.0,
         )
         line, column = line * STRIDE - PADDING, column * STRIDE - PADDING
@@ -155,7 +151,7 @@ def _correlate(
             mask=inside & (place < places)[:, None] & (k < taps)[None, :],
             other=0.0,
         )
-        total = product(a, b, total, PRODUCT)
+        total = product(tl.trans(a), b, total, PRODUCT)
     at = ((member * parts + part) * outputs + o[:, None]) * taps + k[None, :]
     tl.store(out + at, total, mask=(o < outputs)[:, None] & (k < taps)[None, :])
 
