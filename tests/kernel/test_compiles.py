@@ -248,7 +248,7 @@ def affine(kernels: Any) -> None:
 
 def convolution(kernels: Any) -> None:
     for members, points, inputs, outputs, side in ((1, 1, 1, 1, 1), (3, 5, 2, 7, 9), (8, 320, 64, 32, 28)):
-        x = empty(members, points, inputs, side, side)
+        x = empty(members, points, side, side, inputs)
         for transposed in (True, False):
             channels = (inputs, outputs) if transposed else (outputs, inputs)
             weight, bias = empty(members, *channels, 4, 4), empty(members, outputs)

@@ -28,7 +28,7 @@ def given(case: tuple[int, ...], transposed: bool) -> tuple[list[Tensor], tuple[
     """Images, weights and biases, and the options."""
     members, points, inputs, outputs, high, wide, *kernel, stride, padding, extra = case
     channels = (inputs, outputs) if transposed else (outputs, inputs)
-    shapes = (members, points, inputs, high, wide), (members, *channels, *kernel), (members, outputs)
+    shapes = (members, points, high, wide, inputs), (members, *channels, *kernel), (members, outputs)
     tensors = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
     return tensors, (stride, padding, extra if transposed else 0, transposed)
 

@@ -20,7 +20,7 @@ def _is_eligible(x: Tensor, weight: Tensor, *_: Any) -> bool:
 
 @operator("convolution", kernel="convolution", eligible=_is_eligible)
 def convolution(
-    x: Float[Tensor, "members points inputs height width"],
+    x: Float[Tensor, "members points height width inputs"],
     weight: Float[Tensor, "members _ _ kernel_height kernel_width"],
     bias: Float[Tensor, "members outputs"] | None,
     stride: int,
@@ -28,15 +28,16 @@ def convolution(
     extra: int,
     transposed: bool,
     product: str = "ieee",
-) -> Float[Tensor, "members points outputs _ _"]:
+) -> Float[Tensor, "members points _ _ outputs"]:
     """Convolve the images of every member with its own weights, or apply the transpose of a convolution.
 
+    The channels of images are along their last axis, unlike in torch; weights have the shapes that they have in torch.
     `extra` is the `output_padding` of a transposed convolution, and `product` the rounding of the factors of products.
     """
-    together = x.transpose(0, 1).flatten(1, 2), weight.flatten(0, 1), None if bias is None else bias.flatten()
+    together = x.permute(1, 0, 4, 2, 3).flatten(1, 2), weight.flatten(0, 1), None if bias is None else bias.flatten()
     options: dict[str, Any] = {"stride": stride, "padding": padding, "groups": len(x)}
     found = conv_transpose2d(*together, output_padding=extra, **options) if transposed else conv2d(*together, **options)
-    result: Tensor = found.unflatten(1, (len(x), -1)).transpose(0, 1)
+    result: Tensor = found.unflatten(1, (len(x), -1)).permute(1, 0, 3, 4, 2)
     return result
 
 
@@ -50,10 +51,10 @@ def of_member(function: Any, *given: Any, **named: Any) -> Tensor | None:
     options = [_one(each) for each in sides]
     if None in options or options[-1] != 1 or groups != 1 or x.dim() != 4:
         return None
-    lead = [None if each is None else each.unsqueeze(0) for each in (x, weight, bias)]
+    lead = [None if each is None else each.unsqueeze(0) for each in (x.permute(0, 2, 3, 1), weight, bias)]
     product = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     arguments: Any = *lead, *options[:-1], function is conv_transpose2d, product
-    return convolution(*arguments).squeeze(0)
+    return convolution(*arguments).squeeze(0).permute(0, 3, 1, 2)
 
 
 def is_supported(module: nn.Module) -> bool:

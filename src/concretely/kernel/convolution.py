@@ -1,8 +1,9 @@
 """Convolutions of images and their gradients, one launch for all members, each with its own weights.
 
-A product of matrices computes each: the pixels under the window of every place, times the weights. The pixels are read
-where they are, so that no window is ever copied to memory. Tiles have places along their first axis: where Triton does
-not know which addresses are neighbours, neighbouring threads go along the first axis.
+The channels of a pixel are neighbours in memory, and so are the pixels of a line. So the part of a line in a window is
+a run of neighbours, which are read where they are: no window is ever copied. A convolution is a product of matrices,
+the runs of all places times the weights. A transposed one has stride² kinds of places, which differ in their line and
+column modulo the stride; the places of a kind are a convolution with a part of the weights.
 """
 
 from typing import Any
@@ -11,80 +12,72 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .affine import product
 from .launch import Launched
 from .layout import partial_sums, rows, sum_parts
 from .tile import ceil_div, power
 
-PLACES, DEEP = 128, 32
-"""The places whose outputs a program computes, and the terms that it adds at once."""
-CHANNELS = 64
-"""The maximum number of channels that a program computes. Products need at least 16."""
-WARPS, STAGES = 4, 3
-"""The launch options of all kernels."""
+PLACES, CHANNELS = 128, 64
+"""The places, and at most so many channels, of which a program computes the output."""
+DEEP, WARPS, STAGES = 32, 4, 3
+"""The terms of a sum that a program adds at once, and its launch options."""
 BUSY, LEAST = 512, 512
 """The programs that keep a GPU busy, and the minimum number of places that one sums for the gradient of weights."""
 
 
 @triton.jit
-def _split(place, high: tl.constexpr, wide: tl.constexpr):
+def _split(place, high, wide):
     """Return the point, the line and the column of a place, where places are numbered in that order."""
     return place // (high * wide), place // wide % high, place % wide
+
+
+@triton.jit
+def _run(x, point, line, column, k, is_place, is_term, high: tl.constexpr, wide: tl.constexpr, inputs: tl.constexpr):
+    """Load the numbers k of the runs that begin at some pixels, which may lie outside of the image."""
+    at = column[:, None] * inputs + k[None, :]
+    inside = (is_place & (line >= 0) & (line < high))[:, None] & is_term[None, :] & (at >= 0) & (at < wide * inputs)
+    return tl.load(x + ((point * high + line) * wide * inputs)[:, None] + at, mask=inside, other=0.0)
 
 
 @Launched
 def _convolve(
     x, weight, bias, out, places,
     inputs: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
-    outputs: tl.constexpr, out_high: tl.constexpr, out_wide: tl.constexpr,
-    x_stride, bias_stride, out_stride,
-    KERNEL_HIGH: tl.constexpr, KERNEL_WIDE: tl.constexpr, TAPS_HIGH: tl.constexpr, TAPS_WIDE: tl.constexpr,
-    STRIDE: tl.constexpr, PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, PRODUCT: tl.constexpr,
+    outputs: tl.constexpr, out_high: tl.constexpr, out_wide: tl.constexpr, x_stride, bias_stride, out_stride,
+    LINES: tl.constexpr, RUN: tl.constexpr, STEP: tl.constexpr, KINDS: tl.constexpr, PADDING: tl.constexpr,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, PRODUCT: tl.constexpr,
     CHANNELS: tl.constexpr, PLACES: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Compute the outputs of some channels at some places.
-
-    A transposed convolution has STRIDE² kinds of places, which differ in the line and column modulo STRIDE. A place
-    gets TAPS_HIGH by TAPS_WIDE weights of every channel, which are the same for places of a kind. A program has places
-    of one kind.
-    """
+    """Compute the outputs of some channels at some places, which are of one of KINDS² kinds."""
     member, kind = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    columns = tl.cdiv(outputs, CHANNELS)
+    columns: tl.constexpr = (outputs + CHANNELS - 1) // CHANNELS
     o = tl.program_id(0) % columns * CHANNELS + tl.arange(0, CHANNELS)
     place = tl.program_id(0) // columns * PLACES + tl.arange(0, PLACES)
-    if TRANSPOSED:
-        point, line, column = _split(place, tl.cdiv(out_high, STRIDE), tl.cdiv(out_wide, STRIDE))
-        to_line, to_column = line * STRIDE + kind // STRIDE, column * STRIDE + kind % STRIDE
-        first_line, first_column = (to_line + PADDING) // STRIDE, (to_column + PADDING) // STRIDE
-        skip_line, skip_column = (kind // STRIDE + PADDING) % STRIDE, (kind % STRIDE + PADDING) % STRIDE
-    else:
-        point, to_line, to_column = _split(place, out_high, out_wide)
-        first_line, first_column = to_line * STRIDE - PADDING, to_column * STRIDE - PADDING
-    is_place = (place < places) & (to_line < out_high) & (to_column < out_wide)
-    pixels = x + member * x_stride + point * inputs * high * wide
-    weight += member * KERNEL_HIGH * KERNEL_WIDE * outputs * inputs
-    blocks: tl.constexpr = (inputs + DEEP - 1) // DEEP
+    point, line, column = _split(place, (out_high + KINDS - 1) // KINDS, (out_wide + KINDS - 1) // KINDS)
+    line, column = line * KINDS + kind // KINDS, column * KINDS + kind % KINDS
+    is_place = (place < places) & (line < out_high) & (column < out_wide)
+    if KINDS == 1:
+        first_line, first_column, part = line * STEP - PADDING, column * STEP - PADDING, kind
+    else:  # the last pixels of the window, and the weights of this kind
+        first_line, first_column = (line + PADDING) // KINDS - LINES + 1, (column + PADDING) // KINDS - TAPS + 1
+        part = (kind // KINDS + PADDING) % KINDS * KINDS + (kind % KINDS + PADDING) % KINDS
+    weight += (member * KINDS * KINDS + part) * LINES * RUN * outputs
+    blocks: tl.constexpr = (RUN + DEEP - 1) // DEEP
     total = tl.zeros((PLACES, CHANNELS), tl.float32)
-    for step in range(TAPS_HIGH * TAPS_WIDE * blocks):
-        down, across = step // blocks // TAPS_WIDE, step // blocks % TAPS_WIDE
-        i = step % blocks * DEEP + tl.arange(0, DEEP)
-        is_input = i < inputs
-        if TRANSPOSED:
-            from_line, from_column = first_line - down, first_column - across
-            down, across = skip_line + STRIDE * down, skip_column + STRIDE * across
-            is_input = i < tl.where((down < KERNEL_HIGH) & (across < KERNEL_WIDE), inputs, 0)
-        else:
-            from_line, from_column = first_line + down, first_column + across
-        inside = is_place & (from_line >= 0) & (from_line < high) & (from_column >= 0) & (from_column < wide)
-        at = (from_line * wide + from_column)[:, None] + (i * high * wide)[None, :]
-        a = tl.load(pixels[:, None] + at, mask=inside[:, None] & is_input[None, :], other=0.0)
-        at = ((down * KERNEL_WIDE + across) * inputs + i[:, None]) * outputs + o[None, :]
-        b = tl.load(weight + at, mask=is_input[:, None] & (o < outputs)[None, :], other=0.0)
+    for step in range(LINES * blocks):
+        down, k = step // blocks, step % blocks * DEEP + tl.arange(0, DEEP)
+        is_term = k < RUN
+        a = _run(
+            x + member * x_stride, point, first_line + down, first_column, k, is_place, is_term, high, wide, inputs
+        )
+        at = (down * RUN + k)[:, None] * outputs + o[None, :]
+        b = tl.load(weight + at, mask=is_term[:, None] & (o < outputs)[None, :], other=0.0)
         total = product(a, b, total, PRODUCT)
     if BIAS:
         total += tl.load(bias + member * bias_stride + o, mask=o < outputs, other=0.0)[None, :]
-    at = ((point * outputs * out_high + to_line) * out_wide + to_column)[:, None] + (o * out_high * out_wide)[None, :]
+    at = (((point * out_high + line) * out_wide + column) * outputs)[:, None] + o[None, :]
     tl.store(out + member * out_stride + at, total, mask=is_place[:, None] & (o < outputs)[None, :])
 
 
@@ -93,25 +86,32 @@ def _convolved(
     transposed: bool, product: str,
 ) -> Tensor:  # fmt: skip
     """Return the convolution of every member, with outputs of a size."""
-    members, points, inputs, high, wide = x.shape
-    outputs, kernel = weight.shape[2 if transposed else 1], weight.shape[3:]
+    members, points, high, wide, inputs = x.shape
+    outputs, kinds = weight.shape[2 if transposed else 1], stride if transposed else 1
+    weight = _by_kind(weight, kinds) if transposed else weight.permute(0, 3, 4, 2, 1).contiguous()
+    lines, taps = weight.shape[-4:-2]
     x, bias = rows(x), None if bias is None else rows(bias)
-    # neighbouring threads read neighbouring weights
-    weight = weight.permute(0, 3, 4, *((1, 2) if transposed else (2, 1))).contiguous()
-    out = torch.empty((members, points, outputs, *size), dtype=torch.float32, device=x.device)
-    step = stride if transposed else 1
-    places = points * ceil_div(size[0], step) * ceil_div(size[1], step)
-    channels = min(max(power(outputs), 16), CHANNELS)
-    grid = ceil_div(places, PLACES) * ceil_div(outputs, channels), members, step**2
+    out = torch.empty((members, points, *size, outputs), dtype=torch.float32, device=x.device)
+    places = points * ceil_div(size[0], kinds) * ceil_div(size[1], kinds)
+    channels, deep = (min(max(power(count), 16), most) for count, most in ((outputs, CHANNELS), (taps * inputs, DEEP)))
+    grid = ceil_div(places, PLACES) * ceil_div(outputs, channels), members, kinds**2
     _convolve[grid](
         x, weight, x if bias is None else bias, out, places, inputs, high, wide, outputs, *size,
         x.stride(0), 0 if bias is None else bias.stride(0), out.stride(0),
-        KERNEL_HIGH=kernel[0], KERNEL_WIDE=kernel[1], TAPS_HIGH=ceil_div(kernel[0], step),
-        TAPS_WIDE=ceil_div(kernel[1], step), STRIDE=stride, PADDING=padding,
-        TRANSPOSED=transposed, BIAS=bias is not None, PRODUCT=product,
-        CHANNELS=channels, PLACES=PLACES, DEEP=min(max(power(inputs), 16), DEEP), num_warps=WARPS, num_stages=STAGES,
+        LINES=lines, RUN=taps * inputs, STEP=stride, KINDS=kinds, PADDING=padding, TAPS=taps,
+        BIAS=bias is not None, PRODUCT=product, CHANNELS=channels, PLACES=PLACES, DEEP=deep,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return out
+
+
+def _by_kind(weight: Tensor, kinds: int) -> Tensor:
+    """Return the weights of the places of each kind, from the first pixel of a window to the last."""
+    high, wide = weight.shape[3:]
+    weight = pad(weight, (0, -wide % kinds, 0, -high % kinds)) if high % kinds or wide % kinds else weight
+    parts = weight.unflatten(4, (-1, kinds)).unflatten(3, (-1, kinds)).flip(3, 5)
+    found: Tensor = parts.permute(0, 4, 6, 3, 5, 1, 2).contiguous()
+    return found
 
 
 @Launched
@@ -119,62 +119,48 @@ def _correlate(
     fine, coarse, out, places, steps, parts,
     inputs: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     outputs: tl.constexpr, out_high: tl.constexpr, out_wide: tl.constexpr, fine_stride, coarse_stride,
-    KERNEL_HIGH: tl.constexpr, KERNEL_WIDE: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    PRODUCT: tl.constexpr, CHANNELS: tl.constexpr, WEIGHTS: tl.constexpr, DEEP: tl.constexpr,
+    LINES: tl.constexpr, RUN: tl.constexpr, STEP: tl.constexpr, PADDING: tl.constexpr, PRODUCT: tl.constexpr,
+    CHANNELS: tl.constexpr, WEIGHTS: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Sum the products of coarse pixels with the fine ones in their windows, over some places."""
+    """Sum the products of the runs of fine pixels with the coarse pixels of their windows, over some places."""
     member, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    fine += member * fine_stride
-    coarse += member * coarse_stride
-    taps: tl.constexpr = inputs * KERNEL_HIGH * KERNEL_WIDE
-    columns = tl.cdiv(taps, WEIGHTS)
-    o = tl.program_id(0) // columns * CHANNELS + tl.arange(0, CHANNELS)
-    k = tl.program_id(0) % columns * WEIGHTS + tl.arange(0, WEIGHTS)
-    i, down, across = _split(k, KERNEL_HIGH, KERNEL_WIDE)
-    window = (i * high + down) * wide + across
-    total = tl.zeros((CHANNELS, WEIGHTS), tl.float32)
+    columns: tl.constexpr = (outputs + CHANNELS - 1) // CHANNELS
+    blocks: tl.constexpr = (RUN + WEIGHTS - 1) // WEIGHTS
+    o = tl.program_id(0) % columns * CHANNELS + tl.arange(0, CHANNELS)
+    down, k = tl.program_id(0) // columns // blocks, tl.program_id(0) // columns % blocks * WEIGHTS
+    k += tl.arange(0, WEIGHTS)
+    total = tl.zeros((WEIGHTS, CHANNELS), tl.float32)
     for step in range(steps):
         place = (part * steps + step) * DEEP + tl.arange(0, DEEP)
         point, line, column = _split(place, out_high, out_wide)
-        at = (point * outputs * out_high + line) * out_wide + column
-        a = tl.load(
-            coarse + at[:, None] + (o * out_high * out_wide)[None, :],
-            mask=(place < places)[:, None] & (o < outputs)[None, :],
-            other=0.0,
-        )
-        line, column = line * STRIDE - PADDING, column * STRIDE - PADDING
-        from_line, from_column = line[:, None] + down[None, :], column[:, None] + across[None, :]
-        inside = (from_line >= 0) & (from_line < high) & (from_column >= 0) & (from_column < wide)
-        at = (point * inputs * high + line) * wide + column
-        b = tl.load(
-            fine + at[:, None] + window[None, :],
-            mask=inside & (place < places)[:, None] & (k < taps)[None, :],
-            other=0.0,
-        )
+        first_line, first_column, is_place = line * STEP - PADDING + down, column * STEP - PADDING, place < places
+        a = _run(fine + member * fine_stride, point, first_line, first_column, k, is_place, k < RUN, high, wide, inputs)
+        at = member * coarse_stride + (place * outputs)[:, None] + o[None, :]
+        b = tl.load(coarse + at, mask=is_place[:, None] & (o < outputs)[None, :], other=0.0)
         total = product(tl.trans(a), b, total, PRODUCT)
-    at = ((member * parts + part) * outputs + o[:, None]) * taps + k[None, :]
-    tl.store(out + at, total, mask=(o < outputs)[:, None] & (k < taps)[None, :])
+    at = (((member * parts + part) * LINES + down) * RUN + k)[:, None] * outputs + o[None, :]
+    tl.store(out + at, total, mask=(k < RUN)[:, None] & (o < outputs)[None, :])
 
 
 def _correlated(
-    fine: Tensor, coarse: Tensor, kernel: tuple[int, int], stride: int, padding: int, product: str
+    fine: Tensor, coarse: Tensor, window: tuple[int, int], stride: int, padding: int, product: str
 ) -> Tensor:
     """Return the gradient of the weights, by the images on the fine and on the coarse side of a convolution."""
-    members, points, inputs, high, wide = fine.shape
-    outputs, size = coarse.shape[2], coarse.shape[3:]
-    fine, coarse = rows(fine), rows(coarse)
-    places, taps = points * size[0] * size[1], inputs * kernel[0] * kernel[1]
-    channels, weights = (min(max(power(each), 16), CHANNELS) for each in (outputs, taps))
-    tiles = ceil_div(outputs, channels) * ceil_div(taps, weights)
+    members, points, high, wide, inputs = fine.shape
+    *size, outputs = coarse.shape[2:]
+    fine, coarse, (lines, taps) = rows(fine), rows(coarse), window
+    places, run = points * size[0] * size[1], taps * inputs
+    channels, weights = (min(max(power(each), 16), CHANNELS) for each in (outputs, run))
+    tiles = lines * ceil_div(outputs, channels) * ceil_div(run, weights)
     parts = max(min(ceil_div(BUSY, tiles * members), places // LEAST), 1)
     steps = ceil_div(ceil_div(places, DEEP), parts)
-    out = partial_sums(parts, (members, outputs, inputs, *kernel), fine, torch.float32)
+    out = partial_sums(parts, (members, lines, taps, inputs, outputs), fine, torch.float32)
     _correlate[tiles, members, parts](
         fine, coarse, out, places, steps, parts, inputs, high, wide, outputs, *size, fine.stride(0), coarse.stride(0),
-        KERNEL_HIGH=kernel[0], KERNEL_WIDE=kernel[1], STRIDE=stride, PADDING=padding, PRODUCT=product,
+        LINES=lines, RUN=run, STEP=stride, PADDING=padding, PRODUCT=product,
         CHANNELS=channels, WEIGHTS=weights, DEEP=DEEP, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    return sum_parts(out, torch.float32)
+    return sum_parts(out, torch.float32).permute(0, 4, 3, 1, 2).contiguous()
 
 
 def convolution(
@@ -182,7 +168,7 @@ def convolution(
     product: str,
 ) -> Tensor:  # fmt: skip
     """Return the convolution of the images of every member with its own weights."""
-    sides = zip(x.shape[3:], weight.shape[3:], strict=True)
+    sides = zip(x.shape[2:4], weight.shape[3:], strict=True)
     if transposed:
         high, wide = [(side - 1) * stride - 2 * padding + window + extra for side, window in sides]
     else:
@@ -194,7 +180,7 @@ def convolution_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tupl
     """Return the gradients of the images, the weights and the biases."""
     (by_out,), (x, weight, _, stride, padding, _, transposed, product) = by, inputs
     how = stride, padding
-    by_x = _convolved(by_out, weight, None, x.shape[3:], *how, not transposed, product) if needs[0] else None
+    by_x = _convolved(by_out, weight, None, x.shape[2:4], *how, not transposed, product) if needs[0] else None
     fine, coarse = (by_out, x) if transposed else (x, by_out)
     by_weight = _correlated(fine, coarse, weight.shape[3:], *how, product) if needs[1] else None
-    return by_x, by_weight, by_out.sum((1, 3, 4)) if needs[2] else None
+    return by_x, by_weight, by_out.sum((1, 2, 3)) if needs[2] else None
