@@ -251,9 +251,9 @@ def convolution(kernels: Any) -> None:
         x = empty(members, points, side, side, inputs)
         for transposed in (True, False):
             channels = (inputs, outputs) if transposed else (outputs, inputs)
-            weight, bias = empty(members, *channels, 4, 4), empty(members, outputs)
+            weight, bias = empty(members, *channels, 3, 3), empty(members, outputs)
             for product, stride in (("tf32", 2), ("ieee", 1)):
-                given = x, weight, bias if stride == 1 else None, stride, 2, 0, transposed, product
+                given = x, weight, bias if stride == 1 else None, stride, 1, 0, transposed, product
                 kernels.convolution_backward((kernels.convolution(*given),), (True,) * 3, given, ())
 
 

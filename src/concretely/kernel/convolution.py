@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .affine import product
+from .affine import before_tanh, product
 from .launch import Launched
 from .layout import partial_sums, rows, sum_parts
 from .tile import ceil_div, power
 
-PLACES, CHANNELS = 128, 64
-"""The places, and at most so many channels, of which a program computes the output."""
+PLACES, CHANNELS, WEIGHTS = 128, 64, 64
+"""The places, and at most so many channels, of which a program computes the output, and weights a gradient."""
 DEEP, WARPS, STAGES = 32, 4, 3
 """The terms of a sum that a program adds at once, and its launch options."""
 BUSY, LEAST = 512, 512
@@ -34,11 +34,13 @@ def _split(place, high, wide):
 
 
 @triton.jit
-def _run(x, point, line, column, k, is_place, is_term, high: tl.constexpr, wide: tl.constexpr, inputs: tl.constexpr):
-    """Load the numbers k of the runs that begin at some pixels, which may lie outside of the image."""
-    at = column[:, None] * inputs + k[None, :]
-    inside = (is_place & (line >= 0) & (line < high))[:, None] & is_term[None, :] & (at >= 0) & (at < wide * inputs)
-    return tl.load(x + ((point * high + line) * wide * inputs)[:, None] + at, mask=inside, other=0.0)
+def _pixels(
+    x, point, line, column, down, k, is_place, is_term, high: tl.constexpr, wide: tl.constexpr, inputs: tl.constexpr
+):  # fmt: skip
+    """Load the numbers k of the runs that begin at some pixels, or `down` lines below, or 0 outside of the image."""
+    at, lines = column[:, None] * inputs + k[None, :], line[:, None] + down
+    inside = is_place[:, None] & is_term[None, :] & (lines >= 0) & (lines < high) & (at >= 0) & (at < wide * inputs)
+    return tl.load(x + (point * high * wide * inputs)[:, None] + lines * (wide * inputs) + at, mask=inside, other=0.0)
 
 
 @Launched
@@ -63,18 +65,20 @@ def _convolve(
     else:  # the last pixels of the window, and the weights of this kind
         first_line, first_column = (line + PADDING) // KINDS - LINES + 1, (column + PADDING) // KINDS - TAPS + 1
         part = (kind // KINDS + PADDING) % KINDS * KINDS + (kind % KINDS + PADDING) % KINDS
+    x += member * x_stride
     weight += (member * KINDS * KINDS + part) * LINES * RUN * outputs
     blocks: tl.constexpr = (RUN + DEEP - 1) // DEEP
     total = tl.zeros((PLACES, CHANNELS), tl.float32)
     for step in range(LINES * blocks):
         down, k = step // blocks, step % blocks * DEEP + tl.arange(0, DEEP)
         is_term = k < RUN
-        a = _run(
-            x + member * x_stride, point, first_line + down, first_column, k, is_place, is_term, high, wide, inputs
-        )
+        a = _pixels(x, point, first_line, first_column, down, k, is_place, is_term, high, wide, inputs)
         at = (down * RUN + k)[:, None] * outputs + o[None, :]
         b = tl.load(weight + at, mask=is_term[:, None] & (o < outputs)[None, :], other=0.0)
-        total = product(a, b, total, PRODUCT)
+        if CHANNELS == 1:
+            total += tl.sum(a * tl.trans(b), 1)[:, None]
+        else:
+            total = product(a, b, total, PRODUCT)
     if BIAS:
         total += tl.load(bias + member * bias_stride + o, mask=o < outputs, other=0.0)[None, :]
     at = (((point * out_high + line) * out_wide + column) * outputs)[:, None] + o[None, :]
@@ -93,7 +97,8 @@ def _convolved(
     x, bias = rows(x), None if bias is None else rows(bias)
     out = torch.empty((members, points, *size, outputs), dtype=torch.float32, device=x.device)
     places = points * ceil_div(size[0], kinds) * ceil_div(size[1], kinds)
-    channels, deep = (min(max(power(count), 16), most) for count, most in ((outputs, CHANNELS), (taps * inputs, DEEP)))
+    deep = min(max(power(taps * inputs), 16), DEEP)
+    channels = 1 if outputs == 1 else min(max(power(outputs), 16), CHANNELS)
     grid = ceil_div(places, PLACES) * ceil_div(outputs, channels), members, kinds**2
     _convolve[grid](
         x, weight, x if bias is None else bias, out, places, inputs, high, wide, outputs, *size,
@@ -125,21 +130,21 @@ def _correlate(
     """Sum the products of the runs of fine pixels with the coarse pixels of their windows, over some places."""
     member, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
     columns: tl.constexpr = (outputs + CHANNELS - 1) // CHANNELS
-    blocks: tl.constexpr = (RUN + WEIGHTS - 1) // WEIGHTS
     o = tl.program_id(0) % columns * CHANNELS + tl.arange(0, CHANNELS)
-    down, k = tl.program_id(0) // columns // blocks, tl.program_id(0) // columns % blocks * WEIGHTS
-    k += tl.arange(0, WEIGHTS)
+    term = tl.program_id(0) // columns * WEIGHTS + tl.arange(0, WEIGHTS)
+    is_term, down, k = term < LINES * RUN, (term // RUN)[None, :], term % RUN
+    fine += member * fine_stride
     total = tl.zeros((WEIGHTS, CHANNELS), tl.float32)
     for step in range(steps):
         place = (part * steps + step) * DEEP + tl.arange(0, DEEP)
         point, line, column = _split(place, out_high, out_wide)
-        first_line, first_column, is_place = line * STEP - PADDING + down, column * STEP - PADDING, place < places
-        a = _run(fine + member * fine_stride, point, first_line, first_column, k, is_place, k < RUN, high, wide, inputs)
+        line, column, is_place = line * STEP - PADDING, column * STEP - PADDING, place < places
+        a = _pixels(fine, point, line, column, down, k, is_place, is_term, high, wide, inputs)
         at = member * coarse_stride + (place * outputs)[:, None] + o[None, :]
         b = tl.load(coarse + at, mask=is_place[:, None] & (o < outputs)[None, :], other=0.0)
         total = product(tl.trans(a), b, total, PRODUCT)
-    at = (((member * parts + part) * LINES + down) * RUN + k)[:, None] * outputs + o[None, :]
-    tl.store(out + at, total, mask=(k < RUN)[:, None] & (o < outputs)[None, :])
+    at = ((member * parts + part) * LINES * RUN + term)[:, None] * outputs + o[None, :]
+    tl.store(out + at, total, mask=is_term[:, None] & (o < outputs)[None, :])
 
 
 def _correlated(
@@ -149,15 +154,15 @@ def _correlated(
     members, points, high, wide, inputs = fine.shape
     *size, outputs = coarse.shape[2:]
     fine, coarse, (lines, taps) = rows(fine), rows(coarse), window
-    places, run = points * size[0] * size[1], taps * inputs
-    channels, weights = (min(max(power(each), 16), CHANNELS) for each in (outputs, run))
-    tiles = lines * ceil_div(outputs, channels) * ceil_div(run, weights)
+    places, terms = points * size[0] * size[1], lines * taps * inputs
+    channels, weights = (min(max(power(count), 16), most) for count, most in ((outputs, CHANNELS), (terms, WEIGHTS)))
+    tiles = ceil_div(outputs, channels) * ceil_div(terms, weights)
     parts = max(min(ceil_div(BUSY, tiles * members), places // LEAST), 1)
     steps = ceil_div(ceil_div(places, DEEP), parts)
     out = partial_sums(parts, (members, lines, taps, inputs, outputs), fine, torch.float32)
     _correlate[tiles, members, parts](
         fine, coarse, out, places, steps, parts, inputs, high, wide, outputs, *size, fine.stride(0), coarse.stride(0),
-        LINES=lines, RUN=run, STEP=stride, PADDING=padding, PRODUCT=product,
+        LINES=lines, RUN=taps * inputs, STEP=stride, PADDING=padding, PRODUCT=product,
         CHANNELS=channels, WEIGHTS=weights, DEEP=DEEP, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return sum_parts(out, torch.float32).permute(0, 4, 3, 1, 2).contiguous()
@@ -183,4 +188,5 @@ def convolution_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tupl
     by_x = _convolved(by_out, weight, None, x.shape[2:4], *how, not transposed, product) if needs[0] else None
     fine, coarse = (by_out, x) if transposed else (x, by_out)
     by_weight = _correlated(fine, coarse, weight.shape[3:], *how, product) if needs[1] else None
-    return by_x, by_weight, by_out.sum((1, 2, 3)) if needs[2] else None
+    by_rows = by_out.flatten(1, 3)
+    return by_x, by_weight, before_tanh(by_rows, by_rows, False)[1] if needs[2] else None
