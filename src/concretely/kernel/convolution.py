@@ -19,7 +19,7 @@ from .launch import Launched
 from .layout import partial_sums, rows, sum_parts
 from .tile import ceil_div, power
 
-PLACES, CHANNELS, WEIGHTS = 128, 64, 64
+PLACES, CHANNELS, WEIGHTS = 128, 64, 128
 """The places, and at most so many channels, of which a program computes the output, and weights a gradient."""
 DEEP, WARPS, STAGES = 32, 4, 3
 """The terms of a sum that a program adds at once, and its launch options."""
@@ -156,8 +156,11 @@ def _correlated(
     fine, coarse, (lines, taps) = rows(fine), rows(coarse), window
     places, terms = points * size[0] * size[1], lines * taps * inputs
     channels, weights = (min(max(power(count), 16), most) for count, most in ((outputs, CHANNELS), (terms, WEIGHTS)))
+    most = max(places // LEAST, 1)
+    if members * most * ceil_div(outputs, channels) * ceil_div(terms, weights) < BUSY:
+        weights = max(weights // 2, 16)
     tiles = ceil_div(outputs, channels) * ceil_div(terms, weights)
-    parts = max(min(ceil_div(BUSY, tiles * members), places // LEAST), 1)
+    parts = min(ceil_div(BUSY, tiles * members), most)
     steps = ceil_div(ceil_div(places, DEEP), parts)
     out = partial_sums(parts, (members, lines, taps, inputs, outputs), fine, torch.float32)
     _correlate[tiles, members, parts](
