@@ -158,7 +158,8 @@ class Target(Layer):
 
 def _gates(gates: Any) -> tuple[Gate, ...]:
     """Return gates that were given alone or together."""
-    given = (gates,) if isinstance(gates, nn.Module) else tuple(gates) if isinstance(gates, Iterable) else (gates,)
+    is_many = isinstance(gates, Iterable) and not isinstance(gates, nn.Module | Tensor)
+    given = tuple(gates) if is_many else (gates,)
     if not given or not all(isinstance(gate, Gate) for gate in given):
         found = ", ".join(type(gate).__name__ for gate in given) or "none"
         raise TypeError(f"gates must be one or more Gate layers, got {found}")
