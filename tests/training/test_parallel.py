@@ -123,7 +123,10 @@ def test_wrappers_of_torch_train_as_one_process_does(two: list[dict[str, Any]]) 
             "arguments",
             "ranks must have the same recipe, got arguments {'width': 5} on rank 1 and {'width': 4} on rank 0",
         ),
-        ("model", "of torch.float32' on rank 0: start all with the same arguments"),
+        (
+            "model",
+            "ranks must have the same model, got p.decoder.0.weight '(5, 8) of torch.float32' on rank 1 and '(4, 8)",
+        ),
         ("shards", "of torch.float32' on rank 0: start all with the same arguments"),
         ("some out", "ranks must have the same call, got out None on rank 1 and 'a folder' on rank 0: start all with"),
         ("other out", "ranks must have the same call, got out 'a folder' on rank 1 and None on rank 0: start all with"),

@@ -116,7 +116,7 @@ def train_states(
     world.require_same("call", {**called, "compile": states[0].task.compiles})
     for state in states:
         world.require_same("recipe", {**state.recipe.settings, "digest of the data": state.task.digest})
-        world.require_same("model", {} if world.shards else shapes_of(state.state))
+        world.require_same("model", {} if world.shards else shapes_of({**state.model.state_dict(), **state.state}))
         world.broadcast_([] if world.shards else list(state.state.values()))
     for state in states:
         if state.task.examines and not world.shards:
