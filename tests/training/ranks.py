@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import concretely as c
 from concretely.training.callback import Callbacks
 from concretely.training.engine import Engine
-from concretely.training.loop import train
+from concretely.training.loop import DivergedError, train
 from concretely.training.parallel import World, join
 from concretely.training.train_state import TrainState
 
@@ -220,7 +220,7 @@ def refused(case: Callable[[World], Any]) -> str:
     """What a rank says about bad input; only one says anything."""
     try:
         case(join("cpu"))
-    except ValueError as error:
+    except (ValueError, DivergedError) as error:
         return str(error)
     except SystemExit as error:
         return "" if error.code == 1 else f"exit {error.code}"
@@ -243,6 +243,7 @@ def bad_input(folder: Path) -> dict[str, str]:
         "some out": lambda world: c.fit(own.build, x, steps=2, batch=12, out=None if world.rank else folder / "some"),
         "other out": lambda world: c.fit(own.build, x, steps=2, batch=12, out=folder / "other" if world.rank else None),
         "compile": lambda world: c.fit(own.build, x, steps=2, batch=12, compile=world.rank == 1),
+        "diverged": lambda world: c.fit(own.build, x, steps=40, batch=12, lr=3e38),
         "settings": lambda world: c.fit(own.build(), x, steps=2, batch=12, seed=range(2)),
         "precision": lambda world: c.fit(own.build, x, steps=2, batch=12, precision="float31"),
         "folder": lambda world: c.fit(own.build, x, steps=2, batch=12, out=folder / f"rank{world.rank}"),

@@ -131,6 +131,7 @@ def test_wrappers_of_torch_train_as_one_process_does(two: list[dict[str, Any]]) 
         ("some out", "ranks must have the same call, got out None on rank 1 and 'a folder' on rank 0: start all with"),
         ("other out", "ranks must have the same call, got out 'a folder' on rank 1 and None on rank 0: start all with"),
         ("compile", "ranks must have the same call, got compile True on rank 1 and False on rank 0: start all with"),
+        ("diverged", "is not finite, first in layer"),
         ("settings", "several seeds or settings need a function that builds the model, got 2 of them for a model"),
         ("precision", "unknown precision 'float31'; did you mean 'float32'?"),
         ("folder", "must be a folder that all ranks see, got none on rank 1: choose one on a shared file system"),

@@ -275,11 +275,9 @@ def fit(
         stop = stack.enter_context(stop_requested())
         how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
         found = _trained(members, source, options, world, **how)
-    if not settings.is_one:
-        return found
-    if found[0].error is not None:
-        raise found[0].error
-    return found[0]
+        if settings.is_one and found[0].error is not None:
+            raise found[0].error
+    return found[0] if settings.is_one else found
 
 
 def _trained(members: Sequence[_Member], source: Source, options: Options, world: World, **how: Any) -> list[FittedRun]:
