@@ -19,7 +19,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     "; choose from 'h1', 'h2'"
     """
     names = sorted(names)
-    close = get_close_matches(name, names, n=1)
+    close = get_close_matches(name, names, n=1) if isinstance(name, str) else []
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; choose from {', '.join(map(repr, names))}" if names else "; there are none"
@@ -32,8 +32,18 @@ def require_one_of(name: str, value: object, *allowed: str) -> None:
     Traceback (most recent call last):
     ValueError: noise must be one of 'gumbel', 'normal', got 'gauss'
     """
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return a value as text for an error of one sentence: its type if the value itself is long.
+
+    >>> shown("gauss"), shown([0.0] * 100)
+    ("'gauss'", 'list')
+    """
+    text = repr(value)
+    return text if len(text) <= 60 and text.isprintable() else type(value).__name__
 
 
 def number(text: str) -> float:

@@ -72,6 +72,28 @@ def test_the_command_goes_on_after_a_restart_and_ends_as_on_one_process(tmp_path
     assert first == pytest.approx(second, abs=1e-3)
 
 
+@pytest.mark.exhaustive
+def test_ranks_share_the_points_of_an_evaluation_and_one_of_them_writes(tmp_path: Path) -> None:
+    assert called("-m", "concretely", "train", "4H-64V", *STEPS, "--out", "run", folder=tmp_path).returncode == 0
+    found = []
+    for start in (["-m", *START, "-m"], ["-m"]):
+        done = called(*start, "concretely", "evaluate", "run", "--samples", "50", "--json", folder=tmp_path)
+        assert done.returncode == 0, done.stderr[-3_000:]
+        assert done.stderr.count("added to") == 1
+        found.append(json.loads(done.stdout))
+    shared, alone = ({key: value for key, value in each.items() if "seconds" not in key} for each in found)
+    assert shared == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_device_that_a_machine_lacks_is_named_by_its_first_rank(rank: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    code, _, stderr = call("train", "4H-64V", "--data", "digits", "--device", "xla")
+    assert code != 0
+    assert stderr.count("device must be") == (rank == "0")
+
+
 @pytest.mark.parametrize("command", [["sweep", "4H-64V"], ["reproduce", "table-1"]], ids=["sweep", "reproduce"])
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_verbs_for_many_models_are_refused_by_one_rank(

@@ -170,6 +170,8 @@ def test_infinite_logits_and_values_without_a_node_are_refused() -> None:
         ValueError, match=r"^a permutation must have at most 2\^20 states to be enumerated, got 3628800$"
     ):
         c.Permutation(logits=torch.zeros(10, 10)).enumerate_support()
+    with pytest.raises(NotImplementedError, match=r"^Permutation has no entropy in closed form: use an estimator"):
+        c.Permutation(logits=torch.zeros(2, 2)).entropy()
 
 
 def test_a_missing_scipy_is_explained() -> None:

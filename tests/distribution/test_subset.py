@@ -51,6 +51,14 @@ def test_log_mass_marginals_and_entropy_are_those_of_the_enumeration(n: int, k: 
     assert torch.equal(variable.mode, states[log_mass.argmax()])
 
 
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_the_support_has_every_subset_once(n: int, k: int) -> None:
+    states = c.Subset(logits=torch.zeros(2, n), k=k).enumerate_support()
+    assert states.shape == (math.comb(n, k), 2, n)
+    assert (states.sum(-1) == k).all()
+    assert len(states[:, 0].unique(dim=0)) == len(states)
+
+
 def test_marginals_of_many_items_are_those_of_a_scan() -> None:
     n, k = 200, 30
     logits = random_logits(n)

@@ -156,6 +156,14 @@ def test_impossible_categories_are_never_drawn_and_an_impossible_row_is_refused(
         ({"logits": torch.zeros(3, 4, dtype=torch.int64)}, "logits must be a floating tensor, got torch.int64"),
         ({"logits": torch.full((3, 4), math.nan)}, "logits must be numbers, got .* in row"),
         ({"logits": torch.full((3, 4), math.inf)}, "logits must be below infinity, got .* in row"),
+        ({"logits": torch.full((3, 400), math.nan)}, r"logits must be numbers, got [^.]{60} \.\.\. in row \(0,\)$"),
+        ({"logits": torch.zeros(3, 0)}, r"logits must have at least one category, got shape \(3, 0\)"),
+        ({"dim": "last"}, r"dim must be an axis of the logits, got 'last' for logits of shape \(3, 4\)"),
+        ({"dim": 0.5}, r"dim must be an axis of the logits, got 0.5 for logits of shape \(3, 4\)"),
+        ({"tau": 1e-40}, "tau must be at least 1.2e-30, or 0 for one-hot draws, got 1e-40"),
+        ({"tau": 1e-320}, "tau must be at least 1.2e-30, or 0 for one-hot draws, got 9.99988867e-321"),
+        ({"tau": torch.tensor(2.0**-120)}, "tau must be at least 1.2e-30, or 0 for one-hot draws, got 7.52316385e-37"),
+        ({"generator": 5}, "generator must be a torch.Generator"),
     ],
 )
 def test_bad_input_is_refused_with_a_sentence(change: dict[str, object], sentence: str) -> None:
@@ -208,3 +216,19 @@ def test_a_gate_is_open_with_the_probability_of_its_logit() -> None:
 def test_a_gate_refuses_a_temperature_that_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"tau must broadcast to the logits' shape \(3,\), got shape \(2, 3\)"):
         c.gumbel_sigmoid(torch.zeros(3), torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"tau must broadcast to the logits' shape \(3,\), got shape \(2,\)"):
+        c.gumbel_sigmoid(torch.zeros(3), torch.ones(2))
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_gate_of_nan_is_refused(hard: bool) -> None:
+    with pytest.raises(ValueError, match="logits must be numbers, got nan"):
+        c.gumbel_sigmoid(torch.tensor([0.0, math.nan]), hard=hard)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_draws_without_data_have_shapes(hard: bool) -> None:
+    logits = torch.zeros(3, 4, device="meta")
+    for draw in (c.gumbel_softmax, c.gumbel_sigmoid):
+        value = draw(logits, 0.5, hard=hard)
+        assert (value.shape, value.device.type) == (logits.shape, "meta")

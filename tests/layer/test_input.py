@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -28,6 +29,7 @@ from concretely.schedule import Annealing
 
 LINEAR = nn.Linear(3, 3)
 X = torch.zeros(4, 3)
+NO_SETTING = "temperature must be a number, a floating tensor or a schedule, got NoneType"
 
 
 @pytest.mark.unchecked
@@ -164,7 +166,7 @@ X = torch.zeros(4, 3)
             lambda: gumbel_top_k(X, 2, temperature=-1.0),
             "temperature must be positive, or 0 for the discrete limit, got -1",
         ),
-        (lambda: gumbel_top_k(X, 2, dim="a"), "dim must be an axis of the scores, got a for scores of shape (4, 3)"),
+        (lambda: gumbel_top_k(X, 2, dim="a"), "dim must be an axis of the scores, got 'a' for scores of shape (4, 3)"),
         (lambda: sinkhorn(X[:3] * math.nan), "scores must be numbers below infinity, got inf or nan"),
         (lambda: sinkhorn(X[:3] + math.inf), "scores must be numbers below infinity, got inf or nan"),
         (lambda: Permute(0), "n must be at least 1, got 0"),
@@ -176,6 +178,54 @@ X = torch.zeros(4, 3)
             lambda: sinkhorn(X[:3], temperature=0.0),
             "temperature must be positive, got 0: use Permute in evaluation mode for the limit",
         ),
+        (lambda: sinkhorn(X[:3].long()), "scores must be a floating tensor, got torch.int64"),
+        (
+            lambda: sinkhorn(X[:3] - math.inf),
+            "scores must be finite, got -inf: use a large negative number for what must not be matched",
+        ),
+        (
+            lambda: sinkhorn(X[:3], temperature=torch.tensor(0.0)),
+            "temperature must be positive, got 0: use Permute in evaluation mode for the limit",
+        ),
+        (
+            lambda: sinkhorn(torch.zeros(4, 3, 3), temperature=torch.ones(3)),
+            "temperature must have one number for each matrix, (4,), got shape (3,)",
+        ),
+        (lambda: sinkhorn(X[:3], steps=10**30), f"steps must be below 2**63, got {10**30}"),
+        (lambda: gumbel_top_k(X + math.inf, 2), "scores must be numbers below infinity, got inf or nan"),
+        (lambda: gumbel_top_k(X * math.nan, 2), "scores must be numbers below infinity, got inf or nan"),
+        (
+            lambda: gumbel_top_k(X, 2, temperature=torch.ones(2)),
+            "temperature must broadcast to the scores' shape (4, 3), got shape (2,)",
+        ),
+        (lambda: Choose(2, gradient=np.ones(3)), "gradient must be one of 'relaxed', 'mean', got array([1., 1., 1.])"),
+        (lambda: Choose(2, gradient=torch.ones(9, 9)), "gradient must be one of 'relaxed', 'mean', got Tensor"),
+        (lambda: Choose(2, temperature=1e-40), "temperature must be at least 1.2e-30, got 1e-40"),
+        (lambda: Choose(2, temperature=1e40), "temperature must be at most 1e+30, got 1e+40"),
+        (lambda: Choose(2, temperature=torch.tensor(math.inf)), "temperature must be positive, got inf"),
+        (lambda: Codebook(3, 8, temperature=None), NO_SETTING),
+        (lambda: Gate(3, temperature=None), NO_SETTING),
+        (lambda: Choice([LINEAR, LINEAR], temperature=None), NO_SETTING),
+        (lambda: Codebook(3, 8).values(X), "indices must be a tensor of torch.int64, got torch.float32"),
+        (lambda: Codebook(3, 8).values(5), "indices must be a tensor of torch.int64, got int"),
+        (
+            lambda: Codebook(4, 8, groups=2).values(torch.zeros(4, 1, dtype=torch.int64)),
+            "indices must have a last axis of length 2, got shape (4, 1)",
+        ),
+        (
+            lambda: Codebook(4, 8, groups=2).values(torch.tensor([8, 0])),
+            "indices must lie between 0 and 7, got 0 to 8",
+        ),
+        (
+            lambda: Codebook(4, 8, groups=2).values(torch.tensor([0, -1])),
+            "indices must lie between 0 and 7, got -1 to 0",
+        ),
+        (lambda: Gate(3).l0("a"), "cost must be a number or a tensor, got str"),
+        (lambda: Gate(10**30), f"shape must be below 2**63, got {10**30}"),
+        (lambda: Levels(torch.tensor(3)), "levels must have a number for each dimension, got Tensor"),
+        (lambda: Target(torch.tensor(3.0), sparsity=0.5), "gates must be one or more Gate layers, got Tensor"),
+        (lambda: Choice(torch.tensor(3.0)), "branches must be modules, got Tensor"),
+        (lambda: Choice([LINEAR, LINEAR], cost=b"ab"), "cost must have one number for each of 2 branches, got b'ab'"),
         (lambda: penalty(None), "model must be an nn.Module, got NoneType"),
         (lambda: advance(LINEAR, -1), "steps must be a whole number that is not negative, got -1"),
     ],
@@ -184,6 +234,28 @@ def test_bad_input_is_refused_with_a_sentence(call: Callable[[], Any], sentence:
     with pytest.raises((ValueError, TypeError)) as error:
         call()
     assert str(error.value) == sentence
+
+
+def test_a_tensor_of_temperatures_has_one_for_each_matrix() -> None:
+    scores, temperature = torch.randn(4, 3, 3), torch.rand(4) + 0.1
+    expected = torch.stack([sinkhorn(one, temperature=own) for one, own in zip(scores, temperature, strict=True)])
+    for given in (temperature, temperature[:, None, None]):
+        torch.testing.assert_close(sinkhorn(scores, temperature=given), expected)
+
+
+def test_temperatures_follow_the_axis_of_the_items_and_may_be_zero_in_some_rows() -> None:
+    scores, temperature = torch.randn(5, 4, requires_grad=True), torch.tensor([0.0, 0.5, 0.0, 2.0])
+    by = torch.randn(5, 4)
+    found = []
+    for dim in (0, 1):
+        rows = scores if dim == 0 else scores.mT
+        own = temperature if dim == 0 else temperature[:, None]
+        drawn = gumbel_top_k(rows, 2, temperature=own, dim=dim, generator=torch.Generator().manual_seed(0))
+        assert (drawn.sum(dim) == 2).all()
+        found.append(torch.autograd.grad((drawn * (by if dim == 0 else by.mT)).sum(), scores)[0])
+    torch.testing.assert_close(*found)
+    assert found[0][:, 1::2].abs().gt(0).any(0).all()
+    assert not found[0][:, ::2].any()
 
 
 def test_a_schedule_that_ends_below_zero_is_refused_where_it_does() -> None:

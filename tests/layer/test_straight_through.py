@@ -106,6 +106,14 @@ def test_draws_are_one_hot_and_gradients_finite(backward: Weight, dtype: torch.d
         ({"temperature": 0.0}, "temperature must be a positive number, got 0.0"),
         ({"temperature": math.nan}, "temperature must be a positive number, got nan"),
         ({"samples": 0}, "samples must be a positive whole number, got 0"),
+        (
+            {"backward": 5},
+            "unknown backward 5; choose from 'gumbel-rao', 'gumbel-softmax', 'reinmax', 'softmax'",
+        ),
+        ({"samples": torch.ones(9, 9)}, "samples must be a positive whole number, got Tensor"),
+        ({"logits": torch.tensor(0.0)}, "logits must have a last axis of at least one category, got shape ()"),
+        ({"logits": torch.zeros(3, 0)}, "logits must have a last axis of at least one category, got shape (3, 0)"),
+        ({"logits": torch.tensor([0.0, math.nan])}, "logits must be numbers, got [0.0, nan] in row ()"),
         ({"logits": torch.zeros(3, dtype=torch.int32)}, "logits must be a floating tensor, got torch.int32"),
     ],
 )

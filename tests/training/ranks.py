@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import concretely as c
 from concretely.training.callback import Callbacks
 from concretely.training.engine import Engine
-from concretely.training.loop import train
+from concretely.training.loop import DivergedError, train
 from concretely.training.parallel import World, join
 from concretely.training.train_state import TrainState
 
@@ -220,7 +220,7 @@ def refused(case: Callable[[World], Any]) -> str:
     """What a rank says about bad input; only one says anything."""
     try:
         case(join("cpu"))
-    except ValueError as error:
+    except (ValueError, DivergedError) as error:
         return str(error)
     except SystemExit as error:
         return "" if error.code == 1 else f"exit {error.code}"
@@ -236,6 +236,16 @@ def bad_input(folder: Path) -> dict[str, str]:
         "rows": lambda world: c.fit(Pointless, None, steps=2, estimator=c.Reinforce()),
         "recipe": lambda world: c.fit(own.build, x, steps=2, batch=12, lr=0.1 / (1 + world.rank)),
         "data": lambda world: c.fit(own.build, x.roll(world.rank, 0), steps=2, batch=12),
+        "members": lambda world: c.fit(own.build, x, steps=2, batch=12, seed=range(2 + world.rank)),
+        "arguments": lambda world: c.fit(own.build, x, steps=2, batch=12, arguments={"width": 4 + world.rank}),
+        "model": lambda world: c.fit(own.build(4 + world.rank), x, steps=2, batch=12),
+        "shards": lambda world: c.fit(own.build(4 + world.rank), x, steps=2, batch=12, shard=True),
+        "some out": lambda world: c.fit(own.build, x, steps=2, batch=12, out=None if world.rank else folder / "some"),
+        "other out": lambda world: c.fit(own.build, x, steps=2, batch=12, out=folder / "other" if world.rank else None),
+        "compile": lambda world: c.fit(own.build, x, steps=2, batch=12, compile=world.rank == 1),
+        "diverged": lambda world: c.fit(own.build, x, steps=40, batch=12, lr=3e38),
+        "settings": lambda world: c.fit(own.build(), x, steps=2, batch=12, seed=range(2)),
+        "precision": lambda world: c.fit(own.build, x, steps=2, batch=12, precision="float31"),
         "folder": lambda world: c.fit(own.build, x, steps=2, batch=12, out=folder / f"rank{world.rank}"),
         "overwrite": lambda world: c.fit(own.build, x, steps=2, batch=12, out=folder / "all", overwrite=True),
     }

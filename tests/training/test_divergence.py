@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import concretely as c
 from concretely.training import checkpoint
 from concretely.training.engine import _Program
 from concretely.training.loop import DivergedError
@@ -100,3 +101,21 @@ def test_a_bound_beyond_hope_ends_the_run_before_it_is_saved(
 
 def test_bad_luck_is_not_divergence(tmp_path: Path) -> None:
     assert trained(tmp_path, lr=1.0).finished
+
+
+class Bare(torch.nn.Module):
+    """A program whose parameter is its own, and whose cost is NaN from the fifth step on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits, self.calls = torch.nn.Parameter(torch.zeros(6)), 0
+
+    def forward(self, draw: c.Draw, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        b = draw("b", c.Bernoulli(logits=self.logits.expand_as(x)))
+        return (b * self.logits).sum(-1) * (math.nan if self.calls >= 5 else 1.0)
+
+
+def test_a_parameter_without_a_layer_is_named_itself() -> None:
+    with pytest.raises(DivergedError, match=r"of step \d+ is not finite, first in layer logits; try a smaller lr"):
+        c.fit(Bare(), torch.zeros(20, 6), estimator=c.Reinforce(), steps=10, batch=10)

@@ -115,6 +115,25 @@ def test_wrappers_of_torch_train_as_one_process_does(two: list[dict[str, Any]]) 
         ("rows", "data must have data points to be split among 2 ranks, got a batch without any"),
         ("recipe", "ranks must have the same recipe, got lr 0.05 on rank 1 and 0.1 on rank 0: start all with the same"),
         ("data", "ranks must have the same recipe, got digest of the data"),
+        (
+            "members",
+            "ranks must have the same call, got number of runs 3 on rank 1 and 2 on rank 0: start all with the",
+        ),
+        (
+            "arguments",
+            "ranks must have the same recipe, got arguments {'width': 5} on rank 1 and {'width': 4} on rank 0",
+        ),
+        (
+            "model",
+            "ranks must have the same model, got p.decoder.0.weight '(5, 8) of torch.float32' on rank 1 and '(4, 8)",
+        ),
+        ("shards", "of torch.float32' on rank 0: start all with the same arguments"),
+        ("some out", "ranks must have the same call, got out None on rank 1 and 'a folder' on rank 0: start all with"),
+        ("other out", "ranks must have the same call, got out 'a folder' on rank 1 and None on rank 0: start all with"),
+        ("compile", "ranks must have the same call, got compile True on rank 1 and False on rank 0: start all with"),
+        ("diverged", "is not finite, first in layer"),
+        ("settings", "several seeds or settings need a function that builds the model, got 2 of them for a model"),
+        ("precision", "unknown precision 'float31'; did you mean 'float32'?"),
         ("folder", "must be a folder that all ranks see, got none on rank 1: choose one on a shared file system"),
         (
             "overwrite",

@@ -47,9 +47,11 @@ def evaluate(
     device_name: Device = None,
     precision: Precision = None,
 ) -> None:
-    """Print the negative log-likelihood of a run in nats, and add it to the record and the report of the run."""
+    """Print the negative log-likelihood of a run in nats, and add it to the record and the report of the run.
+
+    With torchrun --nproc-per-node N -m concretely evaluate, N processes share the data points.
+    """
     terminal.require_positive(samples=samples, full_points=full_points, chunk=chunk, max_bytes=max_bytes)
-    device = select_device(device_name, precision)
 
     from ..data.dataset import SPLITS
     from ..experiment import scoring
@@ -57,35 +59,45 @@ def evaluate(
     from ..experiment.subject import has_context, relaxes
     from ..spelling import explain_loose
     from ..training.own_recipe import OwnRecipe
+    from ..training.parallel import ALONE
 
-    terminal.require_known("split", split, SPLITS)
-    past, model, data = restore_run(run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes)
-    recipe, others = past.recipe, dict[str, dict[str, Any]]()
-    if relaxed and not relaxes(recipe):
-        terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
-    if samples is None:
-        samples = PREDICTION if has_context(recipe, model) else OWN if isinstance(recipe, OwnRecipe) else DENSITY
-    how: dict[str, Any] = {"split": split, "chunk": chunk, "progress": True}
-    with terminal.report_errors(), terminal.interruptible("stopped; the run is unchanged"):
-        found = scoring.score_split(recipe, model, data, samples=samples, full_points=full_points, **how)
-        if relaxed:
-            others[f"{split}_relaxed"] = scoring.relaxed_objective(
-                recipe, model, data, samples=recipe.samples, step=past.chosen, **how
+    with terminal.as_rank(device_name, precision) as world:
+        terminal.require_known("split", split, SPLITS)
+        device, ranks = select_device(device_name, precision) if world is None else world.device, world or ALONE
+        with ranks.in_turn():  # files that one rank downloads are there for the others
+            past, model, data = restore_run(
+                run, device=device, data=data_path, model_name=model_name, max_bytes=max_bytes
             )
-    if as_json:
-        name = "model" if isinstance(recipe, OwnRecipe) else "notation"
-        about = {name: model_title(recipe.settings), "data": recipe.data, "estimator": recipe.estimator}
-        metric, kind = scoring.score_metric(found), scoring.score_name(found, split).rpartition("_")[2]
-        content = {**about, "step": past.chosen, "split": split, kind: metric.pop("value"), **metric, **others}
-        terminal.show_text(json.dumps(finite_or_none(content)))
-        if sentence := explain_loose(content.get("effective_sample_size")):
-            terminal.remark(sentence)
-    else:
-        terminal.show_text(f"{split} {found}")
-        for other in others.values():
-            terminal.show_text(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
-    with terminal.report_errors(), terminal.stop_requested():  # a signal now must not leave half a report
-        scores: dict[str, Any] = {"found": {split: found}, "others": others, "note": terminal.remark}
-        record = scoring.add_scores(run, past, model, data=data, **scores)
-        page = terminal.write_run_report(run, past, model, data, record)
-    terminal.remark(f"added to {page}")
+        recipe, others = past.recipe, dict[str, dict[str, Any]]()
+        if relaxed and not relaxes(recipe):
+            terminal.fail(f"relaxed must be left out, as estimator {recipe.estimator!r} trains the discrete graph")
+        if samples is None:
+            samples = PREDICTION if has_context(recipe, model) else OWN if isinstance(recipe, OwnRecipe) else DENSITY
+        how: dict[str, Any] = {"split": split, "chunk": chunk, "progress": True}
+        with terminal.report_errors(), terminal.interruptible("stopped; the run is unchanged"):
+            found = scoring.score_split(
+                recipe, model, data, samples=samples, full_points=full_points, world=ranks, **how
+            )
+            if relaxed:
+                others[f"{split}_relaxed"] = scoring.relaxed_objective(
+                    recipe, model, data, samples=recipe.samples, step=past.chosen, **how
+                )
+        if as_json:
+            name = "model" if isinstance(recipe, OwnRecipe) else "notation"
+            about = {name: model_title(recipe.settings), "data": recipe.data, "estimator": recipe.estimator}
+            metric, kind = scoring.score_metric(found), scoring.score_name(found, split).rpartition("_")[2]
+            content = {**about, "step": past.chosen, "split": split, kind: metric.pop("value"), **metric, **others}
+            terminal.show_text(json.dumps(finite_or_none(content)))
+            if sentence := explain_loose(content.get("effective_sample_size")):
+                terminal.remark(sentence)
+        else:
+            terminal.show_text(f"{split} {found}")
+            for other in others.values():
+                terminal.show_text(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
+        if not ranks.is_first:
+            return
+        with terminal.report_errors(), terminal.stop_requested():  # a signal now must not leave half a report
+            scores: dict[str, Any] = {"found": {split: found}, "others": others, "note": terminal.remark}
+            record = scoring.add_scores(run, past, model, data=data, **scores)
+            page = terminal.write_run_report(run, past, model, data, record)
+        terminal.remark(f"added to {page}")

@@ -158,7 +158,9 @@ def as_rank(device_name: str | None, precision: str | None, *, shard: bool = Fal
     from ..training.group import leave, own_gpu
     from ..training.parallel import describe_loss, is_lost, join
 
-    with report_errors():
+    # what is wrong with a machine, the first of its ranks says
+    quiet = redirect_stderr(StringIO()) if os.environ["LOCAL_RANK"] != "0" else nullcontext()
+    with quiet, report_errors():
         if device_name in (None, "cuda") and torch.cuda.is_available():
             own_gpu(torch.device("cuda"))  # before any work, which would be on the first GPU
         world = join(select_device(device_name, precision), shard=shard)

@@ -122,6 +122,8 @@ def as_fraction(value: Tensor, *, validate: bool) -> Tensor:
     """Check a probability and convert it to float64."""
     if not isinstance(value, Tensor):
         raise TypeError(f"value must be a tensor, got {type(value).__name__}")
+    if not value.is_floating_point():
+        raise TypeError(f"value must be a floating tensor, got {value.dtype}")
     if validate:
         require("value", "lie between 0 and 1", value, (value >= 0) & (value <= 1))
     return to_float64(value)

@@ -113,6 +113,10 @@ class Permutation(DiscreteVariable):
         """Raise an error: the variance has no closed form."""
         raise self._unknown("variance")
 
+    def entropy(self) -> Tensor:
+        """Raise an error: the entropy has no closed form."""
+        raise self._unknown("entropy")
+
     @property
     def mode(self) -> Float[Tensor, "*batch n n"]:
         """The best matching without noise. It is the most probable permutation of p(X) ∝ exp Σ Xᵢⱼ log αᵢⱼ."""

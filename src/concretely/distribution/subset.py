@@ -148,7 +148,9 @@ class Subset(DiscreteVariable):
         n = self.event_shape[0]
         if self.states > STATES:
             raise ValueError(f"a subset must have at most 2^20 states to be enumerated, got {self.states}")
-        chosen = torch.tensor(list(itertools.combinations(range(n), self.k)), dtype=torch.int64).view(-1, self.k)
+        chosen = torch.tensor(list(itertools.combinations(range(n), self.k)), dtype=torch.int64).view(
+            self.states, self.k
+        )
         states = torch.zeros(len(chosen), n).scatter_(1, chosen, 1.0)
         states = states.to(self.logits.device, self.logits.dtype).view(-1, *(1 for _ in self.batch_shape), n)
         return states.expand(-1, *self.batch_shape, n) if expand else states

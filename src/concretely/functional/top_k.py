@@ -43,8 +43,13 @@ def push(
     is_zero = not isinstance(temperature, Tensor) and temperature == 0
     if is_zero or k == scores.shape[-1] or not torch.is_grad_enabled():
         return state
+    is_cold = temperature == 0  # of a tensor, some temperatures may be 0
+    if isinstance(is_cold, Tensor):
+        temperature = torch.where(is_cold, 1.0, temperature)
     cooled = to_float64(noisy) / temperature
     soft = torch.sigmoid(cooled - threshold(cooled, k)).to(noisy.dtype)
+    if isinstance(is_cold, Tensor):
+        soft = torch.where(is_cold, soft.detach(), soft)
     return straight_through(state, soft, lambda soft: soft)
 
 

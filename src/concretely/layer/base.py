@@ -23,7 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Size, Tensor, nn
 
+from ..distribution.check import LEAST
 from ..functional.arithmetic import Temperature, bool_or_none
+from ..spelling import shown
 from .rank import sum_over_ranks
 
 PATIENCE = 1000
@@ -35,6 +37,10 @@ UNUSED = 0.01
 
 Setting = float | Tensor | Callable[[int], float]
 """A temperature: a number, a tensor with one for each unit, or a schedule such as `Annealing`."""
+COLDEST, HOTTEST = LEAST[torch.float32], 1e30
+"""The smallest and the largest temperature of a layer: beyond them, float32 underflows or overflows."""
+WITHOUT: Any = object()
+"""What a layer without a temperature gives as one: None is a mistake of the caller."""
 T = TypeVar("T")
 
 
@@ -50,7 +56,7 @@ class Layer(nn.Module, ABC):
     follows: str = ""
     """The buffer that `advance` moves by the latest counts."""
 
-    def __init__(self, temperature: Setting | None = None, *, units: Sequence[int] = ()) -> None:
+    def __init__(self, temperature: Setting = WITHOUT, *, units: Sequence[int] = ()) -> None:
         super().__init__()
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self._schedules: dict[str, tuple[Callable[[int], float], Callable[[Any], float]]] = {}
@@ -59,7 +65,7 @@ class Layer(nn.Module, ABC):
         self._forwards, self._is_advanced, self._is_penalised = 0, False, False
         if isinstance(temperature, Tensor):
             self.register_buffer("temperature", _positive_tensor(temperature, Size(units)).detach().clone())
-        elif temperature is not None:
+        elif temperature is not WITHOUT:
             self._set("temperature", temperature, _positive)
 
     def _set(self, name: str, setting: float | Callable[[int], float], check: Callable[[Any], float]) -> None:
@@ -243,6 +249,8 @@ def require_count(name: str, value: Any, *, least: int = 1, most: float = math.i
     """Return a whole number; raise unless it lies between two others."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must be below 2**63, got {value}")
     if not least <= value <= most:
         limit = f"at least {least}" if math.isinf(most) else f"between {least} and {most}{of}"
         raise ValueError(f"{name} must be {limit}, got {value}")
@@ -282,8 +290,8 @@ def as_mask(mask: Any, shape: Size, device: torch.device) -> Tensor:
 
 
 def _require_steps(steps: Any) -> None:
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps must be a whole number that is not negative, got {steps!r}")
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps < 2**63:
+        raise ValueError(f"steps must be a whole number that is not negative, got {shown(steps)}")
 
 
 def _positive(temperature: Any) -> float:
@@ -291,9 +299,16 @@ def _positive(temperature: Any) -> float:
         raise TypeError(
             f"temperature must be a number, a floating tensor or a schedule, got {type(temperature).__name__}"
         )
-    if not 0 < float(temperature) < math.inf:
-        raise ValueError(f"temperature must be positive, got {temperature:.9g}")
+    if not COLDEST <= float(temperature) <= HOTTEST:
+        raise ValueError(f"temperature must {_limit(float(temperature))}, got {temperature:.9g}")
     return float(temperature)
+
+
+def _limit(temperature: float) -> str:
+    """Return the condition that a temperature does not meet."""
+    if not 0 < temperature < math.inf:
+        return "be positive"
+    return f"be at least {COLDEST:.2g}" if temperature < COLDEST else f"be at most {HOTTEST:.0e}"
 
 
 def _positive_tensor(temperature: Tensor, units: Size) -> Tensor:
@@ -304,6 +319,8 @@ def _positive_tensor(temperature: Tensor, units: Size) -> Tensor:
     if len(own) > len(units) or any(size not in (1, unit) for size, unit in pairs):
         asked = f"broadcast to shape {tuple(units)}" if units else "be one number"
         raise ValueError(f"temperature must {asked}, got shape {tuple(own)}")
-    if bool_or_none(((temperature > 0) & (temperature < math.inf)).all()) is False:
-        raise ValueError(f"temperature must be positive, got {temperature.min().item():.9g}")
+    holds = (temperature >= COLDEST) & (temperature <= HOTTEST)
+    if bool_or_none(holds.all()) is False:
+        found = temperature[~holds].flatten()[0].item()
+        raise ValueError(f"temperature must {_limit(found)}, got {found:.9g}")
     return temperature

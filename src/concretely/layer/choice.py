@@ -13,6 +13,7 @@ from ..functional import gumbel_softmax
 from ..functional.arithmetic import is_transformed
 from ..functional.noise import Source
 from ..functional.torch_draw import shared_draws
+from ..spelling import shown
 from .base import Layer, Setting
 from .rank import whole
 
@@ -54,7 +55,9 @@ class Choice(Layer):
         self, branches: Iterable[nn.Module], *, temperature: Setting = 1.0, cost: Sequence[float] | Tensor | None = None
     ) -> None:
         super().__init__(temperature)
-        given = list(branches) if isinstance(branches, Iterable) else [branches]
+        given: list[Any] = [branches]
+        if isinstance(branches, Iterable) and not isinstance(branches, Tensor):
+            given = list(branches)
         if not all(isinstance(branch, nn.Module) for branch in given):
             found = ", ".join(sorted({type(branch).__name__ for branch in given}))
             raise TypeError(f"branches must be modules, got {found}")
@@ -63,8 +66,10 @@ class Choice(Layer):
         if number < 2:
             raise ValueError(f"branches must be at least 2 modules, got {number}")
         self.logits = nn.Parameter(torch.zeros(number))
-        if isinstance(cost, Sequence) and not all(isinstance(each, Real) for each in cost):
-            raise TypeError(f"cost must have one number for each of {number} branches, got {cost!r}")
+        is_numbers = isinstance(cost, Sequence) and not isinstance(cost, str | bytes)
+        is_real = isinstance(cost, Tensor) and not cost.is_complex()
+        if not (cost is None or is_real or (is_numbers and all(isinstance(each, Real) for each in cost))):
+            raise TypeError(f"cost must have one number for each of {number} branches, got {shown(cost)}")
         costs = torch.zeros(number) if cost is None else torch.as_tensor(cost, dtype=torch.float32)
         if costs.shape != (number,):
             raise ValueError(f"cost must have one number for each of {number} branches, got shape {tuple(costs.shape)}")

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor, distributed, nn
 from torch.amp.autocast_mode import is_autocast_available
 
+from ..functional.arithmetic import bool_or_none
 from ..functional.codebook import Looked, look_up
 from ..functional.noise import Source
 from ..functional.torch_draw import sliced_source
@@ -145,8 +146,15 @@ class Codebook(Layer):
 
     def values(self, indices: Int64[Tensor, "*batch groups"]) -> Float[Tensor, "*batch size"]:
         """Return the values of codes."""
-        first = torch.arange(self.groups, device=indices.device) * self.codes
-        return self.table.flatten(0, 1)[indices + first].flatten(-2)
+        if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
+            found = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+            raise TypeError(f"indices must be a tensor of torch.int64, got {found}")
+        if not indices.dim() or indices.shape[-1] != self.groups:
+            raise ValueError(f"indices must have a last axis of length {self.groups}, got shape {tuple(indices.shape)}")
+        # on a GPU, a check would wait for it, and the lookup itself finds a number that is too large
+        if not indices.is_cuda and bool_or_none(((indices >= 0) & (indices < self.codes)).all()) is False:
+            raise ValueError(f"indices must lie between 0 and {self.codes - 1}, got {indices.min()} to {indices.max()}")
+        return self.table[torch.arange(self.groups, device=indices.device), indices].flatten(-2)
 
     def _code(self, x: Tensor, mask: Tensor | None, *, draws: bool, hard: bool, generator: Source | None) -> Coded:
         require_last("x", x, self.features)

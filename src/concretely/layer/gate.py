@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -148,6 +149,8 @@ class Gate(Layer):
 
     def l0(self, cost: float | Tensor = 1.0) -> Float[Tensor, ""]:
         """Return the expected cost of all open gates: with a cost of 1, the expected number of open gates."""
+        if isinstance(cost, bool) or not isinstance(cost, Real | Tensor):
+            raise TypeError(f"cost must be a number or a tensor, got {type(cost).__name__}")
         if isinstance(cost, Tensor) and cost.dim() and cost.shape != self.shape:
             raise ValueError(f"cost must be one number or of shape {tuple(self.shape)}, got shape {tuple(cost.shape)}")
         self._is_penalised = True

@@ -1,18 +1,25 @@
 """Drop-in replacements for `torch.nn.functional.gumbel_softmax`, for categories and for bits."""
 
 import math
-from numbers import Real
+from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
+from ..distribution.check import LEAST
 from ..functional import gumbel_softmax as categories
 from ..functional import logistic
-from ..functional.arithmetic import Temperature, bool_or_none, cast, is_hidden
+from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, is_hidden
 from ..functional.draw import draw_node
+from ..functional.noise import require_source
 from ..functional.squashing import Sigmoid, Threshold
+from ..spelling import shown
+
+COLDEST = LEAST[torch.float32]
+"""A temperature of at least this is never too small."""
 
 
 def gumbel_softmax(
@@ -48,14 +55,20 @@ def gumbel_softmax(
     """
     require_floating(logits)
     axes = logits.dim()
-    if not -axes <= dim < axes:
-        raise ValueError(f"dim must be an axis of the logits, got {dim} for logits of shape {tuple(logits.shape)}")
+    if not isinstance(dim, Integral) or not -axes <= dim < axes:
+        found = f"{shown(dim)} for logits of shape {tuple(logits.shape)}"
+        raise ValueError(f"dim must be an axis of the logits, got {found}")
     is_last = dim in (-1, axes - 1)
     rows = logits if is_last else logits.movedim(dim, -1)
-    temperature = float(tau) if type(tau) in (float, int) and 0 < tau < math.inf else _temperature(tau, logits, dim)
+    is_plain = type(tau) in (float, int) and COLDEST <= tau < math.inf
+    temperature = float(tau) if is_plain else _temperature(tau, logits, dim)
+    if generator is not None:
+        require_source(generator)
+    if not rows.shape[-1]:
+        raise ValueError(f"logits must have at least one category, got shape {tuple(logits.shape)}")
     value = categories.draw(rows, temperature, hard=hard, generator=generator)
     if not value.is_cuda and not is_hidden(value) and not torch.equal(value, value):  # only NaN differs from itself
-        _explain(rows)
+        explain(rows)
         return gumbel_softmax(logits, tau, hard, eps, dim, generator=generator)
     return value if is_last else value.movedim(-1, dim)
 
@@ -82,54 +95,69 @@ def gumbel_sigmoid(
     tensor([0., 1.])
     """
     require_floating(logits)
-    temperature = _positive(tau)
-    if isinstance(temperature, Tensor) and torch.broadcast_shapes(temperature.shape, logits.shape) != logits.shape:
+    temperature = _positive(tau, logits.dtype)
+    if isinstance(temperature, Tensor) and not broadcasts(temperature.shape, logits.shape):
         raise ValueError(
             f"tau must broadcast to the logits' shape {tuple(logits.shape)}, got shape {tuple(temperature.shape)}"
         )
+    if not logits.is_cuda and not is_hidden(logits) and not torch.equal(logits, logits):  # only NaN differs from itself
+        raise ValueError("logits must be numbers, got nan")
     squashing = Threshold() if hard else Sigmoid()
     drawn = draw_node(logistic, logits, temperature, sample_shape=(), generator=generator, squashing=squashing)
     return cast(drawn.value, logits.dtype)
 
 
-def require_floating(logits: Any) -> None:
+def require_floating(logits: Any, name: str = "logits") -> None:
     """Raise unless logits are a floating tensor."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         found = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"logits must be a floating tensor, got {found}")
+        raise TypeError(f"{name} must be a floating tensor, got {found}")
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Return whether a shape broadcasts to another one."""
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(one in (1, other) for one, other in pairs)
 
 
 def _temperature(tau: Any, logits: Tensor, dim: int) -> Temperature:
     """Return the temperature as a float or, for a tensor, with an axis of length 1 for the categories at the end."""
-    temperature = _positive(tau)
+    temperature = _positive(tau, logits.dtype)
     if not isinstance(temperature, Tensor) or temperature.dim() == 0:
         return temperature
     if temperature.dim() == logits.dim() and temperature.shape[dim] == 1:
         temperature = temperature.movedim(dim, -1).squeeze(-1)
     batch = logits.movedim(dim, -1).shape[:-1]
-    sizes = zip(temperature.shape[::-1], batch[::-1], strict=False)
-    if temperature.dim() > len(batch) or any(one not in (1, other) for one, other in sizes):
+    if not broadcasts(temperature.shape, batch):
         raise ValueError(
             f"tau must have one temperature for each row, of shape {tuple(batch)}, got shape {tuple(tau.shape)}"
         )
     return temperature.unsqueeze(-1)
 
 
-def _positive(tau: Any) -> Temperature:
+def _positive(tau: Any, dtype: torch.dtype) -> Temperature:
+    least = LEAST[compute_dtype(dtype)]
     if isinstance(tau, Tensor) and tau.is_floating_point():
-        if not tau.is_cuda and bool_or_none(((tau >= 0) & (tau < math.inf)).all()) is False:
-            raise ValueError(f"tau must be positive, or 0 for one-hot draws, got {tau.min().item():.9g}")
+        holds = ((tau >= least) | (tau == 0)) & (tau < math.inf)
+        if not tau.is_cuda and bool_or_none(holds.all()) is False:
+            raise _wrong(tau[~holds].flatten()[0].item(), least)
         return tau
     if isinstance(tau, bool | Tensor) or not isinstance(tau, (Real, torch.SymFloat)):
         found = tau.dtype if isinstance(tau, Tensor) else type(tau).__name__
         raise TypeError(f"tau must be a number or a floating tensor, got {found}")
     number: Any = tau if isinstance(tau, torch.SymFloat) else float(tau)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"tau must be positive, or 0 for one-hot draws, got {number:.9g}")
+    if not least <= number < math.inf and number != 0:
+        raise _wrong(number, least)
     return number  # type: ignore[no-any-return]
 
 
-def _explain(logits: Tensor) -> None:
+def _wrong(tau: float, least: float) -> ValueError:
+    """Return the error of a temperature that is not 0 and below the least one, infinite or NaN."""
+    must = f"be at least {least:.2g}" if 0 < tau < least else "be positive"
+    return ValueError(f"tau must {must}, or 0 for one-hot draws, got {tau:.9g}")
+
+
+def explain(logits: Tensor) -> None:
     """Raise an error that says which logits make a draw impossible, unless the noise did, as once in 2⁵³ draws."""
     for must, wrong in (
         ("be numbers", logits.isnan()),
@@ -138,4 +166,6 @@ def _explain(logits: Tensor) -> None:
     ):
         if wrong.any():
             row = tuple(wrong.any(-1).nonzero()[0].tolist())
-            raise ValueError(f"logits must {must}, got {logits[row].tolist()} in row {row}")
+            found = str(logits[row].tolist())
+            found = found if len(found) <= 60 else found[:60] + " ..."
+            raise ValueError(f"logits must {must}, got {found} in row {row}")

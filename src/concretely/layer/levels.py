@@ -76,7 +76,7 @@ class Levels(Layer):
         self, levels: Sequence[int], *, features: int | None = None, entropy: float = 0.0, diversity: float = 1.0
     ) -> None:
         super().__init__()
-        if not isinstance(levels, Iterable):
+        if not isinstance(levels, Iterable) or isinstance(levels, Tensor):
             raise TypeError(f"levels must have a number for each dimension, got {type(levels).__name__}")
         numbers = [require_count("levels", each, least=2) for each in levels]
         if not numbers:

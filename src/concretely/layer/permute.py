@@ -1,7 +1,6 @@
 """Permutations by scores."""
 
 import math
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,13 +9,14 @@ from torch import Tensor
 
 from ..distribution import Permutation
 from ..distribution.check import as_temperature
+from ..distribution.permutation import over_matrix
 from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype, to_float64
 from ..functional.noise import Source
 from ..functional.sinkhorn import STEPS, log_sinkhorn
 from ..functional.squashing import straight_through
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_number
-from .gumbel import require_floating
+from .gumbel import broadcasts, require_floating
 from .rank import of_rows
 
 
@@ -124,20 +124,36 @@ def sinkhorn(
     """Return exp(scores / temperature), with rows and columns scaled so that all sum to 1 within a tolerance.
 
     It iterates in log space until the tolerance is reached, and raises an error if it is not after so many steps. The
-    gradient is that of the exact solution [mena2018learning]. It draws no noise; `Permute` does.
+    gradient is that of the exact solution [mena2018learning]. It draws no noise; `Permute` does. The temperature is a
+    number, or a tensor with one for each matrix.
 
     >>> sinkhorn(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), temperature=0.1)
     tensor([[0.9933, 0.0067],
             [0.0067, 0.9933]])
     """
-    require_floating(scores)
+    require_floating(scores, "scores")
     if scores.dim() < 2 or scores.shape[-1] != scores.shape[-2]:
         raise ValueError(f"scores must have two last axes of the same length, got shape {tuple(scores.shape)}")
     if not scores.is_cuda and bool_or_none((scores < math.inf).all()) is False:
         raise ValueError("scores must be numbers below infinity, got inf or nan")
-    temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
-    if isinstance(temperature, Real) and temperature == 0:
-        raise ValueError("temperature must be positive, got 0: use Permute in evaluation mode for the limit")
+    if not scores.is_cuda and bool_or_none((scores > -math.inf).all()) is False:
+        raise ValueError("scores must be finite, got -inf: use a large negative number for what must not be matched")
+    temperature = _of_matrices(as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda), scores)
     tolerance, steps = require_number("tolerance", tolerance), require_count("steps", steps)
     found = log_sinkhorn(to_float64(scores) / temperature, tolerance=tolerance, steps=steps)
     return cast(found.exp(), scores.dtype)
+
+
+def _of_matrices(temperature: Temperature, scores: Tensor) -> Temperature:
+    """Return a temperature with the axes of matrices; raise unless it is positive, and one number for each matrix."""
+    is_zero = temperature == 0
+    if bool_or_none(is_zero.any()) if isinstance(is_zero, Tensor) else is_zero:
+        raise ValueError("temperature must be positive, got 0: use Permute in evaluation mode for the limit")
+    if not isinstance(temperature, Tensor) or not temperature.dim():
+        return temperature
+    own, batch = temperature.shape, scores.shape[:-2]
+    if len(own) == scores.dim() and own[-2:] == (1, 1):
+        temperature = temperature[..., 0, 0]
+    if not broadcasts(temperature.shape, batch):
+        raise ValueError(f"temperature must have one number for each matrix, {tuple(batch)}, got shape {tuple(own)}")
+    return over_matrix(temperature)

@@ -7,13 +7,13 @@ from typing import get_args
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from ..functional.arithmetic import cast, compute_dtype
+from ..functional.arithmetic import cast, compute_dtype, is_finite
 from ..functional.categorical import push
 from ..functional.noise import gumbel
 from ..functional.squashing import straight_through as with_gradient_of
 from ..functional.weight import Weight, surrogate
-from ..spelling import did_you_mean
-from .gumbel import gumbel_softmax, require_floating
+from ..spelling import did_you_mean, shown
+from .gumbel import explain, gumbel_softmax, require_floating
 
 
 def straight_through(
@@ -44,14 +44,17 @@ def straight_through(
     ([1.0, 1.0], True)
     """
     require_floating(logits)
-    if backward not in get_args(Weight):
-        known = get_args(Weight)
-        raise ValueError(f"unknown backward {backward!r}{did_you_mean(backward, known) or f'; one of {known}'}")
+    if not logits.dim() or not logits.shape[-1]:
+        raise ValueError(f"logits must have a last axis of at least one category, got shape {tuple(logits.shape)}")
+    if not logits.is_cuda and is_finite(logits) is False:
+        explain(logits)
+    if not isinstance(backward, str) or backward not in get_args(Weight):
+        raise ValueError(f"unknown backward {shown(backward)}{did_you_mean(backward, get_args(Weight))}")
     is_number = isinstance(temperature, Real) and not isinstance(temperature, bool)
     if not is_number or not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be a positive number, got {temperature!r}")
+        raise ValueError(f"temperature must be a positive number, got {shown(temperature)}")
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise ValueError(f"samples must be a positive whole number, got {samples!r}")
+        raise ValueError(f"samples must be a positive whole number, got {shown(samples)}")
     if backward == "gumbel-softmax":
         return gumbel_softmax(logits, float(temperature), hard=True, generator=generator)
     noise = gumbel(logits.shape, compute_dtype(logits.dtype), device=logits.device, generator=generator)

@@ -9,8 +9,9 @@ from ..distribution.check import as_temperature
 from ..functional.arithmetic import Temperature, bool_or_none, cast, compute_dtype
 from ..functional.noise import gumbel
 from ..functional.top_k import push
+from ..spelling import shown
 from .base import require_count
-from .gumbel import require_floating
+from .gumbel import broadcasts, require_floating
 
 
 def gumbel_top_k(
@@ -39,12 +40,20 @@ def gumbel_top_k(
     >>> gumbel_top_k(torch.tensor([0.0, 1e4, -1e4, 1e4]), 2)
     tensor([0., 1., 0., 1.])
     """
-    require_floating(scores)
+    require_floating(scores, "scores")
     if isinstance(dim, bool) or not isinstance(dim, int) or not -scores.dim() <= dim < scores.dim():
-        raise ValueError(f"dim must be an axis of the scores, got {dim} for scores of shape {tuple(scores.shape)}")
+        found = f"{shown(dim)} for scores of shape {tuple(scores.shape)}"
+        raise ValueError(f"dim must be an axis of the scores, got {found}")
     require_count("k", k, most=scores.shape[dim], of=", the number of items")
     temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
     rows = scores.movedim(dim, -1)
+    if isinstance(temperature, Tensor):
+        if not broadcasts(temperature.shape, scores.shape):
+            asked = f"broadcast to the scores' shape {tuple(scores.shape)}"
+            raise ValueError(f"temperature must {asked}, got shape {tuple(temperature.shape)}")
+        temperature = temperature.expand(scores.shape).movedim(dim, -1)
+    if not scores.is_cuda and bool_or_none((rows < math.inf).all()) is False:
+        raise ValueError("scores must be numbers below infinity, got inf or nan")
     if not scores.is_cuda and bool_or_none(((rows > -math.inf).sum(-1) >= k).all()) is False:
         raise ValueError(f"scores must leave at least k = {k} items possible in every row, got fewer above -inf")
     noise = gumbel(rows.shape, compute_dtype(scores.dtype), device=scores.device, generator=generator)

@@ -197,34 +197,33 @@ def fit(
     >>> run.step, run.finished, len(run.rows)
     (20, True, 2)
     """
-    settings = _Settings(seed, lr, arguments)
-    _require_names(optimizer, schedule, precision)
     builds = is_builder(model)
-    if not builds and (settings.count > 1 or arguments):
-        what = f"arguments={dict(arguments)!r}" if arguments else f"{settings.count} of them"
-        raise ValueError(f"several seeds or settings need a function that builds the model, got {what} for a model")
-    if builds:
-        for given in settings.arguments:
-            require_arguments(model, given)
     module = None if builds else as_module("program", model)
-    estimator = Pathwise() if estimator is None else estimator
-    if not isinstance(estimator, type):
-        checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
-    if out is not None and not str(out):  # Python would take it for the current folder
-        raise ValueError("out must be the path of a folder, got ''")
-    if settings.count > 1 and isinstance(estimator, nn.Module):
-        must = "estimator must be a class of modules for several seeds or settings, as each has its own parameters"
-        raise ValueError(
-            f"{must}, got one {type(estimator).__name__}: pass the class, called with the model and inputs"
-        )
-    folder, world = None if out is None else Path(out), join(_device(device, module), shard=shard)
-    place = world.device
-    if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
-        valid = data  # whose validation points are kept apart
-    if patience and valid is None:
-        raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
+    world = join(_device(device, module), shard=shard)
+    folder, place = None if out is None else Path(out), world.device
     with ExitStack() as stack:
         stack.enter_context(world.telling_once())
+        settings = _Settings(seed, lr, arguments)
+        _require_names(optimizer, schedule, precision)
+        if not builds and (settings.count > 1 or arguments):
+            what = f"arguments={dict(arguments)!r}" if arguments else f"{settings.count} of them"
+            raise ValueError(f"several seeds or settings need a function that builds the model, got {what} for a model")
+        for given in settings.arguments if builds else ():
+            require_arguments(model, given)
+        estimator = Pathwise() if estimator is None else estimator
+        if not isinstance(estimator, type):
+            checked_objective(estimator, objective, samples=1 if samples is None else samples, default=average)
+        if out is not None and not str(out):  # Python would take it for the current folder
+            raise ValueError("out must be the path of a folder, got ''")
+        if settings.count > 1 and isinstance(estimator, nn.Module):
+            must = "estimator must be a class of modules for several seeds or settings, as each has its own parameters"
+            raise ValueError(
+                f"{must}, got one {type(estimator).__name__}: pass the class, called with the model and inputs"
+            )
+        if valid is None and (patience or every) and isinstance(data, str | Path | Dataset | Arrays):
+            valid = data  # whose validation points are kept apart
+        if patience and valid is None:
+            raise ValueError(f"patience must be 0 unless valid is given, got {patience}")
         shown = (callbacks, _warn) if world.is_first else ((), lambda sentence: None)
         called = joined_callbacks(shown[0], steps=steps, stack=stack, note=shown[1])
         source = as_source([()] if data is None else data, device=place, note=called.note)
@@ -276,11 +275,9 @@ def fit(
         stop = stack.enter_context(stop_requested())
         how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
         found = _trained(members, source, options, world, **how)
-    if not settings.is_one:
-        return found
-    if found[0].error is not None:
-        raise found[0].error
-    return found[0]
+        if settings.is_one and found[0].error is not None:
+            raise found[0].error
+    return found[0] if settings.is_one else found
 
 
 def _trained(members: Sequence[_Member], source: Source, options: Options, world: World, **how: Any) -> list[FittedRun]:

@@ -23,7 +23,7 @@ from .engine import GAP_INTERVAL, Engine
 from .folder import Run, export, require_same, resume, save_checkpoint
 from .origin import sign_run
 from .own_recipe import OwnRecipe, RunRecipe
-from .parallel import ALONE, World
+from .parallel import ALONE, World, shapes_of
 from .recipe import FILE, Member
 from .stream import EndOfDataError
 from .train_state import Row, TrainState
@@ -112,8 +112,11 @@ def train_states(
     A run with a folder goes on from the last checkpoint there; one without is kept in memory only.
     """
     world = states[0].world
+    called = {"number of runs": len(states), "out": None if folders[0] is None else "a folder"}
+    world.require_same("call", {**called, "compile": states[0].task.compiles})
     for state in states:
         world.require_same("recipe", {**state.recipe.settings, "digest of the data": state.task.digest})
+        world.require_same("model", {} if world.shards else shapes_of({**state.model.state_dict(), **state.state}))
         world.broadcast_([] if world.shards else list(state.state.values()))
     for state in states:
         if state.task.examines and not world.shards:

@@ -130,6 +130,8 @@ class World:
 
     def require_same(self, what: str, value: Mapping[str, Any]) -> None:
         """Raise unless all ranks have the same values."""
+        if self.ranks == 1:
+            return
         for rank, other in enumerate(every := self.gather(dict(value))):
             for name in {**every[0], **other}:
                 here, there = every[0].get(name), other.get(name)
@@ -190,6 +192,15 @@ class World:
 
 ALONE = World()
 """The world of a single process."""
+
+
+def shapes_of(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the shapes and dtypes of tensors, which all ranks must have alike before they send them to each other.
+
+    >>> shapes_of({"weight": torch.zeros(2, 3)})
+    {'weight': '(2, 3) of torch.float32'}
+    """
+    return {name: f"{tuple(tensor.shape)} of {tensor.dtype}" for name, tensor in state.items()}
 
 
 def is_lost(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from .parallel import World
+from .parallel import World, shapes_of
 from .task import Task
 
 KINDS = ("first/", "second/", "ema/")
@@ -28,6 +28,7 @@ class Sharding:
             raise ValueError(f"optimizer must be adam for sharded parameters, got {task.recipe.optimizer}")
         self._loss, self._world = task.loss, world
         if not any(isinstance(each, DTensor) for each in task.loss.parameters()):
+            world.require_same("model", shapes_of(task.loss.state_dict()))
             world.broadcast_([each.detach() for each in (*task.loss.parameters(), *task.loss.buffers())])
         self._mesh = init_device_mesh(world.device.type, (world.ranks,))
         fully_shard(task.loss, mesh=self._mesh, reshard_after_forward=True)

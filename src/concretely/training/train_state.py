@@ -247,7 +247,7 @@ class TrainState:
         # a gradient that is not finite counts as larger than any that is
         norms = {name: slope.norm().nan_to_num(torch.inf).item() for name, slope in slopes.items()}
         self.model.zero_grad()
-        return max(norms, key=norms.__getitem__).rpartition(".")[0]
+        return _layer_of(max(norms, key=norms.__getitem__))
 
     def first_nonfinite_parameter(self, *, together: bool = True) -> str | None:
         """Return the first layer with a parameter that is not finite, or None. This waits for the device.
@@ -257,7 +257,7 @@ class TrainState:
         own = [self.state[path_of(f"model.{name}")] for name, _ in self.model.named_parameters()]
         found = torch.stack([torch.isfinite(parameter).all() for parameter in own])
         finite = (self.world.mean(found.double()).eq(1) if self.sharding and together else found).tolist()
-        names = (name.rpartition(".")[0] for name, _ in self.model.named_parameters())
+        names = (_layer_of(name) for name, _ in self.model.named_parameters())
         return next((name for name, sound in zip(names, finite, strict=True) if not sound), None)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -330,6 +330,11 @@ class TrainState:
             if self.task.reseeds:
                 seed_torch(self.recipe.seed, step, self.device)
             yield
+
+
+def _layer_of(name: str) -> str:
+    """Return the name of the layer that has a parameter, or that of the parameter if the model itself has it."""
+    return name.rpartition(".")[0] or name
 
 
 def _sharding(task: Task, world: World) -> "Sharding":
