@@ -100,7 +100,9 @@ class Layer(nn.Module, ABC):
                 self.get_buffer(name).fill_(check(schedule(int(self.step))))
             for name, running in self.named_buffers(recurse=False):
                 if name == "counts":
-                    latest = torch.zeros_like(running) if self._counted is None else self._counted.to(running)
+                    latest = (
+                        torch.zeros_like(running) if self._counted is None else self._counted.to(running).contiguous()
+                    )
                     latest = sum_over_ranks(latest)
                     running.mul_(MEMORY).add_(latest)
                     self._follow(latest, steps)

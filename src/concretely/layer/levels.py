@@ -93,7 +93,6 @@ class Levels(Layer):
         self.register_buffer("levels", torch.tensor(numbers), persistent=False)
         for name, each in level.grid(torch.tensor(numbers))._asdict().items():
             self.register_buffer(f"_{name}", each, persistent=False)
-        self.register_buffer("_order", torch.arange(float(max(numbers))), persistent=False)
         self.register_buffer("counts", torch.zeros(len(numbers), max(numbers)))
 
     def forward(
@@ -127,7 +126,7 @@ class Levels(Layer):
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
         grid = self._grid
         value: Tensor = self.decode(
-            level.value_of(level.level_of(indices, grid).to(compute_dtype(dtype)), grid.end).to(dtype)
+            level.value_of(level.level_of(indices, grid).to(compute_dtype(dtype)), grid.half).to(dtype)
         )
         return value
 
@@ -149,8 +148,7 @@ class Levels(Layer):
             return result
         counts = None
         if self.training:
-            order: Any = self._buffers["_order"]
-            counts = level.counts(digits, result.indices, order, grid, mask=given, codes=self.codes)
+            counts = level.counts(digits, result.indices, grid, mask=given, codes=self.codes)
         return self._keep(result, counts)
 
     def penalty(self, result: Leveled | None = None) -> Float[Tensor, ""]:
