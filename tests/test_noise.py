@@ -8,10 +8,12 @@ import torch
 from scipy import stats
 
 from concretely.functional import noise
+from concretely.functional.torch_draw import sliced_draws
 from tests.budget import assert_likely
 from tests.cases import DEVICES
 
 LAWS = {noise.uniform: "uniform", noise.logistic: "logistic", noise.gumbel: "gumbel_r", noise.normal: "norm"}
+QUICK = {noise.few_normal: "norm", noise.rounding: "uniform"}
 KINDS = pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 WORDS = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 2, 2**32 - 1]
 """The words of 32 bits next to which anything could go wrong."""
@@ -24,6 +26,34 @@ def test_noise_follows_its_law(law: noise.uniform, dtype: torch.dtype, device: s
     draws = law((100_000,), dtype, device=torch.device(device))
     assert draws.dtype == dtype
     assert_likely(stats.kstest(draws.cpu().numpy(), LAWS[law]).pvalue, law.__name__)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("law", QUICK, ids=lambda law: law.__name__)
+def test_few_and_many_numbers_of_quick_noise_follow_its_law(
+    law: noise.uniform, dtype: torch.dtype, device: str
+) -> None:
+    for count, times in ((1_000, 100), (100_000, 1)):
+        draws = torch.cat([law((count,), dtype, device=torch.device(device)) for _ in range(times)])
+        assert draws.dtype == dtype
+        assert_likely(stats.kstest(draws.cpu().numpy(), QUICK[law]).pvalue, law.__name__)
+
+
+@pytest.mark.parametrize("law", [*LAWS, *QUICK], ids=lambda law: law.__name__)
+@pytest.mark.parametrize("width", [2, 2_000])
+def test_ranks_draw_what_one_process_does(law: noise.uniform, width: int) -> None:
+    whole = law((6, width), generator=torch.Generator().manual_seed(0))
+    parts = []
+    for rank in range(2):
+        source = noise.Slice(torch.Generator().manual_seed(0), rank=rank, ranks=2).of_rows(1, 3)
+        parts.append(law((3, width), generator=source))
+    assert torch.equal(torch.cat(parts), whole)
+    for rank in range(2):
+        torch.manual_seed(0)
+        with sliced_draws(noise.Slice(None, rank=rank, ranks=2).of_rows(1, 3)):
+            parts[rank] = law((3, width))
+    assert torch.equal(torch.cat(parts), whole)
 
 
 @pytest.mark.unchecked

@@ -51,6 +51,36 @@ def test_evaluation_rounds_to_the_nearest_level() -> None:
         torch.testing.assert_close(value[:, place], nearest)
 
 
+@pytest.mark.parametrize("rows", [3001, 3008])
+def test_many_inputs_are_rounded_and_counted_as_few(rows: int) -> None:
+    grid = level.grid(torch.tensor([7, 4, 2]))
+    x, noise, by = (torch.rand(3, rows).mul_(4).sub_(2).T, torch.rand(rows, 3), torch.randn(rows, 3))
+    results = []
+    for many in (x, x.contiguous()):
+        for split in (rows, 1000):
+            leaf = many.clone(memory_format=torch.preserve_format).requires_grad_()
+            parts = [level.rounded(a, grid, b) for a, b in zip(leaf.split(split), noise.split(split), strict=True)]
+            found = [torch.cat(each) for each in zip(*parts, strict=True)]
+            index = [level.index_of(part[2], grid, 56) for part in parts]
+            pairs = zip(parts, index, strict=True)
+            count = sum(level.counts(part[2], own, grid, mask=None, codes=56) for part, own in pairs)
+            masked = level.counts(found[2], torch.cat(index), grid, mask=torch.ones(rows, dtype=torch.bool), codes=56)
+            assert torch.equal(masked, count)
+            (slope,) = torch.autograd.grad([found[0], found[1]], leaf, [by, by])
+            results.append([*found, torch.cat(index), count, slope])
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(results[0][4].sum(-1), torch.full((3,), float(rows)))
+
+
+def test_the_noise_never_leads_beyond_the_last_level() -> None:
+    place, most = torch.tensor([0.0, 3.0, 6.0, 254.0]), 1 - 2.0**-24
+    for noise in (0.0, 2.0**-24, 0.5, most):
+        found = level.push(place, torch.full_like(place, noise))
+        assert ((found == place) | (found == place - 1) & (place > 0) & (noise == most)).all()
+    assert torch.equal(level.push(place, None), place)
+
+
 def test_bits_are_those_of_a_hypercube_with_its_entropy() -> None:
     layer, x = Levels((2, 2, 2), entropy=0.4, diversity=0.5).double(), torch.randn(50, 3, dtype=torch.float64)
     layer(x)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from concretely.functional import balance
-from concretely.functional.top_k import _load, inclusion, load_given_others
+from concretely.functional.route import Routed, _routed, route, scale_of
+from concretely.functional.top_k import Noise, inclusion, load_given_others
 from concretely.layer import Router, advance, penalty
 from tests.budget import assert_frequency, assert_mean
 
@@ -63,8 +64,9 @@ def test_the_expected_load_is_the_frequency_of_choices_and_the_mean_of_the_load(
 @NOISES
 def test_the_mean_gradient_of_the_load_is_that_of_the_expected_load(noise: str) -> None:
     router, token, number = made(noise), torch.randn(3, dtype=torch.float64), 20_000
-    logits, scale = (each.detach().expand(number, 5).clone().requires_grad_() for each in router._scores(token))
-    law = router._law
+    law, (score, spread) = router._law, router._scores(token)
+    parts = score, torch.ones_like(score) if spread is None else scale_of(spread)
+    logits, scale = (each.detach().expand(number, 5).clone().requires_grad_() for each in parts)
     logits = (logits + router.bias).detach().requires_grad_()
     noisy = logits + scale * torch.stack([_noise(law, number, seed) for seed in range(5)], -1)
     load = load_given_others(logits, scale, noisy, noisy.topk(3, -1).values, 2, law)
@@ -76,24 +78,30 @@ def test_the_mean_gradient_of_the_load_is_that_of_the_expected_load(noise: str) 
             assert_mean(slopes[:, expert], mean[expert].item(), f"of expert {expert}")
 
 
+@pytest.mark.parametrize("law", ["normal", "gumbel"])
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_the_load_and_the_penalty_as_one_node_are_their_definitions(k: int) -> None:
-    scores, noise, by = (torch.randn(7, 5, dtype=torch.float64) for _ in range(3))
-    scale, mask = torch.rand(7, 5, dtype=torch.float64) + 0.1, torch.rand(7) > 0.3
-    leaves = [scores.requires_grad_(), scale.requires_grad_()]
-    noisy = scores + scale * noise
-    top = noisy.topk(k + 1, -1).values
-
-    def results(load: Tensor, total: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad([load, total], leaves, [by, torch.tensor(0.7).double()], create_graph=True)
-        once = torch.autograd.grad([load, total], leaves, [by, torch.tensor(0.7).double()], retain_graph=True)
-        again = torch.autograd.grad(sum(each.square().sum() for each in found), leaves, retain_graph=True)
-        return [load, total, *found, *once, *again]
-
-    own, defined = load_given_others(scores, scale, noisy, top, k, "normal"), _load(scores, scale, top, noisy, k)
+def test_the_route_and_the_penalty_as_one_node_are_their_definitions(k: int, law: Noise) -> None:
+    logits, noise, by, other = (torch.randn(7, 5, dtype=torch.float64) for _ in range(4))
+    bias, one, mask = torch.randn(5), torch.tensor(0.7).double(), torch.rand(7) > 0.3 if k > 1 else None
+    spread = torch.randn(7, 5, dtype=torch.float64) if law == "normal" else None
+    leaves = [each.requires_grad_() for each in (logits, spread) if each is not None]
     weights = {"balance": 0.3, "z": 0.2}
-    total = balance.penalty(own, scores, mask, **weights)
-    expected = balance.combined(*balance.sums(defined, scores, mask), **weights)
+
+    def results(found: Routed, total: Tensor) -> list[Tensor]:
+        parts = [*found[:3], total], [by[:, :k], other, by, one]
+        slopes = [*leaves]
+        for which in ([0, 1, 2, 3], [0], [1], [2], [0, 2, 3]):
+            outputs, heads = ([part[i] for i in which] for part in parts)
+            once = torch.autograd.grad(outputs, leaves, heads, retain_graph=True, allow_unused=True)
+            twice = torch.autograd.grad(outputs, leaves, heads, create_graph=True, allow_unused=True)
+            norm = sum(each.square().sum() for each in twice if each is not None)
+            again = torch.autograd.grad(norm, leaves, retain_graph=True, allow_unused=True)
+            slopes += [torch.zeros_like(by) if each is None else each for each in (*once, *twice, *again)]
+        return [*found, total, *slopes]
+
+    own, defined = route(logits, bias, spread, noise, k, law), _routed(logits, spread, bias, noise, k, law)
+    total = balance.penalty(own.load, logits, own.probabilities, mask, **weights)
+    expected = balance.combined(*balance.sums(defined.load, logits, mask), **weights)
     torch.testing.assert_close(results(own, total), results(defined, expected))
 
 

@@ -18,10 +18,18 @@ def runs_kernel(kernel: str, x: Tensor, parameter: Tensor, generator: Source | N
 
 
 def pulled_again(
-    function: Callable[..., Tensor], leaves: tuple[Tensor, ...], by: Tensor, *given: Any
+    function: Callable[..., Any], leaves: tuple[Tensor | None, ...], by: Any, *given: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of leaves, which can be differentiated again, or None for a leaf without one."""
-    leaves = tuple(leaf.view_as(leaf) for leaf in leaves)  # one may depend on another, through which nothing must pass
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
-    found = iter(torch.autograd.grad(function(*leaves, *given), wanted, by, create_graph=True))
-    return tuple(next(found) if leaf.requires_grad else None for leaf in leaves)
+    """Return the gradients of leaves, which can be differentiated again, or None for a leaf without one.
+
+    If the function returns several tensors, `by` has the gradients of the first of them, or None.
+    """
+    # one leaf may depend on another, through which nothing must pass
+    leaves = tuple(None if leaf is None else leaf.view_as(leaf) for leaf in leaves)
+    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    value = function(*leaves, *given)
+    if isinstance(by, tuple):
+        pairs = [(each, own) for each, own in zip(value, by, strict=False) if own is not None]
+        value, by = [each for each, _ in pairs], [own for _, own in pairs]
+    found = iter(torch.autograd.grad(value, wanted, by, create_graph=True, allow_unused=True))
+    return tuple(next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves)

@@ -1,6 +1,6 @@
 r"""A number on L evenly spaced levels between -1 and 1, drawn by rounding with uniform noise.
 
-With u in [0, L - 1], level $⌊u + U⌋$ has mean u. So the mean of the drawn value is the number itself.
+With u in [0, L - 1], level $⌈u - U⌉$ has mean u. So the mean of the drawn value is the number itself.
 """
 
 import math
@@ -12,26 +12,34 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from ..kernel.operator import is_plain, is_watched, plain_apply
-from .arithmetic import compute_dtype, scalar
+from .arithmetic import compute_dtype, plus, scalar
+
+LONG, ROWS = 2**12, 16
+"""Above this number of inputs, torch on a CPU broadcasts to several rows at once in a fifth of the time."""
 
 
 class Grid(NamedTuple):
     """Numbers of levels, and what follows from them."""
 
     end: Float[Tensor, " d"]
-    """The last level in float32."""
+    """The last level, L - 1, in float32."""
+    half: Float[Tensor, " d"]
+    """Half of it."""
     levels: Int64[Tensor, " d"]
     """The number of levels L."""
     radix: Int64[Tensor, " d"]
     """The number of codes that differ in later dimensions only."""
     weight: Float[Tensor, " d"]
     """The same in float32."""
+    order: Float[Tensor, "most 1 1"]
+    """All levels up to the largest number of levels."""
 
 
 def grid(levels: Int64[Tensor, " d"]) -> Grid:
     """Return what follows from numbers of levels."""
-    radix = levels.flip(0).cumprod(0).flip(0) // levels
-    return Grid((levels - 1).float(), levels, radix, radix.float())
+    radix, end = levels.flip(0).cumprod(0).flip(0) // levels, (levels - 1).float()
+    order = torch.arange(float(levels.max()), device=levels.device).view(-1, 1, 1)
+    return Grid(end, end / 2, levels, radix, radix.float(), order)
 
 
 def rounded(
@@ -43,61 +51,72 @@ def rounded(
     the nearest level is taken. All results are in at least float32.
     """
     if is_plain((x,)) and not is_watched():
-        return _ROUNDED(x, grid.end, noise)  # type: ignore[return-value]
+        return _ROUNDED(x, grid.end, grid.half, noise)  # type: ignore[return-value]
     share = torch.sigmoid(2 * x.to(compute_dtype(x.dtype)))
     place = share * grid.end
-    level = push(place.detach(), grid.end, 0.5 if noise is None else noise)
-    value = value_of(level, grid.end)
+    level = push(place.detach(), noise)
+    value = value_of(level, grid.half)
     return value + 2 * (share - share.detach()), place, level
 
 
-def push(
-    place: Float[Tensor, "*batch d"], end: Float[Tensor, " d"], noise: Float[Tensor, "*batch d"] | float | Tensor
-) -> Float[Tensor, "*batch d"]:
-    """Return the level that noise between 0 and 1 rounds a place to. The noise 1/2 rounds to the nearest level."""
-    level = (place + noise).floor_()
-    return torch.minimum(level, end)  # the sum may be rounded up
+def push(place: Float[Tensor, "*batch d"], noise: Float[Tensor, "*batch d"] | None) -> Float[Tensor, "*batch d"]:
+    """Return the level that noise, at least 0 and below 1, rounds a place to; without noise, the nearest level."""
+    if noise is None:
+        return plus(place, 0.5).floor_()
+    return (place - noise).ceil_()  # never above the last level, even if the difference is rounded
+
+
+def _pushed(share: Tensor, noise: Tensor | None, end: Tensor, half: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return values, places and levels."""
+    place = share * end
+    level = push(place, noise)
+    return value_of(level, half), place, level
 
 
 class _Rounded(torch.autograd.Function):
     """`rounded` as one autograd node."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, end: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, end: Tensor, half: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         wide = x if x.dtype.itemsize > 2 else x.float()
         share = torch.add(wide, wide).sigmoid_()
-        place = share * end
-        level = push(place, end, scalar(0.5) if noise is None else noise)
+        if x.is_cpu and x.numel() > LONG and x.is_contiguous():
+            size = math.gcd(x.numel() // len(end), ROWS) * len(end)
+            end_of, half_of = (each.repeat(size // len(end)) for each in (end, half))
+            joined = _pushed(share.view(-1, size), None if noise is None else noise.view(-1, size), end_of, half_of)
+            value, place, level = (each.view(x.shape) for each in joined)
+        else:
+            value, place, level = _pushed(share, noise, end, half)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(level)
         ctx.save_for_backward(x, end, share)
-        return value_of(level, end), place, level
+        return value, place, level
 
     @staticmethod
-    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
         x, end, share = ctx.saved_tensors
         by_value, by_place, _ = by
         # the derivatives of tanh(x) and of σ(2x) are 4σ(1 - σ) and 2σ(1 - σ)
         if torch.is_grad_enabled():
             share = torch.sigmoid(2 * x.to(share.dtype))
         elif by_value is not None and by_place is None:
-            return sigmoid_backward(by_value, share).mul_(scalar(4.0)).to(x.dtype), None, None
+            return sigmoid_backward(by_value, share).mul_(scalar(4.0)).to(x.dtype), None, None, None
         parts = [] if by_value is None else [by_value + by_value]
         parts += [] if by_place is None else [by_place * end]
         if not parts:
-            return None, None, None
+            return None, None, None, None
         total = parts[0] + parts[1] if len(parts) > 1 else parts[0]
         slope = sigmoid_backward(total, share)
-        return (slope + slope).to(x.dtype), None, None
+        return (slope + slope).to(x.dtype), None, None, None
 
 
 _ROUNDED: Callable[..., tuple[Tensor, ...]] = plain_apply(_Rounded)
 sigmoid_backward = torch.ops.aten.sigmoid_backward.default
 
 
-def value_of(level: Float[Tensor, "*batch d"], end: Float[Tensor, " d"]) -> Float[Tensor, "*batch d"]:
-    """Return the values of levels, from -1 to 1."""
-    return (level + level).sub_(end).div_(end)
+def value_of(level: Float[Tensor, "*batch d"], half: Float[Tensor, " d"]) -> Float[Tensor, "*batch d"]:
+    """Return the values of levels, from -1 to 1, given half of the last level."""
+    return (level - half).div_(half)
 
 
 def index_of(
@@ -113,23 +132,21 @@ def index_of(
 def counts(
     level: Float[Tensor, "*batch d"],
     index: Int64[Tensor, "*batch"],
-    order: Float[Tensor, " most"],
     grid: Grid,
     *,
     mask: Bool[Tensor, "*batch"] | None,
     codes: int,
 ) -> Float[Tensor, "d most"]:
-    """Return how often each level occurs in each dimension, where the mask is True. `order` has all levels."""
-    most = len(order)
+    """Return how often each level occurs in each dimension, where the mask is True."""
     if index.is_cpu and index.numel() > codes and mask is None and is_plain((index,)):
         number = torch.bincount(index.flatten().clamp(0, codes - 1), minlength=codes)  # a code of NaN is no number
-        every = level_of(torch.arange(codes), grid)
-        place = (every + torch.arange(0, every.shape[-1] * most, most)).flatten()
-        share = number.to(order.dtype).unsqueeze(-1).expand_as(every).flatten()
-        return order.new_zeros(every.shape[-1] * most).index_add_(0, place, share).view(-1, most)
-    on = level.unsqueeze(-1) == order
-    on = on if mask is None else on & mask[..., None, None]
-    return (on if on.dim() == 3 else on.reshape(-1, *on.shape[-2:])).sum(0, dtype=torch.float32)
+        found = grid.order.new_zeros(len(grid.levels), len(grid.order))
+        for own, length, radix in zip(found, grid.levels.tolist(), grid.radix.tolist(), strict=True):
+            own[:length] = number.view(-1, length, radix).sum((0, 2))
+        return found
+    on = (level if level.dim() == 2 else level.reshape(-1, level.shape[-1])) == grid.order
+    on = on if mask is None else on & mask.reshape(-1, 1)
+    return on.sum(1, dtype=torch.float32).T
 
 
 def level_of(index: Int64[Tensor, "*batch"], grid: Grid) -> Int64[Tensor, "*batch d"]:

@@ -6,12 +6,10 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 """
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
@@ -20,9 +18,9 @@ from torch.types import Device
 from ..kernel.library import batched
 from ..kernel.operator import is_plain, operator
 from .arithmetic import scalar
-from .philox import four_words, words, words_at
+from .philox import four_words, numpy_words, words, words_at
 from .slice import Slice as Slice
-from .torch_draw import sliced_draws, sliced_source
+from .torch_draw import sliced_draws, sliced_source, whole_count
 
 
 class Keys:
@@ -50,6 +48,8 @@ class Keys:
         return self._keys[self.used - 1 : self.used]
 
 
+FEW = {"cpu": 2**11, "cuda": 2**22}
+"""Up to this number of draws, the time depends on the number of operations, and not on their work."""
 Source = Generator | Keys | Slice
 Key = tuple[int, int] | Int64[Tensor, "1 2"]
 """The key of a draw: two numbers, which need no launch, or a tensor, which can change in a captured graph."""
@@ -132,6 +132,19 @@ def normal(
     return normal_of(_fractions(shape, dtype, device, generator, signed=True))
 
 
+def few_normal(
+    shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
+) -> Float[Tensor, "..."]:
+    """Draw standard normal noise as `normal` does, or by two operations and from 53 bits if there are few numbers."""
+    if _has_keys(generator) or torch.compiler.is_compiling():
+        return normal(shape, dtype, device=device, generator=generator)
+    window = generator.window(math.prod(shape)) if isinstance(generator, Slice) else None
+    count = whole_count(shape) if window is None else window.blocks * window.stride  # ranks draw as one process does
+    if count > FEW.get("cpu" if device is None else torch.device(device).type, 0):
+        return normal(shape, dtype, device=device, generator=generator)
+    return _by_torch(torch.randn, shape, torch.float64, device, generator).to(dtype)
+
+
 def uniform(
     shape: Sequence[int], dtype: torch.dtype = torch.float32, *, device: Device = None, generator: Source | None = None
 ) -> Float[Tensor, "..."]:
@@ -146,14 +159,25 @@ def rounding(
 
     In float32 it has 24 bits, as many as a sum with it, so that more would change nothing.
     """
-    source = generator.source if isinstance(generator, Slice) else generator
-    if isinstance(source, Keys) or torch.compiler.is_compiling():
+    if _has_keys(generator) or torch.compiler.is_compiling():
         return uniform(shape, dtype, device=device, generator=generator)
+    return _by_torch(torch.rand, shape, dtype, device, generator)
+
+
+def _has_keys(generator: Source | None) -> bool:
+    return isinstance(generator.source if isinstance(generator, Slice) else generator, Keys)
+
+
+def _by_torch(
+    draw: Callable[..., Tensor], shape: Sequence[int], dtype: torch.dtype, device: Device, generator: Source | None
+) -> Tensor:
+    """Draw noise by a function of torch. If ranks share a batch, all draw the whole, of which each has its part."""
+    source = generator.source if isinstance(generator, Slice) else generator
     require_source(source)
     window = generator.window(math.prod(shape)) if isinstance(generator, Slice) else None
     if window is None:
-        return torch.rand(shape, dtype=dtype, device=device, generator=source)
-    whole = torch.rand(window.blocks, window.stride, dtype=dtype, device=device, generator=source)
+        return draw(shape, dtype=dtype, device=device, generator=source)
+    whole = draw(window.blocks, window.stride, dtype=dtype, device=device, generator=source)
     return whole.narrow(1, window.first, window.size).reshape(tuple(shape))
 
 
@@ -327,44 +351,13 @@ def _numpy_fractions(
     It is faster than `fractions` and gives other numbers.
     """
     if size < 0:
-        return _from_words(_raw_words(key, 0, _count_words(count, dtype)), count, dtype, signed)
+        return _from_words(numpy_words(key, 0, _count_words(count, dtype)), count, dtype, signed)
     found, of_word = [], 1 if dtype == torch.float64 else 2
     for start in range(first, first + blocks * stride, stride):
         word, skipped = divmod(start, of_word)
-        drawn = _raw_words(key, word, _count_words(skipped + size, dtype))
+        drawn = numpy_words(key, word, _count_words(skipped + size, dtype))
         found.append(_from_words(drawn, skipped + size, dtype, signed)[:, skipped:])
     return torch.cat(found, -1)
-
-
-def _raw_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {count}"]:
-    """Return `count` words of numpy's Philox from a place on, for every key."""
-    # torch's generator would use only 32 bits of the seed, so that keys would collide
-    counter, skipped = divmod(first, 4)  # each counter gives four words
-    drawn = [_philox(each, counter).random_raw(skipped + count)[skipped:] for each in key.numpy().view(np.uint64)]
-    return torch.from_numpy((drawn[0][None] if len(drawn) == 1 else np.stack(drawn)).view(np.int64))
-
-
-def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
-    """Return numpy's Philox of a key from a counter on, valid until the next call in this thread.
-
-    A new one would first read a seed from the system, which takes longer than to draw thousands of words.
-    """
-    if not hasattr(_OF_THREAD, "philox"):
-        _OF_THREAD.philox = np.random.Philox(0)
-    found: np.random.Philox = _OF_THREAD.philox
-    found.state = {
-        "bit_generator": "Philox",
-        "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
-        "buffer": _NO_WORDS,
-        "buffer_pos": 4,
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-    return found
-
-
-_OF_THREAD = threading.local()
-_NO_WORDS = np.zeros(4, dtype=np.uint64)
 
 
 _cpu_fractions = torch.library.custom_op("concretely::cpu_fractions", _numpy_fractions, mutates_args=())

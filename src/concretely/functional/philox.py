@@ -1,5 +1,8 @@
 """The random words of keys, by Philox4x32-10 [salmon2011parallel]: the definition of what kernels compute."""
 
+import threading
+
+import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor
@@ -43,3 +46,34 @@ def four_words(key: Int64[Tensor, "members 2"], counter: Int64[Tensor, " counter
         word = [(right >> 32 & mask) ^ word[1] ^ low, right & mask, (left >> 32 & mask) ^ word[3] ^ high, left & mask]
         low, high = low + 0x9E3779B9 & mask, high + 0xBB67AE85 & mask
     return word
+
+
+def numpy_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {count}"]:
+    """Return `count` words of numpy's Philox from a place on, for every key."""
+    # torch's generator would use only 32 bits of the seed, so that keys would collide
+    counter, skipped = divmod(first, 4)  # each counter gives four words
+    drawn = [_philox(each, counter).random_raw(skipped + count)[skipped:] for each in key.numpy().view(np.uint64)]
+    return torch.from_numpy((drawn[0][None] if len(drawn) == 1 else np.stack(drawn)).view(np.int64))
+
+
+def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
+    """Return numpy's Philox of a key from a counter on, valid until the next call in this thread.
+
+    A new one would first read a seed from the system, which takes longer than to draw thousands of words.
+    """
+    if not hasattr(_OF_THREAD, "philox"):
+        _OF_THREAD.philox = np.random.Philox(0)
+    found: np.random.Philox = _OF_THREAD.philox
+    found.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
+        "buffer": _NO_WORDS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return found
+
+
+_OF_THREAD = threading.local()
+_NO_WORDS = np.zeros(4, dtype=np.uint64)

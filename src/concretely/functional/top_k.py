@@ -4,24 +4,21 @@ Score i is $s_i + σ_i ε_i$, where ε is normal or Gumbel noise.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float
 from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
-from ..kernel.operator import is_plain, is_watched, plain_apply
 from .arithmetic import Temperature, to_float64
-from .fused import pulled_again
 from .log_simplex import perturb
-from .noise import gumbel, normal
+from .noise import few_normal, gumbel
 from .squashing import straight_through
 from .threshold import largest, threshold
 
 Noise = Literal["normal", "gumbel"]
-NOISE = {"normal": normal, "gumbel": gumbel}
+NOISE = {"normal": few_normal, "gumbel": gumbel}
 PIECES = {
     "normal": (-10.0, -6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 10.0),
     "gumbel": (-5.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 7.0, 12.0, 20.0, 40.0),
@@ -56,8 +53,7 @@ def push(
 def survival(noise: Float[Tensor, "..."], law: Noise) -> Float[Tensor, "..."]:
     """Return the probability that standard noise is larger."""
     if law == "normal":
-        below: Tensor = torch.special.ndtr(-noise)
-        return below
+        return torch.erfc(noise * math.sqrt(0.5)) * 0.5
     return -torch.expm1(-torch.exp(-noise.clamp(min=-40)))  # where it is 1, and the exponential does not overflow
 
 
@@ -70,7 +66,7 @@ def density(noise: Float[Tensor, "..."], law: Noise) -> Float[Tensor, "..."]:
 
 def load_given_others(
     scores: Float[Tensor, "*batch n"],
-    scale: Float[Tensor, "*batch n"],
+    scale: Float[Tensor, "*batch n"] | None,
     noisy: Float[Tensor, "*batch n"],
     top: Float[Tensor, "*batch top"],
     k: int,
@@ -84,63 +80,9 @@ def load_given_others(
     """
     if k == scores.shape[-1]:
         return torch.ones_like(scores)
-    given = scores, scale, top
-    is_one_node = law == "normal" and noisy.dtype == scores.dtype == scale.dtype == top.dtype
-    if is_one_node and is_plain((*given, noisy)) and not is_watched():
-        return _LOAD(*given, noisy.detach(), k)
-    return _load(*given, noisy, k, law)
-
-
-def _load(scores: Tensor, scale: Tensor, top: Tensor, noisy: Tensor, k: int, law: Noise = "normal") -> Tensor:
     inner, outer = top.split([k - 1, 1, 1], -1)[1:]
-    above = (scores - torch.where(noisy >= inner, outer, inner)) / scale
-    if law == "normal":
-        load: Tensor = torch.special.ndtr(above)
-        return load
-    return survival(-above, law)
-
-
-class _Load(torch.autograd.Function):
-    """`load_given_others` for normal noise as one autograd node."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, scale: Tensor, top: Tensor, noisy: Tensor, k: int) -> Tensor:
-        inner, outer = top[..., -2:-1], top[..., -1:]
-        is_in = noisy >= inner
-        above = torch.where(is_in, outer, inner).neg_().add_(scores).div_(scale)
-        ctx.k = k
-        ctx.save_for_backward(scores, scale, top, noisy, is_in, above)
-        load: Tensor = torch.special.ndtr(above)
-        return load
-
-    @staticmethod
-    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
-        scores, scale, top, noisy, is_in, above = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *pulled_again(_load, (scores, scale, top), by[0], noisy, ctx.k), None, None
-        slope = density(above, "normal").mul_(by[0]).div_(scale)
-        inside = slope * is_in
-        by_top = torch.zeros_like(top)
-        torch.sum(inside, -1, keepdim=True, out=by_top[..., -1:]).neg_()
-        torch.sum(inside.sub_(slope), -1, keepdim=True, out=by_top[..., -2:-1])
-        return slope, (above * slope).neg_(), by_top, None, None
-
-
-_LOAD: Callable[..., Tensor] = plain_apply(_Load)
-
-
-def count(
-    indices: Int64[Tensor, "*batch k"], mask: Bool[Tensor, "*batch"] | None, n: int
-) -> Float[Tensor, " {n}"] | Int64[Tensor, " {n}"]:
-    """Return how often each of n entries is chosen, where the mask is True."""
-    index = indices.flatten()
-    if mask is None and indices.is_cpu and is_plain((indices,)):
-        return torch.bincount(index, minlength=n)
-    if mask is None:
-        chosen = torch.ones(index.shape, device=index.device)
-    else:
-        chosen = mask.unsqueeze(-1).expand_as(indices).flatten().to(torch.float32)
-    return chosen.new_zeros(n).scatter_add(0, index, chosen)
+    least = torch.where(noisy >= inner, outer, inner) - scores
+    return survival(least if scale is None else least / scale, law)
 
 
 def inclusion(

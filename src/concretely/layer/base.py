@@ -106,7 +106,9 @@ class Layer(nn.Module, ABC):
                 self.get_buffer(name).fill_(check(schedule(int(self.step))))
             for name, running in self.named_buffers(recurse=False):
                 if name == "counts":
-                    latest = torch.zeros_like(running) if self._counted is None else self._counted.to(running)
+                    latest = (
+                        torch.zeros_like(running) if self._counted is None else self._counted.to(running).contiguous()
+                    )
                     latest = sum_over_ranks(latest)
                     running.mul_(MEMORY).add_(latest)
                     self._follow(latest, steps)
@@ -278,11 +280,9 @@ def require_last(name: str, value: Any, size: int, *, axis: int = -1) -> Tensor:
     return value
 
 
-def as_mask(mask: Any, shape: Size, device: torch.device) -> Tensor:
-    """Return a mask of tokens, by default of all; raise unless it has the expected shape."""
-    if mask is None:
-        return torch.ones(shape, dtype=torch.bool, device=device)
-    if not isinstance(mask, Tensor) or mask.shape != shape or mask.dtype != torch.bool:
+def require_mask(mask: Any, shape: Size) -> Tensor | None:
+    """Return a mask of tokens; raise unless it has the expected shape. None is that of all tokens."""
+    if mask is not None and (not isinstance(mask, Tensor) or mask.shape != shape or mask.dtype != torch.bool):
         is_tensor = isinstance(mask, Tensor)
         found = f"{mask.dtype} of shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
         raise ValueError(f"mask must be torch.bool of shape {tuple(shape)}, got {found}")

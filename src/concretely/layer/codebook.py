@@ -13,7 +13,7 @@ from ..functional.codebook import Looked, look_up
 from ..functional.noise import Source
 from ..functional.torch_draw import sliced_source
 from ..spelling import require_one_of
-from .base import UNUSED, Layer, Setting, as_mask, require_count, require_last, require_number
+from .base import UNUSED, Layer, Setting, require_count, require_last, require_mask, require_number
 from .rank import of_rows, sum_over_ranks, world_size
 
 
@@ -29,7 +29,7 @@ class Coded(NamedTuple):
     share: Float[Tensor, "groups codes"] | None
     """The sum of the probabilities of codes over tokens that are not padding, or None if the layer has no penalty."""
     mask: Bool[Tensor, "*batch"] | None
-    """Which tokens are not padding, or None if no token is."""
+    """Which tokens are not padding, or None if all are tokens."""
 
 
 class CodebookReport(NamedTuple):
@@ -158,7 +158,7 @@ class Codebook(Layer):
 
     def _code(self, x: Tensor, mask: Tensor | None, *, draws: bool, hard: bool, generator: Source | None) -> Coded:
         require_last("x", x, self.features)
-        mask = None if mask is None else as_mask(mask, x.shape[:-1], x.device)
+        mask = require_mask(mask, x.shape[:-1])
         if is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             with torch.autocast(x.device.type, enabled=False):

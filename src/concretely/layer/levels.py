@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..functional import level
 from ..functional.arithmetic import bool_or_none, cast, compute_dtype
 from ..functional.noise import Source, rounding
-from .base import Layer, as_mask, require_count, require_last, require_number
+from .base import Layer, require_count, require_last, require_mask, require_number
 from .rank import of_rows, sum_over_ranks
 
 LARGEST = 2**20
@@ -28,8 +28,8 @@ class Leveled(NamedTuple):
     """The numbers of the codes."""
     place: Float[Tensor, "*batch d"]
     """Where each dimension lies between its first level, 0, and its last."""
-    mask: Bool[Tensor, "*batch"]
-    """Which inputs are not padding."""
+    mask: Bool[Tensor, "*batch"] | None
+    """Which inputs are not padding, or None if none is."""
 
 
 class LevelsReport(NamedTuple):
@@ -93,7 +93,6 @@ class Levels(Layer):
         self.register_buffer("levels", torch.tensor(numbers), persistent=False)
         for name, each in level.grid(torch.tensor(numbers))._asdict().items():
             self.register_buffer(f"_{name}", each, persistent=False)
-        self.register_buffer("_order", torch.arange(float(max(numbers))), persistent=False)
         self.register_buffer("counts", torch.zeros(len(numbers), max(numbers)))
 
     def forward(
@@ -127,15 +126,15 @@ class Levels(Layer):
         dtype = next((each.dtype for each in self.parameters()), torch.float32)
         grid = self._grid
         value: Tensor = self.decode(
-            level.value_of(level.level_of(indices, grid).to(compute_dtype(dtype)), grid.end).to(dtype)
+            level.value_of(level.level_of(indices, grid).to(compute_dtype(dtype)), grid.half).to(dtype)
         )
         return value
 
     def _quantise(
-        self, x: Tensor, given: Tensor | None, *, draws: bool, generator: Source | None, keeps: bool = True
+        self, x: Tensor, mask: Tensor | None, *, draws: bool, generator: Source | None, keeps: bool = True
     ) -> Leveled:
         require_last("x", x, self.features)
-        mask = as_mask(given, x.shape[:-1], x.device)
+        mask = require_mask(mask, x.shape[:-1])
         encoded: Tensor = self.encode(x) if self._is_projected else x
         grid, noise = self._grid, None
         if draws:
@@ -149,8 +148,7 @@ class Levels(Layer):
             return result
         counts = None
         if self.training:
-            order: Any = self._buffers["_order"]
-            counts = level.counts(digits, result.indices, order, grid, mask=given, codes=self.codes)
+            counts = level.counts(digits, result.indices, grid, mask=mask, codes=self.codes)
         return self._keep(result, counts)
 
     def penalty(self, result: Leveled | None = None) -> Float[Tensor, ""]:
@@ -160,11 +158,11 @@ class Levels(Layer):
         kept = self._kept(result, Leveled)
         if kept is None:
             return self.step.new_zeros((), dtype=torch.float32)
-        share = level.shares(kept.place, self.counts.shape[-1]) * kept.mask[..., None, None]
+        share, mask = level.shares(kept.place, self.counts.shape[-1]), kept.mask
+        share = share if mask is None else share * mask[..., None, None]
         own = level.entropy(share).sum().view(1)
-        sums = torch.cat(
-            [share.reshape(-1, *share.shape[-2:]).sum(0).flatten(), own, kept.mask.sum().to(own.dtype).view(1)]
-        )
+        inputs = own.new_tensor([kept.indices.numel()]) if mask is None else mask.sum().to(own.dtype).view(1)
+        sums = torch.cat([share.reshape(-1, *share.shape[-2:]).sum(0).flatten(), own, inputs])
         total, own, number = sum_over_ranks(sums).split([self.counts.numel(), 1, 1])
         number = number.clamp(min=1)
         between = level.entropy(total / number).sum()

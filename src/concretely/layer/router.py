@@ -7,19 +7,20 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from torch.amp.autocast_mode import is_autocast_available
-from torch.nn.functional import linear, softplus
+from torch.nn.functional import linear
 
 from ..functional import balance
-from ..functional.arithmetic import cast, compute_dtype, plus
+from ..functional.arithmetic import cast, compute_dtype
 from ..functional.noise import Source
+from ..functional.route import count, route, scale_of
 from ..functional.squashing import straight_through
-from ..functional.top_k import NOISE, Noise, count, inclusion, load_given_others
+from ..functional.top_k import NOISE, Noise, inclusion
 from ..spelling import require_one_of
-from .base import UNUSED, Layer, as_mask, require_count, require_last, require_number
+from .base import UNUSED, Layer, require_count, require_last, require_mask, require_number
 from .rank import of_rows, sum_over_ranks, whole, world_size
 
-LEAST_SCALE = 1e-2
-"""The smallest standard deviation of learned noise."""
+FEW = 2**12
+"""Up to this number of scores, a search for the k largest takes less time than several for a maximum."""
 
 
 class Routing(NamedTuple):
@@ -35,8 +36,8 @@ class Routing(NamedTuple):
     """The probability that an expert is chosen, given the noise of the others; without noise, whether it is chosen. Its
     mean over the noise sums to k. It is 0 for padding."""
     logits: Float[Tensor, "*batch experts"]
-    mask: Bool[Tensor, "*batch"]
-    """Which tokens are not padding."""
+    mask: Bool[Tensor, "*batch"] | None
+    """Which tokens are not padding, or None if none is."""
 
 
 class RouterReport(NamedTuple):
@@ -153,50 +154,41 @@ class Router(Layer):
 
         It is slow, and made for tests and analysis: `Routing.load` has the same mean.
         """
-        logits, scale = self._scores(x)
+        logits, spread = self._scores(x)
         biased = self._biased(logits)
         if self.noise is None:
             return torch.zeros_like(logits).scatter(-1, biased.topk(self.k, -1).indices, 1)
-        return inclusion(biased, scale, self.k, self._law)
+        return inclusion(biased, torch.ones_like(biased) if spread is None else scale_of(spread), self.k, self._law)
 
     @property
     def _law(self) -> Noise:
         return "normal" if self.noise == "learned" else "gumbel"
 
-    def _scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the scale of their noise."""
+    def _scores(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the logits, and what the scale of learned noise depends on."""
         require_last("x", x, self.features)
         kind = x.device.type
         if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return self._scores(x)
         wide = cast(x, compute_dtype(x.dtype))
-        logits = linear(wide, whole(self.weight).to(wide.dtype))
+        weight = whole(self.weight).to(wide.dtype)
         if self.scale_weight is None:
-            return logits, torch.ones_like(logits)
-        return logits, plus(softplus(linear(wide, whole(self.scale_weight).to(wide.dtype))), LEAST_SCALE)
+            return linear(wide, weight), None
+        logits, spread = linear(wide, torch.cat([weight, whole(self.scale_weight).to(wide.dtype)])).chunk(2, -1)
+        return logits, spread
 
     def _biased(self, logits: Tensor) -> Tensor:
         return logits + self.bias.to(logits.dtype)
 
-    def _route(self, x: Tensor, given: Tensor | None, *, draws: bool, generator: Source | None) -> Routing:
-        logits, scale = self._scores(x)
-        biased = self._biased(logits)
-        mask = as_mask(given, x.shape[:-1], x.device)
+    def _route(self, x: Tensor, mask: Tensor | None, *, draws: bool, generator: Source | None) -> Routing:
+        logits, spread = self._scores(x)
+        mask, noise = require_mask(mask, x.shape[:-1]), None
         if draws and self.noise is not None:
             source = of_rows(generator, x.shape[:-1])
             noise = NOISE[self._law](logits.shape, logits.dtype, device=logits.device, generator=source)
-            noisy = biased + scale * noise
-            top, indices = noisy.topk(min(self.k + 1, self.experts), -1)
-            indices = indices[..., : self.k]
-            load = load_given_others(biased, scale, noisy, top, self.k, self._law)
-        else:
-            indices = biased.topk(self.k, -1).indices
-            load = torch.zeros_like(logits).scatter(-1, indices, 1)
-        probabilities = logits.softmax(-1)
-        # the softmax of the chosen logits are their probabilities, divided by the sum
-        weights = logits.gather(-1, indices).softmax(-1) if self.k > 1 else probabilities.gather(-1, indices)
-        if given is not None:
+        weights, probabilities, load, indices = route(logits, self.bias, spread, noise, self.k, self._law)
+        if mask is not None:
             weights, load = weights * mask.unsqueeze(-1), load * mask.unsqueeze(-1)
         return Routing(cast(weights, x.dtype), indices, probabilities, load, logits, mask)
 
@@ -207,10 +199,11 @@ class Router(Layer):
             return self.step.new_zeros((), dtype=torch.float32)
         load = kept.load
         if self.noise is None:
-            soft = self.k * kept.probabilities * kept.mask.unsqueeze(-1)
+            soft = self.k * kept.probabilities
+            soft = soft if kept.mask is None else soft * kept.mask.unsqueeze(-1)
             load = straight_through(load, soft, lambda soft: soft)
         if world_size() == 1:
-            return balance.penalty(load, kept.logits, kept.mask, balance=self.balance, z=self.z)
+            return balance.penalty(load, kept.logits, kept.probabilities, kept.mask, balance=self.balance, z=self.z)
         sums = [each.view(-1) for each in balance.sums(load, kept.logits, kept.mask)]
         load, square, tokens = sum_over_ranks(torch.cat(sums)).split([self.experts, 1, 1])
         return balance.combined(load, square.squeeze(0), tokens.squeeze(0), balance=self.balance, z=self.z)
@@ -243,8 +236,8 @@ class Router(Layer):
 
 
 def _largest(scores: Tensor, k: int) -> Tensor:
-    """Return the places of the k largest scores: for few, by one maximum after the other, which takes less time."""
-    if k > 2:
+    """Return the places of the k largest scores: on a CPU, for many tokens, by one maximum after the other."""
+    if k > 2 or not scores.is_cpu or scores.numel() <= FEW:
         return scores.topk(k, -1).indices
     first = scores.argmax(-1, keepdim=True)
     if k == 1:
