@@ -67,15 +67,16 @@ def total(terms: Iterable[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
     return functools.reduce(arithmetic.add, terms)
 
 
+def are_alike(*terms: Tensor) -> bool:
+    """Return whether a kernel supports terms of log-weights: all in float32 and of the same shape."""
+    shape = terms[0].shape
+    fits = len(shape) > 1 and terms[0].numel() > 0
+    return fits and all(term.dtype == torch.float32 and term.shape == shape for term in terms)
+
+
 def _is_eligible(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> bool:
     signal, baseline, averages, _ = given
-    shape = log_p[0].shape
-    if len(shape) < 2 or not log_p[0].numel() or (baseline and not averages):
-        return False
-    for term in (*log_p, *log_q, *signal, *baseline):
-        if term.dtype != torch.float32 or term.shape != shape:
-            return False
-    return True
+    return bool(averages or not baseline) and are_alike(*log_p, *log_q, *signal, *baseline)
 
 
 def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arranged:
