@@ -39,6 +39,7 @@ def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
     kernel="bound",
     eligible=lambda log_w, axis: log_w.dtype == torch.float32 and log_w.dim() > 1,
     arrange=_arrange_bound,
+    saved=[0],
 )
 def bound(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
     """Return the multi-sample bound: the log of the mean weight over the samples."""
@@ -86,7 +87,7 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arra
     return (log_p, log_q, signal, baseline, averages, 1), [by_sample(shape, axis)] * count, returned
 
 
-@operator("loss", kernel="bound", eligible=_is_eligible, arrange=_arrange_loss, nondifferentiable=[1, 2])
+@operator("loss", kernel="bound", eligible=_is_eligible, arrange=_arrange_loss, nondifferentiable=[1, 2], saved=[1, 2])
 def loss(
     log_p: Terms, log_q: Terms, signal: Terms = (), baseline: Terms = (), averages: bool = False, axis: int = 0
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:

@@ -50,6 +50,7 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], method: Method, aver
     ),
     arrange=_arrange_loss,
     nondifferentiable=[1, 2, 3],
+    saved=[1, 2, 3],
 )
 def score_function_loss(
     log_p: Terms, log_q: Terms, method: Method, averages: bool = False, axis: int = 0

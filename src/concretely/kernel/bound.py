@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .layout import rows, strides, sum_parts
+from .layout import partial_sums, rows, strides, sum_parts
 from .tile import ceil_div, power
 from .vimco import vimco
 
@@ -53,7 +53,7 @@ def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl
 def bound(log_w: Tensor, axis: int = 1) -> Tensor:
     """Return the logarithm of the mean weight over samples."""
     members, samples, batch = log_w.shape
-    out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
+    out = torch.empty(members, batch, dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
         high = min(power(samples), SAMPLES)
@@ -86,7 +86,7 @@ def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
     """Return the gradient of the log-weights: that of the bound times the share of each weight in the sum."""
     (by,), (log_w, _), (bound,) = by, inputs, outputs
     members, samples, batch = log_w.shape
-    out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
+    out = torch.empty(members, samples, batch, dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
         _backward[samples * ceil_div(batch, BLOCK), members](
@@ -167,15 +167,15 @@ def _losses(
     high = min(power(samples), SAMPLES)
     wide = min(power(batch), TILE // high)
     parts = ceil_div(batch, wide)
-    log_w = torch.empty((members, samples, batch), dtype=torch.float32, device=log_p[0].device)
-    out, bounds = log_w.new_empty((members, parts)), log_w.new_empty((members, batch))
+    log_w = torch.empty(members, samples, batch, dtype=torch.float32, device=log_p[0].device)
+    out, bounds = partial_sums(parts, (members,), log_w, torch.float32), log_w.new_empty(members, batch)
     signal = log_w if method == "none" else torch.empty_like(log_w)
     added, subtracted = tuple(map(rows, log_p)), tuple(map(rows, log_q))
     _loss[parts, members](
         added, subtracted, strides(added), strides(subtracted), out, bounds, log_w, signal, samples, batch, parts,
         AVERAGES=averages, SIGNAL=method, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
     )  # fmt: skip
-    return sum_parts(out, torch.float32), bounds, log_w, signal
+    return sum_parts(out, parts, torch.float32), bounds, log_w, signal
 
 
 @Launched
