@@ -96,7 +96,7 @@ def loss(
     signal, baseline = signal or {}, baseline or {}
     log_q = weights.log_q if weights.divides or signal else {}
     everywhere = all(not given or given.keys() == log_q.keys() for given in (signal, baseline))
-    if weights.divides and weights.kl_weight is None and everywhere and objective in (bound, average):
+    if is_fused(weights, objective) and everywhere:
         terms, signals, baselines = ([each[name] for name in log_q if each] for each in (log_q, signal, baseline))
         return functional.loss(list(weights.log_p.values()), terms, signals, baselines, objective is average)
     log_w = weights.log_w_given_q if signal and objective is average else weights.log_w
@@ -106,6 +106,11 @@ def loss(
         terms, signals, baselines = ([each[name] for name in signal if each] for each in (log_q, signal, baseline))
         found = found - functional.score_function(terms, signals, baselines)
     return found.mean(), value.detach(), log_w.detach()
+
+
+def is_fused(weights: LogWeights, objective: Objective) -> bool:
+    """Return whether a kernel may compute the loss: the objective is known, and log-weights are log p - log q."""
+    return weights.divides and weights.kl_weight is None and objective in (bound, average)
 
 
 def log_weights(

@@ -1,6 +1,7 @@
 """The bound is that of the library, on either path, batched and compiled."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.func import vmap
 
 from concretely.functional import bound as operation
 from concretely.functional.bound import Terms
+from concretely.functional.signal import Method, score_function_loss, signal_of
 from tests.kernel import DEVICE, PATHS, assert_precise, kernel, on, opcheck
 
 SIZES = [(1, 1, 1), (3, 2, 33), (1, 17, 5), (3, 1, 70), (2, 35, 1), (1, 3, 129)]
@@ -311,3 +313,81 @@ def test_a_signal_multiplies_gradients_and_changes_nothing_else(averages: bool, 
     torch.testing.assert_close(log_w.double(), weights.detach(), rtol=1e-6, atol=1e-4)
     true = by_terms(truth, leaves, [])
     torch.testing.assert_close(by, true, rtol=1e-3, atol=1e-6)
+
+
+METHODS: list[tuple[Method, bool]] = [
+    ("reinforce", False),
+    ("reinforce", True),
+    ("leave-one-out", True),
+    ("geometric", False),
+    ("arithmetic", False),
+]
+"""How signals follow from log-weights, and whether the objective is the mean of these."""
+
+
+@kernel
+@pytest.mark.parametrize(("method", "averages"), METHODS)
+@pytest.mark.parametrize("shape", [(3, 2, 33), (1, 17, 5), (2, 35, 1), (1, 3, 1500)], ids=str)
+def test_the_kernel_of_a_score_function_loss_is_its_definition(
+    shape: tuple[int, int, int], method: Method, averages: bool
+) -> None:
+    added, subtracted = terms((2, 2), *shape)
+    added[0] = added[0].detach()[:1].requires_grad_().expand(shape)  # members share it
+    wide = [[each.detach().double().requires_grad_() for each in side] for side in (added, subtracted)]
+    by = torch.randn(shape[0], device=DEVICE)
+
+    def outcome(call: Any, log_p: Terms, log_q: Terms) -> tuple[Tensor, ...]:
+        found = call(log_p, log_q, method, averages, 1)
+        return *found, *torch.autograd.grad(found[0], [*log_p, *log_q], by.to(found[0]))
+
+    defined, truth = (outcome(score_function_loss.definition, *each) for each in ((added, subtracted), wide))
+    with on("fast", "bound"):
+        found = outcome(score_function_loss, added, subtracted)
+    for one, other, true in zip(found, defined, truth, strict=True):
+        torch.testing.assert_close(one.double(), true, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@PATHS
+@pytest.mark.parametrize(("method", "averages"), METHODS)
+def test_a_score_function_loss_is_the_loss_with_the_signal_of_its_weights(
+    method: Method, averages: bool, path: str
+) -> None:
+    added, subtracted = terms((2, 2), 2, 5, 9)
+    with on(path, "bound"):
+        *found, signal = score_function_loss(added, subtracted, method, averages, 1)
+        expected = loss(added, subtracted, [signal] * 2, averages=averages)
+        by = [by_terms(each[0], added, subtracted) for each in (found, expected)]
+    torch.testing.assert_close(tuple(found), expected)
+    torch.testing.assert_close(*by)
+    objective = operation.average if averages else operation.bound
+    torch.testing.assert_close(signal, signal_of(found[2], method, objective, 1), rtol=1e-5, atol=2e-5)
+    assert not any(each.requires_grad for each in (*found[1:], signal))
+
+
+@PATHS
+@pytest.mark.parametrize(("method", "averages"), METHODS)
+def test_score_function_losses_of_a_batch_of_programs_are_a_loop_over_them(
+    method: Method, averages: bool, path: str
+) -> None:
+    added, subtracted = terms((1, 1), 4, 5, 3)
+
+    def program(one: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        return score_function_loss([one], [other], method, averages)
+
+    with on(path, "bound", "vimco"):
+        pairs = zip(*added, *subtracted, strict=True)
+        alone = [torch.stack(each) for each in zip(*(program(*each) for each in pairs), strict=True)]
+        together = vmap(program)(*added, *subtracted)
+        torch.testing.assert_close(together, tuple(alone))
+        by = [by_terms(each[0], added, subtracted) for each in (together, alone)]
+    torch.testing.assert_close(*by)
+
+
+@kernel
+@pytest.mark.parametrize("path", ["plain", "fast"])
+@pytest.mark.parametrize(("method", "averages"), METHODS)
+def test_a_score_function_loss_is_an_operator(method: Method, averages: bool, path: str) -> None:
+    added, subtracted = terms((2, 1), 3, 4, 5)
+    with on(path, "bound"):
+        opcheck(score_function_loss, (added, subtracted, method, averages, 1))

@@ -293,6 +293,10 @@ def bound(kernels: Any) -> None:
                 outputs = kernels.loss(*terms, [], [], averages)
                 for signal in ([], terms[1]):
                     kernels.loss_backward(*pull(log_w[:, 0, 0]), (*terms, signal, [], averages, 1), outputs)
+                for method in ("reinforce", "leave-one-out", "geometric"):
+                    outputs = kernels.score_function_loss(*terms, method, averages)
+                    given = (*terms, method, averages, 1), outputs
+                    kernels.score_function_loss_backward(*pull(log_w[:, 0, 0]), *given)
 
 
 def nvil(kernels: Any) -> None:

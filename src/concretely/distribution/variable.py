@@ -242,7 +242,8 @@ class DiscreteVariable(Variable, Distribution):
 
     def unfold(self, samples: int) -> Self:
         """Return the variable with its first batch axis split into samples and data points."""
-        new, lead = copy.copy(self), (samples, self.batch_shape[0] // samples)
+        new, lead = object.__new__(type(self)), (samples, self.batch_shape[0] // samples)
+        vars(new).update(vars(self))
         new.logits = self.logits.view(*lead, *self.logits.shape[1:])
         new._batch_shape = Size((*lead, *self.batch_shape[1:]))
         return new

@@ -3,12 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jaxtyping import Float
-from torch import Tensor
-
 from ..functional.bound import average
 from ..functional.noise import Source
-from ..functional.signal import leave_one_out
 from ..graph.mode import Discrete
 from ..graph.program import Program
 from ..model.model import Model
@@ -42,11 +38,7 @@ class Reinforce:
         weights = log_weights(
             target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
         )
-
-        def signal(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
-            return log_w / samples if objective is average else objective(log_w).expand_as(log_w)
-
-        return surrogate(weights, objective, signal, bound_target=bound_target(target, objective))
+        return surrogate(weights, objective, "reinforce", bound_target=bound_target(target, objective))
 
 
 @dataclass(frozen=True)
@@ -80,4 +72,4 @@ class RLOO:
         weights = log_weights(
             target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
         )
-        return surrogate(weights, average, leave_one_out, bound_target=bound_target(target, average))
+        return surrogate(weights, average, "leave-one-out", bound_target=bound_target(target, average))

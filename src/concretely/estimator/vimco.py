@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ..functional import signal
 from ..functional.noise import Source
+from ..functional.signal import Mean
 from ..graph.mode import Discrete
 from ..graph.program import Program
 from ..model.model import Model
@@ -26,7 +26,7 @@ class VIMCO:
     Bias: none. See [mnih2016variational].
     """
 
-    mean: signal.Mean = "geometric"
+    mean: Mean = "geometric"
 
     def __post_init__(self) -> None:
         require_one_of("mean", self.mean, "geometric", "arithmetic")
@@ -52,9 +52,4 @@ class VIMCO:
         weights = log_weights(
             target, *inputs, mode=Discrete(), samples=samples, generator=generator, batch_dims=batch_dims
         )
-        return surrogate(
-            weights,
-            bound,
-            lambda log_w: signal.vimco(log_w, self.mean),
-            bound_target=bound_target(target, bound),
-        )
+        return surrogate(weights, bound, self.mean, bound_target=bound_target(target, bound))

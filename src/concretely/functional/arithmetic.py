@@ -322,7 +322,13 @@ def _arrange_affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product
     return (x, weight, bias, tanh, product_of(rows), is_deferring()), taken, [(*x.shape[:-1], len(bias))]
 
 
-@operator("affine", kernel="affine", eligible=lambda x, weight, *_: may_multiply(x, weight), arrange=_arrange_affine)
+@operator(
+    "affine",
+    kernel="affine",
+    eligible=lambda x, weight, *_: may_multiply(x, weight),
+    arrange=_arrange_affine,
+    saved=[0],
+)
 def affine(
     x: Float[Tensor, "*rows inputs"],
     weight: Float[Tensor, "*members outputs inputs"],

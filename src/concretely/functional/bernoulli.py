@@ -56,7 +56,7 @@ def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..
     return value * one + (1 - value) * zero
 
 
-@operator("bernoulli_draw", kernel="bernoulli", nondifferentiable=[0])
+@operator("bernoulli_draw", kernel="bernoulli", nondifferentiable=[0], saved=[0])
 def draw(
     logits: Float[Tensor, "members units"], key: Int64[Tensor, "members 2"], samples: int, squash: str, length: int = 1
 ) -> tuple[Tensor, Tensor]:
@@ -135,6 +135,7 @@ def _arrange_scores(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *
     eligible=_scores_fit,
     arrange=_arrange_scores,
     nondifferentiable=[1],
+    saved=[1],
 )
 def affine_log_likelihood(
     state: Float[Tensor, "*rows inputs"],

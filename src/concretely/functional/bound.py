@@ -39,6 +39,7 @@ def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
     kernel="bound",
     eligible=lambda log_w, axis: log_w.dtype == torch.float32 and log_w.dim() > 1,
     arrange=_arrange_bound,
+    saved=[0],
 )
 def bound(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
     """Return the multi-sample bound: the log of the mean weight over the samples."""
@@ -67,15 +68,16 @@ def total(terms: Iterable[Float[Tensor, "..."]]) -> Float[Tensor, "..."]:
     return functools.reduce(arithmetic.add, terms)
 
 
+def are_alike(*terms: Tensor) -> bool:
+    """Return whether a kernel supports terms of log-weights: all in float32 and of the same shape."""
+    shape = terms[0].shape
+    fits = len(shape) > 1 and terms[0].numel() > 0
+    return fits and all(term.dtype == torch.float32 and term.shape == shape for term in terms)
+
+
 def _is_eligible(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> bool:
     signal, baseline, averages, _ = given
-    shape = log_p[0].shape
-    if len(shape) < 2 or not log_p[0].numel() or (baseline and not averages):
-        return False
-    for term in (*log_p, *log_q, *signal, *baseline):
-        if term.dtype != torch.float32 or term.shape != shape:
-            return False
-    return True
+    return bool(averages or not baseline) and are_alike(*log_p, *log_q, *signal, *baseline)
 
 
 def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arranged:
@@ -85,7 +87,7 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arra
     return (log_p, log_q, signal, baseline, averages, 1), [by_sample(shape, axis)] * count, returned
 
 
-@operator("loss", kernel="bound", eligible=_is_eligible, arrange=_arrange_loss, nondifferentiable=[1, 2])
+@operator("loss", kernel="bound", eligible=_is_eligible, arrange=_arrange_loss, nondifferentiable=[1, 2], saved=[1, 2])
 def loss(
     log_p: Terms, log_q: Terms, signal: Terms = (), baseline: Terms = (), averages: bool = False, axis: int = 0
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:

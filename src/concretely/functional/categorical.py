@@ -59,6 +59,7 @@ def expectation(log_probs: Float[Tensor, "*batch n"], quantity: Float[Tensor, "*
     kernel="categorical",
     eligible=lambda logits, key, samples, *_: fits(samples * math.prod(logits.shape[:-1]), logits.shape[-1]),
     nondifferentiable=[0],
+    saved=[0],
 )
 def draw(
     logits: Float[Tensor, "members units n"],

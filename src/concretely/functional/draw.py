@@ -55,7 +55,7 @@ def draw_node(
     if has_kernel and logits.numel() and all(map(is_one_number, temperature)):
         # kernels clamp values for float32
         name = "none" if squashing is None or logits.dtype != torch.float32 else squashing.name
-        runs_kernel = law.draw.runs_kernel(logits, None, None, samples, name, 1)
+        runs_kernel = law.draw.fits(logits, None, None, samples, name, 1)
         if runs_kernel and generator is None:
             generator = sliced_source((*sample_shape, *logits.shape))
         if runs_kernel and isinstance(generator, Slice):
@@ -151,7 +151,7 @@ def draw_state(
     """Draw states of a discrete law, with log probabilities in the dtype of the logits."""
     lead, samples = logits.dim() - law.category_axes, Size(sample_shape).numel()
     if registry.is_launchable(logits) and logits.numel() and not _is_fused(generator):
-        runs_kernel = law.draw.runs_kernel(logits, None, samples, squash, 1)
+        runs_kernel = law.draw.fits(logits, None, samples, squash, 1)
         if runs_kernel and generator is None:
             generator = sliced_source((*sample_shape, *logits.shape))
         if runs_kernel and isinstance(generator, Slice):
@@ -293,7 +293,7 @@ def _scored(
     fits = registry.is_launchable(value) and lead[len(lead) - len(batch) :] == batch and axes <= len(batch)
     if fits and value.numel():
         units, length = math.prod(batch), math.prod(batch[len(batch) - axes :])  # Size.numel is constant in an export
-        if law.score.runs_kernel(value, logits, None, length):
+        if law.score.fits(value, logits, None, length):
             samples = math.prod(lead[: len(lead) - len(batch)])
             taken = (1, samples, units, *value.shape[len(lead) :]), (1, units, *logits.shape[len(batch) :])
             returned = [lead[: len(lead) - axes]]

@@ -68,6 +68,6 @@ def node_operators(
     eligible = (fits_draw, fits_nodes) if category_axes else (None, None)
     draw.__name__, score.__name__ = f"draw{suffix}", f"score{suffix}"
     return (
-        operator(f"{name}_draw", kernel=kernel or name, eligible=eligible[0], nondifferentiable=[2])(draw),
+        operator(f"{name}_draw", kernel=kernel or name, eligible=eligible[0], nondifferentiable=[2], saved=[0])(draw),
         operator(f"{name}_score", kernel=kernel or name, eligible=eligible[1])(score),
     )

@@ -14,15 +14,59 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..kernel.operator import Arranged, operator
-from .bound import by_sample
+from .bound import Terms, are_alike, average, bound, by_sample, loss, total
 from .slice import Slice
 
 Mean = Literal["geometric", "arithmetic"]
+Method = Literal["reinforce", "leave-one-out", "geometric", "arithmetic"]
+"""How a signal follows from the log-weights (see `signal_of`)."""
 
 
-def leave_one_out(log_w: Float[Tensor, "m *batch"]) -> Float[Tensor, "m *batch"]:
+def signal_of(
+    log_w: Float[Tensor, "..."], method: Method, objective: Callable[..., Tensor], axis: int = 0
+) -> Float[Tensor, "..."]:
+    """Return the signal of every sample: the objective, or that of `leave_one_out`, or of `vimco` with a mean."""
+    if method == "leave-one-out":
+        return leave_one_out(log_w, axis)
+    if method != "reinforce":
+        return vimco(log_w, method, axis)
+    if objective is average:
+        return log_w / log_w.shape[axis]
+    value = bound(log_w, axis) if objective is bound else objective(log_w)
+    return value.unsqueeze(axis).expand_as(log_w)
+
+
+def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], method: Method, averages: bool, axis: int) -> Arranged:
+    shape, count = log_p[0].shape, len(log_p) + len(log_q)
+    returned = shape[:axis], shape[:axis] + shape[axis + 1 :], shape, shape
+    return (log_p, log_q, method, averages, 1), [by_sample(shape, axis)] * count, returned
+
+
+@operator(
+    "score_function_loss",
+    kernel="bound",
+    eligible=lambda log_p, log_q, method, averages, _: (
+        (averages or method != "leave-one-out") and are_alike(*log_p, *log_q)
+    ),
+    arrange=_arrange_loss,
+    nondifferentiable=[1, 2, 3],
+    saved=[1, 2, 3],
+)
+def score_function_loss(
+    log_p: Terms, log_q: Terms, method: Method, averages: bool = False, axis: int = 0
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Return the results of `loss` with the same signal for all terms of log q, computed from the log-weights, and it.
+
+    See `signal_of` for the signal. It has no gradient.
+    """
+    with torch.no_grad():  # autograd need not record how the signal is computed
+        signal = signal_of(total(log_p) - total(log_q), method, average if averages else bound, axis)
+    return *loss.definition(log_p, log_q, [signal] * len(log_q), (), averages, axis), signal
+
+
+def leave_one_out(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
     """Subtract from each log-weight the mean of the others, and divide by m [kool2019buy]."""
-    return (log_w - log_w.mean(0)) / (len(log_w) - 1)
+    return (log_w - log_w.mean(axis, keepdim=True)) / (log_w.shape[axis] - 1)
 
 
 def _arrange_vimco(log_w: Tensor, mean: Mean, axis: int) -> Arranged:

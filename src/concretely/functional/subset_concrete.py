@@ -87,6 +87,7 @@ def draw(
     kernel="subset_concrete",
     eligible=lambda logits, temperature, noise, k: fits_kernel(logits, k),
     nondifferentiable=(1,),
+    saved=(1,),
 )
 def relax(
     logits: Float[Tensor, "members units n"],

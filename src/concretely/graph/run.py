@@ -81,7 +81,7 @@ def run(
         drawn = mode.draw(Request(name, distribution, sample_shape, source, axes, rows))
         if sample_shape:
             node = None if drawn.node is None else rows.fold(drawn.node)
-            drawn = drawn._replace(value=rows.fold(drawn.value), node=node)
+            drawn = Drawn(rows.fold(drawn.value), drawn.score, drawn.summed, node)
         outcomes[name] = _drawn(drawn, distribution, rows)
         if descent is not None:
             descent.add(name, drawn.value)

@@ -100,7 +100,7 @@ class Rows:
         if not self.batch_shape or self.folded == self.batch_shape:
             return value, distribution
         lead = _lead(distribution, value.dim() - len(distribution.event_shape) - len(self.batch_shape))
-        if self.have_samples(value.shape) and lead == self.batch_shape:
+        if self.have_samples(value.shape) and lead in (self.batch_shape, ()):
             return self.unfold(value), distribution
         if self.have_data(value.shape) and lead == self.folded:
             if isinstance(distribution, DiscreteVariable):

@@ -226,4 +226,4 @@ def before_tanh(by_out: Tensor, out: Tensor, tanh: bool) -> tuple[Tensor, Tensor
         by_out, out, by_total, sums, high, wide, by_out.stride(0), out.stride(0), parts, steps,
         TANH=tanh, HIGH=SUMMED[0], WIDE=SUMMED[1],
     )  # fmt: skip
-    return by_total, sum_parts(sums, torch.float32)
+    return by_total, sum_parts(sums, parts, torch.float32)

@@ -81,16 +81,16 @@ def affine_log_likelihood(
     slope = state.new_empty(shape, dtype=torch.bfloat16 if is_half else torch.float32)
     high, size = samples * batch, chosen or _tile(product, slope)
     columns = ceil_div(wide, size.wide)
-    parts = partial_sums(columns, state.shape[:-1], state, torch.float32)
-    if parts.numel():
+    sums = partial_sums(columns, state.shape[:-1], state, torch.float32)
+    if sums.numel():
         state, weight, bias, bits = rows(state), rows(weight), rows(bias), rows(_bytes(bits, samples))
         _log_likelihood[ceil_div(high, size.high) * columns, members](
-            state, weight, bias, bits, parts, slope, high, batch, wide, deep,
+            state, weight, bias, bits, sums, slope, high, batch, wide, deep,
             state.stride(0), weight.stride(0), bias.stride(0), bits.stride(0), SLOPES=slope.numel() > 0,
             PRODUCT=product, HIGH=size.high, WIDE=size.wide, DEEP=size.deep,
             num_warps=size.warps, num_stages=size.stages,
         )  # fmt: skip
-    return sum_parts(parts, torch.float32), slope
+    return sum_parts(sums, columns, torch.float32), slope
 
 
 def affine_log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None, ...]:

@@ -96,9 +96,9 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Draw states; return them and their log masses, summed over rows of `length` units."""
     members, units = logits.shape
-    value = torch.empty((members, samples, units), dtype=torch.float32, device=logits.device)
+    value = torch.empty(members, samples, units, dtype=torch.float32, device=logits.device)
     by_rows = binary.has_quarters(samples * units, length)
-    log_mass = value.new_empty((members, samples, units // length if by_rows else units))
+    log_mass = value.new_empty(members, samples, units // length if by_rows else units)
     if value.numel():
         logits, own = rows(logits), binary.draws(members, samples, units, length if by_rows else 1)
         given = logits, *parts_of(key), value, log_mass, *own.counts, logits.stride(0)
@@ -161,7 +161,7 @@ def _score_rows(
 def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
     """Return the log mass of given states, summed over rows of `length` units."""
     members, samples, units = value.shape
-    log_mass = torch.empty((members, samples, units // length), dtype=torch.float32, device=value.device)
+    log_mass = torch.empty(members, samples, units // length, dtype=torch.float32, device=value.device)
     if value.numel():
         value, logits, own = rows(value), rows(logits), binary.scores(members, samples, units, length)
         given = value, logits, log_mass, *own.counts, value.stride(0), logits.stride(0)
@@ -209,7 +209,7 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
         *by.stride(), value.stride(0), logits.stride(0),
         LENGTH=length, ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
-    return sum_parts(by_logits, dtype)
+    return sum_parts(by_logits, tile.parts, dtype)
 
 
 draw_backward, score_backward = binary.gradients_of_mass(_gradient)

@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .layout import rows, strides, sum_parts
+from .layout import partial_sums, rows, strides, sum_parts
 from .tile import ceil_div, power
+from .vimco import vimco
 
 BLOCK = 64
 SAMPLES, TILE = 16, 2048
@@ -52,7 +53,7 @@ def _bound(log_w, out, samples, batch, stride, SAMPLES: tl.constexpr, POINTS: tl
 def bound(log_w: Tensor, axis: int = 1) -> Tensor:
     """Return the logarithm of the mean weight over samples."""
     members, samples, batch = log_w.shape
-    out = torch.empty((members, batch), dtype=torch.float32, device=log_w.device)
+    out = torch.empty(members, batch, dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
         high = min(power(samples), SAMPLES)
@@ -85,7 +86,7 @@ def bound_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tens
     """Return the gradient of the log-weights: that of the bound times the share of each weight in the sum."""
     (by,), (log_w, _), (bound,) = by, inputs, outputs
     members, samples, batch = log_w.shape
-    out = torch.empty((members, samples, batch), dtype=torch.float32, device=log_w.device)
+    out = torch.empty(members, samples, batch, dtype=torch.float32, device=log_w.device)
     log_w = rows(log_w)
     if out.numel():
         _backward[samples * ceil_div(batch, BLOCK), members](
@@ -105,12 +106,13 @@ def _sum_of(terms, strides, member, at, mask):
 
 @Launched
 def _loss(
-    log_p, log_q, p_strides, q_strides, out, bounds, log_w, samples, batch, parts,
-    AVERAGES: tl.constexpr, SAMPLES: tl.constexpr, POINTS: tl.constexpr,
+    log_p, log_q, p_strides, q_strides, out, bounds, log_w, signal, samples, batch, parts,
+    AVERAGES: tl.constexpr, SIGNAL: tl.constexpr, SAMPLES: tl.constexpr, POINTS: tl.constexpr,
 ):  # fmt: skip
     member, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     point = part * POINTS + tl.arange(0, POINTS)
     log_w += member * samples * batch
+    signal += member * samples * batch
     largest, total = tl.full((POINTS,), float("-inf"), tl.float32), tl.zeros((POINTS,), tl.float32)
     for start in range(0, samples, SAMPLES):
         sample = start + tl.arange(0, SAMPLES)[:, None]
@@ -124,6 +126,15 @@ def _loss(
     found = total / samples if AVERAGES else _mean(largest, total, samples)
     tl.store(bounds + member * batch + point, found, mask=point < batch)
     tl.store(out + member * parts + part, -tl.sum(tl.where(point < batch, found, 0.0), 0) / batch)
+    for start in range(0, samples if SIGNAL != "none" else 0, SAMPLES):
+        sample = start + tl.arange(0, SAMPLES)[:, None]
+        at, mask = sample * batch + point[None, :], (sample < samples) & (point < batch)[None, :]
+        entries = _sum_of(log_p, p_strides, member, at, mask) - _sum_of(log_q, q_strides, member, at, mask)
+        if SIGNAL == "leave-one-out":
+            own = (entries - found[None, :]) / (samples - 1)
+        else:
+            own = entries / samples if AVERAGES else tl.broadcast_to(found[None, :], (SAMPLES, POINTS))
+        tl.store(signal + at, own, mask=mask)
 
 
 def loss(
@@ -135,18 +146,36 @@ def loss(
     axis: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return minus the mean of the bounds over data points, the bounds, and the log-weights."""
+    return _losses(log_p, log_q, averages, "none")[:3]
+
+
+def score_function_loss(
+    log_p: list[Tensor], log_q: list[Tensor], method: str, averages: bool, axis: int = 1
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the results of `loss`, and the signal, which follows from the log-weights."""
+    if method in ("geometric", "arithmetic"):
+        found = _losses(log_p, log_q, averages, "none")
+        return *found[:3], vimco(found[2], method)
+    return _losses(log_p, log_q, averages, method)
+
+
+def _losses(
+    log_p: list[Tensor], log_q: list[Tensor], averages: bool, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss, the bounds, the log-weights, and the signal of a method or, for "none", no memory of its own."""
     members, samples, batch = log_p[0].shape
     high = min(power(samples), SAMPLES)
     wide = min(power(batch), TILE // high)
     parts = ceil_div(batch, wide)
-    log_w = torch.empty((members, samples, batch), dtype=torch.float32, device=log_p[0].device)
-    out, bounds = log_w.new_empty((members, parts)), log_w.new_empty((members, batch))
+    log_w = torch.empty(members, samples, batch, dtype=torch.float32, device=log_p[0].device)
+    out, bounds = partial_sums(parts, (members,), log_w, torch.float32), log_w.new_empty(members, batch)
+    signal = log_w if method == "none" else torch.empty_like(log_w)
     added, subtracted = tuple(map(rows, log_p)), tuple(map(rows, log_q))
     _loss[parts, members](
-        added, subtracted, strides(added), strides(subtracted), out, bounds, log_w, samples, batch, parts,
-        AVERAGES=averages, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
+        added, subtracted, strides(added), strides(subtracted), out, bounds, log_w, signal, samples, batch, parts,
+        AVERAGES=averages, SIGNAL=method, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
     )  # fmt: skip
-    return sum_parts(out, torch.float32), bounds, log_w
+    return sum_parts(out, parts, torch.float32), bounds, log_w, signal
 
 
 @Launched
@@ -179,17 +208,34 @@ def loss_backward(
 ) -> tuple[list[Tensor], list[Tensor], None, list[Tensor]]:
     """Return the gradients of the terms of log p, of the terms of log q, and of the baselines.
 
-    Without a signal, all terms of log q have the same gradient. A term with a signal also gets minus the signal; with
-    `averages` it gets only that. The gradient of a baseline is that of its term.
+    The gradient of a baseline is that of its term.
     """
     (log_p, log_q, signal, baseline, averages, _), (_, bound, log_w) = inputs, outputs
+    by_p, by_q = _gradients(by[0], bound, log_w, signal, averages)
+    by_q = by_q if signal else by_q * len(log_q)
+    return [by_p] * len(log_p), by_q, None, by_q[: len(baseline)]
+
+
+def score_function_loss_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the gradients of the terms of log p and of the terms of log q, which have the same signal."""
+    (log_p, log_q, _, averages, _), (_, bound, log_w, signal) = inputs, outputs
+    by_p, by_q = _gradients(by[0], bound, log_w, [signal], averages)
+    return [by_p] * len(log_p), by_q * len(log_q)
+
+
+def _gradients(
+    by: Tensor, bound: Tensor, log_w: Tensor, signal: list[Tensor], averages: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradient of all terms of log p, and of the term of log q with each signal, or of all without any.
+
+    A term with a signal also gets minus the signal; with `averages` it gets only that.
+    """
     (members, samples, batch), log_w = log_w.shape, log_w.contiguous()
     given = tuple(map(rows, signal)) or (log_w,)
     added, *subtracted = [torch.empty_like(log_w) for _ in (log_w, *given)]
     _loss_backward[samples * ceil_div(batch, BLOCK), members](
-        by[0], log_w, bound.contiguous(), given, strides(given),
-        added, tuple(subtracted), samples, batch, by[0].stride(0),
+        by, log_w, bound.contiguous(), given, strides(given),
+        added, tuple(subtracted), samples, batch, by.stride(0),
         AVERAGES=averages, HAS_SIGNAL=bool(signal), BLOCK=BLOCK,
     )  # fmt: skip
-    by_q = subtracted if signal else subtracted * len(log_q)
-    return [added] * len(log_p), by_q, None, by_q[: len(baseline)]
+    return added, subtracted

@@ -60,8 +60,8 @@ def draw(
     members, units, n = logits.shape
     total, logits, bits = samples * units, rows(logits), n.bit_length() - 1
     tile = draw_tile(members, total, n, length)
-    log_mass = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=logits.device)
-    value = log_mass.new_empty((members, samples, units, bits if squash == "corner" else n))
+    log_mass = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=logits.device)
+    value = log_mass.new_empty(members, samples, units, bits if squash == "corner" else n)
     if log_mass.numel():
         _draw[tile.programs, members](
             logits, *parts_of(key), value, log_mass, total, units, quarter(total), logits.stride(0),
@@ -134,7 +134,7 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     members, samples, units, _ = value.shape
     n = logits.shape[-1]
     tile = score_tile(members, samples, units, n, length)
-    found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=value.device)
+    found = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=value.device)
     value, logits = rows(value), rows(logits)
     if found.numel():
         _score[*tile.grid, members](
@@ -184,7 +184,7 @@ def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: in
         N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=length, SAMPLES=tile.samples, UNITS=tile.units,
         WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
-    return sum_parts(partial, dtype)
+    return sum_parts(partial, tile.grid[1], dtype)
 
 
 draw_backward, score_backward = gradients_of_mass(_gradient)

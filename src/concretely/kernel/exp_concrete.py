@@ -120,11 +120,11 @@ def _drawn(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return nodes, their squashed values, and log densities summed over rows of `length` units."""
     members, units, n = logits.shape
-    node = torch.empty((members, samples, units, n), dtype=torch.float32, device=logits.device)
+    node = torch.empty(members, samples, units, n, dtype=torch.float32, device=logits.device)
     total, logits = samples * units, rows(logits)
     tile = draw_tile(members, total, n, length)
     value = node.new_empty(value_shape(node.shape, squash))
-    log_density = node.new_empty((members, samples, units // tile.length))
+    log_density = node.new_empty(members, samples, units // tile.length)
     if node.numel():
         _draw[tile.programs, members](
             logits, temperature, *parts_of(key), node, value, log_density,
@@ -208,7 +208,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
         N=n, NODE=by_node is not None, VALUE=by_value is not None, SQUASH=squash, BITS=n.bit_length() - 1,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, num_warps=tile.warps,
     )  # fmt: skip
-    return (sum_parts(partial, dtype),)
+    return (sum_parts(partial, tile.grid[1], dtype),)
 
 
 draw_gaussian_backward = draw_backward  # the gradient does not depend on the distribution of the noise
@@ -273,7 +273,7 @@ def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, 
     """Return the log density of given nodes, summed over rows of `length` units."""
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
-    found = torch.empty((members, samples, units // tile.length), dtype=torch.float32, device=node.device)
+    found = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=node.device)
     node, logits = rows(node), rows(logits)
     if found.numel():
         _score[*tile.grid, members](
@@ -342,7 +342,7 @@ def _gradients_of_score(
         N=n, NODE=needs_node, LOGITS=needs_logits, LENGTH=length,
         SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal, num_warps=tile.warps,
     )  # fmt: skip
-    return by_node, sum_parts(partial, logits.dtype) if needs_logits else None
+    return by_node, sum_parts(partial, tile.grid[1], logits.dtype) if needs_logits else None
 
 
 score_backward, score_gaussian_backward = (partial(_gradients_of_score, normal=normal) for normal in (False, True))

@@ -101,4 +101,4 @@ def pull(
         low, high, 1 / ((high - low) * temperature), units, points, tile.steps,
         INPUTS=needs[0], LOGITS=needs[1], ROWS=tile.rows, UNITS=tile.units, num_warps=tile.warps,
     )  # fmt: skip
-    return by_x, None if by_logits is None else sum_parts(by_logits, torch.float32).view(shape)
+    return by_x, None if by_logits is None else sum_parts(by_logits, tile.parts, torch.float32).view(shape)

@@ -19,14 +19,16 @@ def strides(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def partial_sums(parts: int, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory for partial sums of a shape, in float32, or in `dtype` if there is one part."""
+    """Return memory for sums of a shape in `dtype` or, if there are several parts, in float32 with an axis of parts."""
     members, *units = shape
-    return like.new_empty((members, parts, *units), dtype=dtype if parts == 1 else torch.float32)
+    if parts == 1:
+        return like.new_empty(*shape, dtype=dtype)
+    return like.new_empty(members, parts, *units, dtype=torch.float32)
 
 
-def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+def sum_parts(sums: Tensor, parts: int, dtype: torch.dtype) -> Tensor:
     """Return the sum of partial sums."""
-    return parts.squeeze(1) if parts.shape[1] == 1 else parts.sum(1).to(dtype)
+    return sums if parts == 1 else sums.sum(1).to(dtype)
 
 
 def row_sums(log_prob: Tensor, length: int) -> Tensor:

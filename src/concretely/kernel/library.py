@@ -1,7 +1,8 @@
 """Functions as custom operators of torch: their schemas, and how `vmap` adds its batch to the member axis."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from types import UnionType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -96,24 +97,33 @@ def _stacked(argument: Any, dim: Any, size: int) -> Any:
 
 def flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int | None] | None]:
     """Return the leaves of arguments, and the length of each that is a list, or None if none is."""
-    for each in arguments:
-        if isinstance(each, list):
-            lengths = [len(each) if isinstance(each, list) else None for each in arguments]
-            return [leaf for each in arguments for leaf in listed(each)], lengths
-    return arguments, None
+    lengths = [len(each) if isinstance(each, list) else None for each in arguments]
+    if lengths.count(None) == len(lengths):
+        return arguments, None
+    return joined(arguments, lengths), lengths
+
+
+def joined(arguments: Iterable[Any], lengths: Sequence[int | None]) -> list[Any]:
+    """Return the leaves of arguments, of which some are lists of these lengths. None stands for a list of None."""
+    leaves: list[Any] = []
+    for each, length in zip_longest(arguments, lengths):
+        if length is None:
+            leaves.append(each)
+        else:
+            leaves += [None] * length if each is None else each
+    return leaves
 
 
 def unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequence[Any]:
     """Return the arguments with these leaves."""
     if lengths is None:
         return leaves
-    left = iter(leaves)
-    return [next(left) if length is None else [next(left) for _ in range(length)] for length in lengths]
-
-
-def listed(argument: Any) -> list[Any]:
-    """Return a list, or the list of anything else."""
-    return argument if isinstance(argument, list) else [argument]
+    found: list[Any] = []
+    start = 0
+    for length in lengths:
+        found.append(leaves[start] if length is None else list(leaves[start : start + length]))
+        start += 1 if length is None else length
+    return found
 
 
 def reshaped(leaves: Sequence[Any], shapes: Shapes) -> Sequence[Any]:
@@ -122,8 +132,9 @@ def reshaped(leaves: Sequence[Any], shapes: Shapes) -> Sequence[Any]:
         return leaves
     found = list(leaves)
     for place, shape in enumerate(shapes):
-        if shape is not None and found[place] is not None:
-            found[place] = found[place].reshape(shape)
+        leaf = found[place]
+        if shape is not None and leaf is not None and leaf.shape != shape:
+            found[place] = leaf.reshape(*shape) if shape else leaf.reshape(())  # numbers are parsed in less time
     return found
 
 
@@ -132,9 +143,11 @@ def as_shaped(made: Tensor, shape: Sequence[int] | None) -> Tensor:
 
     Autograd does not allow that the views which one function returns are modified in place.
     """
-    if shape is None:
+    if shape is None or made.shape == shape:
         return made
-    return made.resize_(shape) if made.is_contiguous() else made.reshape(shape)
+    if not made.is_contiguous():
+        return made.reshape(shape)
+    return made.resize_(*shape) if shape else made.resize_(())
 
 
 def with_tensor_keys(leaves: Sequence[Any]) -> Sequence[Any]:

@@ -55,7 +55,7 @@ def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1
     count, samples, batch, units = logits.shape
     if not logits.numel():
         return torch.zeros((count, samples, batch), dtype=torch.float32, device=logits.device)
-    found = torch.empty((count, samples, batch), dtype=torch.float32, device=logits.device)
+    found = torch.empty(count, samples, batch, dtype=torch.float32, device=logits.device)
     logits, bits, tile = rows(logits), rows(_bytes(bits)), _tile(samples, units)
     _log_likelihood[_grid(logits, tile)](
         logits, bits, found, samples, batch, units, logits.stride(0), bits.stride(0), **tile

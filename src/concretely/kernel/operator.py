@@ -27,7 +27,7 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from . import library
-from .library import Call, Shapes, flattened, listed, reshaped, unflattened, with_tensor_keys
+from .library import Call, Shapes, flattened, joined, reshaped, unflattened, with_tensor_keys
 
 _DISABLED: set[str] = set()
 _PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, tuple, type(None)))
@@ -46,6 +46,7 @@ def operator(
     eligible: Callable[..., bool] | None = None,
     arrange: Callable[..., Arranged] | None = None,
     nondifferentiable: Sequence[int] = (),
+    saved: Sequence[int] = (),
     takes_float64: bool = False,
 ) -> "Callable[[Callable[P, R]], Operator[P, R]]":
     """Register a definition with its kernel.
@@ -70,10 +71,11 @@ def operator(
         arrange: A function that returns the arguments with the options of the kernel, the shapes that it takes its
             first tensors in, and those of the results. The definition must compute the same result from them.
         nondifferentiable: The indices of outputs without a gradient.
+        saved: The indices of outputs that the gradient of the kernel reads. It gets None for the others.
         takes_float64: Whether the kernel also computes in float64.
     """
     return lambda definition: Operator(
-        definition, name, kernel, eligible, arrange, tuple(nondifferentiable), takes_float64
+        definition, name, kernel, eligible, arrange, tuple(nondifferentiable), tuple(saved), takes_float64
     )
 
 
@@ -108,7 +110,7 @@ def is_launchable(tensor: Tensor) -> bool:
         return False
     if torch.compiler.is_compiling() or not torch.cuda.is_initialized():  # nothing is launched yet
         return True
-    return tensor.device.index == torch.cuda.current_device()
+    return tensor.get_device() == torch._C._cuda_getDevice()  # torch.cuda.current_device() takes longer
 
 
 def is_enabled(kernel: str, tensor: Tensor) -> bool:
@@ -135,13 +137,14 @@ class Operator(Generic[P, R]):
         eligible: Callable[..., bool] | None,
         arrange: Callable[..., Arranged] | None,
         nondifferentiable: tuple[int, ...],
-        takes_float64: bool = False,
+        saved: tuple[int, ...],
+        takes_float64: bool,
     ) -> None:
         self.definition, self.name, self.kernel = definition, name, kernel
         self._defined = cast("Callable[..., Any]", definition)
         self.__doc__, self.__name__ = definition.__doc__, definition.__name__
         self._eligible, self._arrange, self._nondifferentiable = eligible, arrange, nondifferentiable
-        self._takes_float64 = takes_float64
+        self._saved, self._takes_float64 = saved, takes_float64
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
         self._defaults = tuple(each.default for each in given.values())
@@ -165,12 +168,11 @@ class Operator(Generic[P, R]):
         if not is_launchable(first if isinstance(first, Tensor) else first[0]):
             return self.definition(*given, **named)
         arguments = self._complete(given, named)
-        if not self._is_eligible(arguments) or is_transformed():
+        if not self.fits(*arguments):
             return self.definition(*given, **named)
-        if self._arrange is None:
-            return cast("R", self.launched(*arguments))
-        arranged, taken, returned = self._arrange(*arguments)
-        return cast("R", self.launched(*arranged, taken=taken, returned=returned))
+        arranged, taken, returned = (arguments, (), ()) if self._arrange is None else self._arrange(*arguments)
+        found: R = self.launched(*arranged, taken=taken, returned=returned)
+        return found
 
     def launched(self, *arguments: Any, taken: Shapes = (), returned: Shapes = (), connects: bool = False) -> Any:
         """Call the kernel, which must be eligible, with all its arguments, in which sequences of tensors are lists.
@@ -196,8 +198,11 @@ class Operator(Generic[P, R]):
     def runs_kernel(self, *arguments: Any) -> bool:
         """Return whether a call with these arguments would run the kernel."""
         first = arguments[self._first]
-        first = first if isinstance(first, Tensor) else first[0]
-        return is_launchable(first) and self._is_eligible(arguments) and not is_transformed()
+        return is_launchable(first if isinstance(first, Tensor) else first[0]) and self.fits(*arguments)
+
+    def fits(self, *arguments: Any) -> bool:
+        """Return whether a call with these arguments, on which kernels can be launched, would run the kernel."""
+        return self._is_eligible(arguments) and not is_transformed()
 
     @cached_property
     def _module(self) -> ModuleType:
@@ -261,19 +266,21 @@ class Operator(Generic[P, R]):
         """Save what the gradient of the operator of torch needs. The operator may have run the definition."""
         leaves, structure = flattened(inputs)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        by_kernel = is_launchable(first) and self._is_eligible(inputs)
-        self._save(ctx, leaves, Call(structure), (output,) if isinstance(output, Tensor) else output, by_kernel)
+        ctx.by_kernel = is_launchable(first) and self._is_eligible(inputs)
+        outputs = (output,) if isinstance(output, Tensor) else output
+        kept = [each if place in self._saved else None for place, each in enumerate(outputs)]
+        self._save(ctx, leaves, Call(structure), outputs, kept)
 
-    def _save(self, ctx: Any, leaves: Sequence[Any], call: Call, outputs: Sequence[Any], by_kernel: bool) -> None:
-        """Save what the gradient needs: all input and output tensors."""
-        ctx.call, ctx.by_kernel = call, by_kernel
+    def _save(
+        self, ctx: Any, leaves: Sequence[Any], call: Call, outputs: Sequence[Any], kept: Sequence[Tensor | None]
+    ) -> None:
+        """Save what the gradient needs: all input tensors, and the outputs that are `kept`, as the kernel made them."""
+        ctx.call = call
         ctx.others = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
         ctx.set_materialize_grads(False)
-        if call.connects:  # then they are the caller's, who may modify them in place, and no gradient needs them
-            outputs = [None if place in self._nondifferentiable else each for place, each in enumerate(outputs)]
-        elif self._nondifferentiable:
+        if self._nondifferentiable and not call.connects:
             ctx.mark_non_differentiable(*[outputs[place] for place in self._nondifferentiable])
-        ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, Tensor)], *outputs)
+        ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, Tensor)], *kept)
 
     def _pull(self, ctx: Any, by: Sequence[Tensor | None], needs: list[bool]) -> Sequence[Tensor | None]:
         """Return the gradients of all leaves of the arguments, or None for leaves without one."""
@@ -283,7 +290,7 @@ class Operator(Generic[P, R]):
         given = [next(saved) if other is None else other[0] for other in ctx.others]
         leaves, outputs = reshaped(given, call.taken), tuple(saved)
         if call.returned:
-            by, outputs = reshaped(by, ctx.raw), tuple(reshaped(outputs, ctx.raw))
+            by = reshaped(by, ctx.raw)
         if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
             found = library.pulled_back(self._defined, by, with_tensor_keys(leaves), call.structure, needs)
         elif is_plain([*by, *leaves]):
@@ -312,10 +319,8 @@ class Operator(Generic[P, R]):
         if lengths is None:
             gradients = self._backward(by, needs, leaves, outputs)
         else:
-            nested = [any(listed(each)) for each in unflattened(needs, lengths)]
-            pairs = zip_longest(lengths, self._backward(by, nested, unflattened(leaves, lengths), outputs))
-            lists = ([None] * length if each is None and length is not None else each for length, each in pairs)
-            gradients = [gradient for each in lists for gradient in listed(each)]
+            nested = [any(each) if isinstance(each, list) else each for each in unflattened(needs, lengths)]
+            gradients = joined(self._backward(by, nested, unflattened(leaves, lengths), outputs), lengths)
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
 
     def _function(self) -> type[torch.autograd.Function]:
@@ -331,10 +336,12 @@ class Operator(Generic[P, R]):
                 leaves, call = given[:-1], given[-1]
                 found = operator._forward(*unflattened(reshaped(leaves, call.taken), call.structure))
                 outputs = (found,) if isinstance(found, Tensor) else found
+                kept = [each.detach() if place in operator._saved else None for place, each in enumerate(outputs)]
                 if call.returned:
                     ctx.raw = [each.shape for each in outputs]
                     outputs = tuple(map(library.as_shaped, outputs, call.returned))
-                operator._save(ctx, leaves, call, outputs, True)
+                ctx.by_kernel = True
+                operator._save(ctx, leaves, call, outputs, kept)
                 return outputs[0] if isinstance(found, Tensor) else outputs
 
             @staticmethod
