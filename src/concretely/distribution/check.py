@@ -171,10 +171,10 @@ def are_bits(value: Tensor) -> bool | None:
     if is_hidden(value):
         return None
     value = value.detach()
-    if not value.numel():
-        return True
-    # x - x² is zero only for bits; a sum takes less time than the largest and the smallest
-    return bool_or_none(torch.addcmul(value, value, value, value=-1).abs_().sum() == 0)
+    if value.is_cpu and value.dtype in (torch.float32, torch.float64):
+        array = value.numpy()  # whose comparisons take a fifth of the time of torch's
+        return bool(((array == 0) | (array == 1)).all())
+    return bool_or_none(((value == 0) | (value == 1)).all())
 
 
 def in_support(value: Tensor, support: constraints.Constraint, *, owner: str) -> None:

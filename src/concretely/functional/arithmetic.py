@@ -241,7 +241,7 @@ def is_narrow(value: Tensor, logits: Tensor, temperature: Temperature) -> bool:
 
 def wide_noise(value: Tensor, logits: Tensor, temperature: float) -> Tensor:
     """Return temperature times value minus logits in float64, for inputs of a narrower dtype."""
-    return to_float64(value).mul_(temperature) - to_float64(logits)
+    return torch.add(-to_float64(logits), value, alpha=temperature)
 
 
 def save_noise(ctx: Any, value: Tensor, logits: Tensor, temperature: float) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, softplus
 
 from ..kernel.deferred import is_deferring
 from ..kernel.layout import row_sums
-from ..kernel.operator import Arranged, is_plain, operator
+from ..kernel.operator import Arranged, is_plain, operator, plain_apply
 from . import arithmetic
 from .arithmetic import affine, cast, compute_dtype, may_multiply, product_of
+from .draw import is_recorded
 from .noise import fractions, logistic_of
 from .noise import logistic as noise
 
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 category_axes = 0
+EXACT = 40.0
+"""Above this, softplus is the identity in float64."""
 
 
 def push(logits: Float[Tensor, "..."], noise: Float[Tensor, "..."], squash: str = "bit") -> Float[Tensor, "..."]:
@@ -43,8 +46,40 @@ def log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."], squash: 
     """Return the log probability of a state."""
     logits = cast(logits, compute_dtype(logits.dtype))
     state = value.detach().to(logits.dtype)
-    # one pass; torch.where on the sign would take three
-    return logsigmoid(logits * (state if squash == "corner" else (2 * state).sub_(1)))
+    sign = -state if squash == "corner" else torch.rsub(state, 1, alpha=2)  # 1 - 2 state
+    if is_recorded(logits):
+        found: Tensor = plain_apply(_LogMass)(logits, sign)[0]
+        return found
+    return _minus_softplus(logits * sign)
+
+
+def _minus_softplus(log_odds: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return the log probability of a state from the log-odds against it."""
+    return softplus(log_odds, threshold=EXACT).neg_()
+
+
+class _LogMass(torch.autograd.Function):
+    """The log probabilities of states, and the log-odds against them, as one autograd node.
+
+    Torch's derivative of softplus takes twice as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, sign: Tensor) -> tuple[Tensor, Tensor]:
+        against = logits * sign
+        ctx.shape = logits.shape
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(sign, against)
+        return _minus_softplus(against), against
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None]:
+        (sign, against), (by_log_mass, by_against) = ctx.saved_tensors, by
+        found = None if by_against is None else by_against * sign
+        if by_log_mass is not None:
+            slope = torch.sigmoid(against) * by_log_mass * -sign
+            found = slope if found is None else found + slope
+        return None if found is None else found.sum_to_size(ctx.shape), None
 
 
 def interpolated_log_mass(value: Float[Tensor, "..."], logits: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

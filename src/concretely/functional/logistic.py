@@ -47,7 +47,7 @@ def pull(by: Float[Tensor, "..."], node: Float[Tensor, "..."], temperature: Temp
 def standard_log_density(noise: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return the log density of the standard logistic distribution at `noise`, which is modified in place."""
     size = noise.abs_().neg_()
-    return softplus(size).mul_(-2).add_(size)
+    return size.sub(softplus(size), alpha=2)
 
 
 def log_density_of_noise(noise: Float[Tensor, "..."], temperature: Temperature) -> Float[Tensor, "..."]:
@@ -86,20 +86,16 @@ class _LogDensity(torch.autograd.Function):
         noise = arithmetic.wide_noise(value, logits, temperature).to(torch.float32)
         arithmetic.save_noise(ctx, value, logits, temperature)
         ctx.set_materialize_grads(False)
-        size = noise.abs().neg_()
-        small = size.expm1()
-        total = small + 2  # 1 + exp(-|noise|)
-        ctx.save_for_backward(noise, small.div_(total).copysign_(noise))
-        return total.log_().mul_(-2).add_(size).add_(math.log(temperature)), noise
+        ctx.save_for_backward(noise)
+        return standard_log_density(noise.clone()).add_(math.log(temperature)), noise
 
     @staticmethod
     def backward(ctx: Any, *grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        noise, tanh_half = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            tanh_half = torch.tanh(noise / 2)  # of which there may be derivatives
-        parts = [grad[1], None if grad[0] is None else -grad[0] * tanh_half]
-        result = [part for part in parts if part is not None]
-        return (*arithmetic.noise_gradients(ctx, sum(result[1:], result[0])), None) if result else (None, None, None)
+        (noise,), (by, by_noise) = ctx.saved_tensors, grad
+        if by is not None:
+            slope = torch.addcmul(by, by, torch.sigmoid(noise), value=-2)  # times -tanh(noise / 2)
+            by_noise = slope if by_noise is None else slope + by_noise
+        return (None, None, None) if by_noise is None else (*arithmetic.noise_gradients(ctx, by_noise), None)
 
 
 def noise_of_key(key: Int64[Tensor, "members 2"], samples: int, units: int) -> Float[Tensor, "members m units"]:

@@ -377,7 +377,9 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
     halves = _halves(word, signed)
     found = (halves if halves.shape[-1] == count else halves[..., :count]).to(dtype)
-    return found.add_(scalar(0.5)).mul_(scalar(2.0**-32)) if is_plain((word,)) else found.add_(0.5).mul_(2.0**-32)
+    if is_plain((word,)):
+        return torch.add(scalar(2.0**-33), found, alpha=2.0**-32, out=found)  # the same in one pass
+    return found.add_(0.5).mul_(2.0**-32)
 
 
 def _halves(pairs: Tensor, signed: bool) -> Tensor:
