@@ -168,7 +168,7 @@ def _correlated(
         LINES=lines, RUN=taps * inputs, STEP=stride, PADDING=padding, PRODUCT=product,
         CHANNELS=channels, WEIGHTS=weights, DEEP=DEEP, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    return sum_parts(out, torch.float32).permute(0, 4, 3, 1, 2).contiguous()
+    return sum_parts(out, parts, torch.float32).permute(0, 4, 3, 1, 2).contiguous()
 
 
 def convolution(
