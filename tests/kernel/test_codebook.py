@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from concretely.functional import codebook
-from concretely.functional.noise import Keys, gumbel_of, row_fractions, uniform_of
+from concretely.functional.noise import Keys, gumbel_of, uniform_of
+from concretely.functional.philox import row_fractions
 from tests.kernel import DEVICE, assert_precise, drift, fast, kernel, key, launched
 
 SHAPES = [(1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 5, 130), (1, 3, 5_000)]

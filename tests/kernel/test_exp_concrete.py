@@ -18,7 +18,7 @@ from concretely.distribution import (
     LogisticNormal,
 )
 from concretely.functional import exp_concrete, exp_logistic_normal
-from concretely.functional.noise import fractions
+from concretely.functional.philox import fractions
 from concretely.functional.squashing import squashed
 from concretely.kernel import tile
 from tests.kernel import DEVICE, PATHS, gradients, kernel, launched, on, opcheck

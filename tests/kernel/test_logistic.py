@@ -9,7 +9,7 @@ from torch.func import vmap
 from concretely import BinaryConcrete, HypercubeConcrete, Logistic
 from concretely.functional import logistic
 from concretely.functional.edge import smallest
-from concretely.functional.noise import fractions
+from concretely.functional.philox import fractions
 from tests.budget import assert_likely
 from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import (

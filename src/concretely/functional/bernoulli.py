@@ -17,8 +17,9 @@ from ..kernel.operator import Arranged, is_plain, operator, plain_apply
 from . import arithmetic
 from .arithmetic import affine, cast, compute_dtype, may_multiply, product_of
 from .draw import is_recorded
-from .noise import fractions, logistic_of
 from .noise import logistic as noise
+from .noise import logistic_of
+from .philox import fractions
 
 __all__ = [
     "affine_log_likelihood",

@@ -22,7 +22,8 @@ from ..kernel.operator import is_enabled, is_plain, plain_apply
 from ..kernel.tile import fits
 from .arithmetic import Temperature, cast, compute_dtype, is_forward_differentiated, is_transformed
 from .log_simplex import perturb
-from .noise import Key, Keys, Slice, Source, gumbel, gumbel_of, kernel_key, key_of, row_fractions, uniform_of
+from .noise import Key, Keys, Slice, Source, gumbel, gumbel_of, kernel_key, key_of, uniform_of
+from .philox import row_fractions
 from .slice import Window, spans
 
 CHUNK = {"cpu": 2**18, "cuda": 2**26}

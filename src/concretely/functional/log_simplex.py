@@ -6,7 +6,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .arithmetic import Temperature, cast, compute_dtype, divide, over_categories, to_float64
-from .noise import fractions, gumbel_of, normal_of, uniform_of
+from .noise import gumbel_of, normal_of, uniform_of
+from .philox import fractions
 
 
 def push(

@@ -15,8 +15,9 @@ from ..kernel.operator import plain_apply
 from . import arithmetic
 from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, to_float64
 from .node import node_operators
-from .noise import fractions, logistic_of
 from .noise import logistic as noise
+from .noise import logistic_of
+from .philox import fractions
 
 __all__ = [
     "draw",

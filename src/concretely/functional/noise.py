@@ -8,17 +8,18 @@ has only 24 bits and includes 0, in float32 and, under `torch.compile`, also in 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from threading import Lock
+from threading import Lock, local
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Generator, Tensor
 from torch.types import Device
 
 from ..kernel.library import batched
-from ..kernel.operator import is_plain, operator
+from ..kernel.operator import is_plain
 from .arithmetic import scalar
-from .philox import four_words, numpy_words, words, words_at
+from .philox import fractions, window_fractions
 from .slice import Slice as Slice
 from .torch_draw import sliced_draws, sliced_source, whole_count
 
@@ -54,6 +55,8 @@ Source = Generator | Keys | Slice
 Key = tuple[int, int] | Int64[Tensor, "1 2"]
 """The key of a draw: two numbers, which need no launch, or a tensor, which can change in a captured graph."""
 _OFFSETS = Lock()
+_OF_THREAD = local()
+_NO_WORDS = np.zeros(4, dtype=np.uint64)
 
 
 def require_source(source: object) -> None:
@@ -284,58 +287,6 @@ def _compiled_fractions(count: int, dtype: torch.dtype, device: Device, signed: 
     return word.to(dtype).add(0.5).mul(2.0**-bits)
 
 
-def row_fractions(key: Int64[Tensor, "1 2"], first: int, rows: int, n: int) -> Float[Tensor, "{rows} {n}"]:
-    """Return fractions in (0, 1) for rows of n, from a counter on: its four words go to the quarters of a row."""
-    quarter = -(-n // 4)
-    word = four_words(key, torch.arange(rows * quarter, device=key.device) + first)
-    row = torch.cat([each.reshape(rows, quarter) for each in word], -1)[:, :n]
-    return _midpoints(row, None, torch.float32, signed=False)
-
-
-@operator("fractions", kernel="philox", eligible=lambda key, count, dtype, signed: dtype == torch.float32)
-def fractions(
-    key: Int64[Tensor, "members 2"], count: int, dtype: torch.dtype, signed: bool
-) -> Float[Tensor, "members {count}"]:
-    """Return random fractions for every key, in (0, 1) or, if signed, in (-1/2, 1/2).
-
-    A key is a seed and a draw number. Fractions are midpoints of 2³² intervals, in float64 of 2⁵². They are never 0,
-    but rounding can give 1 or, if signed, ±1/2.
-    """
-    if dtype == torch.float64:
-        pairs: Tensor = words(key, 2 * count).view(-1, 2, count)
-        return _midpoints(pairs[:, 0], pairs[:, 1], dtype, signed)
-    return _midpoints(words(key, count), None, dtype, signed)
-
-
-@operator("window_fractions", kernel="philox", eligible=lambda key, count, dtype, *_: dtype == torch.float32)
-def window_fractions(
-    key: Int64[Tensor, "members 2"],
-    count: int,
-    dtype: torch.dtype,
-    signed: bool,
-    blocks: int,
-    first: int,
-    size: int,
-    stride: int,
-) -> Float[Tensor, "members {count}"]:
-    """Return the `count` fractions at the places of a `Window` among `fractions` of the whole."""
-    whole = blocks * stride
-    start = torch.arange(blocks, device=key.device).unsqueeze(-1) * stride + first
-    place = (start + torch.arange(size, device=key.device)).flatten()
-    if dtype == torch.float64:
-        high, low = (words_at(key, place + shift, 2 * whole) for shift in (0, whole))
-        return _midpoints(high, low, dtype, signed)
-    return _midpoints(words_at(key, place, whole), None, dtype, signed)
-
-
-def _midpoints(high: Tensor, low: Tensor | None, dtype: torch.dtype, signed: bool) -> Tensor:
-    """Return the midpoints of the intervals of words, of 52 bits if there are lower words."""
-    bits, word = (32, high) if low is None else (52, high << 20 | low >> 12)
-    half = 2 ** (bits - 1)
-    word = (word ^ half) - half if signed else word  # the highest bit is the sign
-    return word.to(dtype).add(0.5).mul(2.0**-bits)
-
-
 def _numpy_fractions(
     key: Tensor,
     count: int,
@@ -351,11 +302,11 @@ def _numpy_fractions(
     It is faster than `fractions` and gives other numbers.
     """
     if size < 0:
-        return _from_words(numpy_words(key, 0, _count_words(count, dtype)), count, dtype, signed)
+        return _from_words(_numpy_words(key, 0, _count_words(count, dtype)), count, dtype, signed)
     found, of_word = [], 1 if dtype == torch.float64 else 2
     for start in range(first, first + blocks * stride, stride):
         word, skipped = divmod(start, of_word)
-        drawn = numpy_words(key, word, _count_words(skipped + size, dtype))
+        drawn = _numpy_words(key, word, _count_words(skipped + size, dtype))
         found.append(_from_words(drawn, skipped + size, dtype, signed)[:, skipped:])
     return torch.cat(found, -1)
 
@@ -363,6 +314,33 @@ def _numpy_fractions(
 _cpu_fractions = torch.library.custom_op("concretely::cpu_fractions", _numpy_fractions, mutates_args=())
 _cpu_fractions.register_fake(lambda key, count, dtype, signed, *_: key.new_empty((key.shape[0], count), dtype=dtype))
 _cpu_fractions.register_vmap(lambda *given: batched(_cpu_fractions, *given))
+
+
+def _numpy_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {count}"]:
+    """Return `count` words of numpy's Philox from a place on, for every key."""
+    # torch's generator would use only 32 bits of the seed, so that keys would collide
+    counter, skipped = divmod(first, 4)  # each counter gives four words
+    drawn = [_philox(each, counter).random_raw(skipped + count)[skipped:] for each in key.numpy().view(np.uint64)]
+    return torch.from_numpy((drawn[0][None] if len(drawn) == 1 else np.stack(drawn)).view(np.int64))
+
+
+def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
+    """Return numpy's Philox of a key from a counter on, valid until the next call in this thread.
+
+    A new one would first read a seed from the system, which takes longer than to draw thousands of words.
+    """
+    if not hasattr(_OF_THREAD, "philox"):
+        _OF_THREAD.philox = np.random.Philox(0)
+    found: np.random.Philox = _OF_THREAD.philox
+    found.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
+        "buffer": _NO_WORDS,
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return found
 
 
 def _count_words(count: int, dtype: torch.dtype) -> int:
@@ -377,7 +355,7 @@ def _from_words(word: Int64[Tensor, "..."], count: int, dtype: torch.dtype, sign
         return (word if signed else word.add_(2**51)).to(dtype).add_(0.5).mul_(2.0**-52)
     halves = _halves(word, signed)
     found = (halves if halves.shape[-1] == count else halves[..., :count]).to(dtype)
-    if is_plain((word,)):
+    if word.is_cpu and is_plain((word,)):
         return torch.add(scalar(2.0**-33), found, alpha=2.0**-32, out=found)  # the same in one pass
     return found.add_(0.5).mul_(2.0**-32)
 

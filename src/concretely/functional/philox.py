@@ -1,11 +1,10 @@
-"""The random words of keys, by Philox4x32-10 [salmon2011parallel]: the definition of what kernels compute."""
+"""Random words and fractions of keys, by Philox4x32-10 [salmon2011parallel]: the definition of what kernels compute."""
 
-import threading
-
-import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
+
+from ..kernel.operator import operator
 
 
 def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members {count}"]:
@@ -48,32 +47,53 @@ def four_words(key: Int64[Tensor, "members 2"], counter: Int64[Tensor, " counter
     return word
 
 
-def numpy_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {count}"]:
-    """Return `count` words of numpy's Philox from a place on, for every key."""
-    # torch's generator would use only 32 bits of the seed, so that keys would collide
-    counter, skipped = divmod(first, 4)  # each counter gives four words
-    drawn = [_philox(each, counter).random_raw(skipped + count)[skipped:] for each in key.numpy().view(np.uint64)]
-    return torch.from_numpy((drawn[0][None] if len(drawn) == 1 else np.stack(drawn)).view(np.int64))
+def row_fractions(key: Int64[Tensor, "1 2"], first: int, rows: int, n: int) -> Float[Tensor, "{rows} {n}"]:
+    """Return fractions in (0, 1) for rows of n, from a counter on: its four words go to the quarters of a row."""
+    quarter = -(-n // 4)
+    word = four_words(key, torch.arange(rows * quarter, device=key.device) + first)
+    row = torch.cat([each.reshape(rows, quarter) for each in word], -1)[:, :n]
+    return _midpoints(row, None, torch.float32, signed=False)
 
 
-def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
-    """Return numpy's Philox of a key from a counter on, valid until the next call in this thread.
+@operator("fractions", kernel="philox", eligible=lambda key, count, dtype, signed: dtype == torch.float32)
+def fractions(
+    key: Int64[Tensor, "members 2"], count: int, dtype: torch.dtype, signed: bool
+) -> Float[Tensor, "members {count}"]:
+    """Return random fractions for every key, in (0, 1) or, if signed, in (-1/2, 1/2).
 
-    A new one would first read a seed from the system, which takes longer than to draw thousands of words.
+    A key is a seed and a draw number. Fractions are midpoints of 2³² intervals, in float64 of 2⁵². They are never 0,
+    but rounding can give 1 or, if signed, ±1/2.
     """
-    if not hasattr(_OF_THREAD, "philox"):
-        _OF_THREAD.philox = np.random.Philox(0)
-    found: np.random.Philox = _OF_THREAD.philox
-    found.state = {
-        "bit_generator": "Philox",
-        "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
-        "buffer": _NO_WORDS,
-        "buffer_pos": 4,
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-    return found
+    if dtype == torch.float64:
+        pairs: Tensor = words(key, 2 * count).view(-1, 2, count)
+        return _midpoints(pairs[:, 0], pairs[:, 1], dtype, signed)
+    return _midpoints(words(key, count), None, dtype, signed)
 
 
-_OF_THREAD = threading.local()
-_NO_WORDS = np.zeros(4, dtype=np.uint64)
+@operator("window_fractions", kernel="philox", eligible=lambda key, count, dtype, *_: dtype == torch.float32)
+def window_fractions(
+    key: Int64[Tensor, "members 2"],
+    count: int,
+    dtype: torch.dtype,
+    signed: bool,
+    blocks: int,
+    first: int,
+    size: int,
+    stride: int,
+) -> Float[Tensor, "members {count}"]:
+    """Return the `count` fractions at the places of a `Window` among `fractions` of the whole."""
+    whole = blocks * stride
+    start = torch.arange(blocks, device=key.device).unsqueeze(-1) * stride + first
+    place = (start + torch.arange(size, device=key.device)).flatten()
+    if dtype == torch.float64:
+        high, low = (words_at(key, place + shift, 2 * whole) for shift in (0, whole))
+        return _midpoints(high, low, dtype, signed)
+    return _midpoints(words_at(key, place, whole), None, dtype, signed)
+
+
+def _midpoints(high: Tensor, low: Tensor | None, dtype: torch.dtype, signed: bool) -> Tensor:
+    """Return the midpoints of the intervals of words, of 52 bits if there are lower words."""
+    bits, word = (32, high) if low is None else (52, high << 20 | low >> 12)
+    half = 2 ** (bits - 1)
+    word = (word ^ half) - half if signed else word  # the highest bit is the sign
+    return word.to(dtype).add(0.5).mul(2.0**-bits)

@@ -7,7 +7,7 @@ runs its own program, so that its result has the same bits as if it were trained
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -222,8 +222,7 @@ class _Program:
         self.draws_from_torch = False
         """Whether a step has drawn from torch's generator of the device."""
         self._call = compiled(self._called, first.device, note=note) if task.compiles else self._called
-        self._sharding = first.sharding
-        shared = self._leaves, self._constants if vmapped else None
+        self._sharding, shared = first.sharding, (self._leaves, self._constants if vmapped else None)
         self._ranks = RankStep(first.world, task, *shared) if first.world.ranks > 1 else None
 
     def may_repeat(self, step: int) -> bool:
@@ -326,18 +325,19 @@ class _Program:
     @contextmanager
     def _computing(self, inputs: Inputs) -> Iterator[None]:
         """Inside this context, losses and gradients are computed. Ranks average whole gradients, not factors."""
-        defers, kernels = self._vmapped and self._ranks is None, self.stream is not None and not self._task.compiles
-        computing = fewer_launches(stacked=self._vmapped, deferred=defers) if kernels else deferred_gradients(defers)
-        with nullcontext() if self._ranks is None else self._ranks.drawing(inputs), computing:
+        defers = self._vmapped and self._ranks is None
+        layers: AbstractContextManager[None] = deferred_gradients() if defers else nullcontext()
+        if self.stream is not None and not self._task.compiles:
+            layers = fewer_launches(stacked=self._vmapped, deferred=defers)
+        with nullcontext() if self._ranks is None else self._ranks.drawing(inputs), layers:
             yield
 
     def _keep_buffers(self) -> None:
         """Copy buffers that the model has replaced by new tensors to where checkpoints and later steps read them."""
         for module, name, own in self._buffers:
-            if module._buffers[name] is not own:
-                found = module._buffers[name]
-                assert found is not None
-                own.copy_(found)
+            if (replaced := module._buffers[name]) is not own:
+                assert replaced is not None
+                own.copy_(replaced)
                 module._buffers[name] = own
 
     def _measure(self, inputs: Inputs, loss: Tensor, norm: Tensor | None) -> None:
