@@ -42,12 +42,13 @@ DENSE = [(8, 0), (9, 0), (10, 0)]
 class Looked(NamedTuple):
     """What `look_up` returns, by group g of codes and token t."""
 
-    value: Float[Tensor, "g t size"]
+    value: Float[Tensor, "t sizes"]
+    """The rows of the tables, those of all groups joined."""
     indices: Int64[Tensor, "g t"]
-    entropy: Float[Tensor, "g t"]
-    """The entropy of the codes of a token in nats. Empty unless asked for."""
-    share: Float[Tensor, "g codes"]
-    """The sum over tokens of the probabilities of codes, weighted by `weight_of`. Empty unless asked for."""
+    entropy: Float[Tensor, "g t"] | None = None
+    """The entropy of the codes of a token in nats. None unless asked for."""
+    share: Float[Tensor, "g codes"] | None = None
+    """The sum over tokens of the probabilities of codes, weighted by `weight_of`. None unless asked for."""
 
 
 def look_up(
@@ -76,11 +77,10 @@ def look_up(
         return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored, window)
     key = _key(x, bias, generator) if draws else None
     if isinstance(key, tuple) and window is None and hard and not scored and _are_few(x, weight, bias, table):
-        value, index = _LOOK_UP_FEW(x, weight, bias, table, temperature, key)
-        empty = x.new_empty(0)
-        return Looked(value, index, empty, empty)
+        return Looked(*_LOOK_UP_FEW(x, weight, bias, table, temperature, key))
     records = torch.is_grad_enabled()
-    return Looked(*_LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window))
+    found = _LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window)
+    return Looked(*(found if scored else found[:2]))
 
 
 def definition(
@@ -102,8 +102,9 @@ def definition(
     mean = cast((noisy / temperature).softmax(-1), table.dtype) @ (table.detach() if hard else table)
     index = noisy.detach().argmax(-1)
     value = table.flatten(0, 1)[_places(table, index)] + (mean - mean.detach()) if hard else mean
+    value = value.transpose(0, 1).flatten(1)
     if not scored:
-        return Looked(value, index, logits.new_empty(0), logits.new_empty(0))
+        return Looked(value, index)
     log_probs = logits.log_softmax(-1)
     probs = log_probs.exp()
     share = (probs if weight_of is None else probs * weight_of.unsqueeze(-1)).sum(1)
@@ -157,6 +158,7 @@ class _LookUp(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias, table, weight_of, index, entropy, *kept)
         ctx.mark_non_differentiable(index)
         ctx.set_materialize_grads(False)
+        value = value.squeeze(0) if len(bias) == 1 else value.transpose(0, 1).flatten(1)
         return value, index, entropy, share
 
     @staticmethod
@@ -168,6 +170,7 @@ class _LookUp(torch.autograd.Function):
         is_scored = ctx.scored and not (by_entropy is None and by_share is None)
         if by_value is None and not is_scored:
             return (None,) * 11
+        by_value = None if by_value is None else by_value.reshape(len(x), len(bias), table.shape[-1]).transpose(0, 1)
         by_table = torch.zeros_like(table, dtype=wide)
         if ctx.hard and by_value is not None:
             places = _places(table, index).flatten()
@@ -228,25 +231,29 @@ class _LookUpFew(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, table: Tensor, temperature: Temperature, key: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
         weight, rows = weight.squeeze(0), table.squeeze(0)
-        logits = torch.addmm(bias, x, weight.t()).unsqueeze(0)
+        logits = torch.addmm(bias, x, weight.t())
         index = _kernel().draw(logits, key, 0, temperature, keeps=True)
         ctx.temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
         ctx.save_for_backward(x, weight, rows, index, logits)
         ctx.set_materialize_grads(False)
-        return torch.embedding(rows, index), index
+        return torch.embedding(rows, index), index.unsqueeze(0)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
-        if by[0] is None:
-            return (None,) * 6
-        x, weight, rows, index, soft = ctx.saved_tensors
-        by_value = by[0].squeeze(0)
-        by_logits = torch.mm(by_value, rows.t())
-        by_bias = _kernel().pull(by_logits.unsqueeze(0), soft, ctx.temperature)[1]
-        by_table = torch.zeros_like(rows).index_add_(0, index.view(-1), by_value)
-        by_weight = torch.mm(by_logits.t(), x).unsqueeze(0)
-        return torch.mm(by_logits, weight), by_weight, by_bias, by_table.unsqueeze(0), None, None
+        # what torch does for a second derivative takes as long as several operations
+        pull: Callable[..., Any] = once_differentiable(_pull_few) if torch.is_grad_enabled() else _pull_few
+        return pull(ctx, by[0])  # type: ignore[no-any-return]
+
+
+def _pull_few(ctx: Any, by_value: Tensor | None) -> tuple[Tensor | None, ...]:
+    if by_value is None:
+        return (None,) * 6
+    x, weight, rows, index, soft = ctx.saved_tensors
+    by_logits = torch.mm(by_value, rows.t())
+    by_bias = _kernel().pull(by_logits, soft, ctx.temperature)[1]
+    by_table = torch.zeros_like(rows).index_add_(0, index, by_value)
+    by_weight = torch.mm(by_logits.t(), x).unsqueeze(0)
+    return torch.mm(by_logits, weight), by_weight, by_bias, by_table.unsqueeze(0), None, None
 
 
 _LOOK_UP: Callable[..., Any] = plain_apply(_LookUp)

@@ -19,6 +19,8 @@ from .tile import ceil_div, power
 
 HIGH, WIDE, DEEP = 128, 64, 32
 """The tile of a product that a program computes, and the length of the sums that it adds up at a time."""
+FEW = 2**15
+"""Up to this number of shares, one program pulls the gradients of a group."""
 FAR = 2**62
 """Is added to a number of counters for a launch, so that it always has 64 bits."""
 
@@ -138,15 +140,15 @@ def _product(
 def draw(
     logits: Tensor, key: Tensor | tuple[int, int], first: int, temperature: float | Tensor, *, keeps: bool
 ) -> Tensor:
-    """Return codes for logits of shape (groups, tokens, codes), of tokens from `first` on.
+    """Return codes for logits of shape (groups, tokens, codes), of tokens from `first` on. One group may have no axis.
 
     If `keeps`, the shares of the codes replace the logits.
     """
-    groups, tokens, n = logits.shape
-    index = torch.empty((groups, tokens), dtype=torch.int64, device=logits.device)
+    tokens, n = logits.shape[-2:]
+    index = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     total, quarter = index.numel(), ceil_div(n, 4)
     if total:
-        width = power(quarter)
+        groups, width = total // tokens, power(quarter)
         rows = max(min(256 // width, power(ceil_div(total, 512))), 1)
         is_tensor, is_number = isinstance(temperature, Tensor), isinstance(key, tuple)
         _draw[ceil_div(total, rows),](
@@ -170,20 +172,26 @@ def noise(key: Tensor, first: int, groups: int, tokens: int, n: int) -> Tensor:
 
 
 def pull(by: Tensor, shares: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the logits, from that of the relaxed values, and its sum over tokens. It replaces `by`."""
-    groups, tokens, n = shares.shape
-    width = power(n)
-    rows = max(min(1024 // width, power(ceil_div(tokens, 512))), 1)
-    blocks = ceil_div(tokens, rows)
-    steps = max(ceil_div(blocks, 1024), min(4, ceil_div(blocks, 256)))
-    sums = torch.empty((groups, ceil_div(blocks, steps), n), dtype=torch.float32, device=by.device)
+    """Return the gradient of the logits, from that of the relaxed values, and its sum over tokens. It replaces `by`.
+
+    Tensors have the shape (groups, tokens, codes), and the sums (groups, codes). One group may have no axis.
+    """
+    tokens, n = shares.shape[-2:]
+    width, groups = power(n), len(shares) if shares.dim() == 3 else 1
+    if tokens * width <= FEW:  # one program, so that no sums are left to add up
+        rows = max(min(8192 // width, power(tokens)), 1)
+        steps = max(ceil_div(tokens, rows), 1)
+    else:
+        rows = max(min(1024 // width, power(ceil_div(tokens, 512))), 1)
+        steps = max(ceil_div(tokens, 1024 * rows), min(4, ceil_div(tokens, 256 * rows)))
+    sums = torch.empty((groups, ceil_div(tokens, rows * steps), n), dtype=torch.float32, device=by.device)
     is_tensor = isinstance(temperature, Tensor)
     if sums.numel():
         _pull[sums.shape[1], groups](
             by, shares, by, sums, temperature if is_tensor else 1 / temperature, tokens, steps,
             N=n, TENSOR=is_tensor, ROWS=rows, WIDTH=width, num_warps=min(max(rows * width // 512, 1), 16),
         )  # fmt: skip
-    return by, sums.sum(1) if sums.shape[1] > 1 else sums[:, 0]
+    return by, sums.sum(1) if sums.shape[1] != 1 else sums.view(groups, n)
 
 
 def product(

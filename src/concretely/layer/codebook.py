@@ -159,34 +159,34 @@ class Codebook(Layer):
     def _code(self, x: Tensor, mask: Tensor | None, *, draws: bool, hard: bool, generator: Source | None) -> Coded:
         require_last("x", x, self.features)
         mask = require_mask(mask, x.shape[:-1])
-        if is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            with torch.autocast(x.device.type, enabled=False):
+        kind, dtype = x.device.type, x.dtype
+        if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                dtype = torch.get_autocast_dtype(kind)
                 found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
         else:
-            found = self._look_up(x, mask, x.dtype, draws=draws, hard=hard, generator=generator)
-        batch, scored = x.shape[:-1], self._is_penalising and self.training
-        value, indices = (
-            each.reshape(*batch, last) if self.groups == 1 else each.transpose(0, 1).reshape(*batch, last)
-            for each, last in ((found.value, self.size), (found.indices, self.groups))
-        )
-        entropy = found.entropy.T.reshape(*batch, self.groups) if scored else None
-        return Coded(value, indices, entropy, found.share if scored else None, mask)
+            found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
+        batch, indices, value, entropy = x.shape[:-1], found.indices.T, found.value, found.entropy
+        if len(batch) != 1:
+            indices, value = indices.reshape(*batch, self.groups), value.reshape(*batch, self.size)
+        return Coded(value, indices, None if entropy is None else entropy.T.reshape(indices.shape), found.share, mask)
 
     def _look_up(
         self, x: Tensor, mask: Tensor | None, dtype: torch.dtype, *, draws: bool, hard: bool, generator: Source | None
     ) -> Looked:
+        batch, given = x.shape[:-1], (x if x.dim() == 2 else x.reshape(-1, self.features), self.weight, self.table)
+        x, weight, table = (each if each.dtype == dtype else each.to(dtype) for each in given)
         return look_up(
-            (x if x.dim() == 2 else x.reshape(-1, self.features)).to(dtype),
-            self.weight.to(dtype),
+            x,
+            weight,
             self.bias,
-            self.table.to(dtype),
+            table,
             self.temperature,
             weight_of=None if mask is None else mask.flatten().to(torch.float32),
             hard=hard,
             scored=self._is_penalising and self.training,
             draws=draws,
-            generator=of_rows(generator, x.shape[:-1]) or sliced_source(x.shape[:-1]),
+            generator=of_rows(generator, batch) or sliced_source(batch),
         )
 
     def penalty(self, coded: Coded | None = None) -> Float[Tensor, ""]:
