@@ -1,6 +1,8 @@
 """The bound is that of the library, on either path, batched and compiled."""
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -253,6 +255,37 @@ def test_losses_of_a_batch_of_programs_are_a_loop_over_them(path: str) -> None:
         torch.testing.assert_close(together, alone)
         by = [by_terms(each, [*added, shared], subtracted) for each in (together, alone)]
     torch.testing.assert_close(*by)
+
+
+@PATHS
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_members_have_any_number_of_axes_in_any_order(axis: int, path: str) -> None:
+    shape = (2, 3, 4, 5)
+    leaves = [log_weights(*shape).requires_grad_() for _ in range(4)]
+    given = leaves[0], leaves[1].mT.contiguous().mT, leaves[2][:1].expand(shape), leaves[3]
+    signal = log_weights(*shape).movedim(0, -1).contiguous().movedim(-1, 0)
+
+    def outcome(call: Any, terms: Sequence[Tensor], *more: Any) -> tuple[Tensor, ...]:
+        found = call(terms[:2], terms[2:], *more, axis)
+        by = torch.linspace(1, 2, found[0].numel(), device=DEVICE).view_as(found[0])
+        return *found, *torch.autograd.grad(found[0], leaves, by)
+
+    for call, more in ((operation.loss, ([signal] * 2, [], False)), (score_function_loss, ("geometric", False))):
+        with on(path, "bound"):
+            found = outcome(call, given, *more)
+        torch.testing.assert_close(found, outcome(call.definition, given, *more), rtol=1e-4, atol=1e-4)
+
+
+@PATHS
+def test_gradients_of_the_loss_can_be_batched(path: str) -> None:
+    added, subtracted = terms((2, 1), 5, 3)
+    with on(path, "bound"):
+        for found, *_ in (operation.loss(added, subtracted), score_function_loss(added, subtracted, "reinforce")):
+            by, leaves = torch.randn(4, device=DEVICE), [*added, *subtracted]
+            pull = partial(torch.autograd.grad, found, leaves, retain_graph=True)
+            alone = [pull(grad_outputs=each) for each in by]
+            together = vmap(lambda each, pull=pull: pull(grad_outputs=each))(by)
+            torch.testing.assert_close(together, tuple(map(torch.stack, zip(*alone, strict=True))))
 
 
 @PATHS

@@ -113,6 +113,26 @@ def test_a_batch_of_programs_is_a_loop_over_them(dtype: torch.dtype, path: str) 
 
 
 @PATHS
+@pytest.mark.parametrize("members", [0, 1])
+def test_logits_and_bits_may_lie_in_any_order(members: int, path: str) -> None:
+    leaf = torch.randn(2, 3, 4, 5, device=DEVICE, requires_grad=True)
+    logits = leaf.movedim(0, -1).contiguous().movedim(-1, 0)
+    bits = (torch.rand(2, 5, 4, device=DEVICE) < 0.3).mT
+    bits = bits if members else bits[0].expand(3, 4, 5)
+    with on(path, "likelihood"):
+        found = summed_log_likelihood(logits, bits, 1, members)
+        bys = torch.randn_like(found.mT).mT, torch.ones((), device=DEVICE).expand_as(found)
+        slopes = [torch.autograd.grad(found, leaf, by, retain_graph=True)[0] for by in bys]
+        by = torch.stack(bys)
+        together = vmap(lambda by: torch.autograd.grad(found, leaf, by, retain_graph=True)[0])(by)
+    expected = summed_log_likelihood.definition(logits, bits, 1, members)
+    torch.testing.assert_close(found, expected)
+    for by, slope in zip(bys, slopes, strict=True):
+        torch.testing.assert_close(slope, torch.autograd.grad(expected, leaf, by, retain_graph=True)[0])
+    torch.testing.assert_close(together, torch.stack(slopes))
+
+
+@PATHS
 def test_gradients_can_be_differentiated(path: str) -> None:
     logits, bits = given((2, 3, 2, 5))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ..kernel.deferred import is_deferring
-from ..kernel.layout import row_sums
+from ..kernel.layout import by_bits, row_sums
 from ..kernel.operator import Arranged, is_plain, operator, plain_apply
 from . import arithmetic
 from .arithmetic import affine, cast, compute_dtype, may_multiply, product_of
@@ -115,11 +115,8 @@ def score(
 
 
 def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arranged:
-    lead, points = logits.shape[members : logits.dim() - bits.dim() + members], bits.shape[members : bits.dim() - axes]
-    shape = logits.shape[:members]
-    count, batch, units = math.prod(shape), math.prod(points), math.prod(bits.shape[bits.dim() - axes :])
-    taken = (count, math.prod(lead), batch, units), (count, batch, units)
-    return (logits, bits, 1, 1), taken, [(*shape, *lead, *points)]
+    shape, (count, samples, batch, units) = by_bits(logits, bits, axes, members)
+    return (logits, bits, 1, 1), ((count, samples, batch, units), (count, batch, units)), [shape]
 
 
 @operator(
@@ -131,6 +128,7 @@ def _arrange_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> Arra
         and logits.shape[logits.dim() - bits.dim() + members :] == bits.shape[members:]
     ),
     arrange=_arrange_bits,
+    takes_any_shape=True,
 )
 def log_likelihood(
     logits: Float[Tensor, "..."], bits: Shaped[Tensor, "..."], axes: int = 1, members: int = 0

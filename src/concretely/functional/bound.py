@@ -19,14 +19,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..kernel.layout import by_sample
 from ..kernel.operator import Arranged, operator
 
 Terms = Sequence[Float[Tensor, "..."]]
-
-
-def by_sample(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
-    """Return the shape that kernels expect: members, samples and data points."""
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
 def _arrange_bound(log_w: Tensor, axis: int) -> Arranged:
@@ -87,7 +83,15 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], *given: Any) -> Arra
     return (log_p, log_q, signal, baseline, averages, 1), [by_sample(shape, axis)] * count, returned
 
 
-@operator("loss", kernel="bound", eligible=_is_eligible, arrange=_arrange_loss, nondifferentiable=[1, 2], saved=[1, 2])
+@operator(
+    "loss",
+    kernel="bound",
+    eligible=_is_eligible,
+    arrange=_arrange_loss,
+    takes_any_shape=True,
+    nondifferentiable=[1, 2],
+    saved=[1, 2],
+)
 def loss(
     log_p: Terms, log_q: Terms, signal: Terms = (), baseline: Terms = (), averages: bool = False, axis: int = 0
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:

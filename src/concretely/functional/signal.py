@@ -13,8 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..kernel.layout import by_sample
 from ..kernel.operator import Arranged, operator
-from .bound import Terms, are_alike, average, bound, by_sample, loss, total
+from .bound import Terms, are_alike, average, bound, loss, total
 from .slice import Slice
 
 Mean = Literal["geometric", "arithmetic"]
@@ -49,6 +50,7 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], method: Method, aver
         (averages or method != "leave-one-out") and are_alike(*log_p, *log_q)
     ),
     arrange=_arrange_loss,
+    takes_any_shape=True,
     nondifferentiable=[1, 2, 3],
     saved=[1, 2, 3],
 )

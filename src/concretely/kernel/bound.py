@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .layout import partial_sums, rows, strides, sum_parts
+from .layout import by_sample, laid, rows
 from .tile import ceil_div, power
 from .vimco import vimco
 
@@ -146,7 +146,7 @@ def loss(
     axis: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return minus the mean of the bounds over data points, the bounds, and the log-weights."""
-    return _losses(log_p, log_q, averages, "none")[:3]
+    return _losses(log_p, log_q, averages, "none", axis)[:3]
 
 
 def score_function_loss(
@@ -154,28 +154,30 @@ def score_function_loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the results of `loss`, and the signal, which follows from the log-weights."""
     if method in ("geometric", "arithmetic"):
-        found = _losses(log_p, log_q, averages, "none")
-        return *found[:3], vimco(found[2], method)
-    return _losses(log_p, log_q, averages, method)
+        found = _losses(log_p, log_q, averages, "none", axis)
+        return *found[:3], vimco(found[2], method, axis)
+    return _losses(log_p, log_q, averages, method, axis)
 
 
 def _losses(
-    log_p: list[Tensor], log_q: list[Tensor], averages: bool, method: str
+    log_p: list[Tensor], log_q: list[Tensor], averages: bool, method: str, axis: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss, the bounds, the log-weights, and the signal of a method or, for "none", no memory of its own."""
-    members, samples, batch = log_p[0].shape
+    shape = log_p[0].shape
+    members, samples, batch = by_sample(shape, axis)
     high = min(power(samples), SAMPLES)
     wide = min(power(batch), TILE // high)
     parts = ceil_div(batch, wide)
-    log_w = torch.empty(members, samples, batch, dtype=torch.float32, device=log_p[0].device)
-    out, bounds = partial_sums(parts, (members,), log_w, torch.float32), log_w.new_empty(members, batch)
+    log_w = torch.empty(*shape, dtype=torch.float32, device=log_p[0].device)
+    bounds = log_w.new_empty(*shape[:axis], *shape[axis + 1 :])
+    out = log_w.new_empty(shape[:axis] if parts == 1 else (*shape[:axis], parts))
     signal = log_w if method == "none" else torch.empty_like(log_w)
-    added, subtracted = tuple(map(rows, log_p)), tuple(map(rows, log_q))
+    (added, p_strides), (subtracted, q_strides) = laid(log_p, axis), laid(log_q, axis)
     _loss[parts, members](
-        added, subtracted, strides(added), strides(subtracted), out, bounds, log_w, signal, samples, batch, parts,
+        added, subtracted, p_strides, q_strides, out, bounds, log_w, signal, samples, batch, parts,
         AVERAGES=averages, SIGNAL=method, SAMPLES=high, POINTS=wide, num_warps=max(1, min(high * wide // 128, 8)),
     )  # fmt: skip
-    return sum_parts(out, parts, torch.float32), bounds, log_w, signal
+    return out if parts == 1 else out.sum(-1), bounds, log_w, signal
 
 
 @Launched
@@ -210,32 +212,32 @@ def loss_backward(
 
     The gradient of a baseline is that of its term.
     """
-    (log_p, log_q, signal, baseline, averages, _), (_, bound, log_w) = inputs, outputs
-    by_p, by_q = _gradients(by[0], bound, log_w, signal, averages)
+    (log_p, log_q, signal, baseline, averages, axis), (_, bound, log_w) = inputs, outputs
+    by_p, by_q = _gradients(by[0], bound, log_w, signal, averages, axis)
     by_q = by_q if signal else by_q * len(log_q)
     return [by_p] * len(log_p), by_q, None, by_q[: len(baseline)]
 
 
 def score_function_loss_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Return the gradients of the terms of log p and of the terms of log q, which have the same signal."""
-    (log_p, log_q, _, averages, _), (_, bound, log_w, signal) = inputs, outputs
-    by_p, by_q = _gradients(by[0], bound, log_w, [signal], averages)
+    (log_p, log_q, _, averages, axis), (_, bound, log_w, signal) = inputs, outputs
+    by_p, by_q = _gradients(by[0], bound, log_w, [signal], averages, axis)
     return [by_p] * len(log_p), by_q * len(log_q)
 
 
 def _gradients(
-    by: Tensor, bound: Tensor, log_w: Tensor, signal: list[Tensor], averages: bool
+    by: Tensor, bound: Tensor, log_w: Tensor, signal: list[Tensor], averages: bool, axis: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the gradient of all terms of log p, and of the term of log q with each signal, or of all without any.
 
     A term with a signal also gets minus the signal; with `averages` it gets only that.
     """
-    (members, samples, batch), log_w = log_w.shape, log_w.contiguous()
-    given = tuple(map(rows, signal)) or (log_w,)
+    (members, samples, batch), log_w = by_sample(log_w.shape, axis), log_w.contiguous()
+    (by,), (by_stride,) = laid([by], axis)
+    given, strides = laid(signal or [log_w], axis)
     added, *subtracted = [torch.empty_like(log_w) for _ in (log_w, *given)]
     _loss_backward[samples * ceil_div(batch, BLOCK), members](
-        by, log_w, bound.contiguous(), given, strides(given),
-        added, tuple(subtracted), samples, batch, by.stride(0),
+        by, log_w, bound.contiguous(), given, strides, added, tuple(subtracted), samples, batch, by_stride,
         AVERAGES=averages, HAS_SIGNAL=bool(signal), BLOCK=BLOCK,
     )  # fmt: skip
     return added, subtracted

@@ -1,9 +1,10 @@
 """How the members of a tensor lie in memory, and sums over parts and rows."""
 
+import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 
 def rows(tensor: Tensor) -> Tensor:
@@ -13,9 +14,40 @@ def rows(tensor: Tensor) -> Tensor:
     return tensor.contiguous()
 
 
-def strides(tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return how far apart the members of each tensor are."""
-    return tuple([tensor.stride(0) for tensor in tensors])
+def laid(tensors: Sequence[Tensor], axes: int) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Return tensors in which each member is contiguous, and how far apart the members of each are.
+
+    Their first `axes` axes are members; without any, there is one. Members along one axis may share memory.
+    """
+    if axes == 1:
+        found = tuple(map(rows, tensors))
+        return found, tuple([each.stride(0) for each in found])
+    found = tuple([each.contiguous() for each in tensors])
+    return found, tuple([math.prod(each.shape[axes:]) for each in found])
+
+
+def by_sample(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Return the numbers of members, samples and data points of log-weights with samples along an axis."""
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def by_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> tuple[Size, tuple[int, int, int, int]]:
+    """Return the shape of the log probabilities of bits, and the numbers of members, samples, data points and units.
+
+    The last `axes` axes are units, and the first `members` axes are members. Logits may have samples in between.
+    """
+    shape, first = logits.shape, logits.dim() - bits.dim() + members
+    last = logits.dim() - axes
+    counts = shape[:members], shape[members:first], shape[first:last], shape[last:]
+    return shape[:last], tuple(map(math.prod, counts))  # type: ignore[return-value]
+
+
+def strided(tensor: Tensor, *shape: int) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a tensor and its strides in another shape, which it need not have."""
+    if not tensor.is_contiguous():
+        tensor = tensor.reshape(shape)
+        return tensor, tensor.stride()
+    return tensor, tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def partial_sums(parts: int, shape: Sequence[int], like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -166,7 +166,7 @@ def pulled_back(
     with torch.enable_grad():
         # one argument may depend on another, through which no gradient must pass here
         leaves = [
-            leaf if not needed else leaf.view_as(leaf) if again else leaf.detach().requires_grad_()
+            leaf if not needed else leaf.view_as(leaf) if leaf.requires_grad else leaf.detach().requires_grad_()
             for leaf, needed in zip(leaves, needs, strict=True)
         ]
         output = defined(*unflattened(leaves, structure))

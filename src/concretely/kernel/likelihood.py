@@ -1,5 +1,6 @@
 """The log-likelihood of bits in one pass, and its gradient in another."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .layout import rows
+from .layout import by_bits, laid, strided
 from .native import log1p, sigmoid
 from .tile import ceil_div, power
 
@@ -51,15 +52,14 @@ def _log_likelihood(
 
 
 def log_likelihood(logits: Tensor, bits: Tensor, axes: int = 1, members: int = 1) -> Tensor:
-    """Return the log mass of bits, summed over all units."""
-    count, samples, batch, units = logits.shape
+    """Return the log mass of bits, summed over the last `axes` axes."""
+    shape, counts = by_bits(logits, bits, axes, members)
     if not logits.numel():
-        return torch.zeros((count, samples, batch), dtype=torch.float32, device=logits.device)
-    found = torch.empty(count, samples, batch, dtype=torch.float32, device=logits.device)
-    logits, bits, tile = rows(logits), rows(_bytes(bits)), _tile(samples, units)
-    _log_likelihood[_grid(logits, tile)](
-        logits, bits, found, samples, batch, units, logits.stride(0), bits.stride(0), **tile
-    )
+        return torch.zeros(shape, dtype=torch.float32, device=logits.device)
+    found = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    given, strides = laid([logits, _bytes(bits)], members)
+    grid, options = _tiling(*counts)
+    _log_likelihood[grid](*given, found, *counts[1:], *strides, **options)
     return found
 
 
@@ -87,29 +87,23 @@ def _backward(
 
 def log_likelihood_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor]:
     """Return the gradient of the logits, computed from the probability of the other bit."""
-    (by,), (logits, bits, *_) = by, inputs
-    _, samples, batch, units = logits.shape
-    logits, bits = rows(logits), rows(_bytes(bits))
-    by_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    (by,), (logits, bits, axes, members) = by, inputs
+    _, counts = by_bits(logits, bits, axes, members)
+    by_logits = torch.empty(*logits.shape, dtype=logits.dtype, device=logits.device)
     if logits.numel():
-        tile = _tile(samples, units)
-        _backward[_grid(logits, tile)](
-            by, logits, bits, by_logits, samples, batch, units,
-            *by.stride(), logits.stride(0), bits.stride(0), **tile,
-        )  # fmt: skip
+        (by, steps), (given, strides) = strided(by, *counts[:3]), laid([logits, _bytes(bits)], members)
+        grid, options = _tiling(*counts)
+        _backward[grid](by, *given, by_logits, *counts[1:], *steps, *strides, **options)
     return (by_logits,)
 
 
-def _tile(samples: int, units: int) -> dict[str, int]:
-    """Return the samples and the units of a block of a program, and the number of blocks that share one logarithm."""
+@lru_cache(maxsize=1024)
+def _tiling(members: int, samples: int, batch: int, units: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Return the grid, the samples and units of a block of a program, and how many blocks share one logarithm."""
     height = min(power(samples), TILE // min(power(units), BLOCK))
     width = min(power(units), TILE // height)
-    return {"ROWS": height, "BLOCK": width, "STEPS": min(ceil_div(units, width), STEPS)}
-
-
-def _grid(logits: Tensor, tile: dict[str, int]) -> tuple[int, int]:
-    members, samples, batch, _ = logits.shape
-    return batch * ceil_div(samples, tile["ROWS"]), members
+    options = {"ROWS": height, "BLOCK": width, "STEPS": min(ceil_div(units, width), STEPS)}
+    return (batch * ceil_div(samples, height), members), options
 
 
 def _bytes(bits: Tensor) -> Tensor:

@@ -32,7 +32,6 @@ from .library import Call, Shapes, flattened, joined, reshaped, unflattened, wit
 _DISABLED: set[str] = set()
 _PLAIN = frozenset((Tensor, nn.Parameter, int, float, bool, str, tuple, type(None)))
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
 Arranged = tuple[Sequence[Any], Shapes, Shapes]
@@ -45,6 +44,7 @@ def operator(
     kernel: str,
     eligible: Callable[..., bool] | None = None,
     arrange: Callable[..., Arranged] | None = None,
+    takes_any_shape: bool = False,
     nondifferentiable: Sequence[int] = (),
     saved: Sequence[int] = (),
     takes_float64: bool = False,
@@ -70,13 +70,13 @@ def operator(
             the current GPU and, unless `takes_float64`, not in float64.
         arrange: A function that returns the arguments with the options of the kernel, the shapes that it takes its
             first tensors in, and those of the results. The definition must compute the same result from them.
+        takes_any_shape: Whether the kernel, too, takes what was not arranged, so that only operators of torch need it.
         nondifferentiable: The indices of outputs without a gradient.
         saved: The indices of outputs that the gradient of the kernel reads. It gets None for the others.
         takes_float64: Whether the kernel also computes in float64.
     """
-    return lambda definition: Operator(
-        definition, name, kernel, eligible, arrange, tuple(nondifferentiable), tuple(saved), takes_float64
-    )
+    options = eligible, arrange, takes_any_shape, tuple(nondifferentiable), tuple(saved), takes_float64
+    return lambda definition: Operator(definition, name, kernel, *options)
 
 
 @contextmanager
@@ -136,6 +136,7 @@ class Operator(Generic[P, R]):
         kernel: str,
         eligible: Callable[..., bool] | None,
         arrange: Callable[..., Arranged] | None,
+        takes_any_shape: bool,
         nondifferentiable: tuple[int, ...],
         saved: tuple[int, ...],
         takes_float64: bool,
@@ -144,7 +145,7 @@ class Operator(Generic[P, R]):
         self._defined = cast("Callable[..., Any]", definition)
         self.__doc__, self.__name__ = definition.__doc__, definition.__name__
         self._eligible, self._arrange, self._nondifferentiable = eligible, arrange, nondifferentiable
-        self._saved, self._takes_float64 = saved, takes_float64
+        self._saved, self._takes_any_shape, self._takes_float64 = saved, takes_any_shape, takes_float64
         self._signature = inspect.signature(definition)
         given = self._signature.parameters
         self._defaults = tuple(each.default for each in given.values())
@@ -170,9 +171,13 @@ class Operator(Generic[P, R]):
         arguments = self._complete(given, named)
         if not self.fits(*arguments):
             return self.definition(*given, **named)
-        arranged, taken, returned = (arguments, (), ()) if self._arrange is None else self._arrange(*arguments)
-        found: R = self.launched(*arranged, taken=taken, returned=returned)
-        return found
+        leaves, structure = flattened(arguments)
+        is_direct = is_plain(leaves) and not is_watched()
+        call = Call(structure)
+        if self._arrange is not None and not (self._takes_any_shape and is_direct):
+            arranged, taken, returned = self._arrange(*arguments)
+            leaves, call = flattened(arranged)[0], Call(structure, taken, returned)
+        return self._called(leaves, call, is_direct)  # type: ignore[no-any-return]
 
     def launched(self, *arguments: Any, taken: Shapes = (), returned: Shapes = (), connects: bool = False) -> Any:
         """Call the kernel, which must be eligible, with all its arguments, in which sequences of tensors are lists.
@@ -180,20 +185,22 @@ class Operator(Generic[P, R]):
         The kernel takes its first tensors in the shapes `taken`, and its results are returned in the shapes `returned`;
         None keeps a shape. With `connects`, outputs without a gradient have a gradient of zero where an autograd
         function records the call. A key may be two numbers instead of a tensor.
-
-        It is called as an operator of torch if torch must see it, else as an autograd function or directly.
         """
         leaves, structure = flattened(arguments)
-        is_direct = is_plain(leaves) and not is_watched()
+        call = Call(structure, taken, returned, connects)
+        return self._called(leaves, call, is_plain(leaves) and not is_watched())
+
+    def _called(self, leaves: Sequence[Any], call: Call, is_direct: bool) -> Any:
+        """Call the kernel as an operator of torch if torch must see it, else as an autograd function or directly."""
         if is_direct and torch.is_grad_enabled():
             for each in leaves:
                 if isinstance(each, Tensor) and each.requires_grad:
-                    return self._apply(*leaves, Call(structure, taken, returned, connects))
-        arguments = unflattened(reshaped(leaves, taken), structure)  # type: ignore[assignment]
+                    return self._apply(*leaves, call)
+        arguments = unflattened(reshaped(leaves, call.taken), call.structure)
         found = self._forward(*arguments) if is_direct else self.registered(*with_tensor_keys(arguments))
-        if not returned:
-            return found
-        return reshaped([found], returned)[0] if isinstance(found, Tensor) else tuple(reshaped(found, returned))
+        if isinstance(found, Tensor):
+            return reshaped([found], call.returned)[0]
+        return tuple(reshaped(found, call.returned))
 
     def runs_kernel(self, *arguments: Any) -> bool:
         """Return whether a call with these arguments would run the kernel."""
@@ -214,7 +221,7 @@ class Operator(Generic[P, R]):
         return function
 
     @cached_property
-    def _backward(self) -> Callable[..., Any] | None:
+    def _backward(self) -> Any:
         return getattr(self._module, f"{self.__name__}_backward", None)
 
     def _complete(self, given: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
@@ -266,7 +273,7 @@ class Operator(Generic[P, R]):
         """Save what the gradient of the operator of torch needs. The operator may have run the definition."""
         leaves, structure = flattened(inputs)
         first = next(leaf for leaf in leaves if isinstance(leaf, Tensor))
-        ctx.by_kernel = is_launchable(first) and self._is_eligible(inputs)
+        ctx.by_kernel, ctx.is_direct = is_launchable(first) and self._is_eligible(inputs), False
         outputs = (output,) if isinstance(output, Tensor) else output
         kept = [each if place in self._saved else None for place, each in enumerate(outputs)]
         self._save(ctx, leaves, Call(structure), outputs, kept)
@@ -291,9 +298,12 @@ class Operator(Generic[P, R]):
         leaves, outputs = reshaped(given, call.taken), tuple(saved)
         if call.returned:
             by = reshaped(by, ctx.raw)
-        if torch.is_grad_enabled() or not ctx.by_kernel or self._backward is None:
+        is_direct = is_plain([*by, *leaves])
+        # what was not arranged has no axis of members, which a batch of gradients would need
+        by_kernel = ctx.by_kernel and (is_direct or not (self._takes_any_shape and ctx.is_direct))
+        if torch.is_grad_enabled() or not by_kernel or self._backward is None:
             found = library.pulled_back(self._defined, by, with_tensor_keys(leaves), call.structure, needs)
-        elif is_plain([*by, *leaves]):
+        elif is_direct:
             found = self._pulled_by_kernel(by, leaves, call.structure, outputs, needs)
         else:
             inputs = unflattened(with_tensor_keys(leaves), call.structure)
@@ -315,7 +325,6 @@ class Operator(Generic[P, R]):
     def _pulled_by_kernel(
         self, by: Sequence[Any], leaves: Sequence[Any], lengths: Any, outputs: Sequence[Any], needs: Sequence[bool]
     ) -> list[Tensor | None]:
-        assert self._backward is not None
         if lengths is None:
             gradients = self._backward(by, needs, leaves, outputs)
         else:
@@ -324,10 +333,7 @@ class Operator(Generic[P, R]):
         return [gradient if needed else None for gradient, needed in zip_longest(gradients, needs)]
 
     def _function(self) -> type[torch.autograd.Function]:
-        """Return the kernel as an autograd function, which avoids torch's dispatcher.
-
-        The dispatcher takes longer than a small kernel.
-        """
+        """Return the kernel as an autograd function, since torch's dispatcher takes longer than a small kernel."""
         operator = self
 
         class Kernel(torch.autograd.Function):
@@ -340,7 +346,7 @@ class Operator(Generic[P, R]):
                 if call.returned:
                     ctx.raw = [each.shape for each in outputs]
                     outputs = tuple(map(library.as_shaped, outputs, call.returned))
-                ctx.by_kernel = True
+                ctx.by_kernel = ctx.is_direct = True
                 operator._save(ctx, leaves, call, outputs, kept)
                 return outputs[0] if isinstance(found, Tensor) else outputs
 

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .launch import Launched
-from .layout import rows
+from .layout import by_sample, laid
 from .native import log1p
 from .tile import ceil_div
 
@@ -57,10 +57,10 @@ def _vimco(log_w, out, sums, samples, batch, stride, GEOMETRIC: tl.constexpr, BL
 
 def vimco(log_w: Tensor, mean: str, axis: int = 1) -> Tensor:
     """Return, for every sample, the bound minus the bound with its weight replaced by a mean of the others."""
-    members, samples, batch = log_w.shape
-    out, sums = (torch.empty(members, samples, batch, dtype=torch.float32, device=log_w.device) for _ in range(2))
-    log_w = rows(log_w)
+    members, samples, batch = by_sample(log_w.shape, axis)
+    out, sums = (torch.empty(*log_w.shape, dtype=torch.float32, device=log_w.device) for _ in range(2))
+    (log_w,), (stride,) = laid([log_w], axis)
     if out.numel():
         grid = (ceil_div(batch, BLOCK), members)
-        _vimco[grid](log_w, out, sums, samples, batch, log_w.stride(0), GEOMETRIC=mean == "geometric", BLOCK=BLOCK)
+        _vimco[grid](log_w, out, sums, samples, batch, stride, GEOMETRIC=mean == "geometric", BLOCK=BLOCK)
     return out
