@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import concretely as c
 from concretely.training.callback import Callbacks
@@ -243,6 +243,7 @@ def bad_input(folder: Path) -> dict[str, str]:
         "some out": lambda world: c.fit(own.build, x, steps=2, batch=12, out=None if world.rank else folder / "some"),
         "other out": lambda world: c.fit(own.build, x, steps=2, batch=12, out=folder / "other" if world.rank else None),
         "compile": lambda world: c.fit(own.build, x, steps=2, batch=12, compile=world.rank == 1),
+        "sampler": lambda world: c.fit(own.build, spread_loader(world), steps=2),
         "diverged": lambda world: c.fit(own.build, x, steps=40, batch=12, lr=3e38),
         "settings": lambda world: c.fit(own.build(), x, steps=2, batch=12, seed=range(2)),
         "precision": lambda world: c.fit(own.build, x, steps=2, batch=12, precision="float31"),
@@ -250,6 +251,19 @@ def bad_input(folder: Path) -> dict[str, str]:
         "overwrite": lambda world: c.fit(own.build, x, steps=2, batch=12, out=folder / "all", overwrite=True),
     }
     return {name: refused(case) for name, case in cases.items()}
+
+
+def spread_loader(world: World) -> DataLoader[Any]:
+    """The data of one of several ranks, as loops of torch read them."""
+    data = TensorDataset(own.bits())
+    return DataLoader(data, batch_size=12, sampler=DistributedSampler(data, world.ranks, world.rank))
+
+
+def whimsical() -> tuple[int, Any]:
+    """The last step and the best one of a run whose score differs between ranks, and which may end early."""
+    scores = iter(range(100) if os.environ["RANK"] == "0" else range(0, -100, -1))
+    run = c.fit(own.build, own.bits(), steps=40, batch=12, every=5, patience=2, valid=lambda model: next(scores))
+    return run.step, run.best
 
 
 def wrapped() -> dict[str, float]:
@@ -268,7 +282,7 @@ def stopped(folder: Path) -> tuple[int, bool]:
 def on_two_ranks(folder: Path) -> dict[str, Any]:
     """All that two ranks are asked to do."""
     found = {"law": law(folder), "normed": normed(), "leg": leg(folder / "legs", 4), "bad": bad_input(folder)}
-    found |= {"wrapped": wrapped(), "stopped": stopped(folder / "stopped")}
+    found |= {"wrapped": wrapped(), "stopped": stopped(folder / "stopped"), "whimsical": whimsical()}
     join("cpu").wait()  # for a rank that listens to what another says
     return found
 

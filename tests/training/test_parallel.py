@@ -101,6 +101,10 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
     assert last.step == 6
 
 
+def test_all_ranks_take_the_score_of_the_first(two: list[dict[str, Any]]) -> None:
+    assert [found["whimsical"] for found in two] == [(15, (5, 0))] * 2
+
+
 def test_wrappers_of_torch_train_as_one_process_does(two: list[dict[str, Any]]) -> None:
     expected = ranks.wrapped()
     for found in two:
@@ -131,6 +135,10 @@ def test_wrappers_of_torch_train_as_one_process_does(two: list[dict[str, Any]]) 
         ("some out", "ranks must have the same call, got out None on rank 1 and 'a folder' on rank 0: start all with"),
         ("other out", "ranks must have the same call, got out 'a folder' on rank 1 and None on rank 0: start all with"),
         ("compile", "ranks must have the same call, got compile True on rank 1 and False on rank 0: start all with"),
+        (
+            "sampler",
+            "ranks must read the same batches, got others on rank 1 than on rank 0: leave out samplers such as",
+        ),
         ("diverged", "is not finite, first in layer"),
         ("settings", "several seeds or settings need a function that builds the model, got 2 of them for a model"),
         ("precision", "unknown precision 'float31'; did you mean 'float32'?"),

@@ -117,6 +117,7 @@ def train_states(
     for state in states:
         world.require_same("recipe", {**state.recipe.settings, "digest of the data": state.task.digest})
         world.require_same("model", {} if world.shards else shapes_of({**state.model.state_dict(), **state.state}))
+        world.require_same_batches(state.task.feed, state.step)
         world.broadcast_([] if world.shards else list(state.state.values()))
     for state in states:
         if state.task.examines and not world.shards:

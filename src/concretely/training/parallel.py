@@ -5,6 +5,7 @@ data point in the whole batch, and gradients are averaged over ranks. So the num
 order of summation: a run of one process is the reference for all. Rank 0 alone writes files and shows progress.
 """
 
+import hashlib
 import os
 import re
 import time
@@ -32,6 +33,8 @@ from .stream import StreamBatches, to_device
 
 LOST = re.compile(r"third_party/gloo|gloo::|NCCL|Connection (closed|reset) by peer")
 """What torch's errors about other ranks say."""
+MARKED = 10_000
+"""The number of entries of each tensor of a batch by which ranks compare what they read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +141,14 @@ class World:
                 if here != there:
                     found = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
                     raise ValueError(f"ranks must have the same {what}, got {found}: start all with the same arguments")
+
+    def require_same_batches(self, feed: Feed, step: int) -> None:
+        """Raise unless all ranks read the same batches in a step, of which each takes its slice."""
+        every = self.gather(feed.digest(step) if isinstance(feed, SlicedBatches) else "")
+        if any(each != every[0] for each in every):
+            rank = next(rank for rank, each in enumerate(every) if each != every[0])
+            todo = "leave out samplers such as DistributedSampler, as each rank takes its slice of every batch"
+            raise ValueError(f"ranks must read the same batches, got others on rank {rank} than on rank 0: {todo}")
 
     def require_alone(self, name: str, why: str) -> None:
         """Raise if there are several ranks, with which a setting is not possible."""
@@ -295,6 +306,12 @@ class SlicedBatches(Feed):
         """Return the slices of the batches of a step, in the memory of the host."""
         return [sliced(batch, self._rank, self._ranks) for batch in self._feed.host(step)]
 
+    def digest(self, step: int) -> str:
+        """Return a digest of the first numbers of the batches of a step, which all ranks must read alike."""
+        leaves = [leaf for leaf in tree_leaves(self._feed.host(step)) if isinstance(leaf, Tensor)]
+        found = [f"{tuple(leaf.shape)} {leaf.flatten()[:MARKED].tolist()}" for leaf in leaves]
+        return hashlib.sha256(" ".join(found).encode()).hexdigest()
+
     def fetch(self, step: int) -> None:
         """Read the batches of a step."""
         self._feed.fetch(step)
@@ -323,16 +340,18 @@ def sliced(batch: Inputs, rank: int, ranks: int) -> Inputs:
     if first is None or not first.dim():
         raise ValueError(f"data must have data points to be split among {ranks} ranks, got a batch without any")
     rows = len(first)
-    require_divides(ranks, rows)
+    require_divides(ranks, rows, ", and drop a last batch that is smaller")
     own = slice(rank * rows // ranks, (rank + 1) * rows // ranks)
     return tree_map_only(Tensor, lambda leaf: leaf[own] if leaf.dim() and len(leaf) == rows else leaf, batch)
 
 
-def require_divides(ranks: int, batch: int) -> None:
+def require_divides(ranks: int, batch: int, advice: str = "") -> None:
     """Raise unless a batch can be split among ranks."""
     if batch % ranks:
         near = max(ranks, batch // ranks * ranks)
-        raise ValueError(f"batch must be a multiple of the number of ranks, {ranks}, got {batch}: choose {near}")
+        raise ValueError(
+            f"batch must be a multiple of the number of ranks, {ranks}, got {batch}: choose {near}{advice}"
+        )
 
 
 def _appears(path: Path) -> bool:

@@ -167,7 +167,10 @@ class TrainState:
     def validate(self) -> float:
         """Return the score of the validation set, of which lower is better."""
         with self.averaged(), self._gathered():
-            return self.task.validate(self.world)
+            found: float = self.world.gather(self.task.validate(self.world))[
+                0
+            ]  # a function may return others elsewhere
+            return found
 
     def _gathered(self) -> AbstractContextManager[None]:
         """Return a context in which every rank has all parameters."""
