@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from concretely.functional import noise
+from concretely.functional import philox as definition
 from concretely.functional.edge import near_one, near_zero
 from tests.cases import LOGITS, TEMPERATURES
 from tests.kernel import DEVICE, fast, kernel, key
@@ -90,8 +90,8 @@ def test_products_of_words_are_whole() -> None:
 def test_normal_noise_is_precise_for_words_of_all_sizes() -> None:
     size = (2.0 ** torch.linspace(0, 31, 5_000, dtype=torch.float64)).long()
     words = torch.cat([torch.tensor([0, 2**31 - 1, 2**31, 2**32 - 1]), size - 1, 2**32 - size]).to(DEVICE)
-    with mock.patch.object(noise, "words", return_value=words):
-        tail = noise.fractions(key(1), len(words), torch.float32, True).double()
+    with mock.patch.object(definition, "words", return_value=words):
+        tail = definition.fractions(key(1), len(words), torch.float32, True).double()
     truth = torch.special.ndtri(tail.abs()).copysign(tail)
     found, _ = run("normal", words.double())
     assert found.abs().max() > 6.3

@@ -9,9 +9,9 @@ from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
-from concretely.functional import noise
-from concretely.functional.noise import Keys, fractions, window_fractions
-from concretely.functional.philox import words
+from concretely.functional import noise, philox
+from concretely.functional.noise import Keys
+from concretely.functional.philox import fractions, window_fractions, words
 from tests.budget import assert_likely
 from tests.kernel import DEVICE, MARKS, fast, kernel, on, opcheck
 
@@ -87,7 +87,7 @@ def test_neighbouring_keys_have_nothing_in_common(path: Any) -> None:
 
 
 def test_fractions_of_all_words_lie_inside() -> None:
-    with mock.patch.object(noise, "words", return_value=EDGES):
+    with mock.patch.object(philox, "words", return_value=EDGES):
         unsigned, signed = (fractions(KEYS[:1], 7, torch.float32, each) for each in (False, True))
     assert unsigned.min() > 0
     assert unsigned.max() <= 1  # the middle of the last cells is rounded to their edge
