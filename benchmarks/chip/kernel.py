@@ -12,7 +12,7 @@ from concretely.functional import bernoulli, categorical, exp_concrete, exp_logi
 from concretely.functional.arithmetic import affine
 from concretely.functional.bernoulli import affine_log_likelihood, log_likelihood
 from concretely.functional.bound import bound, loss
-from concretely.functional.signal import normalize, vimco
+from concretely.functional.signal import normalize, score_function_loss, vimco
 from concretely.training.optimizer import orthogonal
 
 LIMIT = 1e-4
@@ -131,20 +131,20 @@ def _log_likelihood(device: torch.device) -> float:
 
 
 def _loss(device: torch.device) -> float:
-    """Compare the loss of three terms minus two, and all gradients, with signals and without."""
-    worst = 0.0
-    for count, averages in ((0, False), (2, False), (2, True)):
-        log_p, log_q = ([10 * torch.randn(MEMBERS, 50, 17, device=device) for _ in range(k)] for k in (3, 2))
-        signal = [torch.randn(MEMBERS, 50, 17, device=device) for _ in range(count)]
-        worst = max(worst, _loss_apart(log_p, log_q, signal, averages))
-    return worst
+    """Compare the losses of three terms minus two, and all gradients, with signals and without."""
+    log_p, log_q = ([10 * torch.randn(MEMBERS, 50, 17, device=device) for _ in range(k)] for k in (3, 2))
+    signal = [torch.randn(MEMBERS, 50, 17, device=device) for _ in log_q]
+    given = [(loss, [], [], False), (loss, signal, [], False), (loss, signal, [], True)]
+    methods = [("reinforce", False), ("reinforce", True), ("leave-one-out", True), ("geometric", False)]
+    given += [(score_function_loss, *method) for method in methods]
+    return max(_loss_apart(call, log_p, log_q, *options) for call, *options in given)
 
 
-def _loss_apart(log_p: list[Tensor], log_q: list[Tensor], signal: list[Tensor], averages: bool) -> float:
+def _loss_apart(call: Any, log_p: list[Tensor], log_q: list[Tensor], *options: Any) -> float:
     outcomes = []
-    for call in (loss, loss.definition):
+    for way in (call, call.definition):
         leaves = [term.clone().requires_grad_() for term in (*log_p, *log_q)]
-        found, *rest = call(leaves[: len(log_p)], leaves[len(log_p) :], signal, [], averages, 1)
+        found, *rest = way(leaves[: len(log_p)], leaves[len(log_p) :], *options, 1)
         by = torch.linspace(0.5, 2.0, len(found), device=found.device)
         outcomes.append([found, *rest, *torch.autograd.grad(found, leaves, by)])
     return max(distance(*pair) for pair in zip(*outcomes, strict=True))

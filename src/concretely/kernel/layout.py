@@ -23,7 +23,7 @@ def laid(tensors: Sequence[Tensor], axes: int) -> tuple[tuple[Tensor, ...], tupl
         found = tuple(map(rows, tensors))
         return found, tuple([each.stride(0) for each in found])
     found = tuple([each.contiguous() for each in tensors])
-    return found, tuple([math.prod(each.shape[axes:]) for each in found])
+    return found, tuple([math.prod(each.shape[axes:]) for each in found]) if axes else (0,) * len(found)
 
 
 def by_sample(shape: Sequence[int], axis: int) -> tuple[int, int, int]:

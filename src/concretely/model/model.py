@@ -108,9 +108,10 @@ class Model(nn.Module):
         batch_dims: int = 1,
     ) -> Trace:
         """Draw the latents: the first half of `trace`."""
-        program = self.p if self.q is None else self.q
+        q = self.q
+        program = self.p if q is None else q
         trace = run(program, *inputs, mode=mode, samples=samples, generator=generator, batch_dims=batch_dims)
-        if not trace.latent and self.q is not None:
+        if not trace.latent and q is not None:
             raise ValueError("q must draw the latent nodes, got no call of draw")
         return trace
 
