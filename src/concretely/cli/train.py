@@ -111,7 +111,7 @@ def _with_precision(given: dict[str, Any], precision: str | None) -> dict[str, A
 
 
 def _folder(recipes: Sequence["RunRecipe"]) -> Path:
-    """Return the default folder. Its name has what differs from a run with another recipe in the usual folder."""
+    """Return the default folder. If it has a run with another recipe, add the settings that differ to the name."""
     first = recipes[0]
     folder = Path("out/train") / (first.title if len(recipes) == 1 else grid_title(recipes))
     if len(recipes) > 1 or not (folder / FILE).exists():
@@ -211,7 +211,7 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, wor
             return
         terminal.show_text(f"{split} {found}")
         try:
-            with terminal.stop_requested():  # a signal now must not leave half a report
+            with terminal.stop_requested():  # a signal here must not leave a partial report
                 record = add_scores(folder, run, model, data=data, found={split: found}, note=terminal.remark)
                 page = terminal.write_run_report(folder, run, model, data, record)
         except OSError as error:

@@ -81,7 +81,7 @@ def _packed(
 
 
 def stored(path: Path, names: tuple[str, ...], *, columns: int) -> Arrays:
-    """Read byte arrays from a file in the data folder. If it is broken, the error tells the user to delete it."""
+    """Read byte arrays from a file in the data folder. If it is broken, the error says to delete it."""
     try:
         with open_arrays(path, names) as arrays:
             for array in arrays.values():

@@ -82,7 +82,7 @@ def fetch(
             with atomic_write(path) as place:
                 part.replace(place)
     except OSError as error:
-        reason = printable(why(error, path.parent))  # servers choose some of the words
+        reason = printable(why(error, path.parent))  # it may contain text from the server
         raise DownloadError(f"{path.name!r} could not be downloaded: {reason}; try again, or {manual}") from None
 
 
@@ -116,7 +116,7 @@ def _complete(part: Path, url: str, *, size: int, exact: bool, progress: bool) -
 
 
 class _Piece(NamedTuple):
-    """A piece of a response, with the byte at which the response starts and the size of the file, if that is told."""
+    """A piece of a response, with the byte at which the response starts and, if the server sends it, the file size."""
 
     start: int
     total: int | None
@@ -124,7 +124,7 @@ class _Piece(NamedTuple):
 
 
 def _request(url: str, start: int) -> Iterator[_Piece]:
-    """Request a file from a byte on, or else from its first; yield an empty piece, then the bytes as they arrive."""
+    """Request a file from `start` on, or from byte 0; yield an empty piece, then the bytes as they arrive."""
     found = _ask(url, start)
     if found is None and start:
         found = _ask(url, 0)

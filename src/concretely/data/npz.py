@@ -170,7 +170,7 @@ def _exactly(file: IO[bytes], count: int) -> bytes:
 
 @contextmanager
 def _faults(place: str) -> Iterator[None]:
-    """Describe whatever numpy and zipfile raise for a broken array, which are many types, in one sentence."""
+    """Describe in one sentence any of the many errors that numpy and zipfile raise for a broken array."""
     try:
         yield
     except Exception as error:

@@ -270,7 +270,7 @@ class Relaxation(RelaxedVariable, Distribution):
 
 
 def cdf_on_unit_interval(variable: Relaxation, value: Tensor) -> Tensor:
-    """Return the CDF of a variable on the unit interval. By the value, it has the gradient 0 on the edge."""
+    """Return the CDF of a variable on the unit interval. Its gradient by the value is 0 on the edge."""
     value = to_float64(variable._checked(value))
     inside = (value > 0) & (value < 1)
     result = variable.node.cdf(torch.logit(torch.where(inside, value, 0.5)))

@@ -151,8 +151,8 @@ def _runs(target: Model | Program, inputs: tuple[Any, ...], batch_dims: int) -> 
 def _local_terms(name: str, target: Model | Program, p: Trace | None, q: Trace) -> list[str]:
     """Return the names of the terms of log p that may depend on a node or on a later one.
 
-    A program knows a value only once it has drawn it. Only layers of our own are trusted to use no others, as parents
-    found by running a program can be incomplete.
+    A program can use a value only after it has drawn it, so all later terms count. Only in our own layered models are
+    fewer terms known to suffice; parents found by running a program can be incomplete.
     """
     if p is None:
         return ["cost"]

@@ -116,9 +116,9 @@ def evaluate(
     suits the device; the random draws depend on it. The model runs in evaluation mode. With `progress`, a progress bar
     is shown on stderr.
 
-    With `full_points`, only that many data points, chosen at random, are scored with all samples, if that is less work.
-    All points are scored with 1,000 samples. The mean difference between the two scores of the chosen points is added
-    to the others, so that the mean is in expectation that of all samples for all data points.
+    With `full_points`, all data points are scored with 1,000 samples, and only that many of them, chosen at random,
+    also with all samples, if that is less work. The mean difference between the two scores of the chosen points is
+    added to the scores of the others. The expected mean is therefore the same as with all samples for all points.
 
     If the generator is a `Slice`, the ranks share the work, and each returns the result of one process.
     See [burda2016importance] and [maddison2017concrete], section 5.
@@ -223,7 +223,7 @@ def rows_of_rank(points: int, generator: Source | None) -> tuple[slice, Source |
 
 
 def gathered(own: Tensor, points: int, source: Source | None) -> Tensor:
-    """Return a number for each data point, along the last axis, from those of all ranks."""
+    """Gather one number for each data point, along the last axis, from all ranks."""
     if not isinstance(source, Slice) or source.place is None:
         return own
     whole = own.new_zeros(*own.shape[:-1], points)

@@ -97,7 +97,7 @@ class Claim(NamedTuple):
 
 
 def judge_claims(results: Sequence[CellResult], warm: Sequence[CellResult]) -> list[Verdict]:
-    """Return the verdicts on all claims. `results` are those of all cells, `warm` those of the temperature figure."""
+    """Return the verdicts on all claims. `results` are of all cells, `warm` of the temperature figure."""
     ours, paper = dict[Key, Score](), dict[Key, Score]()
     for result in results:
         recipe = result.cell.recipe

@@ -1,7 +1,7 @@
 """Train the programs of an experiment as tasks of Ray, on this machine or on a cluster.
 
-Ray runs whatever code it is sent, and by default asks nobody who they are. So a Ray that is started here listens on the
-loopback interface only, without a dashboard, and ends with the experiment.
+Ray runs any code that it receives, by default without authentication. So a Ray that is started here listens only on the
+loopback interface, has no dashboard, and ends with the experiment.
 """
 
 import os
@@ -34,7 +34,7 @@ from .subject import program_of
 from .work import Bundle, Work
 
 RETRIES = 3
-"""How often a program is started again whose process or machine was lost."""
+"""How often a program is restarted after its process or machine was lost."""
 GRACE_SECONDS = 60.0
 """How long programs have to save a checkpoint once they are asked to stop."""
 CONNECT_SECONDS = 5.0
@@ -56,9 +56,10 @@ def require_ray() -> Any:
 
 
 def isolate_ray() -> None:
-    """Let a Ray that this process starts refuse other users of this machine, by a random token.
+    """Protect a Ray that this process starts from other users of this machine, by a random token.
 
-    Ray reads the token when it is imported, and keeps it for all its connections. So only a command can do this.
+    Ray reads the token when it is imported, and keeps it for all its connections. So the command does this, not the
+    library.
     """
     if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -66,7 +67,7 @@ def isolate_ray() -> None:
 
 @contextmanager
 def connected(address: str | None) -> Iterator["Session"]:
-    """Yield a session with a cluster, with the one that the caller is connected to, or with a new one here."""
+    """Yield a session with the given cluster, with the one that the caller is connected to, or with a new local one."""
     ray = require_ray()
     if ray.is_initialized():
         if address is not None:
@@ -109,7 +110,7 @@ def _start(ray: Any) -> None:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Let Ray take the loopback interface for that of this machine, as it does on other systems than Linux."""
+    """Make Ray use the loopback interface as the address of this machine, as it does on other systems than Linux."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -136,7 +137,7 @@ class _UnreachableError(ConnectionError):
 
 
 def _running() -> str:
-    """Return the address of the cluster that runs on this machine, as far as Ray tells; raise if there is none."""
+    """Return the address of the cluster that runs on this machine, as reported by Ray; raise if there is none."""
     try:
         from ray._private.services import get_ray_address_from_environment
     except ImportError:
@@ -315,7 +316,7 @@ class _Program:
         return remote.remote(task, board, kept)
 
     def state(self, known: Mapping[int, Mapping[str, Any]], running: set[int]) -> ProgramState:
-        """Return what is known about the program."""
+        """Return the state of the program."""
         found = ProgramState(self.name, len(self.members), self.work.until or self.members[0].recipe.steps)
         found = found._replace(**known.get(self.index, {}))
         ended = self.index not in running and found.state not in ("done", "stopped")

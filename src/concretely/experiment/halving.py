@@ -1,8 +1,8 @@
 """Successive halving: pause all members at a step, and train only the best on the validation set further.
 
 A factor of 3 keeps the best third at a ninth of the steps, the best third of these at a third, and so on
-[jamieson2016nonstochastic]. Members pause at a checkpoint, from which the others go on, so that a member
-that is trained to the end is the same as without halving.
+[jamieson2016nonstochastic]. Members pause at a checkpoint, and the selected ones resume from it. So a member that is
+trained to the end is the same as without halving.
 """
 
 import math
@@ -89,7 +89,7 @@ class ScoreRung:
         return math.inf if value is None else float(value)
 
     def best(self, members: Sequence[Member], number: int) -> list[Member]:
-        """Return the members with the best scores, in their order. Of equal ones the first is better."""
+        """Return the members with the best scores, in their order. Ties go to the first member."""
 
         def value(member: Member) -> float:
             found = None if has_diverged(member) else self.value(member)

@@ -1,7 +1,6 @@
 """The record of a run, `record.json`: its recipe, metrics and environment, and nothing that identifies a user.
 
-A record has a checksum, so that a changed one is not taken for a result, and all that is shown of it is checked when it
-is read.
+A checksum detects records that were edited. Everything that reports show is checked when a record is read.
 """
 
 import json

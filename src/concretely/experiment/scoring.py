@@ -101,7 +101,7 @@ def independent_pixels(
 ) -> dict[str, Any] | None:
     """Return the NLL of a baseline without latents: independent pixels with the frequencies of the training data.
 
-    Return None if the data are not bits. Only a model of one's own has to be given.
+    Return None if the data are not bits. `model` is needed only for a model of one's own.
     """
     x, known = (observed_bits(recipe, model, data, name) for name in (split, "train"))
     if x is None or known is None:
@@ -153,8 +153,9 @@ def add_scores(
 ) -> dict[str, Any]:
     """Add scores by split, and other metrics by name, to the record of a run, and return the record.
 
-    Older metrics are kept, unless they belong to another step or the new ones are at least as precise. If the record
-    is damaged or was changed, `note` is told, the file is kept under another name and a new record is begun.
+    Older metrics are kept, unless they belong to another step or the new ones are at least as precise. If the record is
+    damaged or was edited, the file is kept under another name, a new record is started, and `note` receives a sentence
+    about it.
     """
     environment = describe_environment(str(next(model.parameters()).device))
     new = {score_name(score, split): score_metric(score) for split, score in found.items()} | dict(others)

@@ -1,4 +1,4 @@
-"""What differs between runs of the paper's models and of a user's own: inputs, estimators, and names."""
+"""Functions that differ between runs of the paper's models and of a user's own: inputs, estimators, and names."""
 
 from collections.abc import Hashable
 from typing import Any

@@ -36,11 +36,11 @@ from .record import read_checked, write_record
 from .task import TASKS, Task
 
 SAMPLES, BATCH, LR = 4, 64, 3e-3
-"""How every run is trained by Adam."""
+"""The number of samples, the batch size and the learning rate of Adam in every run."""
 VALIDATIONS = 10
 """The number of validations, at equal distances. The best one selects the parameters."""
 SHARE = 0.1
-"""The share of the samples of a score that a validation has."""
+"""A validation takes this share of the samples of the final score."""
 
 
 class Contender(NamedTuple):
@@ -210,7 +210,7 @@ def _run(
     optimizer = torch.optim.Adam(parts.parameters(), lr=LR)
     order = Order(points=len(train[0]), batch=BATCH, seed=seed)
     noise = generator_of(seed, Purpose.NOISE, device=device)
-    samples = 1 if estimator == "exact" else SAMPLES  # more samples change nothing, and their states are too many
+    samples = 1 if estimator == "exact" else SAMPLES  # more samples only add joint states
     best, chosen, kept = math.inf, 0, dict[str, Tensor]()
     for taken in range(1, steps + 1):
         at = order.indices(taken - 1).to(device)

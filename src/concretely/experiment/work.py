@@ -1,4 +1,4 @@
-"""Work to be placed: bundles of members to train and to score, in one process, in several, or on a cluster."""
+"""The work of an experiment: bundles of members to train and score, in one process, in several, or on a cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Bundle = Sequence[Member]
 
 
 class Score(Protocol):
-    """What to do with a bundle once it is trained. It is pickled to be sent to other machines."""
+    """Scores a bundle once it is trained. It is pickled to be sent to other machines."""
 
     def __call__(self, bundle: Bundle, data: DataOf, *, device: torch.device | str, monitor: Monitor) -> None:
         """Score the members of a bundle as far as that is not done."""
@@ -91,7 +91,7 @@ class Work:
 
 
 Train = Callable[[Work], bool]
-"""Trains and scores, and returns whether all is done. It is not if the monitor of the work has stopped it."""
+"""Trains and scores; returns whether all is done, which is false if the monitor has stopped the work."""
 
 
 def train_here(work: Work) -> bool:

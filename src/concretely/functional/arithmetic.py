@@ -53,7 +53,7 @@ def bool_or_none(condition: Tensor) -> bool | None:
 def is_finite(value: Tensor) -> bool | None:
     """Return whether all entries are finite, in one pass, or None if they cannot be read (see `bool_or_none`).
 
-    Rarely it is false although all are finite, as their sum is not.
+    In rare cases it is False although all entries are finite, because their sum overflows.
     """
     if is_hidden(value):
         return None

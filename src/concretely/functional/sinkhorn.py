@@ -48,7 +48,7 @@ def _normalised(scores: Tensor, columns: Tensor) -> Tensor:
 
 
 def _carried(share: Tensor, moved: Tensor) -> Tensor:
-    """Return what a change of the scores adds to the columns by the normalisation of the rows, with a minus sign."""
+    """Return by how much a change of the scores lowers the column sums through the normalisation of the rows."""
     return ((share * moved).sum(-1, keepdim=True) * share).sum(-2)
 
 

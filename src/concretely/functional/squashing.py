@@ -276,7 +276,7 @@ def _is_finite(node: Tensor) -> bool:
 
 
 def _depth() -> int:
-    """Return the number of frames from the caller of this function to that of the library, whom a warning is for."""
+    """Return the `stacklevel` with which a warning points at the caller of the library."""
     package, frame, depth = __name__.partition(".")[0], sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame, depth = frame.f_back, depth + 1

@@ -41,7 +41,7 @@ OF_TENSORS = {
 OF_SIZES = {_ATEN.rand: 0, _ATEN.randn: 0, _ATEN.randint: None, _ATEN.normal: 2}
 """Random operations of a size, and the place of the size among their arguments; that of integers is the last."""
 LOWEST = -(2**63)
-"""The lowest integer, from which only the noise of this library is drawn. It is sliced there."""
+"""The lower limit of the integers that only the noise of this library draws. That noise is already sliced."""
 
 
 class SlicedDraws(TorchDispatchMode):

@@ -21,7 +21,7 @@ from .program import Program, eval_mode, signature
 from .trace import Outcome, Rows, Trace
 
 SHAPES = re.compile("size|shape|batch", re.IGNORECASE)
-"""What errors about shapes say."""
+"""Matches errors about shapes."""
 
 
 def run(

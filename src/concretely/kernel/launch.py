@@ -10,7 +10,7 @@ from triton import knobs
 from triton.runtime import driver
 
 MANY = 4096
-"""The number of kinds of calls after which all are forgotten, as in a program that never repeats a size."""
+"""Above this number of kinds of calls, the cache is cleared, as for a program whose sizes never repeat."""
 
 
 class Launched:

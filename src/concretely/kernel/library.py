@@ -127,7 +127,7 @@ def unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequ
 
 
 def reshaped(leaves: Sequence[Any], shapes: Shapes) -> Sequence[Any]:
-    """Return leaves of which the first have these shapes, where there is both a leaf and a shape."""
+    """Return leaves, of which the first are reshaped to these shapes, unless either is None."""
     if not shapes:
         return leaves
     found = list(leaves)
@@ -139,9 +139,9 @@ def reshaped(leaves: Sequence[Any], shapes: Shapes) -> Sequence[Any]:
 
 
 def as_shaped(made: Tensor, shape: Sequence[int] | None) -> Tensor:
-    """Return a tensor that nothing else refers to in another shape, which is not a view where this is possible.
+    """Reshape a tensor that nothing else refers to. Where possible, the result is not a view.
 
-    Autograd does not allow that the views which one function returns are modified in place.
+    Autograd does not allow views that a function returns to be modified in place.
     """
     if shape is None or made.shape == shape:
         return made

@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def _compiled():
-    """Do nothing. The type of this function tells whether Triton compiles or interprets functions."""
+    """Do nothing. The type of this function shows whether Triton compiles or interprets functions."""
 
 
 NATIVE = tl.constexpr(isinstance(_compiled, triton.JITFunction) and torch.version.hip is None)

@@ -4,10 +4,10 @@
   is deterministic. `sample` draws discretely in either mode.
 - `forward` never changes the state dict. The buffers, which are the number of steps, scheduled temperatures and running
   statistics, change in `advance` only: evaluation, a second forward and a recomputed activation leave them alone.
-- A training forward keeps its latest result in an attribute, for `penalty`, and adds up counts, for `advance`. Both are
-  not state: they are neither saved nor copied. A forward that recomputes activations within a backward pass keeps
-  nothing, so that activation checkpointing counts nothing twice. A forward inside a transform of `torch.func` keeps
-  nothing either: give its result to `penalty`.
+- A training forward keeps its latest result in an attribute, for `penalty`, and adds up counts, for `advance`. Neither
+  is state: they are not saved or copied. A forward that recomputes activations within a backward pass keeps nothing, so
+  that activation checkpointing counts nothing twice. A forward inside a transform of `torch.func` keeps nothing either:
+  give its result to `penalty`.
 - `forward` never communicates. `penalty` and `advance` sum over the ranks of `torch.distributed`, so all ranks must
   call them.
 """
@@ -118,9 +118,9 @@ class Layer(nn.Module, ABC):
         """Change buffers by the latest counts of all ranks."""
 
     def _keeps(self) -> bool:
-        """Note a forward; return whether to keep its result, as for a training forward outside of transforms.
+        """Count a forward; return whether to keep its result: in training mode, outside of transforms.
 
-        A compiled forward is not noted, since a number that changes would compile it anew.
+        A compiled forward is not counted, since a number that changes would cause a recompilation.
         """
         if not self.training or torch.compiler.is_compiling():
             return self.training
@@ -161,7 +161,7 @@ class Layer(nn.Module, ABC):
         return result
 
     def _kept(self, result: T | None, kind: type[T]) -> T | None:
-        """Return the given result or that of the latest training forward, of which a penalty is wanted.
+        """Return the result whose penalty is wanted: the given one, or that of the latest training forward.
 
         In evaluation mode, before any training forward, there is none: then the penalty is 0.
         """

@@ -173,7 +173,7 @@ class Gate(Layer):
             return GateReport(1 - is_open.mean(), closed, entropy.mean())
 
     def decide(self, keep: int | None = None) -> list[int]:
-        """Return the open gates as places in the flattened shape: those of evaluation, or the best `keep` if given."""
+        """Return the flat indices of the gates that are open in evaluation or, if given, of the `keep` best gates."""
         with torch.no_grad():
             if keep is not None:
                 require_count("keep", keep, least=0, most=self.shape.numel(), of=", the number of gates")
@@ -184,8 +184,8 @@ class Gate(Layer):
     def keep(self, chosen: Bool[Tensor, "*shape"]) -> None:
         """Change as few gates as possible so that evaluation opens these and closes all others.
 
-        A gate that is opened gets the median that was its mean; one that is closed becomes as probably closed as it was
-        open.
+        A gate that is opened gets its mean as its new median. If a gate that is closed was open with probability p, it
+        is now closed with probability p.
         """
         if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or chosen.shape != self.shape:
             found = f"{chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)

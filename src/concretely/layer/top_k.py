@@ -31,8 +31,8 @@ def gumbel_top_k(
     Args:
         scores: The logarithms of the items' weights.
         k: The number of items to draw.
-        temperature: That of the relaxed value: a number, a tensor that broadcasts with the scores, or 0 for no
-            gradient.
+        temperature: The temperature of the relaxed value: a number, a tensor that broadcasts with the scores, or 0 for
+            no gradient.
         dim: The axis of the items.
         generator: The random number generator. A compiled program must draw without one.
 

@@ -62,9 +62,9 @@ class Model(nn.Module):
         )
 
     def with_kl_weight(self, weight: float | Tensor) -> "Model":
-        """Return a model of the same p and q whose objective weighs the KL, as for a warm-up or a β-VAE.
+        """Return a model with the same p and q whose objective weights the KL, as for a KL warm-up or a β-VAE.
 
-        The log-weight becomes log p(x | z) + weight · (log p(z) - log q(z | x)). Likelihoods are those of this model.
+        The log-weight becomes log p(x | z) + weight · (log p(z) - log q(z | x)). Likelihoods do not change.
 
         >>> import torch, concretely as c
         >>> model = c.density("2H-6V")

@@ -15,7 +15,7 @@ from ..training.train_state import Row as TrainingRow
 from .style import DARK, INK, PALE, STRONG
 
 LARGEST = 1e30
-"""No number of nats is as large."""
+"""Numbers of nats above this are not drawn."""
 
 Row = Mapping[str, Any]
 """The metrics at a step: `step`, and `bound`, `discrete` and `valid`, each of which is a number or None."""

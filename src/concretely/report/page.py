@@ -79,7 +79,7 @@ def curve_image(rows: Sequence[Row]) -> Image:
 
 
 def node_table(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return what the last row of a curve says about every node, in words.
+    """Return the metrics of every node in a row of a curve, as text.
 
     >>> node_table({"kl/code": 1.234, "active/code": 3.0, "log_likelihood/x": -20.0, "gradient_norm": 2.0})
     {'code': 'KL 1.23 nats, 3 active units', 'x': 'log-likelihood −20 nats'}

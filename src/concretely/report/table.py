@@ -131,7 +131,7 @@ def sweep_table(
 
 
 def program_table(states: Sequence["ProgramState"], *, rows: int) -> Table:
-    """Return the progress of programs as a table for the terminal, of at most so many rows, those at work first."""
+    """Return the progress of programs as a table for the terminal with a limited number of rows, active ones first."""
     order = ("training", "scoring", "queued", "stopped", "done")
     shown = sorted(states, key=lambda state: order.index(state.state))[:rows]
     done = sum(state.state == "done" for state in states)

@@ -40,7 +40,7 @@ class Logger(Protocol):
     """Something that is opened when training begins and closed when it ends."""
 
     def open(self, steps: int) -> AbstractContextManager[Callbacks]:
-        """Return a context with the callbacks of a run of so many steps."""
+        """Return a context with the callbacks of a run of `steps` steps."""
         ...
 
 

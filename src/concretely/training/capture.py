@@ -119,7 +119,8 @@ def compiled(
 ) -> Callable[..., Any]:
     """Compile a function of tensors on a device, whose shapes do not change.
 
-    If the first call fails but succeeds without the compiler, the function runs uncompiled, and `note` is told why.
+    If the first call fails but succeeds without the compiler, the function runs uncompiled, and `note` receives the
+    reason.
 
     With vectors of 512 bits, the code that inductor of torch 2.13 makes for a CPU ends in a segmentation fault where it
     transposes blocks of 8 x 8, as between a convolution and a variable of 8 categories. Vectors of 256 bits are safe.

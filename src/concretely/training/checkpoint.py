@@ -54,7 +54,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
         place.write_bytes(json.dumps({**content, "digest": json_digest(content)}, indent=1).encode())
     # a later checkpoint is damaged, or the run would have resumed from it
     kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]
-    for kind in (".json", ".safetensors"):  # in this order, so that none is half there
+    for kind in (".json", ".safetensors"):  # in this order: tensors without a JSON file are ignored
         for old in set(_steps(folder, kind)) - set(kept):
             _tensors(folder, old).with_suffix(kind).unlink(missing_ok=True)
     return path

@@ -7,11 +7,11 @@ from .train_state import Row
 LEAST = 1e-2
 """A node has collapsed if its KL is below this, in nats for each unit."""
 EARLY, FEW = 0.1, 100
-"""The share of a run, and the number of steps, in which nothing is said."""
+"""Nothing is reported before this share of a run and this number of steps."""
 
 
 class CollapseWatch:
-    """Says once for each node that it has collapsed, after a tenth of the run.
+    """Reports each collapsed node once, after a tenth of the run.
 
     >>> said = []
     >>> watch = CollapseWatch(2000, {"h": 2}, said.append)
@@ -26,7 +26,7 @@ class CollapseWatch:
         self._said = set[str]()
 
     def __call__(self, row: Row) -> None:
-        """Look at a row of the curve."""
+        """Check a row of the curve."""
         if row.step <= self._start:
             return
         for node, units in self._units.items():

@@ -1,4 +1,4 @@
-"""What the steps of a run read: batches of data, and a table of the numbers that differ between steps.
+"""The inputs of training steps: batches of data, and a table of the numbers that differ between steps.
 
 Data points lie on the device, and each step takes some by their indices. A replayed CUDA graph takes no arguments, so
 each step reads its indices, keys, learning rate and temperature from a table on the device that the host refills every
@@ -69,7 +69,7 @@ class Feed(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what reads the data, such as worker processes. Reading may begin again afterwards."""
+        """Stop reading data, and end worker processes. Reading may start again afterwards."""
 
     @abstractmethod
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
@@ -287,7 +287,7 @@ class StepTable:
         return self._points.prepare(step)
 
     def has_lines(self, step: int, count: int) -> bool:
-        """Return whether the table, refilled if needed, has lines for so many steps from a step on."""
+        """Return whether the table, refilled if needed, has lines for `count` steps from `step` on."""
         return not self._end - count < step < self._end
 
     def read(self, count: int = 1) -> None:

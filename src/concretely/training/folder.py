@@ -147,7 +147,7 @@ def _paper_model(recipe: Recipe, last: checkpoint.Checkpoint) -> nn.Module:
 
 
 def _load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Set the parameters and buffers of a model to the best of a checkpoint, or to the last, averaged if they are."""
+    """Load the best parameters and buffers of a checkpoint or, without validations, the last or averaged ones."""
     has_best = any(name.startswith("best/") for name in tensors)
     averages = {} if has_best else {name: each for name, each in tensors.items() if name.startswith("ema/model.")}
     start = "best/" if has_best else "model/"

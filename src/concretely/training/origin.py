@@ -1,8 +1,8 @@
-"""Which runs of own models were trained by this user on this machine.
+"""Signatures of the runs of own models that this user has trained on this machine.
 
 The folder of such a run names the function that builds its model. Whoever made the folder chose that name and the
-arguments, and calling a function of their choice would be to execute their code. So the function is called only if the
-run was trained here, which a signature with a key of the user shows, or if the caller names the function too.
+arguments, so calling the function may execute their code. It is called only if the caller names it too, or if the run
+was trained here, as a signature with a key of the user shows.
 """
 
 import hashlib

@@ -42,7 +42,7 @@ MakeEstimator = Estimator | type
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run trains with, as objects. The recipe describes them by text."""
+    """The settings of a run that are objects. The recipe describes them by text."""
 
     estimator: MakeEstimator
     objective: Objective | None = None

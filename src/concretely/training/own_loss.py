@@ -24,7 +24,7 @@ from .task import Controls, MemberLoss
 ACTIVE = 0.01
 """A unit is active if the variance over data points of its mean is above this [burda2016importance]."""
 ALIKE = 1e-12
-"""The largest variance over ranks of numbers that are the same on all."""
+"""Numbers count as the same on all ranks if their variance over ranks is at most this."""
 BETA, TEMPERATURE = "beta", "temperature"
 """The names of controls. The temperature of a node is `temperature/NODE`."""
 
@@ -57,7 +57,7 @@ class OwnLoss(MemberLoss):
         self.what = what
         given = default_objective(model, estimator) if what.objective is None else what.objective
         self._objective: Objective = given
-        # in a tuple, so that it is not a part: it has the parts of the model
+        # in a tuple, so that it is not a submodule: it shares those of the model
         self._weighed = (model.with_kl_weight(1.0),) if BETA in what.controls and isinstance(model, Model) else ()
         self._at = (dict[str, float](), estimator)
 

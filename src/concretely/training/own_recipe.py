@@ -16,12 +16,12 @@ WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validat
 REAL = ("lr", "clip", "ema")
 """The keys of real numbers."""
 UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
-"""What differs between two processes in the text of an object."""
+"""Matches the addresses in the text of an object, which differ between processes."""
 
 
 @runtime_checkable
 class RunRecipe(Protocol):
-    """What the recipes of all runs have: those of the paper's models, and those of a user's own."""
+    """The interface of the recipes of all runs, of the paper's models and of a user's own."""
 
     @property
     def seed(self) -> int: ...

@@ -78,7 +78,7 @@ class HostIndexed(Feed):
             return [self.points.take(part) for part in self.order.indices(step).chunk(self.parts)]
 
     def fetch(self, step: int) -> None:
-        """Do nothing: all points are at hand."""
+        """Do nothing: all points are in memory."""
 
     def close(self) -> None:
         """Do nothing: no process reads the points."""
@@ -135,7 +135,7 @@ class Source:
         return found.hexdigest()
 
     def parts(self, rows: int) -> Iterator[Inputs]:
-        """Yield all data once, in order, on the device, in parts of at most so many points."""
+        """Yield all data once, in order, on the device, in parts of at most `rows` points."""
         if self.batches is not None:
             with seeded_everything(0):
                 for batch in self.batches:
@@ -227,7 +227,7 @@ def _of_batches(batches: Iterable[Any], name: str, device: torch.device, note: N
 
 
 def _fits(size: int, device: torch.device) -> bool:
-    """Return whether so many bytes fit into the memory of a device."""
+    """Return whether a number of bytes fits into the memory of a device."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)

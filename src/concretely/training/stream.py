@@ -49,7 +49,7 @@ class Stream(Feed):
     def host(self, step: int) -> list[Inputs]:
         """Return the batches of a step, in the memory of the host."""
         is_past = isinstance(self._batches, Iterator) and step * self._parts < self._taken
-        if step != self._step and not is_past:  # the last batches are the best that is left of an iterator
+        if step != self._step and not is_past:  # an iterator cannot go back: use its last batches
             first = step * self._parts
             if first < self._taken:
                 self._begin_epoch(0)
