@@ -145,11 +145,11 @@ def log_weights(
     terms = dict(p.log_prob) if not analytic else {}
     for name in p if analytic else ():
         terms[name] = -divergence(p, q, name) if name in q.latent else p[name].log_prob
-    if not target.is_weighed:
+    if not target.is_weighted:
         return LogWeights(terms, p, q, divides=not analytic)
     weight = target.kl_weight
-    weighed = {name: weight * term if name in q.latent else term for name, term in terms.items()}
-    return LogWeights(weighed, p, q, divides=not analytic, kl_weight=weight)
+    weighted = {name: weight * term if name in q.latent else term for name, term in terms.items()}
+    return LogWeights(weighted, p, q, divides=not analytic, kl_weight=weight)
 
 
 def is_pathwise(distribution: Distribution) -> bool:
@@ -191,7 +191,7 @@ def _cost(trace: Trace) -> Tensor:
     if not trace.latent and cost.shape == rows.batch_shape:  # without draws, all samples are equal
         cost = cost.repeat(rows.samples or 1, *(1,) * (cost.dim() - 1))
     if cost.shape != rows.folded:
-        hint = ": do not average over rows, as with reduction='none'" if len(cost.shape) < len(shape) else ""
+        hint = ": use reduction='none', not an average over rows" if len(cost.shape) < len(shape) else ""
         raise ValueError(f"{expected}, got shape {tuple(cost.shape)}{hint}")
     return rows.spread(cost)
 
@@ -199,8 +199,8 @@ def _cost(trace: Trace) -> Tensor:
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
     """Return the name of the quantity that an objective bounds from below.
 
-    Return None for a program, a weighed KL, and objectives other than `bound` and `average`.
+    Return None for a program, a weighted KL, and objectives other than `bound` and `average`.
     """
-    if not isinstance(target, Model) or target.is_weighed or objective not in (bound, average):
+    if not isinstance(target, Model) or target.is_weighted or objective not in (bound, average):
         return None
     return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

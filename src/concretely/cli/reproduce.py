@@ -90,9 +90,9 @@ def reproduce(
 ) -> None:
     """Train the missing cells of a table or figure of the paper, and print our numbers and the paper's.
 
-    rows, data, samples and estimator may be lists, separated by commas. So may lr and weight-decay: then every cell is
-    trained with each of them, and the best on the validation set is selected. full-points applies to the training set.
-    Run the same command to go on after Ctrl-C.
+    rows, data, samples and estimator may be lists, separated by commas. lr and weight-decay may be lists too: then
+    every cell is trained with all of them, and the best on the validation set is selected. full-points applies to the
+    training set. Run the same command to go on after Ctrl-C.
 
     With --share, run the same command in several terminals or on several machines with one shared folder: each process
     takes cells that no other has, and all end when everything is done.

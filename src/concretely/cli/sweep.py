@@ -50,7 +50,7 @@ def sweep(
     precision: Precision = None,
     score_samples: Annotated[int, typer.Option(help="Samples for scoring the validation set.")] = 100,
     halving: Annotated[
-        int | None, option("Stop early all but one in so many members on the validation set, several times.", "none")
+        int | None, option("Successive halving: several times, keep only one in this number of members.", "none")
     ] = None,
     share: Shared = False,
     on: On = None,

@@ -131,7 +131,7 @@ def evaluate(
     started = time.perf_counter()
     data = _tensors(data)
     _require_data(model, data)
-    model = model.with_kl_weight(1.0) if model.is_weighed else model
+    model = model.with_kl_weight(1.0) if model.is_weighted else model
     chunk = _suitable(model, data, generator) if chunk is None else chunk
     points = len(data[0])
     full_points = points if full_points is None else full_points

@@ -67,7 +67,7 @@ def members_per_program(wanted: int | None, device: torch.device) -> int:
 
 
 def train_shared(work: Work, *, members: int | None = None) -> bool:
-    """Train and score members that no other process holds; return False if the monitor stops the work.
+    """Train and score members that no other process holds until all are done; return False if the monitor stops first.
 
     `members` is the maximum number of members that this process trains as one program, by default 8 on a GPU and 1
     elsewhere.

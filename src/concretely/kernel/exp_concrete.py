@@ -82,10 +82,10 @@ def _draw(
                     noise = tl.where(category < N, noise, 0.0)
                 score = constant - tl.sum(noise, 1) - N * log_of_mean(tl.sum(wait, 1), N)
             noisy = logit - tl.max(logit, 1)[:, None] + noise
-            cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
-            share = exp(cooled)
+            scaled = (noisy - tl.max(noisy, 1)[:, None]) * cold
+            share = exp(scaled)
             total_share = tl.sum(share, 1)
-            found = cooled - log(total_share)[:, None]
+            found = scaled - log(total_share)[:, None]
             row = member * total + row
             at = row[:, None] * N + category
             tl.store(node + at, found, mask=mask)
@@ -97,7 +97,7 @@ def _draw(
                 point = tl.minimum(tl.maximum(exp(found), SMALLEST), 1.0)
                 tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
             if SQUASH == "one-hot":
-                largest = category == tl.argmax(cooled, 1)[:, None]
+                largest = category == tl.argmax(scaled, 1)[:, None]
                 tl.store(value + at, largest.to(tl.float32), mask=mask)
             if SQUASH == "cube":
                 share *= reciprocal(total_share)[:, None]

@@ -72,13 +72,13 @@ class Model(nn.Module):
         torch.Size([3])
         """
         if self.q is None:
-            raise ValueError("a model must have q to have a KL that can be weighed, got none")
-        weighed = copy(self)
-        weighed.__dict__["kl_weight"] = weight  # not as a parameter, which the copies would share
-        return weighed
+            raise ValueError("a model must have q for its KL to be weighted, got none")
+        weighted = copy(self)
+        weighted.__dict__["kl_weight"] = weight  # not as a parameter, which the copies would share
+        return weighted
 
     @property
-    def is_weighed(self) -> bool:
+    def is_weighted(self) -> bool:
         """Whether the weight of the KL is not, or may not be, 1."""
         return isinstance(self.kl_weight, Tensor) or self.kl_weight != 1
 

@@ -75,7 +75,7 @@ def _draw_binary(axes: Axes, found: BinaryDensity) -> None:
     """Draw the sigmoid, the density of its input below it, and the density of its output to its right."""
     box = axes.inset_axes((0.1, 0.48, 0.62, 0.52))
     below = axes.inset_axes((0.1, 0.18, 0.62, 0.26), sharex=box)
-    beside = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
+    side_plot = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
 
     noisy, law = found.noisy.numpy(), found.noisy_density.numpy()
     for side, color in ((noisy < 0, PALE), (noisy > 0, STRONG)):
@@ -83,17 +83,17 @@ def _draw_binary(axes: Axes, found: BinaryDensity) -> None:
     box.plot(noisy, found.squashed.numpy(), color=DARK, linewidth=1.6)
 
     if found.density is None:
-        beside.barh([0, 1], [1 - found.mass, found.mass], height=0.06, color=[PALE, STRONG])
-        beside.set_xlim(0, 1)
+        side_plot.barh([0, 1], [1 - found.mass, found.mass], height=0.06, color=[PALE, STRONG])
+        side_plot.set_xlim(0, 1)
     else:
         value, density = found.value.numpy(), found.density.numpy()
         for side, color in ((value <= 0.5, PALE), (value >= 0.5, STRONG)):
-            beside.fill_betweenx(value[side], density[side], color=color, linewidth=0)
-        beside.set_xlim(0, 1.05 * found.top)
+            side_plot.fill_betweenx(value[side], density[side], color=color, linewidth=0)
+        side_plot.set_xlim(0, 1.05 * found.top)
 
     for plot in (box, below):
         plot.axvline(0, color=INK, linewidth=0.6, linestyle=":")
-    for plot in (box, beside):
+    for plot in (box, side_plot):
         plot.axhline(0.5, color=INK, linewidth=0.6, linestyle=":")
     box.set(xlim=(noisy[0], noisy[-1]), ylim=(-0.05, 1.05), yticks=[0, 0.5, 1], yticklabels=["0", "1/2", "1"])
     box.tick_params(labelsize=7, bottom=False, labelbottom=False)
@@ -102,6 +102,6 @@ def _draw_binary(axes: Axes, found: BinaryDensity) -> None:
     below.set_xlabel("log α + L", fontsize=8, labelpad=1)
     below.tick_params(labelsize=7)
     below.spines[["left", "top", "right"]].set_visible(False)
-    beside.set_xticks([])
-    beside.tick_params(left=False, labelleft=False)
-    beside.spines[["bottom", "top", "right"]].set_visible(False)
+    side_plot.set_xticks([])
+    side_plot.tick_params(left=False, labelleft=False)
+    side_plot.spines[["bottom", "top", "right"]].set_visible(False)

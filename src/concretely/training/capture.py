@@ -101,7 +101,7 @@ class Captured:
         except RuntimeError as reason:
             self.is_possible = False
             why = (str(reason).splitlines() or ["unknown"])[0]
-            self._note(f"this work cannot be captured as a CUDA graph and runs plainly, which takes longer: {why}")
+            self._note(f"this work cannot be captured as a CUDA graph and runs without one, which takes longer: {why}")
             return None
         return graph
 

@@ -76,7 +76,7 @@ def latest(folder: Path) -> Checkpoint | None:
     if _steps(folder, ".json") != steps:  # another process trains, and has deleted those that were listed
         return latest(folder)
     if damaged:
-        raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}; begin a new run")
+        raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}; start a new run")
     return None
 
 

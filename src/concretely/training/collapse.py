@@ -18,7 +18,7 @@ class CollapseWatch:
     >>> for step in (100, 300, 400):
     ...     watch(Row(step, 0.0, 1e-3, None, -1.0, -1.0, metrics={"kl/h": 0.01}))
     >>> said
-    ["the KL of node 'h' is 0.005 nats a unit at step 300: the model ignores it; try beta=Warmup(2000)"]
+    ["the KL of node 'h' is 0.005 nats per unit at step 300: the model ignores it; try beta=Warmup(2000)"]
     """
 
     def __init__(self, steps: int, units: Mapping[str, int], note: Callable[[str], None]) -> None:
@@ -34,7 +34,7 @@ class CollapseWatch:
             if node in self._said:
                 continue
             if kl is not None and kl / units < LEAST:
-                each = f"the KL of node {node!r} is {kl / units:.2g} nats a unit at step {row.step:,}"
+                each = f"the KL of node {node!r} is {kl / units:.2g} nats per unit at step {row.step:,}"
                 self._say(node, f"{each}: the model ignores it; try beta=Warmup(2000)")
             elif constant is not None and constant == 1.0:
                 every = f"node {node!r} has one category for all data at step {row.step:,}"

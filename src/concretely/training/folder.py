@@ -171,7 +171,7 @@ def require_same(run: Run, digest: str, name: str) -> None:
     """Raise if the digest of data is not that of the data that a run was trained on."""
     if digest != run.digest:
         must = "data must be those that the run was trained on"
-        raise ValueError(f"{must}, got others in {name!r}: bring them back, or begin a new run")
+        raise ValueError(f"{must}, got others in {name!r}: restore them, or start a new run")
 
 
 def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
@@ -188,8 +188,8 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
     if changed := [
         name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)
     ]:
-        found = f"other values of {', '.join(changed)}"
-        raise ValueError(f"a run must keep its recipe but for steps, got {found}: put them back, or begin a new run")
+        others = f"other values of {', '.join(changed)}: restore them, or start a new run"
+        raise ValueError(f"a resumed run must keep its recipe except for steps, got {others}")
     if was.lr_schedule != "constant" and was.steps != recipe.steps:
         raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")
     if last.step > recipe.steps:

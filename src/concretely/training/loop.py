@@ -312,7 +312,7 @@ def _way_back(folder: Path | None) -> str:
     except ValueError as error:
         return str(error)
     found = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
-    return f"{found}: begin a new run with a smaller lr in another folder"
+    return f"{found}: start a new run with a smaller lr in another folder"
 
 
 def _ends(recipe: RunRecipe, step: int) -> list[int]:

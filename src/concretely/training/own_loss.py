@@ -58,7 +58,7 @@ class OwnLoss(MemberLoss):
         given = default_objective(model, estimator) if what.objective is None else what.objective
         self._objective: Objective = given
         # in a tuple, so that it is not a submodule: it shares those of the model
-        self._weighed = (model.with_kl_weight(1.0),) if BETA in what.controls and isinstance(model, Model) else ()
+        self._weighted = (model.with_kl_weight(1.0),) if BETA in what.controls and isinstance(model, Model) else ()
         self._at = (dict[str, float](), estimator)
 
     def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
@@ -69,8 +69,8 @@ class OwnLoss(MemberLoss):
         """Return the estimate of a batch."""
         what, values = self.what, dict(zip(self.what.controls, controls, strict=True))
         target = self.model
-        if self._weighed:
-            target = self._weighed[0]
+        if self._weighted:
+            target = self._weighted[0]
             target.__dict__["kl_weight"] = values[BETA]
         estimator = self._estimator_at({name: value for name, value in values.items() if name != BETA})
         with what.precision():

@@ -71,7 +71,7 @@ def require(
                 known = [*(kind for kinds in groups for kind in kinds), "m5"]
                 raise ValueError(f"unknown section {f'{place}.{name}'!r}{did_you_mean(name, known)}")
             if group in [_group(kind, groups) for kind in outer]:
-                raise ValueError(f"[{place}.{name}] must hold for something, but nothing is both")
+                raise ValueError(f"[{place}.{name}] must apply to some run, but no run is both")
             require(value, groups, check, keys=keys, outer=(*outer, name))
             continue
         try:
