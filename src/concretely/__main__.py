@@ -49,8 +49,8 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     """Replace characters that cannot be encoded."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    found = error.object[error.start : error.end]
-    return "".join(PLAIN.get(each) or each.encode("unicode_escape").decode("ascii") for each in found), error.end
+    text = error.object[error.start : error.end]
+    return "".join(PLAIN.get(sign) or sign.encode("unicode_escape").decode("ascii") for sign in text), error.end
 
 
 if __name__ == "__main__":

@@ -144,13 +144,13 @@ def parse_json(content: bytes) -> Any:
     {'seed': 3}
     """
     try:
-        found = json.loads(content.decode(), parse_int=_integer)
-        json.dumps(found, ensure_ascii=False).encode()
+        value = json.loads(content.decode(), parse_int=_integer)
+        json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeError:
         raise ValueError("it holds text that is not valid Unicode") from None
-    return found
+    return value
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:

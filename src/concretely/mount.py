@@ -31,8 +31,8 @@ def local_locks(folder: Path) -> str | None:
     """
     kind, options = _file_system(folder)
     family = "nfs" if kind == "nfs4" else kind.partition(".")[0]
-    if found := next((option for option in options if option in LOCK_OPTIONS.get(family, ())), None):
-        return f"{kind} with {found}"
+    if matched := next((option for option in options if option in LOCK_OPTIONS.get(family, ())), None):
+        return f"{kind} with {matched}"
     return kind if family in LOCAL_LOCKS and kind not in FUSE_LOCKS else None
 
 

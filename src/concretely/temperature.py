@@ -30,13 +30,13 @@ class ByStates:
 
     def __call__(self, states: int) -> float:
         """Return the temperature of a node."""
-        nearest, found = math.inf, math.nan
+        nearest, closest = math.inf, math.nan
         states = min(states, 2**64)  # the number of subsets may exceed the floats
         for known, temperature in self.table.items():  # a loop, which torch.compile can trace
             ratio = max(known, states) / min(known, states)
             if ratio < nearest:
-                nearest, found = ratio, temperature
-        return found
+                nearest, closest = ratio, temperature
+        return closest
 
 
 PAPER = ByStates({states: temperature for states, (temperature, _) in TEMPERATURES.items()})

@@ -228,11 +228,11 @@ def restore_run(
 
     with report_errors():
         run, model, damaged = restored(folder, model=model_name, device=device)
-        found = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
+        loaded = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
         if not isinstance(run.recipe, OwnRecipe) or is_named(run.recipe):
-            require_same(run, found.digest, found.name)
+            require_same(run, loaded.digest, loaded.name)
     for sentence in damaged:
         remark(f"{sentence}; using the one of step {run.step:,}")
     if not run.finished:
         remark(f"the run is not finished; using its model after step {run.chosen:,} of {run.recipe.steps:,}")
-    return run, model, found
+    return run, model, loaded

@@ -100,10 +100,10 @@ def describe_error(error: Exception) -> str:
     return f"{place} cannot be read or written: {error.strerror}{remedy}"
 
 
-def require(holds: bool, name: str, must: str, found: Any) -> None:
+def require(holds: bool, name: str, must: str, got: Any) -> None:
     """Exit with an error about a flag unless a condition holds."""
     if not holds:
-        fail(f"{name} must {must}, got {found!r}")
+        fail(f"{name} must {must}, got {got!r}")
 
 
 def require_positive(**flags: int | None) -> None:

@@ -121,8 +121,8 @@ def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
     )
     for family, formula in formulas:
         if isinstance(p, family) and isinstance(q, family):
-            found: Tensor = formula(p, q)
-            return found
+            divergence: Tensor = formula(p, q)
+            return divergence
     raise TypeError(f"p and q must be of the same class, got {type(p).__name__} and {type(q).__name__}")
 
 
@@ -221,5 +221,5 @@ def differentiates_ratio(p: Node, q: Node) -> bool:
     """Return whether a derivative by the ratio of two temperatures may be needed, even if they are equal in value."""
     if p._temperature is q._temperature:
         return False
-    tensors = [each for each in (p._temperature, q._temperature) if isinstance(each, Tensor)]
-    return any(each.requires_grad or is_transformed() or is_forward_differentiated() for each in tensors)
+    tensors = [temperature for temperature in (p._temperature, q._temperature) if isinstance(temperature, Tensor)]
+    return any(tensor.requires_grad or is_transformed() or is_forward_differentiated() for tensor in tensors)

@@ -146,15 +146,15 @@ def evaluate(
             return _estimated(model, part, samples, chunk=chunk, generator=generator, advance=advance)
 
         if pairs == points * samples:
-            found, effective, correction_se = *estimated(data, samples), 0.0
+            log_likelihood, effective, correction_se = *estimated(data, samples), 0.0
         else:
             own = generator.source if isinstance(generator, Slice) else generator
             assert not isinstance(own, Keys)
             device = "cpu" if own is None else own.device
             chosen = torch.randperm(points, generator=own, device=device)[:full_points].sort().values
-            found, effective, correction_se = _corrected(estimated, data, samples, chosen.cpu())
+            log_likelihood, effective, correction_se = _corrected(estimated, data, samples, chosen.cpu())
     seconds = time.perf_counter() - started
-    return Likelihood(found, effective, samples, seconds=seconds, correction_se=correction_se)
+    return Likelihood(log_likelihood, effective, samples, seconds=seconds, correction_se=correction_se)
 
 
 def standard_error(values: Float64[Tensor, " points"]) -> float:
@@ -238,14 +238,14 @@ def _corrected(
 
     Return the log-likelihoods, the effective sample sizes of the chosen points, and the error of the correction.
     """
-    found, _ = estimated(data, FEW)
+    log_likelihood, _ = estimated(data, FEW)
     right, effective = estimated(tuple(tensor[chosen.to(tensor.device)] for tensor in data), samples)
-    missed = right - found[chosen]
-    if not (found.isfinite().all() and missed.isfinite().all()):  # the mean difference does not exist
+    missed = right - log_likelihood[chosen]
+    if not (log_likelihood.isfinite().all() and missed.isfinite().all()):  # the mean difference does not exist
         return *estimated(data, samples), 0.0
-    found += missed.mean()
-    found[chosen] = right
-    return found, effective, standard_error(missed) * math.sqrt(1 - len(chosen) / len(found))
+    log_likelihood += missed.mean()
+    log_likelihood[chosen] = right
+    return log_likelihood, effective, standard_error(missed) * math.sqrt(1 - len(chosen) / len(log_likelihood))
 
 
 def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
@@ -339,10 +339,10 @@ class _Likeliest(Mode):
         return Discrete().score(name, distribution, value, axes)
 
 
-def _numbers(found: Float64[Tensor, "*sums points"]) -> Float64[Tensor, "*sums points"]:
+def _numbers(values: Float64[Tensor, "*sums points"]) -> Float64[Tensor, "*sums points"]:
     """Return the values unchanged; raise if any is NaN."""
-    wrong = found.isnan().view(-1, found.shape[-1]).any(0)
+    wrong = values.isnan().view(-1, values.shape[-1]).any(0)
     if wrong.any():
         index = int(wrong.nonzero()[0])
         raise ValueError(f"the log-likelihood must be a number, got nan at data point {index}: is a parameter nan?")
-    return found
+    return values

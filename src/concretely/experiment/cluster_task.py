@@ -86,7 +86,7 @@ def run_task(task: Task, board: Any, kept: Sequence[Any]) -> Outcome:
         reporter = _Reporter(task.program, board)
         shared = _sees(folder, task.token)
         root = folder if shared else _scratch(task.token)
-        bundles = [[Member(recipe_of(settings), root / name) for settings, name in each] for each in task.bundles]
+        bundles = [[Member(recipe_of(settings), root / name) for settings, name in bundle] for bundle in task.bundles]
         members = [member for bundle in bundles for member in bundle]
         if not shared:
             _place(members, kept)
@@ -211,9 +211,9 @@ def _place(members: Sequence[Member], kept: Sequence[Any]) -> None:
     """Write the caller's files of members, unless this machine already has a copy."""
     import ray
 
-    for member, each in zip(members, kept, strict=True):
-        if each is not None and not any(member.folder.glob("checkpoint-*.json")):
-            unpack(ray.get(each), member.folder)
+    for member, files in zip(members, kept, strict=True):
+        if files is not None and not any(member.folder.glob("checkpoint-*.json")):
+            unpack(ray.get(files), member.folder)
 
 
 def _device(gpu: bool | None, note: Callable[[str], None]) -> torch.device:

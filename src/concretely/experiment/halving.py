@@ -41,13 +41,13 @@ def plan_rungs(members: int, *, steps: int, factor: int) -> list[Rung]:
         raise ValueError(f"halving must be at least 2, the factor by which the members are reduced, got {factor}")
     if members < factor:
         raise ValueError(f"halving must be at most the number of members, {members}, got {factor}")
-    found, number = list[Rung](), members
+    rungs, number = list[Rung](), members
     count = next(power for power in range(members) if factor ** (power + 1) > members)
     for power in range(count, 0, -1):
         if step := steps // factor**power:
             number = math.ceil(number / factor)
-            found.append(Rung(step, number))
-    return found
+            rungs.append(Rung(step, number))
+    return rungs
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class ScoreRung:
         """Return the members with the best scores, in their order. Ties go to the first member."""
 
         def value(member: Member) -> float:
-            found = None if has_diverged(member) else self.value(member)
-            return math.inf if found is None else found
+            score = None if has_diverged(member) else self.value(member)
+            return math.inf if score is None else score
 
         kept = sorted(members, key=value)[:number]
         return [member for member in members if member in kept]
@@ -112,4 +112,4 @@ def _scores(member: Member) -> Mapping[str, Any]:
         scores = read_checked(path, remedy="delete it")["scores"]
     except (ValueError, KeyError):
         return {}
-    return scores if isinstance(scores, dict) and all(isinstance(each, dict) for each in scores.values()) else {}
+    return scores if isinstance(scores, dict) and all(isinstance(score, dict) for score in scores.values()) else {}

@@ -144,8 +144,8 @@ def plan_experiment(
     ]
     chosen, folder = variants[0], RUNS / name if folder is None else Path(folder)
     if not chosen.cells:
-        found = " and ".join(f"{key} {','.join(entries)}" for key, entries in only.items())
-        raise ValueError(f"{name} has no cell with {found}")
+        got = " and ".join(f"{key} {','.join(entries)}" for key, entries in only.items())
+        raise ValueError(f"{name} has no cell with {got}")
     if smoke:
         chosen, folder = replace(chosen, score_samples=min(SMOKE_SAMPLES, chosen.score_samples)), folder / "smoke"
     if score_samples is not None:
@@ -225,7 +225,7 @@ def _variants(recipe: Path | None, changes: Mapping[str, Any]) -> list[dict[str,
 
 def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[Member]]:
     """Return the members for every cell, one for each different recipe of its variants."""
-    found = dict[str, list[Member]]()
+    candidates = dict[str, list[Member]]()
     for cells in zip(*(variant.cells for variant in variants), strict=True):
         title, recipes = cells[0].title, list(dict.fromkeys(cell.recipe for cell in cells))
         names = [title]
@@ -236,8 +236,8 @@ def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[
                 raise ValueError(f"{key} must have one value for {title}, {why}")
             # the same keys for every grid, so that grids share runs
             names = [f"{title},{name}" for name in recipe_names(recipes, NAME_KEYS)]
-        found[title] = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
-    return found
+        candidates[title] = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
+    return candidates
 
 
 def _best(members: Sequence[Member]) -> Member:

@@ -88,8 +88,8 @@ def relaxed_objective(
     with eval_mode(model), torch.no_grad(), counting("relaxed graph", total, shown=progress) as advance:
         for first in range(0, total, points):
             inputs = inputs_for(recipe, model, data, split, slice(first, first + points))
-            found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
-            bounds.append(found.bound.double().cpu())
+            result = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
+            bounds.append(result.bound.double().cpu())
             advance(len(bounds[-1]))
     title = f"{split} objective of the relaxed graph"
     meaning = "The objective of training; the NLL is that of the discrete graph. Lower is better."
@@ -113,31 +113,31 @@ def independent_pixels(
     return _metric(nll, title=f"{split} NLL of independent pixels", meaning=meaning)
 
 
-def score_metric(found: Score) -> dict[str, Any]:
+def score_metric(score: Score) -> dict[str, Any]:
     """Return a score as a metric of a record."""
-    return likelihood_metric(found) if isinstance(found, Likelihood) else cost_metric(found)
+    return likelihood_metric(score) if isinstance(score, Likelihood) else cost_metric(score)
 
 
-def score_name(found: Score, split: str) -> str:
+def score_name(score: Score, split: str) -> str:
     """Return the name of a score in a record."""
-    return f"{split}_{'nll' if isinstance(found, Likelihood) else 'cost'}"
+    return f"{split}_{'nll' if isinstance(score, Likelihood) else 'cost'}"
 
 
-def cost_metric(found: Cost) -> dict[str, Any]:
+def cost_metric(cost: Cost) -> dict[str, Any]:
     """Return a cost as a metric of a record."""
-    return _metric(found.values, samples=found.samples, seconds=found.seconds)
+    return _metric(cost.values, samples=cost.samples, seconds=cost.seconds)
 
 
-def likelihood_metric(found: Likelihood) -> dict[str, Any]:
+def likelihood_metric(likelihood: Likelihood) -> dict[str, Any]:
     """Return a likelihood as a metric of a record."""
     return {
-        "value": found.nll,
-        "standard_error": found.standard_error,
-        "samples": found.samples,
-        "points": len(found.log_likelihood),
-        "full_points": found.full_points,
-        "effective_sample_size": found.effective_sample_size.mean().item(),
-        "seconds": found.seconds,
+        "value": likelihood.nll,
+        "standard_error": likelihood.standard_error,
+        "samples": likelihood.samples,
+        "points": len(likelihood.log_likelihood),
+        "full_points": likelihood.full_points,
+        "effective_sample_size": likelihood.effective_sample_size.mean().item(),
+        "seconds": likelihood.seconds,
     }
 
 

@@ -105,22 +105,22 @@ def train_shared(work: Work, *, members: int | None = None) -> bool:
 
 def _taken(left: Sequence[Bundle], size: int, until: int | None, stack: ExitStack) -> list[Bundle]:
     """Claim bundles of one program with up to `size` members, or one bundle that only has to be scored; return them."""
-    found = list[Bundle]()
+    taken = list[Bundle]()
     for bundle in left:
-        number = sum(map(len, found))
-        if found and (number + len(bundle) > size or program_of(bundle[0].recipe) != program_of(found[0][0].recipe)):
+        number = sum(map(len, taken))
+        if taken and (number + len(bundle) > size or program_of(bundle[0].recipe) != program_of(taken[0][0].recipe)):
             continue
         with ExitStack() as own:
             if not own.enter_context(claimed(bundle)):
                 continue
             settled = all(is_settled(member, until) for member in bundle)
-            if settled and found:
+            if settled and taken:
                 continue
-            found.append(bundle)
+            taken.append(bundle)
             stack.push(own.pop_all())
         if settled or number + len(bundle) >= size:
             break
-    return found
+    return taken
 
 
 def _train(bundles: Sequence[Bundle], work: Work, monitor: Monitor) -> bool:

@@ -269,8 +269,8 @@ def _from_kernel(
     def call(axes: int) -> Sequence[Tensor]:
         split = len(shape) - axes
         returned, length = (*drawn, shape[:split]), math.prod(shape[split:])
-        found: Sequence[Tensor] = law.draw.launched(*given, length, taken=taken, returned=returned, connects=connects)
-        return found
+        results: Sequence[Tensor] = law.draw.launched(*given, length, taken=taken, returned=returned, connects=connects)
+        return results
 
     *tensors, sums = call(axes)
 

@@ -162,7 +162,7 @@ class _HardKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None, None]:
-        given = [each for each in by if each is not None]
+        given = [gradient for gradient in by if gradient is not None]
         if not given:
             return None, None, None
         (soft,), total = ctx.saved_tensors, sum(given[1:], given[0])

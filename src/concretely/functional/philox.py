@@ -18,8 +18,8 @@ def words(key: Int64[Tensor, "members 2"], count: int) -> Int64[Tensor, "members
     """
     # an exported program must not distinguish one counter from several, nor counts that four divides from others
     exports = torch.compiler.is_exporting()
-    found = torch.cat(four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
-    return found[:, torch.arange(count, device=key.device)] if exports else found[:, :count]
+    result = torch.cat(four_words(key, torch.arange(-(-count // 4) + exports, device=key.device)), -1)
+    return result[:, torch.arange(count, device=key.device)] if exports else result[:, :count]
 
 
 def words_at(

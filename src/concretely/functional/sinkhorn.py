@@ -137,7 +137,7 @@ def _step(scores: Tensor, columns: Tensor) -> tuple[Tensor, float]:
     move = _response(share, excess)
     newton = columns + move.clamp(-3, 3)  # the quadratic approximation is no longer good for more
     after = _normalised(scores, newton).exp().sum(-2) - 1
-    error, error_after = (each.abs().amax(-1, keepdim=True) for each in (excess, after))
+    error, error_after = (excesses.abs().amax(-1, keepdim=True) for excesses in (excess, after))
     is_better = error_after < error
     columns = torch.where(is_better, newton, columns)
     return columns - columns.mean(-1, keepdim=True), torch.where(is_better, error_after, error).amax().item()

@@ -98,13 +98,13 @@ def total_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def _total(tensor: Tensor) -> Tensor:
-    found = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if found.is_cpu and dist.get_backend() == "nccl":  # which has no tensors of the host
-        moved = found.cuda()
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if total.is_cpu and dist.get_backend() == "nccl":  # which has no tensors of the host
+        moved = total.cuda()
         dist.all_reduce(moved)
-        return found.copy_(moved)
-    dist.all_reduce(found)
-    return found
+        return total.copy_(moved)
+    dist.all_reduce(total)
+    return total
 
 
 _total_operator = torch.library.custom_op("concretely::total_over_ranks", _total, mutates_args=())

@@ -223,7 +223,7 @@ def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
     if name in ("unit", "corner"):  # in operations that are the same inside and outside vmap
         value = Sigmoid(centred=name == "corner").scaled(torch.exp(logsigmoid(node)), node, torch.float32)
         return value.view(node.shape)
-    named = {each.name: each for each in (Threshold(), Exponential(), Argmax())}
+    named = {squashing.name: squashing for squashing in (Threshold(), Exponential(), Argmax())}
     return named[name](node, torch.float32)
 
 

@@ -126,16 +126,16 @@ class SlicedDraws(TorchDispatchMode):
             whole = torch.empty(self.whole(own.shape), dtype=own.dtype, device=own.device)
             function(whole, *given[1:], **named)
             return own.copy_(self._narrowed(whole, own.shape))
-        shapes = [each.shape for each in given if isinstance(each, Tensor)]
+        shapes = [arg.shape for arg in given if isinstance(arg, Tensor)]
         if shapes:
             like = next((shape for shape in shapes if self._split(shape) is not None), shapes[0])
-            found = function(*tree_map_only(Tensor, self._widened, given), **named)
-            return tree_map_only(Tensor, lambda each: self._narrowed(each, like), found)
+            drawn = function(*tree_map_only(Tensor, self._widened, given), **named)
+            return tree_map_only(Tensor, lambda tensor: self._narrowed(tensor, like), drawn)
         place = OF_SIZES[kind]
-        at = place if place is not None else max(k for k, each in enumerate(given) if isinstance(each, list | tuple))
+        at = place if place is not None else max(k for k, arg in enumerate(given) if isinstance(arg, list | tuple))
         size = Size(given[at])
-        found = function(*given[:at], list(self.whole(size)), *given[at + 1 :], **named)
-        return self._narrowed(found, size)
+        drawn = function(*given[:at], list(self.whole(size)), *given[at + 1 :], **named)
+        return self._narrowed(drawn, size)
 
 
 def sliced_source(shape: Sequence[int]) -> Slice | None:

@@ -70,14 +70,14 @@ def _is_observed() -> bool:
 def _kinds(given: Sequence[Any]) -> list[Any]:
     """Return what the compiled program depends on in arguments. It does not depend on the value of a float."""
     kinds: list[Any] = []
-    for each in given:
-        kind = type(each)
+    for argument in given:
+        kind = type(argument)
         if kind is int:
-            kinds.append(each)
-        elif kind is Tensor or isinstance(each, Tensor):
-            kinds.append((each.dtype, each.get_device(), each.data_ptr() % 16))
+            kinds.append(argument)
+        elif kind is Tensor or isinstance(argument, Tensor):
+            kinds.append((argument.dtype, argument.get_device(), argument.data_ptr() % 16))
         elif kind is tuple:
-            kinds.append(tuple(_kinds(each)))
+            kinds.append(tuple(_kinds(argument)))
         else:
-            kinds.append(kind if kind is float else each)
+            kinds.append(kind if kind is float else argument)
     return kinds

@@ -104,8 +104,8 @@ def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _known(rows: Sequence[Row], name: str) -> dict[int, float]:
     """Return the values of a metric by step, except those that are not finite or too large to be drawn."""
-    found = ((row["step"], row.get(name)) for row in rows)
-    return {step: float(value) for step, value in found if value is not None and abs(value) < LARGEST}
+    values = ((row["step"], row.get(name)) for row in rows)
+    return {step: float(value) for step, value in values if value is not None and abs(value) < LARGEST}
 
 
 def _heights(rows: Sequence[Row]) -> list[float]:

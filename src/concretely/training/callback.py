@@ -173,16 +173,16 @@ def joined_callbacks(
     `note` receives messages if none of the callbacks does.
     """
     parts = []
-    for each in given if isinstance(given, Sequence) else [given]:
-        if isinstance(each, Logger) and not isinstance(each, type):
-            parts.append(stack.enter_context(each.open(steps)))
-        elif isinstance(each, Callbacks):
-            parts.append(each)
-        elif callable(each) and not isinstance(each, type):
-            parts.append(Callbacks(row=each))
+    for callback in given if isinstance(given, Sequence) else [given]:
+        if isinstance(callback, Logger) and not isinstance(callback, type):
+            parts.append(stack.enter_context(callback.open(steps)))
+        elif isinstance(callback, Callbacks):
+            parts.append(callback)
+        elif callable(callback) and not isinstance(callback, type):
+            parts.append(Callbacks(row=callback))
         else:
-            found = f"the class {each.__name__}: call it" if isinstance(each, type) else type(each).__name__
-            raise TypeError(f"callbacks must be functions of a row, or loggers such as ProgressBar(), got {found}")
+            got = f"the class {callback.__name__}: call it" if isinstance(callback, type) else type(callback).__name__
+            raise TypeError(f"callbacks must be functions of a row, or loggers such as ProgressBar(), got {got}")
     notes = [part.note for part in parts if part.note is not Callbacks.note] or [note]
     return Callbacks(
         _call_all([part.step for part in parts if part.step is not Callbacks.step]),

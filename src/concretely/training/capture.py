@@ -133,14 +133,14 @@ def compiled(
         if chosen:
             return chosen[0](*given)
         try:
-            found = made(*given)
+            result = made(*given)
         except Exception as reason:  # whatever the compiler does not support
-            found = function(*given)  # an error of the function itself is raised here
+            result = function(*given)  # an error of the function itself is raised here
             why = (str(reason).splitlines() or [""])[0] or type(reason).__name__
             note(f"steps run uncompiled, as torch cannot compile them: {why}")
             chosen.append(function)
         else:
             chosen.append(made)
-        return found
+        return result
 
     return call

@@ -34,8 +34,8 @@ class CollapseWatch:
             if node in self._said:
                 continue
             if kl is not None and kl / units < LEAST:
-                each = f"the KL of node {node!r} is {kl / units:.2g} nats per unit at step {row.step:,}"
-                self._say(node, f"{each}: the model ignores it; try beta=Warmup(2000)")
+                sentence = f"the KL of node {node!r} is {kl / units:.2g} nats per unit at step {row.step:,}"
+                self._say(node, f"{sentence}: the model ignores it; try beta=Warmup(2000)")
             elif constant is not None and constant == 1.0:
                 every = f"node {node!r} has one category for all data at step {row.step:,}"
                 self._say(node, f"{every}: it has collapsed; try a higher temperature or another estimator")

@@ -82,10 +82,10 @@ def load(folder: str | Path, *, model: Any = None, device: torch.device | str = 
     is built again by its name if that can be imported; otherwise pass a new one as `model`, whose parameters are then
     replaced. If the run was not trained by you on this machine, pass that name as `model` to allow it to be called.
     """
-    _, found, damaged = restored(folder, model=model, device=device)
+    _, loaded, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:
         warnings.warn(sentence, stacklevel=2)
-    return found.function if isinstance(found, Function) else found
+    return loaded.function if isinstance(loaded, Function) else loaded
 
 
 def load_recipe(folder: str | Path) -> RunRecipe:
@@ -149,21 +149,21 @@ def _paper_model(recipe: Recipe, last: checkpoint.Checkpoint) -> nn.Module:
 def _load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load the best parameters and buffers of a checkpoint or, without validations, the last or averaged ones."""
     has_best = any(name.startswith("best/") for name in tensors)
-    averages = {} if has_best else {name: each for name, each in tensors.items() if name.startswith("ema/model.")}
+    averages = {} if has_best else {name: tensor for name, tensor in tensors.items() if name.startswith("ema/model.")}
     start = "best/" if has_best else "model/"
-    found = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
-    found |= {name.removeprefix("ema/model."): each for name, each in averages.items()}
+    stored = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    stored |= {name.removeprefix("ema/model."): tensor for name, tensor in averages.items()}
     for name, own in (*model.named_parameters(), *model.named_buffers()):
-        if name not in found:
+        if name not in stored:
             if name in model.state_dict():
                 raise ValueError(f"model must be that of the run, got one with another parameter {name!r}")
             continue
-        if own.shape != found[name].shape:
-            shapes = f"{tuple(own.shape)}, not {tuple(found[name].shape)}"
+        if own.shape != stored[name].shape:
+            shapes = f"{tuple(own.shape)}, not {tuple(stored[name].shape)}"
             raise ValueError(f"model must be that of the run, got one whose {name!r} has shape {shapes}")
         with torch.no_grad():
-            own.copy_(found[name])
-    if unknown := found.keys() - model.state_dict(keep_vars=True).keys() - {name for name, _ in model.named_buffers()}:
+            own.copy_(stored[name])
+    if unknown := stored.keys() - model.state_dict(keep_vars=True).keys() - {name for name, _ in model.named_buffers()}:
         raise ValueError(f"model must be that of the run, got one without {sorted(unknown)[0]!r}")
 
 

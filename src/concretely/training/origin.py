@@ -40,8 +40,8 @@ def require_named(folder: Path, recipe: OwnRecipe, name: str | None) -> None:
 
 def _is_signed(folder: Path, recipe: OwnRecipe) -> bool:
     try:
-        found = read_bytes(folder / FILE, most=2 * hashlib.sha256().digest_size)
-        return hmac.compare_digest(found, _signature(_key(), recipe).encode())
+        signature = read_bytes(folder / FILE, most=2 * hashlib.sha256().digest_size)
+        return hmac.compare_digest(signature, _signature(_key(), recipe).encode())
     except (OSError, ValueError, RuntimeError):  # a RuntimeError without a home
         return False
 

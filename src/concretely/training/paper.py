@@ -70,7 +70,7 @@ class PaperLoss(MemberLoss):
     def _estimator_at(self, temperatures: Controls) -> Estimator:
         if not self._has_temperature:
             return self.estimator
-        if not all(isinstance(each, float) for each in temperatures):  # tensors are those of one call
+        if not all(isinstance(temperature, float) for temperature in temperatures):  # tensors are those of one call
             return at_temperature(self.recipe.estimator, *temperatures)
         if temperatures != self._temperatures:
             self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures

@@ -78,15 +78,15 @@ class World:
 
     def means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the means of tensors over all ranks, by one operation for each dtype."""
-        found = dict[int, Tensor]()
+        means = dict[int, Tensor]()
         for dtype in {tensor.dtype: None for tensor in tensors}:
             group = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
             flat = torch.cat([tensors[place].reshape(-1) for place in group])
             dist.all_reduce(flat)
             flat /= self.ranks
             parts = flat.split([tensors[place].numel() for place in group])
-            found |= {place: part.view(tensors[place].shape) for place, part in zip(group, parts, strict=True)}
-        return [found[place] for place in range(len(tensors))]
+            means |= {place: part.view(tensors[place].shape) for place, part in zip(group, parts, strict=True)}
+        return [means[place] for place in range(len(tensors))]
 
     def agreed(self, *, stop: bool, due: bool) -> tuple[bool, bool]:
         """Return whether all ranks stop after this step, and write a checkpoint. Each may ask for it."""
@@ -110,10 +110,10 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, which must be plain."""
-        found = [value] * self.ranks
+        gathered = [value] * self.ranks
         if self.ranks > 1:
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(gathered, value)
+        return gathered
 
     def wait(self) -> None:
         """Wait until all ranks are here."""
@@ -136,8 +136,8 @@ class World:
             for name in {**every[0], **other}:
                 here, there = every[0].get(name), other.get(name)
                 if here != there:
-                    found = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
-                    raise ValueError(f"ranks must have the same {what}, got {found}: start all with the same arguments")
+                    got = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
+                    raise ValueError(f"ranks must have the same {what}, got {got}: start all with the same arguments")
 
     def require_alone(self, name: str, why: str) -> None:
         """Raise if there are several ranks, with which a setting is not possible."""

@@ -60,7 +60,7 @@ def require(
 ) -> dict[str, Any]:
     """Return sections if all are valid, else raise. A section must not combine two kinds of the same group."""
     place = ".".join((WHEN, *outer))
-    if not isinstance(within, dict) or (not outer and not all(isinstance(each, dict) for each in within.values())):
+    if not isinstance(within, dict) or (not outer and not all(isinstance(part, dict) for part in within.values())):
         raise ValueError(f"{place} must be sections such as [{WHEN}.linear], got {within!r}")
     for name, value in within.items():
         if name in DECIDING:

@@ -128,11 +128,11 @@ class Source:
         leaves = [leaf for leaf in tree_leaves(self.hashed) if isinstance(leaf, Tensor)]
         if not leaves:
             return ""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for leaf in leaves:
-            found.update(f"{tuple(leaf.shape)} {leaf.dtype}".encode())
-            found.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+            digest.update(f"{tuple(leaf.shape)} {leaf.dtype}".encode())
+            digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def parts(self, rows: int) -> Iterator[Inputs]:
         """Yield all data once, in order, on the device, in parts of at most `rows` points."""
@@ -152,8 +152,8 @@ def as_source(data: Any, *, device: torch.device, note: Note, split: str = "trai
     if isinstance(data, str | Path):
         data = load_splits(str(data))
     if isinstance(data, Dataset | Arrays):
-        found = as_source(data.split(split), device=device, note=note, name=data.name)
-        return replace(found, known_digest=data.digest)
+        source = as_source(data.split(split), device=device, note=note, name=data.name)
+        return replace(source, known_digest=data.digest)
     if isinstance(data, Bits):
         bits = data.to(device)
         return Source(name, device, PackedPoints(bits), is_resident=True, hashed=data.packed)
@@ -205,11 +205,11 @@ def _of_items(items: Any, name: str, device: torch.device, note: Note) -> Source
     for seed in range(2):
         with seeded_everything(seed):
             tried.append(points.take(places))
-    first, second = (tree_leaves(each) for each in tried)
+    first, second = (tree_leaves(point) for point in tried)
     size = sum(leaf.nbytes for leaf in first if isinstance(leaf, Tensor)) / len(places) * len(items)
     if not all(isinstance(leaf, Tensor) for leaf in first):
-        found = next(type(leaf).__name__ for leaf in first if not isinstance(leaf, Tensor))
-        raise TypeError(f"{name} must consist of tensors and numbers, got {found}")
+        got = next(type(leaf).__name__ for leaf in first if not isinstance(leaf, Tensor))
+        raise TypeError(f"{name} must consist of tensors and numbers, got {got}")
     if not all(one.equal(other) for one, other in zip(first, second, strict=True)):
         note(f"the points of {name} differ from one reading to the next, so that each is read when a step needs it")
         return Source(name, device, points, is_restless=True)

@@ -110,4 +110,4 @@ class Task:
 
     def controls_at(self, step: int) -> Sequence[float]:
         """Return the values of the schedules at a step."""
-        return [at_step(each, step) for each in self.controls]
+        return [at_step(schedule, step) for schedule in self.controls]
