@@ -80,7 +80,7 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def hasty() -> Iterator[None]:
+def without_git_and_fsync() -> Iterator[None]:
     """Ask git for no commit, and wait for no disk: no test changes the commit or cuts the power."""
     from concretely.environment import COMMIT
 

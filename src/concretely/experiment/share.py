@@ -43,7 +43,7 @@ def require_locks(folder: Path, note: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def claimed(bundle: Bundle) -> Iterator[bool]:
+def claim_bundle(bundle: Bundle) -> Iterator[bool]:
     """Hold all members of a bundle unless another process holds one of them, and yield whether this succeeded."""
     with ExitStack() as stack:
         for member in bundle:
@@ -111,7 +111,7 @@ def _taken(left: Sequence[Bundle], size: int, until: int | None, stack: ExitStac
         if taken and (number + len(bundle) > size or program_of(bundle[0].recipe) != program_of(taken[0][0].recipe)):
             continue
         with ExitStack() as own:
-            if not own.enter_context(claimed(bundle)):
+            if not own.enter_context(claim_bundle(bundle)):
                 continue
             settled = all(is_settled(member, until) for member in bundle)
             if settled and taken:

@@ -67,7 +67,7 @@ class World:
         """Return the slice of a feed that this rank takes."""
         if self.ranks == 1:
             return feed
-        if isinstance(feed, Indexed) or (isinstance(feed, HostIndexed) and not feed.is_restless):
+        if isinstance(feed, Indexed) or (isinstance(feed, HostIndexed) and not feed.is_random):
             require_divides(self.ranks, feed.order.batch // feed.parts)
             return feed.sliced(self.rank, self.ranks)
         return SlicedBatches(feed, self.rank, self.ranks)

@@ -64,7 +64,7 @@ class HostIndexed(Feed):
     points: Points
     order: Order
     parts: int = 1
-    is_restless: bool = False
+    is_random: bool = False
     """Whether points differ from one reading to the next."""
     rows = 0
 
@@ -103,7 +103,7 @@ class Source:
     batches: Iterable[Any] | None = None
     is_resident: bool = False
     """Whether the points are on the device."""
-    is_restless: bool = False
+    is_random: bool = False
     """Whether points differ from one reading to the next."""
     hashed: Inputs = ()
     """The tensors that the digest depends on."""
@@ -118,7 +118,7 @@ class Source:
         order = Order(points=len(self.points), batch=batch * parts, seed=seed)
         if self.is_resident:
             return Indexed(self.points, order, parts)
-        return HostIndexed(self.points, order, parts, self.is_restless)
+        return HostIndexed(self.points, order, parts, self.is_random)
 
     @property
     def digest(self) -> str:
@@ -212,7 +212,7 @@ def _of_items(items: Any, name: str, device: torch.device, note: Note) -> Source
         raise TypeError(f"{name} must consist of tensors and numbers, got {got}")
     if not all(one.equal(other) for one, other in zip(first, second, strict=True)):
         note(f"the points of {name} differ from one reading to the next, so that each is read when a step needs it")
-        return Source(name, device, points, is_restless=True)
+        return Source(name, device, points, is_random=True)
     if size > LARGEST:
         return Source(name, device, points)
     with seeded_everything(0):
