@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-"""The file in which Linux lists what is mounted where."""
+"""The file in which Linux lists the mounted file systems."""
 LOCK_OPTIONS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre": ("localflock",), "cifs": ("nobrl",)}
 """Options of network file systems with which their locks do not reach other machines."""
 LOCAL_LOCKS = ("fuse", "beegfs", "9p", "virtiofs", "vboxsf")

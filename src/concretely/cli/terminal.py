@@ -217,7 +217,7 @@ def remark(sentence: str, *, style: str = "") -> None:
 
 
 def show_text(text: object) -> None:
-    """Print a result. What it quotes from files is neither markup nor an escape sequence."""
+    """Print a result. Markup and escape sequences in text from files have no effect."""
     print(printable(str(text)))
 
 

@@ -1,4 +1,4 @@
-"""Binary data sets: those of the paper, scikit-learn's digits, and `.npz` files."""
+"""Binary data sets: MNIST and Omniglot as in the paper, scikit-learn's digits, and `.npz` files."""
 
 import os
 from pathlib import Path

@@ -64,7 +64,7 @@ def load(path: Path, *, width: int | None, rule: Rule, max_bytes: int = MAX_BYTE
 def _packed(
     arrays: Mapping[str, Stored], rule: Rule, order: NDArray[np.intp] | None, random: RandomState
 ) -> tuple[Arrays, str]:
-    """Return the packed bits of arrays of bits or grey values, in the order of the file, and what the arrays are.
+    """Return the packed bits of arrays of bits or grey values, in the order of the file, and a description of them.
 
     The bits of grey values of `train` are drawn in the given order.
     """

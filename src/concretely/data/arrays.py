@@ -93,7 +93,7 @@ def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
 def _require_alike(
     path: Path, split: str, arrays: Mapping[str, NDArray[Any]], like: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Raise unless a split has points, as many in every array, of the same shapes as those for training."""
+    """Raise unless all arrays of a split have equally many points, at least one, with the shapes of training points."""
     where = f"the split {split!r} of {str(path)!r}"
     if arrays.keys() != like.keys():
         got, expected = (", ".join(sorted(named)) or "one array" for named in (arrays, like))

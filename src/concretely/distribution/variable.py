@@ -325,7 +325,7 @@ class RelaxedVariable(Variable):
 
     @abstractmethod
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
-        """Draw values, with their unsquashed values and functions that return the log densities of the latter."""
+        """Draw values and their unsquashed values, with functions that return log densities of the unsquashed ones."""
 
     @abstractmethod
     def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:

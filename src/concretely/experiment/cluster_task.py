@@ -60,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task has done."""
+    """The outcome of a task."""
 
     complete: bool
     scored: Sequence[str]
@@ -120,7 +120,7 @@ def packed(folder: Path) -> dict[str, bytes]:
 
 
 def unpack(files: Files, folder: Path) -> None:
-    """Write the files of a run into a folder, instead of those that it has."""
+    """Replace the files in a folder by the files of a run."""
     for name in files:
         if not name or Path(name).name != name or name.startswith("."):
             raise ValueError(f"a run must have files with plain names, got {name!r}")

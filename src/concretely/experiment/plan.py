@@ -200,7 +200,7 @@ def _cell_results(plan: Plan) -> list[CellResult]:
 
 
 def train_command(recipe: Recipe, out: Path, **others: Any) -> str:
-    """Return the command that trains a recipe in a folder. `others` are further flags; those that are None are omitted.
+    """Return the command that trains a recipe in a folder. `others` are further flags; flags that are None are omitted.
 
     >>> train_command(resolve(notation="200H-784V", data="mnist", lr=1e-3), Path("out/run"), score_samples=100)
     'concretely train 200H-784V --data mnist --estimator concrete --samples 1 --steps 20000 --lr 0.001 --score-samples 100 --out out/run'

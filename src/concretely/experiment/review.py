@@ -133,8 +133,8 @@ def _summary(experiments: Iterable[tuple[Experiment, Sequence[CellResult]]]) -> 
 def _budgets(trained: Iterable[tuple[Cell, CellHistory]], *, paper: bool) -> list[CellResult]:
     """Return all records of cells that were trained more than once, and with `paper` at least once with its budget.
 
-    Without `paper`, return those of the other cells. A run has the paper's budget if it took at least as many steps,
-    with the same batch size.
+    Without `paper`, return the records of the other cells. A run has the paper's budget if it took at least as many
+    steps, with the same batch size.
     """
     results = list[CellResult]()
     for cell, (best, history) in trained:

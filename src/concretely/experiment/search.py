@@ -52,7 +52,7 @@ class Sweep:
     ranked: Sequence[ScoredMember]
     folder: Path
     stopped: Sequence[Member] = ()
-    """The members that halving has stopped before their last step. They come after those that were trained to it."""
+    """The members that halving has stopped before their last step. They rank after those trained to the end."""
     saved: str = ""
     """A sentence about the steps that halving has saved, if there was any."""
 
@@ -94,7 +94,7 @@ def train_list(
 
 
 def sweep_recipes(**given: Any) -> list[RunRecipe]:
-    """Return the recipes of a grid. Learning rates and weight decays that are not given are those of the paper.
+    """Return the recipes of a grid. Learning rates and weight decays that are not given take the paper's values.
 
     A model of one's own has no weight decay, and learning rates only if no arguments of its builder are given.
 

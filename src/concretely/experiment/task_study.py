@@ -66,7 +66,7 @@ CONTENDERS = {
     "vimco": Contender("VIMCO()", lambda *_: VIMCO()),
     "exact": Contender("Exact()", lambda *_: Exact()),
 }
-"""The estimators by name. The names are those of the command, whose `concrete` compares densities."""
+"""The estimators by name. The names are the same as in the command, where `concrete` compares densities."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ def study_tasks(
     """Train estimators on tasks and score them, by default all that suit each of `TASKS`.
 
     Scores are nats per data point: the negative log-likelihood, or the expected cost of a program. `steps` overrides
-    those of the tasks. With `record`, every finished run is written to that file, and runs that are in it already are
-    not repeated. If `stop` returns true, KeyboardInterrupt is raised after the current step. `note` receives a
-    sentence for each finished run.
+    the number of steps of the tasks. With `record`, every finished run is written to that file, and runs that are in it
+    already are not repeated. If `stop` returns true, KeyboardInterrupt is raised after the current step. `note`
+    receives a sentence for each finished run.
 
     >>> study = study_tasks(["gate"], estimators=["rloo"], seeds=[0], steps=2)
     >>> study.score("gate", "rloo").seeds

@@ -84,7 +84,7 @@ class Work:
         return {"device": self.device, "checkpoint_seconds": self.checkpoint_seconds, "until": self.until}
 
     def score_all(self, members: Sequence[Member], monitor: Monitor) -> None:
-        """Score those members of every bundle that are among `members`."""
+        """Score the members of every bundle that are among `members`."""
         for bundle in self.bundles:
             if here := [member for member in bundle if member in members]:  # arguments of builders cannot be hashed
                 self.score(here, self.data, device=self.device, monitor=monitor)

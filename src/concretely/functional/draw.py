@@ -192,7 +192,7 @@ def is_recorded(logits: Tensor) -> bool:
 
 
 def _is_fused(generator: Source | None = None) -> bool:
-    """Return whether a compiler fuses a definition with what surrounds it, which is faster than a call of a kernel.
+    """Return whether a compiler fuses a definition with the code around it, which is faster than a kernel call.
 
     Draws with `Keys` belong to training steps. These may be captured as CUDA graphs, in which kernels are faster.
     """
@@ -222,7 +222,7 @@ def of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
 class _Constants:
     """Numbers as tensors on devices. The latest are kept, since filling a tensor is a launch of its own.
 
-    A CUDA graph reads those that were made before it was captured. They are kept as long as the program runs.
+    A CUDA graph reads the tensors that were made before it was captured. They are kept as long as the program runs.
     """
 
     def __init__(self, most: int) -> None:

@@ -47,7 +47,7 @@ def squash(node: Float[Tensor, "..."], stretch: Stretch, dtype: torch.dtype) -> 
 
 
 def squash_without_gradient(node: Tensor, stretch: Stretch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return what `squash` does, in few operations, and the sigmoid σ of a node or of its negative, for σ (1 - σ)."""
+    """Return the result of `squash` in few operations, and the sigmoid σ of the node or its negative, for σ (1 - σ)."""
     share, (start, end) = torch.sigmoid(node), ends(stretch)
     value = share.mul(scalar(stretch[1] - stretch[0])).add_(scalar(stretch[0])).clamp_(*_between(dtype))
     # this operation of torch returns 0 where the node is not strictly between both ends

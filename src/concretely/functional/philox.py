@@ -1,4 +1,4 @@
-"""The random words of keys, by Philox4x32-10 [salmon2011parallel]: the definition of what kernels compute."""
+"""The random words of keys, by Philox4x32-10 [salmon2011parallel]: the definition of the kernels."""
 
 import threading
 

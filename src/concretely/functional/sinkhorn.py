@@ -43,7 +43,7 @@ def log_sinkhorn(
 
 
 def _normalised(scores: Tensor, columns: Tensor) -> Tensor:
-    """Add the numbers of the columns, and those of the rows that follow from them."""
+    """Add the column numbers to the scores, and row numbers so that each row sums to 1."""
     return (scores + columns.unsqueeze(-2)).log_softmax(-1)
 
 

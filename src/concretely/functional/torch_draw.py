@@ -45,7 +45,7 @@ LOWEST = -(2**63)
 
 
 class SlicedDraws(TorchDispatchMode):
-    """Inside this context, random operations of torch on a slice of a batch draw what its rows get in the whole batch.
+    """Inside this context, random operations of torch on a slice of a batch draw as they would for the whole batch.
 
     All ranks must have seeded torch's generators alike. A tensor has rows if its shape begins with the number of data
     points, of samples and data points, or of both as two axes. Operations on other shapes draw the same on all ranks.
@@ -61,7 +61,7 @@ class SlicedDraws(TorchDispatchMode):
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Inside this context, all draws are those that all data points share, whatever their shapes."""
+        """Inside this context, draws of any shape are shared by all data points."""
         before, self._is_shared = self._is_shared, True
         try:
             yield

@@ -57,7 +57,7 @@ Structure = Mapping[str, Shape]
 
 
 class Request(NamedTuple):
-    """What a mode needs to draw a node."""
+    """The arguments of a draw: all that a mode needs to draw a node."""
 
     name: str
     distribution: Distribution

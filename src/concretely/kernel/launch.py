@@ -45,7 +45,7 @@ class Launched:
         whole = (*grid, 1, 1)[:3]
         if _is_observed():
             program[whole](*given, *rest)
-        else:  # the same, without what Triton does for observers
+        else:  # the same, without Triton's calls of profiler hooks
             run(*whole, stream_of(device), function, metadata, None, None, None, *given, *rest)
 
     def _compile(
@@ -68,7 +68,7 @@ def _is_observed() -> bool:
 
 
 def _kinds(given: Sequence[Any]) -> list[Any]:
-    """Return what the compiled program depends on in arguments. It does not depend on the value of a float."""
+    """Return the properties of arguments that the compiled program depends on, such as dtypes, but not floats."""
     kinds: list[Any] = []
     for argument in given:
         kind = type(argument)

@@ -45,7 +45,7 @@ def momentum_(
     parameters: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], out: list[Tensor],
     rate: Tensor, decay: Tensor, *, momentum: float,
 ) -> None:  # fmt: skip
-    """Add gradients to the momenta, and write the Nesterov momenta to `out`: those after adding the gradients again."""
+    """Add gradients to the momenta, and write the Nesterov momenta, with the gradients added once more, to `out`."""
     blocks, layout = _layout(parameters, out)
     _momentum[blocks, len(rate)](
         tuple(parameters), tuple(by.contiguous() for by in gradients), tuple(firsts), tuple(out), rate, decay,

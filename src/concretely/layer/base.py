@@ -200,7 +200,7 @@ class Layer(nn.Module, ABC):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy gets: all but the latest result, whose tensors belong to a graph."""
+        """Return the state of a copy: all but the latest result, whose tensors belong to a graph."""
         return {**self.__dict__, "_result": None, "_counted": None}
 
 

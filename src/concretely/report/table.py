@@ -147,7 +147,7 @@ def program_table(states: Sequence["ProgramState"], *, rows: int) -> Table:
 
 
 def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> Table:
-    """Return a table of NLLs of records on a split, below those of the baselines, optionally with names of the runs."""
+    """Return a table of NLLs on a split: first of the baselines, then of the records, optionally with names of runs."""
     score = "cost" if any(f"{split}_cost" in record["metrics"] for record in records) else "NLL"
     heads = ("model", "data", "trained by", "m", f"{split} {score}", "samples", "time", *(["member"] if names else []))
     table = Table(*heads, box=None, header_style="bold")

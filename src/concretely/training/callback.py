@@ -13,15 +13,15 @@ from ..spelling import printable
 from .train_state import Row
 
 REFRESH = 20
-"""The number of steps between two updates of a progress bar, a multiple of those that a GPU takes at once."""
+"""The number of steps between two updates of a progress bar, a multiple of the steps that a GPU takes at once."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
     """Functions that are called during training, with the step, a row of the curve, or a message for the user.
 
-    For several runs, a row is the average over those still training. If `step` need not see every step, such as that of
-    a progress bar, `sees_all` is False: then a GPU may take ten steps at once.
+    For several runs, a row is the average over the runs that are still training. If `step` need not see every step,
+    such as that of a progress bar, `sees_all` is False: then a GPU may take ten steps at once.
     """
 
     step: Callable[[int], None] = lambda step: None

@@ -21,7 +21,7 @@ def _undisturbed() -> Iterator[None]:
     """Take a lock and disable garbage collection: freeing another graph's memory pool spoils a capture.
 
     The workspaces of cuBLAS are freed before and after a capture, so that the graph has its own in its memory pool.
-    Otherwise it would use those of earlier calls, which other captures, such as those of `torch.compile`, free.
+    Otherwise it would use workspaces of earlier calls, which other captures, as by `torch.compile`, free.
     """
     with _CAPTURING:
         collects = gc.isenabled()
@@ -134,7 +134,7 @@ def compiled(
             return chosen[0](*given)
         try:
             result = made(*given)
-        except Exception as reason:  # whatever the compiler does not support
+        except Exception as reason:  # any error: the compiler does not support something
             result = function(*given)  # an error of the function itself is raised here
             why = (str(reason).splitlines() or [""])[0] or type(reason).__name__
             note(f"steps run uncompiled, as torch cannot compile them: {why}")

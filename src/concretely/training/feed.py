@@ -44,7 +44,7 @@ class Batches(ABC):
 
     @abstractmethod
     def prepare(self, step: int) -> Hashable:
-        """Do what the host has to do before a step. Steps with equal results do the same work on the same memory."""
+        """Do the host's work before a step. Steps with equal results do the same work on the same memory."""
 
     @abstractmethod
     def write(self, out: Int64[Tensor, "steps members rows"], first: int) -> None:
@@ -204,7 +204,7 @@ class Indexed(Feed):
 
 
 class IndexedBatches(Batches):
-    """The points of several members in one set, without copies of those that members share."""
+    """The points of several members in one set. Points that members share are not copied."""
 
     def __init__(self, feeds: Sequence[Indexed]) -> None:
         sets = {feed.points.identity: feed.points for feed in feeds}
@@ -302,7 +302,7 @@ class StepTable:
         self.select(0)
 
     def select(self, place: int) -> None:
-        """Make a line the current one, of those that were read last."""
+        """Make one of the lines that were read last the current line."""
         self._place = place
         self._index, self.keys, self.sizes, self.controls = self._selected[place]
 
@@ -341,7 +341,7 @@ class StepTable:
         return lines
 
     def _numbers(self, steps: range) -> Iterator[Float64[Tensor, "lines members"]]:
-        """Yield the columns `NUMBERS` and those of the schedules, each for every step and member."""
+        """Yield the columns `NUMBERS` and a column for each schedule, with a number for every step and member."""
         tasks = [run.task for run in self.runs]
         factors = torch.tensor([tasks[0].lr_factor(step) for step in steps], dtype=torch.float64)
         yield factors.unsqueeze(-1) * torch.tensor([task.lr for task in tasks], dtype=torch.float64)

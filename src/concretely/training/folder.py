@@ -180,7 +180,7 @@ def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
 
 
 def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
-    """Return the run of a checkpoint; raise if its recipe differs from the given one in what must stay."""
+    """Return the run of a checkpoint; raise if its recipe differs from the given one in keys that must not change."""
     _require_state(last)
     state = dict(last.state)
     was = recipe_of(state.pop("recipe"))

@@ -61,7 +61,7 @@ def own_gpu(device: torch.device) -> torch.device:
 def start(device: torch.device) -> None:
     """Start the process group of torchrun. The process leaves it when it ends.
 
-    Tensors on a GPU are reduced by NCCL, and those of the host by gloo.
+    NCCL reduces tensors on a GPU, and gloo tensors on the host.
     """
     rank, ranks = number("RANK"), number("WORLD_SIZE")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -79,7 +79,7 @@ def _meeting(store: Store, rank: int, ranks: int) -> str:
     """Return a name that is unique to this start of the ranks.
 
     After a restart, torchrun's store still has what earlier ranks wrote, such as their addresses. So rank 0 chooses a
-    name, the others add theirs, and each goes on once rank 0 has seen its own.
+    name, the other ranks add their names, and each continues once rank 0 has seen its name.
     """
     own = secrets.token_hex(8)
     if rank == 0:

@@ -34,7 +34,7 @@ Arrange = Callable[[Inputs], tuple[Any, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Objectives:
-    """What is estimated: the inputs, the number of samples, the objective, and the precision."""
+    """The settings of an estimate: the inputs, the number of samples, the objective, and the precision."""
 
     device: torch.device
     arrange: Arrange
@@ -82,7 +82,7 @@ class OwnLoss(MemberLoss):
         """Return the estimator at the temperatures of a step."""
         if not values or not has_temperature(self.estimator):
             return self.estimator
-        if any(isinstance(value, Tensor) for value in values.values()):  # tensors are those of one call
+        if any(isinstance(value, Tensor) for value in values.values()):  # tensors change in every call
             return at_temperatures(self.estimator, values)
         if values != self._at[0]:
             self._at = dict(values), at_temperatures(self.estimator, values)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def _wide(loss: Tensor) -> Tensor:
 def _use(trace: Trace, name: str, source: Source) -> dict[str, Tensor]:
     """Return how much of a node is used: the number of active units, and the share of constant ones.
 
-    If several ranks share a batch, both are those of the whole batch.
+    If several ranks share a batch, both are computed for the whole batch.
     """
     ranks = source if isinstance(source, Slice) else None
     outcome, metrics = trace[name], dict[str, Tensor]()

@@ -1,10 +1,10 @@
 """The recipe of a run: everything that its result depends on, as one frozen value.
 
 Precedence: defaults < file < `[when.*]` sections (more kinds win) < flags. Flags and TOML files use the same names. The
-defaults are those of the paper [maddison2017concrete, appendix D.5]: temperatures depend on the arity, learning rates
-on the layers. A section of a file applies only to runs of its kind. Kinds are, in this order: the task,
-`[when.density]` or `[when.prediction]`; the layers, `[when.linear]` or `[when.nonlinear]`; the graph that is trained,
-`[when.relaxed]` or `[when.discrete]`; the estimator, such as `[when.nvil]`; the number of samples, such as `[when.m5]`.
+defaults are the paper's [maddison2017concrete, appendix D.5]: temperatures depend on the arity, learning rates on the
+layers. A section of a file applies only to runs of its kind. Kinds are, in this order: the task, `[when.density]` or
+`[when.prediction]`; the layers, `[when.linear]` or `[when.nonlinear]`; the graph that is trained, `[when.relaxed]` or
+`[when.discrete]`; the estimator, such as `[when.nvil]`; the number of samples, such as `[when.m5]`.
 `[when.nvil.linear]` applies to runs of both kinds. Of two sections with equally many kinds, the one whose kind comes
 later in this order wins.
 """
