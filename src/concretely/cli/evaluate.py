@@ -23,7 +23,7 @@ from .option import (
 EXAMPLE = f"Example: concretely evaluate {EXAMPLE_RUN} --samples 1000"
 
 DENSITY, PREDICTION, OWN = 50_000, 100, 1_000
-"""The paper's numbers of samples for models without a context and with one, and that for models of one's own."""
+"""The default numbers of samples: the paper's, without and with a context, and ours for models of one's own."""
 
 
 def evaluate(
@@ -96,7 +96,7 @@ def evaluate(
                 terminal.show_text(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
         if not ranks.is_first:
             return
-        with terminal.report_errors(), terminal.stop_requested():  # a signal now must not leave half a report
+        with terminal.report_errors(), terminal.stop_requested():  # a signal here must not leave a partial report
             scores: dict[str, Any] = {"found": {split: found}, "others": others, "note": terminal.remark}
             record = scoring.add_scores(run, past, model, data=data, **scores)
             page = terminal.write_run_report(run, past, model, data, record)

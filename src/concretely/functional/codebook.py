@@ -2,7 +2,7 @@ r"""Codes drawn from a large codebook, in chunks of tokens, so that logits and n
 
 Token x has logits $l = Wx + b$. The code is the argmax of the noisy logits, and its relaxed twin the mean of the table
 over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass needs the shares, which are kept if they are few,
-and else computed anew for each chunk. The noise of a token depends on the key and the index of the token, and not on
+and otherwise recomputed for each chunk. The noise of a token depends on the key and the index of the token, and not on
 the chunks.
 """
 
@@ -39,7 +39,7 @@ DENSE = [(8, 0), (9, 0), (10, 0)]
 
 
 class Looked(NamedTuple):
-    """What `look_up` returns, by group g of codes and token t."""
+    """The result of `look_up`, by group g of codes and token t."""
 
     value: Float[Tensor, "g t size"]
     indices: Int64[Tensor, "g t"]
@@ -269,7 +269,7 @@ def _chunks(x: Tensor, bias: Tensor, window: Window | None) -> list[tuple[int, i
 
 
 def _joined(parts: list[Tensor], none: Callable[[], Tensor]) -> Tensor:
-    """Return what chunks have found for all tokens."""
+    """Concatenate the results of all chunks."""
     if len(parts) > 1:
         return torch.cat(parts, 1)
     return parts[0] if parts else none()

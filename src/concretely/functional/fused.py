@@ -1,4 +1,4 @@
-"""What autograd nodes of several operations share: when a kernel computes them, and second derivatives."""
+"""Functions shared by autograd nodes of several operations: when a kernel can run, and second derivatives."""
 
 from collections.abc import Callable
 from typing import Any

@@ -25,7 +25,7 @@ from .threshold import GAP, threshold
 FEW = 256
 """Up to this number of subsets, they are enumerated, which takes few operations."""
 IMPOSSIBLE = -1e30
-"""What stands for a logit of minus infinity in a sum of logits."""
+"""Replaces a logit of minus infinity in a sum of logits."""
 
 Level = Float[Tensor, "powers nodes rows"]
 """The probabilities of the counts below the nodes of one level of the tree."""

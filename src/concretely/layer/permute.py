@@ -21,7 +21,7 @@ from .rank import of_rows
 
 
 class Permuted(NamedTuple):
-    """What the latest training forward permuted by."""
+    """The scores of a training forward."""
 
     scores: Float[Tensor, "*batch n n"]
 
@@ -123,9 +123,9 @@ def sinkhorn(
 ) -> Float[Tensor, "*batch n n"]:
     """Return exp(scores / temperature), with rows and columns scaled so that all sum to 1 within a tolerance.
 
-    It iterates in log space until the tolerance is reached, and raises an error if it is not after so many steps. The
-    gradient is that of the exact solution [mena2018learning]. It draws no noise; `Permute` does. The temperature is a
-    number, or a tensor with one for each matrix.
+    It iterates in log space until the tolerance is reached, and raises an error if that takes more than `steps` steps.
+    The gradient is that of the exact solution [mena2018learning]. It draws no noise; `Permute` does. The temperature is
+    a number, or a tensor with one for each matrix.
 
     >>> sinkhorn(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), temperature=0.1)
     tensor([[0.9933, 0.0067],

@@ -130,8 +130,8 @@ class Engine:
     def _take_steps(self, steps: int, *, gap: bool) -> None:
         """Take steps of every program, side by side on a GPU if they can be captured.
 
-        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory. So
-        do those of several ranks, whose averages must have one order.
+        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory.
+        Graphs of several ranks do so too, as their averages must have one order.
         """
         streams = [program.stream for program in self._programs if program.stream is not None]
         draws = any(program.draws_from_torch for program in self._programs)
@@ -175,7 +175,7 @@ class Engine:
         return Engine(active, stacked=self.stacked, note=self._note, gap_interval=self._gap_interval)
 
     def close(self) -> None:
-        """Free the captured graphs. NCCL cannot be ended before those that average over ranks."""
+        """Free the captured graphs. NCCL cannot be shut down before the graphs that use it are freed."""
         for program in self._programs:
             program._works.clear()
 
@@ -186,7 +186,7 @@ def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:
     kept = {name: tensor.clone() for name, tensor in program._constants.items()}
     try:
         program.try_step(runs[0].step)
-    except Exception as error:  # whatever vmap does not support
+    except Exception as error:  # any error: vmap does not support something
         return (str(error).splitlines() or [type(error).__name__])[0]
     finally:
         for name, tensor in program._constants.items():

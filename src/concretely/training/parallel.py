@@ -31,7 +31,7 @@ from .source import HostIndexed
 from .stream import StreamBatches, to_device
 
 LOST = re.compile(r"third_party/gloo|gloo::|NCCL|Connection (closed|reset) by peer")
-"""What torch's errors about other ranks say."""
+"""Matches torch's errors about other ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class World:
     shards: bool = False
     """Whether each rank has only a part of the parameters."""
     call: str = "0"
-    """A name of this world that no other one of the same process group has."""
+    """A name of this world that is unique within its process group."""
     ballot: Ballot | None = field(default=None, repr=False)
     may_capture: bool = True
     """Whether a step may be captured as a CUDA graph: all but the averages over ranks of gloo and of FSDP2."""
@@ -163,7 +163,7 @@ class World:
             raise ValueError(f"{must}, got none on rank {rank}: choose one on a shared file system")
 
     def first_to_tell(self, error: BaseException) -> bool:
-        """Return whether no rank has told an error yet, and this one shall. Rank 0 goes first if it fails as well."""
+        """Return whether this rank should report its error: the first to fail, or rank 0 if it fails as well."""
         if self.ranks == 1:
             return True
         with suppress(RuntimeError):
@@ -172,12 +172,12 @@ class World:
             while time.monotonic() < until and store.add(name, 0) == 0:
                 time.sleep(MOMENT)
             return store.add(name, 1) == 1
-        # without a store rank 0 has ended: it has told an error of its own, unless it was killed
+        # without a store rank 0 has ended: it has reported its own error, unless it was killed
         return is_lost(error) and self.rank == 1
 
     @contextmanager
     def telling_once(self) -> Iterator[None]:
-        """Inside this context, an error is raised by one rank. The others exit without a word."""
+        """Inside this context, one rank raises an error, and the others exit silently."""
         try:
             yield
         except Exception as error:
@@ -300,7 +300,7 @@ class SlicedBatches(Feed):
         self._feed.fetch(step)
 
     def close(self) -> None:
-        """End what reads the batches."""
+        """Stop reading batches."""
         self._feed.close()
 
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
