@@ -97,15 +97,15 @@ def loss(
     log_q = weights.log_q if weights.divides or signal else {}
     everywhere = all(not given or given.keys() == log_q.keys() for given in (signal, baseline))
     if is_fused(weights, objective) and everywhere:
-        terms, signals, baselines = ([each[name] for name in log_q if each] for each in (log_q, signal, baseline))
+        terms, signals, baselines = ([part[name] for name in log_q if part] for part in (log_q, signal, baseline))
         return functional.loss(list(weights.log_p.values()), terms, signals, baselines, objective is average)
     log_w = weights.log_w_given_q if signal and objective is average else weights.log_w
     value = objective(log_w)
-    found = -value
+    total = -value
     if signal:
-        terms, signals, baselines = ([each[name] for name in signal if each] for each in (log_q, signal, baseline))
-        found = found - functional.score_function(terms, signals, baselines)
-    return found.mean(), value.detach(), log_w.detach()
+        terms, signals, baselines = ([part[name] for name in signal if part] for part in (log_q, signal, baseline))
+        total = total - functional.score_function(terms, signals, baselines)
+    return total.mean(), value.detach(), log_w.detach()
 
 
 def is_fused(weights: LogWeights, objective: Objective) -> bool:
@@ -173,9 +173,9 @@ def divergence(p: Trace, q: Trace, name: str) -> Tensor:
 def _exact_divergence(p: Trace, q: Trace, name: str, formula: Callable[..., Tensor]) -> Tensor:
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
     aligned = q.rows.aligned(*both, axes=axes)
-    shape = broadcast_shapes(*(each.batch_shape for each in aligned))
-    if any(each.batch_shape != shape for each in aligned):  # some formulas of torch do not broadcast
-        aligned = [each.expand(shape) for each in aligned]
+    shape = broadcast_shapes(*(one.batch_shape for one in aligned))
+    if any(one.batch_shape != shape for one in aligned):  # some formulas of torch do not broadcast
+        aligned = [one.expand(shape) for one in aligned]
     return q[name].total(formula(*aligned))
 
 

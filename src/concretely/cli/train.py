@@ -212,7 +212,7 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, wor
         terminal.show_text(f"{split} {likelihood}")
         try:
             with terminal.stop_requested():  # a signal here must not leave a partial report
-                record = add_scores(folder, run, model, data=data, found={split: likelihood}, note=terminal.remark)
+                record = add_scores(folder, run, model, data=data, scores={split: likelihood}, note=terminal.remark)
                 page = terminal.write_run_report(folder, run, model, data, record)
         except OSError as error:
             fail(f"{terminal.describe_error(error)}; the model is trained and saved; write its report with: {score}")

@@ -68,7 +68,7 @@ class ScoreRung:
             how: dict[str, Any] = {"split": "valid", "samples": self.samples, "progress": monitor.progress}
             with abort_on_stop(monitor.stop, model):
                 score = scoring.score_split(run.recipe, model, own, **how)
-            add_scores(member.folder, run, model, data=own, found={"valid": score}, note=monitor.note)
+            add_scores(member.folder, run, model, data=own, scores={"valid": score}, note=monitor.note)
             scores = {**_scores(member), _key(self.step, self.samples): score_metric(score)}
             write_record(member.folder / FILE, {"scores": scores})
 

@@ -269,7 +269,7 @@ def _score_relaxed(
                 new[f"{split}_relaxed"] = scoring.relaxed_objective(
                     run.recipe, model, data, split=split, samples=samples[split], step=run.chosen
                 )
-        scoring.add_scores(member.folder, run, model, data=data, found={}, others=new)
+        scoring.add_scores(member.folder, run, model, data=data, scores={}, others=new)
 
 
 def _missing_relaxed(metrics: Mapping[str, Any]) -> list[str]:

@@ -263,7 +263,7 @@ def score_member(
         monitor.note(f"scoring {member.folder.name}")
     run, model, _ = restored(member.folder, device=device)
     if not missing:  # scored before it was finished, at the same step
-        return add_scores(member.folder, run, model, data=data, found={}, note=monitor.note)
+        return add_scores(member.folder, run, model, data=data, scores={}, note=monitor.note)
     scores = {}
     try:
         with abort_on_stop(monitor.stop, model):
@@ -272,7 +272,7 @@ def score_member(
                 scores[split] = scoring.score_split(run.recipe, model, data, split=split, **options)
     finally:
         if scores:
-            record = add_scores(member.folder, run, model, data=data, found=scores, note=monitor.note)
+            record = add_scores(member.folder, run, model, data=data, scores=scores, note=monitor.note)
             if scores.keys() - {"valid"}:
                 monitor.scored(member.folder, run, model, data, record)
     return current_record(member)

@@ -147,7 +147,7 @@ def add_scores(
     model: nn.Module,
     *,
     data: Any,
-    found: Mapping[str, Score],
+    scores: Mapping[str, Score],
     others: Metrics = MappingProxyType({}),
     note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def add_scores(
     about it.
     """
     environment = describe_environment(str(next(model.parameters()).device))
-    new = {score_name(score, split): score_metric(score) for split, score in found.items()} | dict(others)
+    new = {score_name(score, split): score_metric(score) for split, score in scores.items()} | dict(others)
     if environment != run.environment:  # scored in another environment than trained
         new = {name: {**metric, "environment": environment} for name, metric in new.items()}
-    baselines = {split: independent_pixels(run.recipe, data, split=split, model=model) for split in found}
+    baselines = {split: independent_pixels(run.recipe, data, split=split, model=model) for split in scores}
     new |= {f"{split}_factorised_nll": metric for split, metric in baselines.items() if metric is not None}
     path, before = folder / FILE, dict[str, Any]()
     with file_lock(folder / f".{FILE}.lock"):  # or two processes could overwrite each other's metrics

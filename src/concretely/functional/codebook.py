@@ -215,8 +215,8 @@ class _LookUp(torch.autograd.Function):
             by_bias = more_bias if by_bias is None else by_bias.add_(more_bias)
         if by_weight is None or by_bias is None:  # no tokens
             by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-        found = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
-        return *found, *[None] * 7
+        gradients = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
+        return *gradients, *[None] * 7
 
 
 class _LookUpFew(torch.autograd.Function):
@@ -304,15 +304,15 @@ def _product(
             return out.baddbmm_(a, b)
         return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
     one, other = a.squeeze(0), b.squeeze(0)
-    own, onto = (None if each is None else each.squeeze(0) for each in (bias, out))
+    own, onto = (None if tensor is None else tensor.squeeze(0) for tensor in (bias, out))
     if _multiplies(one, other):
         _found: Tensor = _kernel().product(one, other, own, onto, adds=adds)
         return _found.unsqueeze(0)
     if adds and onto is not None:
         onto.addmm_(one, other)
         return onto.unsqueeze(0)
-    found = torch.mm(one, other, out=onto) if own is None else torch.addmm(own, one, other)
-    return found.unsqueeze(0)
+    result = torch.mm(one, other, out=onto) if own is None else torch.addmm(own, one, other)
+    return result.unsqueeze(0)
 
 
 def _multiplies(one: Tensor, other: Tensor) -> bool:

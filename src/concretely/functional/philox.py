@@ -52,7 +52,7 @@ def numpy_words(key: Tensor, first: int, count: int) -> Int64[Tensor, "members {
     """Return `count` words of numpy's Philox from a place on, for every key."""
     # torch's generator would use only 32 bits of the seed, so that keys would collide
     counter, skipped = divmod(first, 4)  # each counter gives four words
-    drawn = [_philox(each, counter).random_raw(skipped + count)[skipped:] for each in key.numpy().view(np.uint64)]
+    drawn = [_philox(pair, counter).random_raw(skipped + count)[skipped:] for pair in key.numpy().view(np.uint64)]
     return torch.from_numpy((drawn[0][None] if len(drawn) == 1 else np.stack(drawn)).view(np.int64))
 
 
@@ -63,8 +63,8 @@ def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
     """
     if not hasattr(_OF_THREAD, "philox"):
         _OF_THREAD.philox = np.random.Philox(0)
-    found: np.random.Philox = _OF_THREAD.philox
-    found.state = {
+    philox: np.random.Philox = _OF_THREAD.philox
+    philox.state = {
         "bit_generator": "Philox",
         "state": {"counter": np.array([counter, 0, 0, 0], dtype=np.uint64), "key": key},
         "buffer": _NO_WORDS,
@@ -72,7 +72,7 @@ def _philox(key: np.ndarray, counter: int) -> np.random.Philox:
         "has_uint32": 0,
         "uinteger": 0,
     }
-    return found
+    return philox
 
 
 _OF_THREAD = threading.local()

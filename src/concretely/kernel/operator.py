@@ -374,7 +374,7 @@ _has_derivative_on_stack._dynamo_marked_constant = True  # type: ignore[attr-def
 
 
 def is_watched() -> bool:
-    """Whether an active mode of torch must see every call: any but a default device or one with `sees_all = False`."""
+    """Whether a mode of torch has to see every call: all but default devices and those with `sees_all = False`."""
     count = _len_torch_function_stack()
     if not count:
         return False

@@ -321,6 +321,6 @@ def _positive_tensor(temperature: Tensor, units: Size) -> Tensor:
         raise ValueError(f"temperature must {asked}, got shape {tuple(own)}")
     holds = (temperature >= COLDEST) & (temperature <= HOTTEST)
     if bool_or_none(holds.all()) is False:
-        found = temperature[~holds].flatten()[0].item()
-        raise ValueError(f"temperature must {_limit(found)}, got {found:.9g}")
+        got = temperature[~holds].flatten()[0].item()
+        raise ValueError(f"temperature must {_limit(got)}, got {got:.9g}")
     return temperature

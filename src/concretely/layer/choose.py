@@ -76,8 +76,8 @@ class Choose(Layer):
 
     def _law(self, scores: Tensor) -> Subset:
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
-            found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"scores must be a floating tensor, got {found}")
+            got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"scores must be a floating tensor, got {got}")
         if scores.dim() == 0 or scores.shape[-1] < self.k:
             raise ValueError(f"scores must have at least k = {self.k} items, got shape {tuple(scores.shape)}")
         return Subset(logits=cast(scores, compute_dtype(scores.dtype)), k=self.k)

@@ -84,8 +84,8 @@ class Permute(Layer):
 
     def _law(self, scores: Any) -> Permutation:
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
-            found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"scores must be a floating tensor, got {found}")
+            got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"scores must be a floating tensor, got {got}")
         if scores.dim() < 2 or scores.shape[-2:] != (self.n, self.n):
             raise ValueError(f"scores must end in shape {(self.n, self.n)}, got shape {tuple(scores.shape)}")
         return Permutation(logits=cast(scores, compute_dtype(scores.dtype)))
@@ -140,8 +140,8 @@ def sinkhorn(
         raise ValueError("scores must be finite, got -inf: use a large negative number for what must not be matched")
     temperature = _of_matrices(as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda), scores)
     tolerance, steps = require_number("tolerance", tolerance), require_count("steps", steps)
-    found = log_sinkhorn(to_float64(scores) / temperature, tolerance=tolerance, steps=steps)
-    return cast(found.exp(), scores.dtype)
+    log_plan = log_sinkhorn(to_float64(scores) / temperature, tolerance=tolerance, steps=steps)
+    return cast(log_plan.exp(), scores.dtype)
 
 
 def _of_matrices(temperature: Temperature, scores: Tensor) -> Temperature:

@@ -204,7 +204,7 @@ class Router(Layer):
             load = straight_through(load, soft, lambda soft: soft)
         if world_size() == 1:
             return balance.penalty(load, kept.logits, kept.probabilities, kept.mask, balance=self.balance, z=self.z)
-        sums = [each.view(-1) for each in balance.sums(load, kept.logits, kept.mask)]
+        sums = [total.view(-1) for total in balance.sums(load, kept.logits, kept.mask)]
         load, square, tokens = sum_over_ranks(torch.cat(sums)).split([self.experts, 1, 1])
         return balance.combined(load, square.squeeze(0), tokens.squeeze(0), balance=self.balance, z=self.z)
 

@@ -82,11 +82,11 @@ class Target(Layer):
 
     def _sparsity(self, values: Callable[[Any], Tensor]) -> Float[Tensor, ""]:
         """Return the share that gates with these values remove."""
-        found = [values(gate) for gate in self.governs]
-        left, full = self.size(*found), self.size(*map(torch.ones_like, found))
-        for each in (left, full):
-            if not isinstance(each, Tensor) or each.dim():
-                kind = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        all_values = [values(gate) for gate in self.governs]
+        left, full = self.size(*all_values), self.size(*map(torch.ones_like, all_values))
+        for size in (left, full):
+            if not isinstance(size, Tensor) or size.dim():
+                kind = f"shape {tuple(size.shape)}" if isinstance(size, Tensor) else type(size).__name__
                 raise TypeError(f"size must return a tensor with one number, got {kind}")
         return 1 - left / full
 
@@ -162,8 +162,8 @@ def _gates(gates: Any) -> tuple[Gate, ...]:
     is_many = isinstance(gates, Iterable) and not isinstance(gates, nn.Module | Tensor)
     given = tuple(gates) if is_many else (gates,)
     if not given or not all(isinstance(gate, Gate) for gate in given):
-        found = ", ".join(type(gate).__name__ for gate in given) or "none"
-        raise TypeError(f"gates must be one or more Gate layers, got {found}")
+        got = ", ".join(type(gate).__name__ for gate in given) or "none"
+        raise TypeError(f"gates must be one or more Gate layers, got {got}")
     return given
 
 

@@ -31,7 +31,7 @@ from .source import HostIndexed
 from .stream import StreamBatches, to_device
 
 LOST = re.compile(r"third_party/gloo|gloo::|NCCL|Connection (closed|reset) by peer")
-"""Matches torch's errors about other ranks."""
+"""What torch's errors about other ranks say."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +136,8 @@ class World:
             for name in {**every[0], **other}:
                 here, there = every[0].get(name), other.get(name)
                 if here != there:
-                    got = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
-                    raise ValueError(f"ranks must have the same {what}, got {got}: start all with the same arguments")
+                    found = f"{name} {there!r} on rank {rank} and {here!r} on rank 0"
+                    raise ValueError(f"ranks must have the same {what}, got {found}: start all with the same arguments")
 
     def require_alone(self, name: str, why: str) -> None:
         """Raise if there are several ranks, with which a setting is not possible."""
@@ -300,7 +300,7 @@ class SlicedBatches(Feed):
         self._feed.fetch(step)
 
     def close(self) -> None:
-        """Stop reading batches."""
+        """End what reads the batches."""
         self._feed.close()
 
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
