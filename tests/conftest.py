@@ -64,7 +64,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """Start every test from the same seed and with nothing compiled, so that a failure repeats."""
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:  # for devices that are not there torch would record where it was called, which takes a millisecond
+        torch.default_generator.manual_seed(0)
     torch.compiler.reset()
 
 
@@ -73,6 +76,17 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the key that marks runs as trained here out of the home of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def without_git_and_fsync() -> Iterator[None]:
+    """Ask git for no commit, and wait for no disk: no test changes the commit or cuts the power."""
+    from concretely.environment import COMMIT
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(COMMIT, "0" * 40)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

@@ -82,7 +82,10 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git to ask")
-def test_the_commit_is_that_of_the_package_and_not_of_a_repository_it_is_installed_in(tmp_path: Path) -> None:
+def test_the_commit_is_that_of_the_package_and_not_of_a_repository_it_is_installed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(environment.COMMIT)
     package = tmp_path / "lib" / "concretely"
     package.mkdir(parents=True)
     for name in ("__init__.py", "environment.py"):

@@ -107,8 +107,8 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cost that was averaged over rows": (
         mistaken(lambda draw, x: bits(draw, x).mean(), X),
-        "a program must return a cost of shape (18,), a number for each sample and data point, got shape (): do not "
-        "average over rows, as with reduction='none'",
+        "a program must return a cost of shape (18,), a number for each sample and data point, got shape (): use "
+        "reduction='none', not an average over rows",
     ),
     "cost that was averaged over samples": (
         mistaken(lambda draw, x: bits(draw, x).sum(-1).view(3, BATCH).mean(0), X),

@@ -137,12 +137,12 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'concretely' has no attribute {name!r}")
     if name in _ELSEWHERE:
         module = import_module(_ELSEWHERE[name], __name__)
-        found = module if name in ("layer", "report") else getattr(module, name)
+        value = module if name in ("layer", "report") else getattr(module, name)
     else:
         rooms = (import_module(f".{room}", __name__) for room in _ROOMS)
-        found = next(getattr(room, name) for room in rooms if name in room.__all__)
-    globals()[name] = found
-    return found
+        value = next(getattr(room, name) for room in rooms if name in room.__all__)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

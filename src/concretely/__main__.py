@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 PLAIN = {"±": "+/-", "−": "-", "–": "-", "…": "...", "×": "x", "λ": "lambda", "α": "alpha", "∞": "inf"}
-"""What is printed for a character that the encoding of a stream does not have. Others are escaped."""
+"""Replacements for characters that a stream cannot encode. All other such characters are escaped."""
 WAIT = 30
-"""The seconds that other ranks give the first one to print what is wrong with the flags."""
+"""Seconds that other ranks wait for rank 0 to print errors about the flags."""
 
 
 def main() -> None:
@@ -34,13 +34,13 @@ def main() -> None:
 
 
 def _run_later_rank(app: Callable[..., Any]) -> NoReturn:
-    """Run the command as a rank other than the first, which alone prints what is wrong with the flags."""
+    """Run the command as a rank other than rank 0. Only rank 0 prints errors about the flags."""
     try:
         code = app(prog_name="concretely", standalone_mode=False)
     except Exception as error:
-        if not hasattr(error, "format_message"):  # as the errors of click have, of which typer has a copy
+        if not hasattr(error, "format_message"):  # all errors of click, or of the copy in typer, have it
             raise
-        time.sleep(WAIT)  # torchrun ends all ranks with the first that ends, which must not be this one
+        time.sleep(WAIT)  # torchrun stops all ranks when one exits, so rank 0 must exit first
         sys.exit(getattr(error, "exit_code", 2))
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -49,8 +49,8 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     """Replace characters that cannot be encoded."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    found = error.object[error.start : error.end]
-    return "".join(PLAIN.get(each) or each.encode("unicode_escape").decode("ascii") for each in found), error.end
+    text = error.object[error.start : error.end]
+    return "".join(PLAIN.get(sign) or sign.encode("unicode_escape").decode("ascii") for sign in text), error.end
 
 
 if __name__ == "__main__":

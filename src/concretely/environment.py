@@ -28,16 +28,16 @@ def describe_environment(on: str = "cpu", *, packages: Sequence[str] = PACKAGES)
     return {"commit": commit(), "versions": versions(packages), "device": device(on)}
 
 
-def require_environment(found: Mapping[str, Any], place: str) -> None:
+def require_environment(record: Mapping[str, Any], place: str) -> None:
     """Raise an error unless commit, versions and device have their form, as they may have been read from a file."""
-    commit = found["commit"]
+    commit = record["commit"]
     if commit is not None and not (
         isinstance(commit, dict) and isinstance(commit.get("hash"), str) and isinstance(commit.get("dirty"), bool)
     ):
         raise ValueError(f"commit of {place} must be a hash and whether there were changes, got {shortened(commit)}")
     for key, must, kinds in (("versions", "text", str), ("device", "text and integers", str | int | None)):
-        if not isinstance(found[key], dict) or not all(isinstance(entry, kinds) for entry in found[key].values()):
-            raise ValueError(f"{key} of {place} must hold {must}, got {shortened(found[key])}")
+        if not isinstance(record[key], dict) or not all(isinstance(entry, kinds) for entry in record[key].values()):
+            raise ValueError(f"{key} of {place} must hold {must}, got {shortened(record[key])}")
 
 
 def commit() -> dict[str, Any] | None:
@@ -54,13 +54,13 @@ def commit() -> dict[str, Any] | None:
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of Python and of the installed packages among `packages`."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def device(on: str = "cpu") -> dict[str, Any]:
@@ -68,13 +68,13 @@ def device(on: str = "cpu") -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    found = {"cpu": model[1] if model else platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    description = {"cpu": model[1] if model else platform.processor() or platform.machine(), "cores": os.cpu_count()}
     if on.startswith("cuda"):
         import torch  # not at the top, so that records can be read without torch
 
-        found["gpu"] = torch.cuda.get_device_name(on)
-        found["matmul_precision"] = torch.get_float32_matmul_precision()
-    return found
+        description["gpu"] = torch.cuda.get_device_name(on)
+        description["matmul_precision"] = torch.get_float32_matmul_precision()
+    return description
 
 
 def install_command(extra: str) -> str:
@@ -83,8 +83,8 @@ def install_command(extra: str) -> str:
     It names the packages and not this one, whose source may be a release, a repository or a folder.
     """
     try:
-        wanted = [each for each in requires("concretely") or () if re.search(rf"""extra == ['"]{extra}['"]""", each)]
-        packages = [each.partition(";")[0].strip() for each in wanted]
+        wanted = [line for line in requires("concretely") or () if re.search(rf"""extra == ['"]{extra}['"]""", line)]
+        packages = [line.partition(";")[0].strip() for line in wanted]
     except PackageNotFoundError:  # imported from a source tree
         project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8"))
         packages = project["project"]["optional-dependencies"][extra]

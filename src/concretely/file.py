@@ -1,6 +1,6 @@
 """Atomic writes, reads of regular files, digests, and locks on files and directories.
 
-Files may come from others. Locks follow no link and change no content, and nothing waits for a pipe.
+Files may come from other people. So locks follow no links and change no content, and no call waits for a pipe.
 """
 
 import errno
@@ -28,10 +28,10 @@ except ImportError:  # only POSIX has it
 DRAFT = ".draft"
 """Suffix of the temporary directories that `atomic_write` creates."""
 LEFT = f".*-{8 * '[a-z0-9_]'}{DRAFT}"
-"""Pattern of their names; `tempfile` draws the eight characters."""
+"""Pattern of the names of these directories; `tempfile` draws the eight characters."""
 
 TRIES, PAUSE = 1000, 0.01
-"""How often, and after how many seconds, a file is opened again that another machine has replaced on NFS."""
+"""How often, and after how many seconds, a file that another machine has replaced on NFS is opened again."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a full disk, a full quota and the largest file that a process may write."""
@@ -71,7 +71,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def _draft(path: Path) -> Iterator[Path]:
     """Yield a temporary directory in the folder of a path, so that a rename stays within one file system.
 
-    It is locked while it is in use. If another process takes it for a leftover before that, a new one is created.
+    It is locked while it is in use. If another process removes it as a leftover before it is locked, a new one is
+    created.
     """
     while True:
         with (
@@ -143,13 +144,13 @@ def parse_json(content: bytes) -> Any:
     {'seed': 3}
     """
     try:
-        found = json.loads(content.decode(), parse_int=_integer)
-        json.dumps(found, ensure_ascii=False).encode()
+        value = json.loads(content.decode(), parse_int=_integer)
+        json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeError:
         raise ValueError("it holds text that is not valid Unicode") from None
-    return found
+    return value
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
@@ -258,7 +259,7 @@ def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
 
     If another process holds the lock, wait for it or raise `BlockingIOError`. A link is not followed and an existing
     file keeps its content, as the folder may come from someone else. A file that another machine has removed is stale
-    on NFS: it is opened anew.
+    on NFS: it is opened again.
     """
     if fcntl is None:
         yield False

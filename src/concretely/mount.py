@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 MOUNTS = Path("/proc/self/mountinfo")
-"""The file in which Linux lists what is mounted where."""
+"""The file in which Linux lists the mounted file systems."""
 LOCK_OPTIONS = {"nfs": ("nolock", "local_lock=all", "local_lock=flock"), "lustre": ("localflock",), "cifs": ("nobrl",)}
 """Options of network file systems with which their locks do not reach other machines."""
 LOCAL_LOCKS = ("fuse", "beegfs", "9p", "virtiofs", "vboxsf")
@@ -31,8 +31,8 @@ def local_locks(folder: Path) -> str | None:
     """
     kind, options = _file_system(folder)
     family = "nfs" if kind == "nfs4" else kind.partition(".")[0]
-    if found := next((option for option in options if option in LOCK_OPTIONS.get(family, ())), None):
-        return f"{kind} with {found}"
+    if matched := next((option for option in options if option in LOCK_OPTIONS.get(family, ())), None):
+        return f"{kind} with {matched}"
     return kind if family in LOCAL_LOCKS and kind not in FUSE_LOCKS else None
 
 

@@ -79,8 +79,8 @@ class Architecture:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.layers, tuple) and isinstance(self.links, tuple)):
-            found = f"{type(self.layers).__name__} and {type(self.links).__name__}"
-            raise TypeError(f"layers and links must be tuples, got {found}")
+            got = f"{type(self.layers).__name__} and {type(self.links).__name__}"
+            raise TypeError(f"layers and links must be tuples, got {got}")
         for _, sentence in _misplaced(self.layers):
             raise ValueError(sentence)
         if len(self.links) != len(self.layers) - 1:
@@ -207,8 +207,8 @@ class _Reader:
         """Consume the next token; raise if it does not match a pattern."""
         token = self.take(form)
         if token is None:
-            at, found = self.at, self.take("[0-9]+|.")
-            raise self.error(f"notation must have {what}, got {shortened(found) if found else 'nothing'}", at)
+            at, text = self.at, self.take("[0-9]+|.")
+            raise self.error(f"notation must have {what}, got {shortened(text) if text else 'nothing'}", at)
         return token
 
     def error(self, sentence: str, at: int) -> ValueError:

@@ -97,15 +97,15 @@ def loss(
     log_q = weights.log_q if weights.divides or signal else {}
     everywhere = all(not given or given.keys() == log_q.keys() for given in (signal, baseline))
     if is_fused(weights, objective) and everywhere:
-        terms, signals, baselines = ([each[name] for name in log_q if each] for each in (log_q, signal, baseline))
+        terms, signals, baselines = ([part[name] for name in log_q if part] for part in (log_q, signal, baseline))
         return functional.loss(list(weights.log_p.values()), terms, signals, baselines, objective is average)
     log_w = weights.log_w_given_q if signal and objective is average else weights.log_w
     value = objective(log_w)
-    found = -value
+    total = -value
     if signal:
-        terms, signals, baselines = ([each[name] for name in signal if each] for each in (log_q, signal, baseline))
-        found = found - functional.score_function(terms, signals, baselines)
-    return found.mean(), value.detach(), log_w.detach()
+        terms, signals, baselines = ([part[name] for name in signal if part] for part in (log_q, signal, baseline))
+        total = total - functional.score_function(terms, signals, baselines)
+    return total.mean(), value.detach(), log_w.detach()
 
 
 def is_fused(weights: LogWeights, objective: Objective) -> bool:
@@ -145,11 +145,11 @@ def log_weights(
     terms = dict(p.log_prob) if not analytic else {}
     for name in p if analytic else ():
         terms[name] = -divergence(p, q, name) if name in q.latent else p[name].log_prob
-    if not target.is_weighed:
+    if not target.is_weighted:
         return LogWeights(terms, p, q, divides=not analytic)
     weight = target.kl_weight
-    weighed = {name: weight * term if name in q.latent else term for name, term in terms.items()}
-    return LogWeights(weighed, p, q, divides=not analytic, kl_weight=weight)
+    weighted = {name: weight * term if name in q.latent else term for name, term in terms.items()}
+    return LogWeights(weighted, p, q, divides=not analytic, kl_weight=weight)
 
 
 def is_pathwise(distribution: Distribution) -> bool:
@@ -173,9 +173,9 @@ def divergence(p: Trace, q: Trace, name: str) -> Tensor:
 def _exact_divergence(p: Trace, q: Trace, name: str, formula: Callable[..., Tensor]) -> Tensor:
     axes, both = q[name].axes, (q[name].distribution, p[name].distribution)
     aligned = q.rows.aligned(*both, axes=axes)
-    shape = broadcast_shapes(*(each.batch_shape for each in aligned))
-    if any(each.batch_shape != shape for each in aligned):  # some formulas of torch do not broadcast
-        aligned = [each.expand(shape) for each in aligned]
+    shape = broadcast_shapes(*(one.batch_shape for one in aligned))
+    if any(one.batch_shape != shape for one in aligned):  # some formulas of torch do not broadcast
+        aligned = [one.expand(shape) for one in aligned]
     return q[name].total(formula(*aligned))
 
 
@@ -191,7 +191,7 @@ def _cost(trace: Trace) -> Tensor:
     if not trace.latent and cost.shape == rows.batch_shape:  # without draws, all samples are equal
         cost = cost.repeat(rows.samples or 1, *(1,) * (cost.dim() - 1))
     if cost.shape != rows.folded:
-        hint = ": do not average over rows, as with reduction='none'" if len(cost.shape) < len(shape) else ""
+        hint = ": use reduction='none', not an average over rows" if len(cost.shape) < len(shape) else ""
         raise ValueError(f"{expected}, got shape {tuple(cost.shape)}{hint}")
     return rows.spread(cost)
 
@@ -199,8 +199,8 @@ def _cost(trace: Trace) -> Tensor:
 def bound_target(target: Model | Program, objective: Objective, *, relaxed: bool = False) -> str | None:
     """Return the name of the quantity that an objective bounds from below.
 
-    Return None for a program, a weighed KL, and objectives other than `bound` and `average`.
+    Return None for a program, a weighted KL, and objectives other than `bound` and `average`.
     """
-    if not isinstance(target, Model) or target.is_weighed or objective not in (bound, average):
+    if not isinstance(target, Model) or target.is_weighted or objective not in (bound, average):
         return None
     return "the relaxed log-likelihood" if relaxed else "the log-likelihood"

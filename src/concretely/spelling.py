@@ -100,7 +100,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode("ascii") for each in text
+        sign if sign.isprintable() or sign == "\n" else sign.encode("unicode_escape").decode("ascii") for sign in text
     )
 
 

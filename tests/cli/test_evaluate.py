@@ -174,7 +174,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(run: Path) -> None:
     assert (code, stdout) == (2, "")
     assert (
         stderr
-        == f"no checkpoint of {str(run)!r} can be read: the checkpoint of step {STEPS} is damaged; begin a new run\n"
+        == f"no checkpoint of {str(run)!r} can be read: the checkpoint of step {STEPS} is damaged; start a new run\n"
     )
     for path in run.glob("checkpoint-*"):
         path.unlink()

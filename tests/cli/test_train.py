@@ -227,13 +227,13 @@ def test_a_changed_recipe_is_refused_with_the_key(finished: tuple[Path, str, str
     (folder / "recipe.toml").write_text(text.replace("batch = 8", "batch = 9"))
     code, _, stderr = call("train", "--resume", str(folder))
     assert code == 2
-    assert stderr.endswith("got other values of batch: put them back, or begin a new run\n")
+    assert stderr.endswith("got other values of batch: restore them, or start a new run\n")
 
 
 def test_divergence_is_told_in_a_sentence(tmp_path: Path) -> None:
     code, stdout, stderr = call(*TINY, "--lr", "1e30", "--out", str(tmp_path / "run"))
     assert (code, stdout) == (1, "")
-    way = r"begin a new run with a smaller lr in another folder, such as by: concretely (.*)"
+    way = r"start a new run with a smaller lr in another folder, such as by: concretely (.*)"
     told = re.search(rf"\n(training has diverged|the (gradient|parameters)) .*: {way}\n$", stderr)
     assert told
     command = shlex.split(told[3])

@@ -109,7 +109,7 @@ BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         estimate(averaged, c.Reinforce()),
         ValueError,
         "a program must return a cost of shape (2,), a number for each sample and data point, got shape (): "
-        "do not average over rows, as with reduction='none'",
+        "use reduction='none', not an average over rows",
     ),
     "cost that is a number": (
         estimate(number, c.Reinforce()),

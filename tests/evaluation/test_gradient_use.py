@@ -118,7 +118,7 @@ def test_a_study_is_printed_as_a_table() -> None:
         "\n"
         "gradient: of the bound of 5 samples, exact, of length 5\n"
         "gradient: of the average, from 1000 estimates by RLOO, of length 4 with an error of 3\n"
-        "bias: of the mean estimate, relative to the gradient; ≤ x where none is significant, x being its limit\n"
+        "bias: of the mean estimate, relative to the gradient; ≤ x, an upper limit, where none is significant\n"
         "noise: the standard deviation of one estimate, relative to the gradient\n"
         "ms: the time of one estimate; ms × noise² is the time to average the noise down to 1"
     )

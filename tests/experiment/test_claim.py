@@ -45,7 +45,7 @@ def test_all_claims_hold_in_the_numbers_of_the_paper_and_all_comparisons_are_of_
     for each in [*(judged(claim.name, PAPER) for claim in CLAIMS), integrality(WARM, WARM, temperatures=4)]:
         assert each.held is True, each
         assert each.verdict == "held"
-        assert "yet" not in each.found
+        assert "yet" not in each.summary
 
 
 def test_nothing_is_known_without_cells() -> None:
@@ -55,7 +55,7 @@ def test_nothing_is_known_without_cells() -> None:
     assert len(found) == 9
     for each in found:
         assert (each.held, each.verdict) == (None, "unknown yet")
-        assert each.found.startswith(("None of ", "0 of 12 temperatures"))
+        assert each.summary.startswith(("None of ", "0 of 12 temperatures"))
 
 
 def test_a_finding_has_the_mean_the_number_that_agree_and_both_ends() -> None:
@@ -96,7 +96,7 @@ def test_what_is_known_of_fewer_than_half_is_not_judged() -> None:
     assert judged("Linear models", few).held is True
     fewer = {key: score for key, score in few.items() if key[1] != 5}
     found = judged("Linear models", fewer)
-    assert (found.held, found.found.endswith(" 8 more comparisons cannot be made yet.")) == (None, True)
+    assert (found.held, found.summary.endswith(" 8 more comparisons cannot be made yet.")) == (None, True)
 
 
 def test_what_holds_by_less_than_two_standard_errors_holds_weakly() -> None:
@@ -108,13 +108,13 @@ def test_what_holds_by_less_than_two_standard_errors_holds_weakly() -> None:
 
 
 def test_samples_are_judged_by_all_models_of_mnist() -> None:
-    found = judged("More samples", PAPER).found
+    found = judged("More samples", PAPER).summary
     assert "above 0 in 33 of 36" in found
     models = {key[0] for key in PAPER if key[1] == 5 and key[2] == "mnist"}
     worse = {key: Score(nll + 9 * (key[1] == 50), error) for key, (nll, error) in PAPER.items()}
     for model in models:
         alone = {key: (worse if key[0] == model else PAPER)[key] for key in PAPER}
-        assert f"(`{model}` by " in judged("More samples", alone).found
+        assert f"(`{model}` by " in judged("More samples", alone).summary
 
 
 def test_arity_and_samples_are_judged_by_the_sign_of_the_mean() -> None:
@@ -127,20 +127,20 @@ def test_arity_and_samples_are_judged_by_the_sign_of_the_mean() -> None:
 
 def test_the_gap_is_where_only_the_discrete_graph_loses() -> None:
     found = integrality(WARM[::-1], temperatures=4)
-    assert (found.held, found.found) == (
+    assert (found.held, found.summary) == (
         True,
         "On the training set the discrete graph is best at λ = 1 with 58.00 (relaxed 57.80). It is worse by more "
         "than 1 nat at λ = 2 with 60.50 (relaxed 57.00); λ = 4 with 70.00 (relaxed 56.00). "
         "From about λ = 1.5 on, the gap stays above 2 nats.",
     )
     told = integrality(WARM, [Point(0.5, 60.0, 61.0), Point(1.0, 62.5, 64.0), Point(2.0, 62.0, 70.0)], temperatures=4)
-    assert told.found.endswith(
+    assert told.summary.endswith(
         " On the test set the claim does not hold: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00); "
         "where it is worse, the relaxed graph is worst at λ = 1 with 64.00 (relaxed 62.50)."
     )
-    assert " On the test set the claim holds too: the discrete" in integrality(WARM, WARM, temperatures=4).found
+    assert " On the test set the claim holds too: the discrete" in integrality(WARM, WARM, temperatures=4).summary
     flat = integrality(WARM, [Point(0.5, 60.0, 61.0), Point(1.0, 60.0, 61.5)], temperatures=4)
-    assert flat.found.endswith(" does not hold: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00).")
+    assert flat.summary.endswith(" does not hold: the discrete graph is best at λ = 1/2 with 61.00 (relaxed 60.00).")
     both = [point._replace(relaxed=point.discrete - 0.2) for point in WARM]
     assert integrality(both, temperatures=4).held is False
     between = [*WARM[:3], WARM[3]._replace(relaxed=59.0)]

@@ -60,7 +60,7 @@ def test_a_metric_has_its_standard_error_its_samples_and_its_points() -> None:
 
 def test_all_parts_are_written_and_can_be_opened(folder: Path, tmp_path: Path) -> None:
     run, model, _ = restored(folder)
-    record = add_scores(tmp_path, run, model, data=data(), found={"test": found(3.0, 10)})
+    record = add_scores(tmp_path, run, model, data=data(), scores={"test": found(3.0, 10)})
     written = write_report(tmp_path, run, record, report_pictures(run.recipe, model, data()))
     names = {"record.json", "samples.png", "reconstructions.png", "curve.png", "report.html"}
     assert ({path.name for path in tmp_path.iterdir()}, written.name) == (names, "report.html")
@@ -103,7 +103,7 @@ def test_of_two_scores_of_a_part_that_from_more_samples_stays(folder: Path, tmp_
         ("test", 6.0, 10, {"test_nll": (6.0, 10), "valid_nll": (4.0, 5)}),
         ("test", 2.0, 99, {"test_nll": (2.0, 99), "valid_nll": (4.0, 5)}),
     ):
-        add_scores(tmp_path, run, model, data=data(), found={part: found(nll, samples)})
+        add_scores(tmp_path, run, model, data=data(), scores={part: found(nll, samples)})
         assert metrics(tmp_path) == expected
 
 
@@ -122,7 +122,7 @@ def test_of_two_scores_of_a_part_that_which_tells_more_stays(
 ) -> None:
     run, model, _ = restored(folder)
     for nll, (samples, full_points) in enumerate((first, second)):
-        add_scores(tmp_path, run, model, data=data(), found={"test": found(nll, samples, full_points)})
+        add_scores(tmp_path, run, model, data=data(), scores={"test": found(nll, samples, full_points)})
     samples, full_points = (first, second)[stays]
     assert metrics(tmp_path) == {"test_nll": (stays, samples)}
     metric = json.loads((tmp_path / "record.json").read_text())["metrics"]["test_nll"]
@@ -133,10 +133,10 @@ def test_of_two_scores_of_a_part_that_which_tells_more_stays(
 
 def test_scores_of_other_parameters_are_dropped(folder: Path, tmp_path: Path) -> None:
     run, model, _ = restored(folder)
-    add_scores(tmp_path, run, model, data=data(), found={"test": found(3.0, 100), "valid": found(3.5, 100)})
-    add_scores(tmp_path, replace(run, step=40), model, data=data(), found={"test": found(2.0, 10)})
+    add_scores(tmp_path, run, model, data=data(), scores={"test": found(3.0, 100), "valid": found(3.5, 100)})
+    add_scores(tmp_path, replace(run, step=40), model, data=data(), scores={"test": found(2.0, 10)})
     assert metrics(tmp_path) == {"test_nll": (2.0, 10)}
-    add_scores(tmp_path, replace(run, step=50, best=(40, 1.0)), model, data=data(), found={"valid": found(2.5, 10)})
+    add_scores(tmp_path, replace(run, step=50, best=(40, 1.0)), model, data=data(), scores={"valid": found(2.5, 10)})
     assert metrics(tmp_path) == {"test_nll": (2.0, 10), "valid_nll": (2.5, 10)}
     assert json.loads((tmp_path / "record.json").read_text())["step"] == 40
 

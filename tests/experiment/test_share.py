@@ -19,7 +19,7 @@ from concretely.experiment.place import Ray, Share, place_of
 from concretely.experiment.plan import plan_experiment, reproduce
 from concretely.experiment.scheduler import Monitor
 from concretely.experiment.search import Sweep, sweep, sweep_recipes, train_list
-from concretely.experiment.share import claimed
+from concretely.experiment.share import claim_bundle
 from concretely.file import exclusive_dir
 from concretely.mount import local_locks
 from concretely.training import loop
@@ -117,12 +117,12 @@ def test_members_of_a_program_are_taken_together_up_to_a_number(tmp_path: Path) 
 
 def test_what_a_process_that_does_not_share_trains_is_left_to_it(tmp_path: Path) -> None:
     member = Member(resolve(notation="4H-64V", steps=2), tmp_path / "one")
-    with claimed([member]) as first, claimed([member]) as second:
+    with claim_bundle([member]) as first, claim_bundle([member]) as second:
         assert (first, second) == (True, False)
-    with exclusive_dir(member.folder), claimed([member]) as first:
+    with exclusive_dir(member.folder), claim_bundle([member]) as first:
         assert not first
     other = Member(member.recipe, tmp_path / "other")
-    with claimed([member]), claimed([other, member]) as both, claimed([other]) as one:
+    with claim_bundle([member]), claim_bundle([other, member]) as both, claim_bundle([other]) as one:
         assert (both, one) == (False, True)  # a bundle is held as a whole or not at all
 
 
@@ -130,7 +130,7 @@ def test_a_process_that_waits_can_be_stopped(tmp_path: Path) -> None:
     recipes = [resolve(notation="4H-64V", steps=2, seed=seed) for seed in range(2)]
     notes, held = list[str](), Member(recipes[1], tmp_path / "seed=1")
     monitor = Monitor(lambda: any(note.startswith("waiting") for note in notes), note=notes.append)
-    with claimed([held]), pytest.raises(KeyboardInterrupt):
+    with claim_bundle([held]), pytest.raises(KeyboardInterrupt):
         train_list(recipes, tmp_path, samples=1, on="share", monitor=monitor)
     assert notes[-1] == "waiting for a member that another process has"
     assert (tmp_path / "seed=0" / "record.json").exists()

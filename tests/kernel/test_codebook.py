@@ -12,7 +12,7 @@ from concretely.functional.noise import Keys, gumbel_of, uniform_of
 from concretely.functional.philox import row_fractions
 from tests.kernel import DEVICE, assert_precise, drift, fast, kernel, key, launched
 
-SHAPES = [(1, 1, 2), (1, 7, 3), (2, 35, 8), (1, 5, 130), (1, 3, 5_000)]
+SHAPES = [(1, 1, 2), (1, 7, 3), (2, 9, 8), (1, 5, 130), (1, 3, 5_000)]
 
 
 def noise(own: Tensor, first: int, groups: int, tokens: int, n: int) -> Tensor:

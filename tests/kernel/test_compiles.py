@@ -321,8 +321,8 @@ def affine_likelihood(kernels: Any) -> None:
                     bits = empty(members, batch, wide)
                     kernels.affine_log_likelihood(each, weight, weight[..., 0], bits, slopes, product)
         for dtypes in ((torch.float32, torch.float32), (torch.float32, HALF), (HALF, HALF)):
-            given, weighed = (state.flatten(1, 2).to(dtype) for dtype in dtypes)
-            kernels.scale_rows(state.flatten(1, 2)[..., 0], given, given, weighed.dtype)
+            given, weighted = (state.flatten(1, 2).to(dtype) for dtype in dtypes)
+            kernels.scale_rows(state.flatten(1, 2)[..., 0], given, given, weighted.dtype)
     for rows in (500, 1_000, 5_000):  # tiles of all sizes, and inputs that they divide
         state, weight = empty(1, 1, rows, 64), empty(1, 784, 64)
         bits = empty(1, rows, 784, dtype=torch.bool)

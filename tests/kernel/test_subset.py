@@ -172,12 +172,12 @@ def test_a_batch_of_programs_is_a_loop(path: str) -> None:
 @kernel
 @pytest.mark.parametrize("path", ["plain", "fast"])
 def test_rules_of_the_operators_hold(path: str) -> None:
-    logits, noise = given(2, 1, 1, 4)
+    logits, noise = given(2, 1, 1, 2)  # torch traces the definitions, whose operations grow with the number of items
     warm = torch.tensor([0.5, 2.0], dtype=torch.float64, device=DEVICE)
     with on(path, *KERNELS):
-        opcheck(choose, (logits.detach(), noise, 2))
-        opcheck(relax, (logits, warm, noise, 2))
-        opcheck(include, (logits, 2))
+        opcheck(choose, (logits.detach(), noise, 1))
+        opcheck(relax, (logits, warm, noise, 1))
+        opcheck(include, (logits, 1))
 
 
 @kernel

@@ -167,7 +167,7 @@ def test_the_page_is_the_same_and_needs_nothing_else(table: Experiment, tmp_path
             assert all(entry in read.text for row in cell_grid(results).rows for entry in row)
     for finding in found.verdicts:
         assert f"{finding.name}: {finding.verdict}." in read.text
-        assert finding.found.replace("`", "") in read.text
+        assert finding.summary.replace("`", "") in read.text
     assert "<b>Few</b> steps & so on." in read.text
     assert len(read.all("img")) == 3
     assert all(str(image["src"]).startswith("data:image/svg+xml;base64,") for image in read.all("img"))

@@ -174,7 +174,7 @@ def test_two_damaged_ones_are_refused_with_one_sentence(folder: Path) -> None:
     for step in (5, 8):
         file(folder, step, "safetensors").write_bytes(b"")
     sentence = f"no checkpoint of {str(folder)!r} can be read: "
-    sentence += "the checkpoint of step 8 is damaged; the checkpoint of step 5 is damaged; begin a new run"
+    sentence += "the checkpoint of step 8 is damaged; the checkpoint of step 5 is damaged; start a new run"
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         latest(folder)
 

@@ -40,7 +40,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_with_the_step_the_layer_and_
         with pytest.raises(DivergedError) as caught:
             trained(tmp_path / "run", seconds=seconds)
     assert str(caught.value) == (
-        f"the gradient of step 15 is not finite, first in layer p.visible.network.0; {way}: begin a new run with a "
+        f"the gradient of step 15 is not finite, first in layer p.visible.network.0; {way}: start a new run with a "
         "smaller lr in another folder"
     )
     if seconds == 0:
@@ -58,7 +58,7 @@ def test_parameters_that_are_not_finite_are_never_saved_though_every_gradient_is
         trained(tmp_path, notation="4H~4H-12V", seconds=0.0)
     assert str(caught.value) == (
         "the parameters after step 5 are not finite, first in layer q.layers.1.network.0; "
-        "the last good checkpoint is that of step 4: begin a new run with a smaller lr in another folder"
+        "the last good checkpoint is that of step 4: start a new run with a smaller lr in another folder"
     )
     assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors(tmp_path).values())
 
@@ -77,7 +77,7 @@ def test_parameters_that_are_not_finite_are_not_validated(
 def test_a_learning_rate_that_is_far_too_large_ends_the_run_and_leaves_nothing_that_is_not_finite(
     lr: float, seconds: float, tmp_path: Path
 ) -> None:
-    with pytest.raises(DivergedError, match=r": begin a new run with a smaller lr in another folder$"):
+    with pytest.raises(DivergedError, match=r": start a new run with a smaller lr in another folder$"):
         trained(tmp_path, lr=lr, seconds=seconds)
     last = checkpoint.latest(tmp_path)
     assert last is None or all(bool(torch.isfinite(tensor).all()) for tensor in last.tensors.values())
@@ -94,7 +94,7 @@ def test_a_bound_beyond_hope_ends_the_run_before_it_is_saved(
     way = "the last good checkpoint is that of step 7" if seconds == 0 else "there is no checkpoint yet"
     assert re.fullmatch(
         rf"training has diverged by step {by}: its bound is -[\d.e+,]+, and was -\d\.\d+ at first; "
-        rf"the largest gradient is that of layer \S+; {way}: begin a new run with a smaller lr in another folder",
+        rf"the largest gradient is that of layer \S+; {way}: start a new run with a smaller lr in another folder",
         str(caught.value),
     )
 

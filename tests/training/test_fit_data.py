@@ -234,7 +234,7 @@ def test_a_program_may_need_no_data() -> None:
 
 def test_other_data_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     fitted(build, out=tmp_path, callbacks=stopping(7))
-    sentence = "^data must be those that the run was trained on, got others in 'data': bring them back, or begin a new"
+    sentence = "^data must be those that the run was trained on, got others in 'data': restore them, or start a new"
     with pytest.raises(ValueError, match=sentence):
         fitted(build, 1 - bits(), out=tmp_path)
     assert fitted(build, out=tmp_path).finished

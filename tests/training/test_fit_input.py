@@ -136,7 +136,7 @@ def test_numbers_from_outside_of_torch_are_noticed() -> None:
 def test_a_run_that_diverges_is_an_error_with_a_way_back(tmp_path: Path) -> None:
     with pytest.raises(
         DivergedError,
-        match=r"; the last good checkpoint is that of step 1\d: begin a new run with a smaller lr in another folder$",
+        match=r"; the last good checkpoint is that of step 1\d: start a new run with a smaller lr in another folder$",
     ):
         fitted(build, out=tmp_path, schedule=lambda step: 1.0 if step < 15 else 1e38, checkpoint_seconds=0.0)
     runs = fitted(build, lr=[0.01, 1e38], callbacks=Callbacks(note=lambda sentence: None))
@@ -147,7 +147,8 @@ def test_a_run_that_diverges_is_an_error_with_a_way_back(tmp_path: Path) -> None
 def test_another_setting_in_the_same_folder_is_refused_and_the_run_stays(tmp_path: Path) -> None:
     fitted(build, out=tmp_path, callbacks=stopping(7))
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    sentence = "^a run must keep its recipe but for steps, got other values of lr: put them back, or begin a new run$"
+    must = "a resumed run must keep its recipe except for steps"
+    sentence = f"^{must}, got other values of lr: restore them, or start a new run$"
     with pytest.raises(ValueError, match=sentence):
         fitted(build, out=tmp_path, lr=0.02)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
@@ -175,7 +176,9 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_node_that_is_ignored_is_named_once() -> None:
     found = said(build, bits()[:1].expand(40, -1).clone(), steps=120, lr=0.05, estimator=c.RLOO(), samples=2)
     assert len(found) == 1
-    assert re.match(r"the KL of node 'code' is \S+ nats a unit at step \d+: the model ignores it; try beta=", found[0])
+    assert re.match(
+        r"the KL of node 'code' is \S+ nats per unit at step \d+: the model ignores it; try beta=", found[0]
+    )
 
 
 def test_one_category_for_all_data_is_named_once() -> None:

@@ -138,5 +138,5 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_damage(folder: Path, kind: str) 
     path = folder / f"checkpoint-000000008.{kind}"
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match=r"the checkpoint of step 8 is damaged; begin a new run$"):
+    with pytest.raises(ValueError, match=r"the checkpoint of step 8 is damaged; start a new run$"):
         restored(folder)

@@ -83,7 +83,7 @@ def test_a_signature_holds_for_one_function_one_set_of_arguments_and_one_user(
         (folder / FILE).write_text("0" * 64)
     else:
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
-    with pytest.raises(ValueError, match=r"was not trained here|a run must keep its recipe"):
+    with pytest.raises(ValueError, match=r"was not trained here|a resumed run must keep its recipe"):
         c.load(folder)
 
 

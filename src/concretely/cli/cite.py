@@ -40,8 +40,8 @@ def cite(
 def entries() -> dict[str, str]:
     """Return the entries of the bibliography by key, with the entry of this software first."""
     text = (resources.files("concretely") / "references.bib").read_text(encoding="utf-8")
-    found = re.finditer(r"^@\w+\{(\w+),.*?^\}", text, re.MULTILINE | re.DOTALL)
-    return {"concretely": SOFTWARE, **{entry[1]: entry[0] for entry in found}}
+    matches = re.finditer(r"^@\w+\{(\w+),.*?^\}", text, re.MULTILINE | re.DOTALL)
+    return {"concretely": SOFTWARE, **{entry[1]: entry[0] for entry in matches}}
 
 
 def _title(entry: str) -> str:

@@ -23,7 +23,7 @@ from .option import (
 EXAMPLE = f"Example: concretely evaluate {EXAMPLE_RUN} --samples 1000"
 
 DENSITY, PREDICTION, OWN = 50_000, 100, 1_000
-"""The paper's numbers of samples for models without a context and with one, and that for models of one's own."""
+"""The default numbers of samples: the paper's, without and with a context, and ours for models of one's own."""
 
 
 def evaluate(
@@ -75,7 +75,7 @@ def evaluate(
             samples = PREDICTION if has_context(recipe, model) else OWN if isinstance(recipe, OwnRecipe) else DENSITY
         how: dict[str, Any] = {"split": split, "chunk": chunk, "progress": True}
         with terminal.report_errors(), terminal.interruptible("stopped; the run is unchanged"):
-            found = scoring.score_split(
+            score = scoring.score_split(
                 recipe, model, data, samples=samples, full_points=full_points, world=ranks, **how
             )
             if relaxed:
@@ -85,19 +85,19 @@ def evaluate(
         if as_json:
             name = "model" if isinstance(recipe, OwnRecipe) else "notation"
             about = {name: model_title(recipe.settings), "data": recipe.data, "estimator": recipe.estimator}
-            metric, kind = scoring.score_metric(found), scoring.score_name(found, split).rpartition("_")[2]
+            metric, kind = scoring.score_metric(score), scoring.score_name(score, split).rpartition("_")[2]
             content = {**about, "step": past.chosen, "split": split, kind: metric.pop("value"), **metric, **others}
             terminal.show_text(json.dumps(finite_or_none(content)))
             if sentence := explain_loose(content.get("effective_sample_size")):
                 terminal.remark(sentence)
         else:
-            terminal.show_text(f"{split} {found}")
+            terminal.show_text(f"{split} {score}")
             for other in others.values():
                 terminal.show_text(f"{other['title']} {format_metric(other)} (m = {recipe.samples})")
         if not ranks.is_first:
             return
-        with terminal.report_errors(), terminal.stop_requested():  # a signal now must not leave half a report
-            scores: dict[str, Any] = {"found": {split: found}, "others": others, "note": terminal.remark}
+        with terminal.report_errors(), terminal.stop_requested():  # a signal here must not leave a partial report
+            scores: dict[str, Any] = {"scores": {split: score}, "others": others, "note": terminal.remark}
             record = scoring.add_scores(run, past, model, data=data, **scores)
             page = terminal.write_run_report(run, past, model, data, record)
         terminal.remark(f"added to {page}")

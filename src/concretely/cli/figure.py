@@ -23,7 +23,7 @@ LAYERS, UNITS, ARITY = 8, 2048, 16
 """The largest model that is drawn, so that it fits on a page and into memory."""
 
 ALPHA = "2,0.5,1"
-"""The example of the paper."""
+"""The example in the paper's figure."""
 
 Temperature = Annotated[str, typer.Option(help="Temperatures λ, separated by commas, one panel each; 0 is discrete.")]
 Out = Annotated[Path, typer.Option(**folder_of("out"), help="Output folder.")]

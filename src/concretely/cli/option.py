@@ -43,10 +43,10 @@ def folder_of(name: str) -> Any:
 RunFolder = Annotated[Path, typer.Argument(**folder_of("run") | {"metavar": "RUN"}, help="Folder of a run.")]
 ModelName = Annotated[
     str | None,
-    option("Own models: the function that builds the model, to allow a run of others to call it.", "none", "--model"),
+    option("Own models: the function that builds the model, for a run that was not trained here.", "none", "--model"),
 ]
 MaxBytes = Annotated[
-    int | None, option("Largest memory of the arrays of a .npz file, in bytes.", "1 GiB", "--max-bytes")
+    int | None, option("Memory limit for the arrays of a .npz file, in bytes.", "1 GiB", "--max-bytes")
 ]
 DataPath = Annotated[str | None, option("Path of the data, if they have moved.", "where they were", "--data")]
 Device = Annotated[str | None, option("Device, such as cpu or cuda:1.", "cuda if available", "--device")]
@@ -73,7 +73,7 @@ On = Annotated[str | None, option("Where to train: ray.", "in this process", "--
 Address = Annotated[str | None, option("Ray: address of a cluster, such as auto or 10.0.0.1:6379.", "a local Ray")]
 ProgramsPerGPU = Annotated[int | None, option("Ray: programs that share a GPU.", "4", "--programs-per-gpu")]
 MembersPerProgram = Annotated[
-    int | None, option("--share, Ray: members that train as one program at most.", "8 on a GPU, 1 elsewhere")
+    int | None, option("With --share or Ray: maximum number of members of one program.", "8 on a GPU, 1 elsewhere")
 ]
 
 _RECIPE_FLAGS = {
@@ -228,11 +228,11 @@ def restore_run(
 
     with report_errors():
         run, model, damaged = restored(folder, model=model_name, device=device)
-        found = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
+        loaded = load_data(run.recipe, data, resumed=True, max_bytes=max_bytes)
         if not isinstance(run.recipe, OwnRecipe) or is_named(run.recipe):
-            require_same(run, found.digest, found.name)
+            require_same(run, loaded.digest, loaded.name)
     for sentence in damaged:
         remark(f"{sentence}; using the one of step {run.step:,}")
     if not run.finished:
         remark(f"the run is not finished; using its model after step {run.chosen:,} of {run.recipe.steps:,}")
-    return run, model, found
+    return run, model, loaded

@@ -90,9 +90,9 @@ def reproduce(
 ) -> None:
     """Train the missing cells of a table or figure of the paper, and print our numbers and the paper's.
 
-    rows, data, samples and estimator may be lists, separated by commas. So may lr and weight-decay: then every cell is
-    trained with each of them, and the best on the validation set is selected. full-points applies to the training set.
-    Run the same command to go on after Ctrl-C.
+    rows, data, samples and estimator may be lists, separated by commas. lr and weight-decay may be lists too: then
+    every cell is trained with all of them, and the best on the validation set is selected. full-points applies to the
+    training set. Run the same command to go on after Ctrl-C.
 
     With --share, run the same command in several terminals or on several machines with one shared folder: each process
     takes cells that no other has, and all end when everything is done.
@@ -151,8 +151,8 @@ def reproduce(
 def _require_left_out(name: str, /, **given: Any) -> None:
     for flag, value in given.items():
         if value is not None:
-            found = str(value) if isinstance(value, Path) else value
-            fail(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {found!r}")
+            got = str(value) if isinstance(value, Path) else value
+            fail(f"{flag.replace('_', '-')} must be left out for {name}, which needs no training, got {got!r}")
 
 
 def _list() -> None:
@@ -162,8 +162,8 @@ def _list() -> None:
     table = plain_table()
     for header in ("name", "in the paper", "cells", "title"):
         table.add_column(header, justify="right" if header == "cells" else "left")
-    for each in map(load_experiment, experiment_names()):
-        table.add_row(each.name, each.place, str(len(each.cells)), each.title)
+    for experiment in map(load_experiment, experiment_names()):
+        table.add_row(experiment.name, experiment.place, str(len(experiment.cells)), experiment.title)
     for name, (place, draw) in FIGURES.items():
         table.add_row(name, place, "–", (draw.__doc__ or "").removeprefix("Draw ").rstrip(".").capitalize())
     show(table)
@@ -177,22 +177,22 @@ def _reproduce(plan: "Plan", **how: Any) -> None:
     from ..report.table import cell_table
 
     with report_errors(), stop_requested() as stop:
-        found = reproduce(plan, monitor=monitor(stop), **how)
+        reproduction = reproduce(plan, monitor=monitor(stop), **how)
     experiment = plan.experiment
     title = f"{experiment.title} ({experiment.place})"
     if plan.smoke:
         title = f"Smoke test of {experiment.name} on {SMOKE_POINTS} data points: these numbers mean nothing"
     samples = f"{experiment.score_samples:,} sample{'s' * (experiment.score_samples > 1)}"
-    show(cell_table(found.results, title=title, caption=f"NLL in nats from {samples} ± standard error"))
-    for sentence in found.selections:
+    show(cell_table(reproduction.results, title=title, caption=f"NLL in nats from {samples} ± standard error"))
+    for sentence in reproduction.selections:
         show_text(sentence)
     if experiment.figure == "temperature":
-        points = temperature_points(found.results, "train")
+        points = temperature_points(reproduction.results, "train")
         if points:
             save(temperature_curve(points, note=title if plan.smoke else ""), plan.folder / "temperature")
         else:
             remark("nothing to draw yet")
-    if not found.complete:
+    if not reproduction.complete:
         fail("stopped and saved; run the same command to go on", 130)
 
 
@@ -205,13 +205,13 @@ def _report(runs: Path, records: Path) -> None:
     from ..report.reproduction import html_report, markdown_report
 
     with report_errors():
-        for each in map(load_experiment, experiment_names()):
-            for sentence in collect_records(each, runs / each.name, records)[1]:
+        for experiment in map(load_experiment, experiment_names()):
+            for sentence in collect_records(experiment, runs / experiment.name, records)[1]:
                 remark(sentence)
         review = review_records(records)
         if not review.known:
-            found = f"got none of a cell in {str(runs)!r} and no records in {str(records)!r}"
-            fail(f"out must hold finished runs, {found}: train some with concretely reproduce NAME")
+            got = f"got none of a cell in {str(runs)!r} and no records in {str(records)!r}"
+            fail(f"out must hold finished runs, {got}: train some with concretely reproduce NAME")
         html = html_report(review, sampling_traces([2.0, 0.5, 1.0], [0.0, 0.5]))
         for name, text in (("README.md", markdown_report(review)), ("index.html", html)):
             write_text(records.parent / name, text)

@@ -117,23 +117,23 @@ def _study_gradients(
     recipes: Any = {}
     with report_errors():
         if os.sep in notation_or_run or folder.exists():
-            run, model, found = restore_run(
+            run, model, loaded = restore_run(
                 folder, device=device, data=data, model_name=model_name, max_bytes=max_bytes
             )
             step, title = run.step, folder.resolve().name
             if isinstance(run.recipe, OwnRecipe):
                 how = {"points": points, "repeats": repeats, "progress": True}
-                result = study_own(run, model, found, names, **given, **how)
+                result = study_own(run, model, loaded, names, **given, **how)
             else:
                 recipes = estimator_recipes(names, run, **given)
         else:
             recipes = estimator_recipes(names, notation=notation_or_run, data=data, **given)
             recipe = recipes[names[0]]
-            found = load_data(recipe, max_bytes=max_bytes)
-            model = build_model(recipe, found).to(device)
+            loaded = load_data(recipe, max_bytes=max_bytes)
+            model = build_model(recipe, loaded).to(device)
             title = f"{recipe.notation}-{Path(recipe.data).stem}".replace(":", "x")
         if result is None:
-            result = study_estimators(recipes, model, found, step=step, points=points, repeats=repeats, progress=True)
+            result = study_estimators(recipes, model, loaded, step=step, points=points, repeats=repeats, progress=True)
         writable_dir(out)
     show_text(f"{result}\n")
     save(draw_study(result), out / title)

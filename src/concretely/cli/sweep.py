@@ -50,7 +50,7 @@ def sweep(
     precision: Precision = None,
     score_samples: Annotated[int, typer.Option(help="Samples for scoring the validation set.")] = 100,
     halving: Annotated[
-        int | None, option("Stop early all but one in so many members on the validation set, several times.", "none")
+        int | None, option("Successive halving: several times, keep only one in this number of members.", "none")
     ] = None,
     share: Shared = False,
     on: On = None,
@@ -81,10 +81,10 @@ def sweep(
         folder = out or Path("out/sweep") / grid_title(recipes)
         device = select_device(device_name if on is None else "cpu", precision)
         how: dict[str, Any] = {"device": device, "max_bytes": max_bytes, "monitor": monitor(stop)}
-        found = sweep(recipes, folder, samples=score_samples, on=place, halving=halving, **how)
-    show(sweep_table(found.ranked, title=grid_title(recipes), samples=score_samples, stopped=found.stopped))
-    if found.saved:
-        show_text(found.saved)
-    if found.best is None:
+        result = sweep(recipes, folder, samples=score_samples, on=place, halving=halving, **how)
+    show(sweep_table(result.ranked, title=grid_title(recipes), samples=score_samples, stopped=result.stopped))
+    if result.saved:
+        show_text(result.saved)
+    if result.best is None:
         fail("no member can be selected, as all have diverged: run the command again with smaller values of --lr", 1)
     show_path(folder / BEST)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..training.train_state import Row
 
 RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""The environment variables by which torchrun tells a process that it is a rank."""
+"""The environment variables that torchrun sets for a rank."""
 TOO_LARGE = "allocate|out of memory|overflow"
 """Torch's errors about tensors that do not fit into memory."""
 LINES = 10
@@ -55,7 +55,7 @@ REFRESH = 20
 SMOOTHED = 20
 """The number of rows of the training curve over which printed metrics are averaged."""
 BRIEF = 1_000
-"""Runs with fewer steps, among several trained together, print no lines without a terminal."""
+"""Without a terminal, runs with fewer steps print no progress lines if several are trained together."""
 
 
 def fail(sentence: str, code: int = 2) -> NoReturn:
@@ -75,7 +75,7 @@ def guarded(verb: Callable[..., None]) -> Callable[..., None]:
         try:
             verb(*arguments, **flags)
         except OSError as error:
-            if error.errno in (None, errno.EPIPE, errno.EIO):  # the reader of the output is gone
+            if error.errno in (None, errno.EPIPE, errno.EIO):  # the reader has closed the pipe
                 raise
             fail(describe_error(error))
         except ModuleNotFoundError as error:
@@ -100,14 +100,14 @@ def describe_error(error: Exception) -> str:
     return f"{place} cannot be read or written: {error.strerror}{remedy}"
 
 
-def require(holds: bool, name: str, must: str, found: Any) -> None:
+def require(holds: bool, name: str, must: str, got: Any) -> None:
     """Exit with an error about a flag unless a condition holds."""
     if not holds:
-        fail(f"{name} must {must}, got {found!r}")
+        fail(f"{name} must {must}, got {got!r}")
 
 
 def require_positive(**flags: int | None) -> None:
-    """Exit with an error unless flags are at least 1 or not given."""
+    """Exit with an error if a flag that is given is below 1."""
     for name, value in flags.items():
         require(value is None or value >= 1, name.replace("_", "-"), "be at least 1", value)
 
@@ -162,7 +162,7 @@ def as_rank(device_name: str | None, precision: str | None, *, shard: bool = Fal
     quiet = redirect_stderr(StringIO()) if os.environ["LOCAL_RANK"] != "0" else nullcontext()
     with quiet, report_errors():
         if device_name in (None, "cuda") and torch.cuda.is_available():
-            own_gpu(torch.device("cuda"))  # before any work, which would be on the first GPU
+            own_gpu(torch.device("cuda"))  # before any work, which would otherwise run on the first GPU
         world = join(select_device(device_name, precision), shard=shard)
     own = StringIO()
     try:
@@ -211,13 +211,13 @@ def console(*, err: bool = False) -> Console:
 
 
 def remark(sentence: str, *, style: str = "") -> None:
-    """Print a remark on stderr. If nobody can read it any more, do nothing."""
+    """Print a remark on stderr. Do nothing if stderr is closed."""
     with suppress(OSError):
         console(err=True).print(printable(sentence), style=style)
 
 
 def show_text(text: object) -> None:
-    """Print a result. What it quotes from files is neither markup nor an escape sequence."""
+    """Print a result. Markup and escape sequences in text from files have no effect."""
     print(printable(str(text)))
 
 
@@ -270,7 +270,7 @@ def write_run_report(folder: Path, run: "Run", model: Any, data: Any, record: Ma
 
 @contextmanager
 def _watched_programs() -> Iterator[Callable[[Sequence["ProgramState"]], None]]:
-    """Show programs that run in other processes, as a table on a terminal or as a line for each change elsewhere."""
+    """Show programs that run in other processes: as a table on a terminal, otherwise as one line for each change."""
     from rich.live import Live
 
     from ..report.table import program_table

@@ -111,7 +111,7 @@ def _with_precision(given: dict[str, Any], precision: str | None) -> dict[str, A
 
 
 def _folder(recipes: Sequence["RunRecipe"]) -> Path:
-    """Return the default folder. Its name has what differs from a run with another recipe in the usual folder."""
+    """Return the default folder. If it has a run with another recipe, add the settings that differ to the name."""
     first = recipes[0]
     folder = Path("out/train") / (first.title if len(recipes) == 1 else grid_title(recipes))
     if len(recipes) > 1 or not (folder / FILE).exists():
@@ -133,15 +133,15 @@ def _train_list(recipes: Sequence["RunRecipe"], folder: Path, **how: Any) -> Non
     from ..report.table import likelihood_table
 
     with terminal.report_errors(), terminal.interruptible(), terminal.stop_requested() as stop:
-        found = train_list(recipes, folder, **how, monitor=terminal.monitor(stop))
-    records = {member.folder.name: record for member, record in found if record is not None}
+        members = train_list(recipes, folder, **how, monitor=terminal.monitor(stop))
+    records = {member.folder.name: record for member, record in members if record is not None}
     if records:
         terminal.show(likelihood_table(list(records.values()), "test", list(records)))
         terminal.show_path(folder)
-    for member, record in found:
+    for member, record in members:
         if record is None:
             terminal.remark(f"{member.folder.name} has diverged: {_smaller_lr(member.recipe, member.folder)}")
-    if len(records) < len(found):
+    if len(records) < len(members):
         raise typer.Exit(1)
 
 
@@ -206,13 +206,13 @@ def _score(folder: Path, data: Any, *, device: "torch.device", samples: int, wor
         score = f"concretely evaluate {shlex.quote(str(folder))}"
         with terminal.interruptible(f"stopped; the model is trained and saved, but not scored; score it with: {score}"):
             split = "test" if has_split(data, "test") else "valid"
-            found = score_split(run.recipe, model, data, split=split, samples=samples, progress=True, world=world)
+            likelihood = score_split(run.recipe, model, data, split=split, samples=samples, progress=True, world=world)
         if not world.is_first:
             return
-        terminal.show_text(f"{split} {found}")
+        terminal.show_text(f"{split} {likelihood}")
         try:
-            with terminal.stop_requested():  # a signal now must not leave half a report
-                record = add_scores(folder, run, model, data=data, found={split: found}, note=terminal.remark)
+            with terminal.stop_requested():  # a signal here must not leave a partial report
+                record = add_scores(folder, run, model, data=data, scores={split: likelihood}, note=terminal.remark)
                 page = terminal.write_run_report(folder, run, model, data, record)
         except OSError as error:
             fail(f"{terminal.describe_error(error)}; the model is trained and saved; write its report with: {score}")

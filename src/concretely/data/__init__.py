@@ -1,4 +1,4 @@
-"""Binary data sets: those of the paper, scikit-learn's digits, and `.npz` files."""
+"""Binary data sets: MNIST and Omniglot as in the paper, scikit-learn's digits, and `.npz` files."""
 
 import os
 from pathlib import Path
@@ -60,7 +60,7 @@ def load_data(
     return data
 
 
-def _require_width(name: str, found: int | None, width: int | None) -> None:
+def _require_width(name: str, got: int | None, width: int | None) -> None:
     """Raise if the data do not have the width of the model."""
-    if width not in (None, found):
-        raise ValueError(f"data must have {width} bits for each point, like the model, got {found} in {name!r}")
+    if width not in (None, got):
+        raise ValueError(f"data must have {width} bits for each point, like the model, got {got} in {name!r}")

@@ -34,12 +34,12 @@ def load(path: Path, *, width: int | None, rule: Rule, max_bytes: int = MAX_BYTE
     grey values are read as a whole, and only if they must be shuffled before their bits are drawn. `max_bytes` limits
     the memory that all arrays would take.
     """
-    with open_arrays(path, ("train", "test"), optional=("valid", "width"), max_bytes=max_bytes) as found:
-        declared = _declared(found.pop("width")) if "width" in found else None
-        arrays = {name: found[name] for name in SPLITS if name in found}
+    with open_arrays(path, ("train", "test"), optional=("valid", "width"), max_bytes=max_bytes) as stored_arrays:
+        declared = _declared(stored_arrays.pop("width")) if "width" in stored_arrays else None
+        arrays = {name: stored_arrays[name] for name in SPLITS if name in stored_arrays}
         widths = {name: _width(array) for name, array in arrays.items()}
         if len(set(widths.values())) > 1:
-            sizes = ", ".join(f"{each} in {name!r}" for name, each in widths.items())
+            sizes = ", ".join(f"{width} in {name!r}" for name, width in widths.items())
             raise ValueError(f"arrays of {str(path)!r} must all have the same width, got {sizes}")
         random = RandomState(SEED)
         order = None if "valid" in arrays else _shuffled(arrays["train"], random)
@@ -64,24 +64,24 @@ def load(path: Path, *, width: int | None, rule: Rule, max_bytes: int = MAX_BYTE
 def _packed(
     arrays: Mapping[str, Stored], rule: Rule, order: NDArray[np.intp] | None, random: RandomState
 ) -> tuple[Arrays, str]:
-    """Return the packed bits of arrays of bits or grey values, in the order of the file, and what the arrays are.
+    """Return the packed bits of arrays of bits or grey values, in the order of the file, and a description of them.
 
     The bits of grey values of `train` are drawn in the given order.
     """
     top = _top(arrays)
     if top is None:
         return {name: _pack(part != 0 for part in array.parts()) for name, array in arrays.items()}, "bits"
-    found = {}
+    packed = {}
     for name, array in arrays.items():
         own = order if name == "train" else None
-        found[name] = _pack(binarize(part, rule, top=top, random=random) for part in array.parts(own))
+        packed[name] = _pack(binarize(part, rule, top=top, random=random) for part in array.parts(own))
         if own is not None:
-            found[name] = found[name][np.argsort(own)]
-    return found, f"grey values from 0 to {top}, {how(rule)}"
+            packed[name] = packed[name][np.argsort(own)]
+    return packed, f"grey values from 0 to {top}, {how(rule)}"
 
 
 def stored(path: Path, names: tuple[str, ...], *, columns: int) -> Arrays:
-    """Read byte arrays from a file in the data folder. If it is broken, the error tells the user to delete it."""
+    """Read byte arrays from a file in the data folder. If it is broken, the error says to delete it."""
     try:
         with open_arrays(path, names) as arrays:
             for array in arrays.values():
@@ -100,8 +100,8 @@ def _require_bytes(array: Stored, *, columns: int) -> None:
 def _declared(array: Stored) -> int:
     """Return the number of packed bits per point that a file declares."""
     if array.size != 1 or array.dtype.kind not in "iu" or array.read().item() < 1:
-        found = _form(array) if array.shape else array.read().item()
-        raise ValueError(f"{array.place} must be a positive integer, got {found}")
+        width = _form(array) if array.shape else array.read().item()
+        raise ValueError(f"{array.place} must be a positive integer, got {width}")
     return int(array.read().item())
 
 
@@ -157,8 +157,8 @@ def _fault(array: Stored, part: NDArray[Any], other: NDArray[np.bool_], *, start
     if not other.any():
         return ""
     row, column = divmod(int(other.argmax()), other.shape[1])
-    found = f"{part[row, column]} of {array.dtype} at index {(start + row, column)}"
-    return f"{array.place} must {must}, got {found}"
+    got = f"{part[row, column]} of {array.dtype} at index {(start + row, column)}"
+    return f"{array.place} must {must}, got {got}"
 
 
 def _form(array: Stored) -> str:

@@ -35,8 +35,8 @@ class Arrays:
     def split(self, name: str) -> Inputs:
         """Return the inputs of `train`, `valid` or `test`."""
         if name not in self.splits:
-            found = ", ".join(map(repr, self.splits))
-            raise ValueError(f"data must have a split {name!r}, got {found} in {self.name!r}")
+            got = ", ".join(map(repr, self.splits))
+            raise ValueError(f"data must have a split {name!r}, got {got} in {self.name!r}")
         return self.splits[name]
 
     def size(self, name: str) -> int:
@@ -46,12 +46,12 @@ class Arrays:
     @cached_property
     def digest(self) -> str:
         """Return the SHA-256 of the names, shapes and values of all splits."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for split, inputs in self.splits.items():
             for name, tensor in _tensors(inputs).items():
-                found.update(f"{split} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-                found.update(tensor.cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+                digest.update(f"{split} {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def to(self, device: torch.device | str) -> Self:
         """Move the data to a device."""
@@ -93,18 +93,18 @@ def load_arrays(path: Path, *, max_bytes: int | None = None) -> Arrays:
 def _require_alike(
     path: Path, split: str, arrays: Mapping[str, NDArray[Any]], like: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Raise unless a split has points, as many in every array, of the same shapes as those for training."""
+    """Raise unless all arrays of a split have equally many points, at least one, with the shapes of training points."""
     where = f"the split {split!r} of {str(path)!r}"
     if arrays.keys() != like.keys():
-        found, expected = (", ".join(sorted(each)) or "one array" for each in (arrays, like))
-        raise ValueError(f"{where} must have the inputs {expected}, as train has, got {found}")
+        got, expected = (", ".join(sorted(named)) or "one array" for named in (arrays, like))
+        raise ValueError(f"{where} must have the inputs {expected}, as train has, got {got}")
     if len(sizes := {array.shape[:1] for array in arrays.values()}) > 1 or () in sizes or (0,) in sizes:
-        found = " and ".join(str(array.shape) for array in arrays.values())
-        raise ValueError(f"{where} must have as many data points in every array, at least one, got {found}")
+        got = " and ".join(str(array.shape) for array in arrays.values())
+        raise ValueError(f"{where} must have as many data points in every array, at least one, got {got}")
     for name, array in arrays.items():
         if array.shape[1:] != like[name].shape[1:]:
-            found = f"{array.shape[1:]} and {like[name].shape[1:]} in train"
-            raise ValueError(f"{where} must have points of the same shape as train, got {found}")
+            got = f"{array.shape[1:]} and {like[name].shape[1:]} in train"
+            raise ValueError(f"{where} must have points of the same shape as train, got {got}")
 
 
 def _inputs(arrays: Mapping[str, NDArray[Any]]) -> Inputs:
@@ -124,4 +124,4 @@ def _tensors(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _moved(inputs: Inputs, device: torch.device | str) -> Inputs:
-    return inputs.to(device) if isinstance(inputs, Tensor) else {name: each.to(device) for name, each in inputs.items()}
+    return inputs.to(device) if isinstance(inputs, Tensor) else {name: part.to(device) for name, part in inputs.items()}

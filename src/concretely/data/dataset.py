@@ -124,8 +124,8 @@ class Dataset:
     def __post_init__(self) -> None:
         widths = [self.split(name).width for name in SPLITS]
         if len(set(widths)) > 1:
-            found = f"{widths[0]}, {widths[1]} and {widths[2]}"
-            raise ValueError(f"train, valid and test must have points of the same width, got {found} in {self.name!r}")
+            got = f"{widths[0]}, {widths[1]} and {widths[2]}"
+            raise ValueError(f"train, valid and test must have points of the same width, got {got} in {self.name!r}")
 
     @property
     def width(self) -> int:

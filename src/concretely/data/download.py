@@ -82,7 +82,7 @@ def fetch(
             with atomic_write(path) as place:
                 part.replace(place)
     except OSError as error:
-        reason = printable(why(error, path.parent))  # servers choose some of the words
+        reason = printable(why(error, path.parent))  # it may contain text from the server
         raise DownloadError(f"{path.name!r} could not be downloaded: {reason}; try again, or {manual}") from None
 
 
@@ -116,7 +116,7 @@ def _complete(part: Path, url: str, *, size: int, exact: bool, progress: bool) -
 
 
 class _Piece(NamedTuple):
-    """A piece of a response, with the byte at which the response starts and the size of the file, if that is told."""
+    """A piece of a response, with the byte at which the response starts and, if the server sends it, the file size."""
 
     start: int
     total: int | None
@@ -124,13 +124,13 @@ class _Piece(NamedTuple):
 
 
 def _request(url: str, start: int) -> Iterator[_Piece]:
-    """Request a file from a byte on, or else from its first; yield an empty piece, then the bytes as they arrive."""
-    found = _ask(url, start)
-    if found is None and start:
-        found = _ask(url, 0)
-    if found is None:
+    """Request a file from `start` on, or from byte 0; yield an empty piece, then the bytes as they arrive."""
+    response = _ask(url, start)
+    if response is None and start:
+        response = _ask(url, 0)
+    if response is None:
         raise DownloadError("the server answers with another range of bytes than the one that was asked for")
-    answer, start = found
+    answer, start = response
     with answer:
         total = None if answer.length is None else start + answer.length
         yield _Piece(start, total, b"")
@@ -220,8 +220,8 @@ def _mismatch(path: Path, digest: str) -> str | None:
     """Return a description of a wrong checksum, or None if it is right."""
     name, _, value = digest.partition(":")
     with open_regular(path) as file:
-        found = hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
-    return None if found == value else f"must have the {name} {value}, got {found}"
+        actual = hashlib.file_digest(file, lambda: hashlib.new(name, usedforsecurity=False)).hexdigest()
+    return None if actual == value else f"must have the {name} {value}, got {actual}"
 
 
 def why(error: OSError, folder: Path) -> str:

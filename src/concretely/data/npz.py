@@ -98,8 +98,8 @@ def open_arrays(
         for name in names:
             if name not in members:
                 some = [repr(name) for name in islice(members, SOME)] + ["…"] * (len(members) > SOME)
-                found = ", ".join(some) or "nothing"
-                raise ValueError(f"{str(path)!r} must have an array {name!r}, got {found}")
+                got = ", ".join(some) or "nothing"
+                raise ValueError(f"{str(path)!r} must have an array {name!r}, got {got}")
         wanted = [*members] if optional is None else [name for name in (*names, *optional) if name in members]
         arrays = {name: _stored(path, name, archive, members[name]) for name in wanted}
         size = sum(array.size * array.dtype.itemsize for array in arrays.values())
@@ -150,15 +150,15 @@ def _stored(path: Path, name: str, archive: ZipFile, member: ZipInfo) -> Stored:
             raise ValueError(f"negative shape {shape}")
         start = file.tell()
     if dtype.hasobject or dtype.kind not in "biuf":
-        found = "objects" if dtype.hasobject else dtype
-        raise ValueError(f"{place} must be an array of numbers, got {found}")
+        got = "objects" if dtype.hasobject else dtype
+        raise ValueError(f"{place} must be an array of numbers, got {got}")
     return Stored(path, name, archive, member, shape, dtype, in_columns, start)
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the shape, the order and the dtype of an array, up to its first entry."""
-    found: tuple[tuple[int, ...], bool, np.dtype[Any]] = HEADERS[npy.read_magic(file)](file)
-    return found
+    header: tuple[tuple[int, ...], bool, np.dtype[Any]] = HEADERS[npy.read_magic(file)](file)
+    return header
 
 
 def _exactly(file: IO[bytes], count: int) -> bytes:
@@ -170,7 +170,7 @@ def _exactly(file: IO[bytes], count: int) -> bytes:
 
 @contextmanager
 def _faults(place: str) -> Iterator[None]:
-    """Describe whatever numpy and zipfile raise for a broken array, which are many types, in one sentence."""
+    """Describe in one sentence any of the many errors that numpy and zipfile raise for a broken array."""
     try:
         yield
     except Exception as error:

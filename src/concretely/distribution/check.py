@@ -77,8 +77,8 @@ def as_temperature(temperature: Temperature | None, *, dtype: torch.dtype, valid
             require("temperature", at_least(least, dtype), temperature, (temperature >= least) | (temperature == 0))
         return temperature
     if isinstance(temperature, bool) or not isinstance(temperature, (Real, torch.SymFloat)):
-        found = "none" if temperature is None else type(temperature).__name__
-        raise TypeError(f"temperature must be a number or a floating tensor, got {found}")
+        got = "none" if temperature is None else type(temperature).__name__
+        raise TypeError(f"temperature must be a number or a floating tensor, got {got}")
     if validate and not least <= temperature < math.inf and temperature != 0:
         must = at_least(least, dtype) if 0 < temperature < math.inf else POSITIVE
         raise ValueError(f"temperature must {must}, got {temperature:.9g}")
@@ -137,7 +137,7 @@ def validates(validate_args: bool | None, *parameters: Any) -> bool:
     """
     if validate_args is not None:
         return validate_args
-    return not any(isinstance(each, Tensor) and each.is_cuda for each in parameters)
+    return not any(isinstance(parameter, Tensor) and parameter.is_cuda for parameter in parameters)
 
 
 def split(logits: Tensor, category_axes: int) -> tuple[Size, Size]:

@@ -33,7 +33,7 @@ def monte_carlo_kl(
 ) -> Tensor:
     """Return an unbiased Monte Carlo estimate of KL(p || q), with a pathwise gradient.
 
-    It is the KL between the unbounded variables of relaxed subsets and permutations.
+    For relaxed subsets and permutations, it estimates the KL between their unbounded variables.
 
     >>> p, q = Concrete(logits=torch.zeros(3), temperature=0.5), Concrete(logits=torch.ones(3), temperature=2 / 3)
     >>> monte_carlo_kl(p, q, samples=100).shape
@@ -62,7 +62,7 @@ def _gumbel(p: Gumbel, q: Gumbel) -> Tensor:
 
 @register_kl(GumbelSinkhorn, GumbelSinkhorn)
 def _gumbel_sinkhorn(p: GumbelSinkhorn, q: GumbelSinkhorn) -> Tensor:
-    """Return the KL between the nodes, which is at least that between the values."""
+    """Return the KL between the nodes, an upper bound of the KL between the values."""
     if not same_temperature(p, q):
         raise NotImplementedError(
             "no exact divergence is known between GumbelSinkhorn variables of different temperatures"
@@ -111,7 +111,7 @@ def _subset(p: Subset, q: Subset) -> Tensor:
 def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
     """Return KL(p || q) of discrete variables of the same class.
 
-    It is what torch's `kl_divergence` returns, whose search for a formula `torch.compile` cannot trace.
+    The result equals that of torch's `kl_divergence`, which `torch.compile` cannot trace.
     """
     formulas = (
         (Bernoulli, _bernoulli),
@@ -121,8 +121,8 @@ def discrete_kl(p: DiscreteVariable, q: DiscreteVariable) -> Tensor:
     )
     for family, formula in formulas:
         if isinstance(p, family) and isinstance(q, family):
-            found: Tensor = formula(p, q)
-            return found
+            divergence: Tensor = formula(p, q)
+            return divergence
     raise TypeError(f"p and q must be of the same class, got {type(p).__name__} and {type(q).__name__}")
 
 
@@ -221,5 +221,5 @@ def differentiates_ratio(p: Node, q: Node) -> bool:
     """Return whether a derivative by the ratio of two temperatures may be needed, even if they are equal in value."""
     if p._temperature is q._temperature:
         return False
-    tensors = [each for each in (p._temperature, q._temperature) if isinstance(each, Tensor)]
-    return any(each.requires_grad or is_transformed() or is_forward_differentiated() for each in tensors)
+    tensors = [temperature for temperature in (p._temperature, q._temperature) if isinstance(temperature, Tensor)]
+    return any(tensor.requires_grad or is_transformed() or is_forward_differentiated() for tensor in tensors)

@@ -95,7 +95,7 @@ class Node(Variable, Distribution):
         squashing: Squashing | None = None,
         axes: int = 0,
     ) -> Drawn:
-        """Draw values without rounding, and squash them if requested. The log densities are those before squashing.
+        """Draw values without rounding, and squash them if requested. Log densities are of the unsquashed values.
 
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
@@ -236,7 +236,7 @@ class Relaxation(RelaxedVariable, Distribution):
         return value, node._connected(cast(log_density, self.logits.dtype))
 
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
-        """Draw values, with their unsquashed values and functions that return the log densities of the latter.
+        """Draw values and their unsquashed values, with functions that return log densities of the unsquashed ones.
 
         `axes` is the number of last batch axes that the caller will sum over, a hint for fusion.
         """
@@ -270,7 +270,7 @@ class Relaxation(RelaxedVariable, Distribution):
 
 
 def cdf_on_unit_interval(variable: Relaxation, value: Tensor) -> Tensor:
-    """Return the CDF of a variable on the unit interval. By the value, it has the gradient 0 on the edge."""
+    """Return the CDF of a variable on the unit interval. Its gradient by the value is 0 on the edge."""
     value = to_float64(variable._checked(value))
     inside = (value > 0) & (value < 1)
     result = variable.node.cdf(torch.logit(torch.where(inside, value, 0.5)))

@@ -105,10 +105,10 @@ class Variable(PyroMixin):
     ) -> Tensor | float:
         """Return the logits from a constructor's arguments; raise unless either logits= or probs= is given."""
         if positional or (logits is None) == (probs is None):
-            found = "both" if logits is not None and probs is not None else "neither"
-            found = "arguments without a name" if positional else found
+            got = "both" if logits is not None and probs is not None else "neither"
+            got = "arguments without a name" if positional else got
             more = " and temperature=" if "temperature" in cls.arg_constraints else ""
-            raise TypeError(f"{cls.__name__} must be given logits= or probs={more}, got {found}")
+            raise TypeError(f"{cls.__name__} must be given logits= or probs={more}, got {got}")
         return cls._conversion.to_logits(probs, validate=validate) if logits is None else logits
 
     @property
@@ -325,7 +325,7 @@ class RelaxedVariable(Variable):
 
     @abstractmethod
     def drawn(self, sample_shape: Sequence[int] = (), *, generator: Source | None = None, axes: int = 0) -> Drawn:
-        """Draw values, with their unsquashed values and functions that return the log densities of the latter."""
+        """Draw values and their unsquashed values, with functions that return log densities of the unsquashed ones."""
 
     @abstractmethod
     def node_log_prob(self, value: Tensor, axes: int = 0, *, node: Tensor | None = None) -> Tensor:

@@ -98,9 +98,9 @@ class NVIL(nn.Module):
         for index, name in enumerate(self.nodes):
             local = self._local(weights, name)
             if self.baselines:
-                found = self.baselines[index](self._seen(name, weights.q, inputs)).squeeze(-1)
+                predicted = self.baselines[index](self._seen(name, weights.q, inputs)).squeeze(-1)
                 # with the same signal as log q, the baseline learns to predict the signal
-                local, baselines[name] = local - found.detach(), found.expand_as(local)
+                local, baselines[name] = local - predicted.detach(), predicted.expand_as(local)
             normalized = self._normalized(local, index, generator)
             signal[name] = normalized / samples if samples > 1 else normalized
         return Estimate.of(weights, average, signal, baselines, bound_target=bound_target(target, average))
@@ -133,10 +133,10 @@ class NVIL(nn.Module):
         mean, variance = self.mean[index], self.variance[index]
         if self.training:
             given = signal, mean, variance, self.rate, self.centre, self.scale
-            found, *running = normalize_slice(*given, source) if isinstance(source, Slice) else normalize(*given)
+            normalized, *running = normalize_slice(*given, source) if isinstance(source, Slice) else normalize(*given)
             mean.copy_(running[0])
             variance.copy_(running[1])
-            return found
+            return normalized
         centred = signal - mean if self.centre else signal
         return centred / variance.sqrt().clamp(min=1) if self.scale else centred
 
@@ -151,8 +151,8 @@ def _runs(target: Model | Program, inputs: tuple[Any, ...], batch_dims: int) -> 
 def _local_terms(name: str, target: Model | Program, p: Trace | None, q: Trace) -> list[str]:
     """Return the names of the terms of log p that may depend on a node or on a later one.
 
-    A program knows a value only once it has drawn it. Only layers of our own are trusted to use no others, as parents
-    found by running a program can be incomplete.
+    A program can use a value only after it has drawn it, so all later terms count. Only in our own layered models are
+    fewer terms known to suffice; parents found by running a program can be incomplete.
     """
     if p is None:
         return ["cost"]

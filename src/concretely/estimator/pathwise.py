@@ -30,9 +30,9 @@ class Pathwise:
 
     Without arguments, each node has a temperature that suits its number of states (`concretely.temperature`), and `kl`
     is "analytic". With "density", the KL between relaxed nodes is so large that small models with categorical latents
-    may learn to ignore them. What the default gives up: the objective is not a bound, and at a fixed temperature very
-    long training may move it away from the discrete objective; lower the temperature then. With a temperature, `kl` is
-    by default "density", and `Pathwise(kl="density")` takes the paper's temperatures.
+    may learn to ignore them. The default has two drawbacks: its objective is not a bound, and at a fixed temperature,
+    very long training may move it away from the discrete objective. Then lower the temperature. With a temperature,
+    `kl` is by default "density", and `Pathwise(kl="density")` takes the paper's temperatures.
 
     `noise="normal"` replaces Gumbel by Gaussian noise, as in a control experiment of the paper. Its relaxed graph does
     not converge to the discrete graph as the temperature falls.

@@ -59,7 +59,7 @@ def expected_cost(
     """
     require_positive("samples", samples)
     first = next(part for part in tree_leaves(data) if isinstance(part, Tensor))
-    step, found = max(1, ROWS // samples), []
+    step, costs = max(1, ROWS // samples), []
     with eval_mode(program), torch.no_grad():
         for start in range(0, len(first), step):
             points = min(step, len(first) - start)
@@ -67,5 +67,5 @@ def expected_cost(
             own = slice(start + rows.start, start + rows.stop)
             part = tree_map_only(Tensor, itemgetter(own), data)
             weights = log_weights(program, *part, mode=Discrete(), samples=samples, generator=source)
-            found.append(gathered(-weights.log_p["cost"].double().mean(0), points, source).cpu())
-    return torch.cat(found)
+            costs.append(gathered(-weights.log_p["cost"].double().mean(0), points, source).cpu())
+    return torch.cat(costs)

@@ -83,7 +83,7 @@ class GradientStudy:
         lines = ["  ".join([name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for name, *cells in table]
         notes = [
             *(f"gradient: {reference}" for reference in self.references),
-            "bias: of the mean estimate, relative to the gradient; ≤ x where none is significant, x being its limit",
+            "bias: of the mean estimate, relative to the gradient; ≤ x, an upper limit, where none is significant",
             "noise: the standard deviation of one estimate, relative to the gradient",
             "ms: the time of one estimate; ms × noise² is the time to average the noise down to 1",
         ]

@@ -135,8 +135,8 @@ def _counted(target: Any, parameters: Iterable[Tensor] | None) -> list[Tensor]:
 def _require_aims(reference: Estimator, aims: Mapping[str, Aim]) -> None:
     for name, aimed in aims.items():
         if aim(Trial(reference, *aimed)) != aimed:
-            found = type(reference).__name__
-            raise ValueError(f"reference must estimate the {aimed.title}, as {name!r} does, got {found}")
+            got = type(reference).__name__
+            raise ValueError(f"reference must estimate the {aimed.title}, as {name!r} does, got {got}")
 
 
 def _require_gradient(problem: Problem, trials: Iterable[Trial]) -> None:

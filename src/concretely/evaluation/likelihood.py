@@ -116,9 +116,9 @@ def evaluate(
     suits the device; the random draws depend on it. The model runs in evaluation mode. With `progress`, a progress bar
     is shown on stderr.
 
-    With `full_points`, only that many data points, chosen at random, are scored with all samples, if that is less work.
-    All points are scored with 1,000 samples. The mean difference between the two scores of the chosen points is added
-    to the others, so that the mean is in expectation that of all samples for all data points.
+    With `full_points`, all data points are scored with 1,000 samples, and only that many of them, chosen at random,
+    also with all samples, if that is less work. The mean difference between the two scores of the chosen points is
+    added to the scores of the others. The expected mean is therefore the same as with all samples for all points.
 
     If the generator is a `Slice`, the ranks share the work, and each returns the result of one process.
     See [burda2016importance] and [maddison2017concrete], section 5.
@@ -131,7 +131,7 @@ def evaluate(
     started = time.perf_counter()
     data = _tensors(data)
     _require_data(model, data)
-    model = model.with_kl_weight(1.0) if model.is_weighed else model
+    model = model.with_kl_weight(1.0) if model.is_weighted else model
     chunk = _suitable(model, data, generator) if chunk is None else chunk
     points = len(data[0])
     full_points = points if full_points is None else full_points
@@ -146,15 +146,15 @@ def evaluate(
             return _estimated(model, part, samples, chunk=chunk, generator=generator, advance=advance)
 
         if pairs == points * samples:
-            found, effective, correction_se = *estimated(data, samples), 0.0
+            log_likelihood, effective, correction_se = *estimated(data, samples), 0.0
         else:
             own = generator.source if isinstance(generator, Slice) else generator
             assert not isinstance(own, Keys)
             device = "cpu" if own is None else own.device
             chosen = torch.randperm(points, generator=own, device=device)[:full_points].sort().values
-            found, effective, correction_se = _corrected(estimated, data, samples, chosen.cpu())
+            log_likelihood, effective, correction_se = _corrected(estimated, data, samples, chosen.cpu())
     seconds = time.perf_counter() - started
-    return Likelihood(found, effective, samples, seconds=seconds, correction_se=correction_se)
+    return Likelihood(log_likelihood, effective, samples, seconds=seconds, correction_se=correction_se)
 
 
 def standard_error(values: Float64[Tensor, " points"]) -> float:
@@ -223,7 +223,7 @@ def rows_of_rank(points: int, generator: Source | None) -> tuple[slice, Source |
 
 
 def gathered(own: Tensor, points: int, source: Source | None) -> Tensor:
-    """Return a number for each data point, along the last axis, from those of all ranks."""
+    """Gather one number for each data point, along the last axis, from all ranks."""
     if not isinstance(source, Slice) or source.place is None:
         return own
     whole = own.new_zeros(*own.shape[:-1], points)
@@ -238,14 +238,14 @@ def _corrected(
 
     Return the log-likelihoods, the effective sample sizes of the chosen points, and the error of the correction.
     """
-    found, _ = estimated(data, FEW)
+    log_likelihood, _ = estimated(data, FEW)
     right, effective = estimated(tuple(tensor[chosen.to(tensor.device)] for tensor in data), samples)
-    missed = right - found[chosen]
-    if not (found.isfinite().all() and missed.isfinite().all()):  # the mean difference does not exist
+    missed = right - log_likelihood[chosen]
+    if not (log_likelihood.isfinite().all() and missed.isfinite().all()):  # the mean difference does not exist
         return *estimated(data, samples), 0.0
-    found += missed.mean()
-    found[chosen] = right
-    return found, effective, standard_error(missed) * math.sqrt(1 - len(chosen) / len(found))
+    log_likelihood += missed.mean()
+    log_likelihood[chosen] = right
+    return log_likelihood, effective, standard_error(missed) * math.sqrt(1 - len(chosen) / len(log_likelihood))
 
 
 def _log_joint(model: Model, part: Data) -> Float64[Tensor, "states points"]:
@@ -339,10 +339,10 @@ class _Likeliest(Mode):
         return Discrete().score(name, distribution, value, axes)
 
 
-def _numbers(found: Float64[Tensor, "*sums points"]) -> Float64[Tensor, "*sums points"]:
+def _numbers(values: Float64[Tensor, "*sums points"]) -> Float64[Tensor, "*sums points"]:
     """Return the values unchanged; raise if any is NaN."""
-    wrong = found.isnan().view(-1, found.shape[-1]).any(0)
+    wrong = values.isnan().view(-1, values.shape[-1]).any(0)
     if wrong.any():
         index = int(wrong.nonzero()[0])
         raise ValueError(f"the log-likelihood must be a number, got nan at data point {index}: is a parameter nan?")
-    return found
+    return values

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class ProgramState(NamedTuple):
-    """What is known about a program."""
+    """The state of a program, as last reported."""
 
     name: str
     """The name of its first member."""
@@ -33,7 +33,7 @@ class Board:
         self._states[program] = {**before, "state": "training", "starts": before.get("starts", 0) + 1}
 
     def report(self, program: int, state: Mapping[str, Any]) -> None:
-        """Replace some of what is known about a program."""
+        """Update the state of a program."""
         self._states[program] = {**self._states.get(program, {}), **state}
 
     def note(self, program: int, sentence: str) -> None:

@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
     claim: str
     held: bool | None
     """Whether the claim holds, or None if too few numbers are known."""
-    found: str
+    summary: str
     """A summary of our numbers in words."""
     partial: bool = False
     """Whether some of our numbers are missing."""
@@ -87,17 +87,17 @@ class Claim(NamedTuple):
         same = [score for label, keys in every if label in labels and (score := _compared(paper, keys)) is not None]
         (low, where_low), (high, where_high) = min(known), max(known)
         sure = sum(score.value > SURE * score.error for score in scores)
-        found = f"{_summary(scores)} and by more than {SURE:g} standard errors in {sure}, "
-        found += f"from {_difference(low)} ({where_low}) to {_difference(high)} ({where_high})."
-        found += f" In the paper: {_summary(same)}." if same else ""
-        found += f" {missing} more comparisons cannot be made yet." if missing else ""
+        summary = f"{_summary(scores)} and by more than {SURE:g} standard errors in {sure}, "
+        summary += f"from {_difference(low)} ({where_low}) to {_difference(high)} ({where_high})."
+        summary += f" In the paper: {_summary(same)}." if same else ""
+        summary += f" {missing} more comparisons cannot be made yet." if missing else ""
         mean, error = fmean(score.value for score in scores), fmean(score.error for score in scores)
         held = mean > 0 if 2 * len(known) >= len(every) else None
-        return Verdict(self.name, self.text, held, found, missing > 0, abs(mean) < SURE * error)
+        return Verdict(self.name, self.text, held, summary, missing > 0, abs(mean) < SURE * error)
 
 
 def judge_claims(results: Sequence[CellResult], warm: Sequence[CellResult]) -> list[Verdict]:
-    """Return the verdicts on all claims. `results` are those of all cells, `warm` those of the temperature figure."""
+    """Return the verdicts on all claims. `results` are of all cells, `warm` of the temperature figure."""
     ours, paper = dict[Key, Score](), dict[Key, Score]()
     for result in results:
         recipe = result.cell.recipe
@@ -154,7 +154,7 @@ def _arities(
     """Compare binary units with units of 4 and 8 states."""
     for notation, arity, m, name in product(notations, (4, 8), samples, data):
         several = str(parse(notation, arity=arity))
-        binary, more = ((each, m, name, "concrete", "test") for each in (notation, several))
+        binary, more = ((model, m, name, "concrete", "test") for model in (notation, several))
         yield f"`{several}`, m = {m}, {name}", (more, binary) if binary_ahead else (binary, more)
 
 
@@ -227,21 +227,21 @@ def integrality(
     if 2 * len(points) < temperatures or not points:
         return Verdict(name, claim, None, f"{len(points)} of {temperatures} temperatures are known yet.")
     best, lost, held = _lost(points)
-    found = f"On the training set the discrete graph is best at {best}."
+    summary = f"On the training set the discrete graph is best at {best}."
     if lost:
-        found += f" It is worse by more than {WORSE:g} nat at {'; '.join(map(str, lost))}."
+        summary += f" It is worse by more than {WORSE:g} nat at {'; '.join(map(str, lost))}."
     start = large_gap_start(points)
     if start is not None:
-        found += f" From about λ = {start:.2g} on, the gap stays above {GAP:g} nats."
+        summary += f" From about λ = {start:.2g} on, the gap stays above {GAP:g} nats."
     if held_out:
         best, lost, too = _lost(held_out)
-        found += f" On the test set the claim {'holds too' if too else 'does not hold'}: "
-        found += f"the discrete graph is best at {best}"
+        summary += f" On the test set the claim {'holds too' if too else 'does not hold'}: "
+        summary += f"the discrete graph is best at {best}"
         if lost:
             worst = max(lost, key=lambda point: point.relaxed)
-            found += f"; where it is worse, the relaxed graph is worst at {worst}"
-        found += "."
-    return Verdict(name, claim, held, found, len(points) < temperatures)
+            summary += f"; where it is worse, the relaxed graph is worst at {worst}"
+        summary += "."
+    return Verdict(name, claim, held, summary, len(points) < temperatures)
 
 
 def _lost(points: Sequence[TemperaturePoint]) -> tuple[TemperaturePoint, list[TemperaturePoint], bool]:
@@ -260,11 +260,11 @@ def _compared(scores: Mapping[Key, Score], keys: Sequence[Key]) -> Score | None:
 
     The error assumes independent scores; for scores on the same data it is too large.
     """
-    found = [scores[key] for key in keys if key in scores]
-    if len(found) < len(keys):
+    known = [scores[key] for key in keys if key in scores]
+    if len(known) < len(keys):
         return None
-    value = sum(sign * score.value for sign, score in zip((1, -1, -1, 1), found, strict=False))
-    return Score(value, math.hypot(*(score.error for score in found)))
+    value = sum(sign * score.value for sign, score in zip((1, -1, -1, 1), known, strict=False))
+    return Score(value, math.hypot(*(score.error for score in known)))
 
 
 def _summary(scores: Sequence[Score]) -> str:

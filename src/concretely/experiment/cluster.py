@@ -1,7 +1,7 @@
 """Train the programs of an experiment as tasks of Ray, on this machine or on a cluster.
 
-Ray runs whatever code it is sent, and by default asks nobody who they are. So a Ray that is started here listens on the
-loopback interface only, without a dashboard, and ends with the experiment.
+Ray runs any code that it receives, by default without authentication. So a Ray that is started here listens only on the
+loopback interface, has no dashboard, and ends with the experiment.
 """
 
 import os
@@ -34,7 +34,7 @@ from .subject import program_of
 from .work import Bundle, Work
 
 RETRIES = 3
-"""How often a program is started again whose process or machine was lost."""
+"""How often a program is restarted after its process or machine was lost."""
 GRACE_SECONDS = 60.0
 """How long programs have to save a checkpoint once they are asked to stop."""
 CONNECT_SECONDS = 5.0
@@ -56,9 +56,10 @@ def require_ray() -> Any:
 
 
 def isolate_ray() -> None:
-    """Let a Ray that this process starts refuse other users of this machine, by a random token.
+    """Protect a Ray that this process starts from other users of this machine, by a random token.
 
-    Ray reads the token when it is imported, and keeps it for all its connections. So only a command can do this.
+    Ray reads the token when it is imported, and keeps it for all its connections. So the command does this, not the
+    library.
     """
     if "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
@@ -66,7 +67,7 @@ def isolate_ray() -> None:
 
 @contextmanager
 def connected(address: str | None) -> Iterator["Session"]:
-    """Yield a session with a cluster, with the one that the caller is connected to, or with a new one here."""
+    """Yield a session with the given cluster, with the one that the caller is connected to, or with a new local one."""
     ray = require_ray()
     if ray.is_initialized():
         if address is not None:
@@ -102,14 +103,14 @@ def _start(ray: Any) -> None:
             del os.environ["RAY_USAGE_STATS_ENABLED"]
         else:
             os.environ["RAY_USAGE_STATS_ENABLED"] = statistics
-    if (found := ray.util.get_node_ip_address()) != LOOPBACK:
+    if (got := ray.util.get_node_ip_address()) != LOOPBACK:
         todo = "start it yourself with ray.init or ray start, and pass its address"
-        raise ConnectionError(f"Ray must listen on {LOOPBACK} only, got {found}: {todo}")
+        raise ConnectionError(f"Ray must listen on {LOOPBACK} only, got {got}: {todo}")
 
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Let Ray take the loopback interface for that of this machine, as it does on other systems than Linux."""
+    """Make Ray use the loopback interface as the address of this machine, as it does on other systems than Linux."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -136,7 +137,7 @@ class _UnreachableError(ConnectionError):
 
 
 def _running() -> str:
-    """Return the address of the cluster that runs on this machine, as far as Ray tells; raise if there is none."""
+    """Return the address of the cluster that runs on this machine, as reported by Ray; raise if there is none."""
     try:
         from ray._private.services import get_ray_address_from_environment
     except ImportError:
@@ -173,14 +174,14 @@ def _connection_error(ray: Any, address: str, error: Exception) -> Exception:
     text = str(error)
     if re.search("version mismatch|different version", text, re.IGNORECASE):
         theirs = re.search(r"cluster was started with:\s*Ray:\s*(\S+)\s*Python:\s*(\S+)", text)
-        found = f"Ray {theirs[1]} and Python {theirs[2]}" if theirs else "others"
+        got = f"Ray {theirs[1]} and Python {theirs[2]}" if theirs else "others"
         here = f"Ray {ray.__version__} and Python {'.'.join(map(str, sys.version_info[:3]))}"
         todo = "install the same versions on all machines"
-        return ConnectionError(f"the cluster at {address!r} must have {here}, as this process has, got {found}: {todo}")
+        return ConnectionError(f"the cluster at {address!r} must have {here}, as this process has, got {got}: {todo}")
     if address == "auto" and "Could not find any running Ray" in text:
         todo = "start one with ray start --head, pass its address, or leave address out"
         return ConnectionError(f"a Ray cluster must run on this machine for address 'auto', got none: {todo}")
-    if any(type(each).__name__ == "AuthenticationError" for each in (error, error.__cause__)):
+    if any(type(cause).__name__ == "AuthenticationError" for cause in (error, error.__cause__)):
         todo = "set RAY_AUTH_MODE to token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to that of the cluster"
         return ConnectionError(f"the Ray cluster at {address!r} must know the token of this process, got none: {todo}")
     why = text.strip().partition("\n")[0]
@@ -228,21 +229,21 @@ class Session:
             with monitor.watching() as show:
                 while running:
                     done, _ = ray.wait([*running], num_returns=1, timeout=POLL_SECONDS)
-                    for each in done:
+                    for task in done:
                         try:
-                            complete &= _finish(ray, each, running.pop(each), work)
+                            complete &= _finish(ray, task, running.pop(task), work)
                         except Exception as error:
                             complete, failure = False, failure or error  # the others save first
                     if deadline is None and (failure is not None or monitor.stop()):
                         deadline, complete = time.monotonic() + GRACE_SECONDS, False
-                        for each in running:
-                            ray.cancel(each)
+                        for task in running:
+                            ray.cancel(task)
                     if deadline is not None and time.monotonic() > deadline:
                         break
                     self._follow(board, programs, {program.index for program in running.values()}, starts, show, work)
         finally:
-            for each in running:
-                ray.cancel(each, force=True)
+            for task in running:
+                ray.cancel(task, force=True)
             ray.kill(board)
         if failure is not None:
             raise failure
@@ -296,7 +297,7 @@ class _Program:
         work = self.work
         task = Task(
             program=self.index,
-            bundles=[[(member.recipe.settings, member.folder.name) for member in each] for each in self.bundles],
+            bundles=[[(member.recipe.settings, member.folder.name) for member in bundle] for bundle in self.bundles],
             folder=str(work.folder.resolve()),
             token=self.token,
             working_dir=str(Path.cwd()),
@@ -315,11 +316,11 @@ class _Program:
         return remote.remote(task, board, kept)
 
     def state(self, known: Mapping[int, Mapping[str, Any]], running: set[int]) -> ProgramState:
-        """Return what is known about the program."""
-        found = ProgramState(self.name, len(self.members), self.work.until or self.members[0].recipe.steps)
-        found = found._replace(**known.get(self.index, {}))
-        ended = self.index not in running and found.state not in ("done", "stopped")
-        return found._replace(state="done") if ended else found
+        """Return the state of the program."""
+        state = ProgramState(self.name, len(self.members), self.work.until or self.members[0].recipe.steps)
+        state = state._replace(**known.get(self.index, {}))
+        ended = self.index not in running and state.state not in ("done", "stopped")
+        return state._replace(state="done") if ended else state
 
 
 def _is_done(bundle: Bundle, work: Work) -> bool:
@@ -344,7 +345,7 @@ def _finish(ray: Any, outcome: Any, program: _Program, work: Work) -> bool:
     """Take over the outcome of a task; return whether it is complete, or raise its error in one sentence."""
     errors = ray.exceptions
     try:
-        found = cast("Outcome", ray.get(outcome))
+        result = cast("Outcome", ray.get(outcome))
     except errors.TaskCancelledError:
         return False
     except errors.RayTaskError as error:
@@ -358,12 +359,12 @@ def _finish(ray: Any, outcome: Any, program: _Program, work: Work) -> bool:
         todo = "look at the memory and the logs of its machine, then run the same command to go on"
         raise ConnectionError(f"{lost}: {todo}") from None
     folders = {member.folder.name: member for member in program.members}
-    for name, files in (found.files or {}).items():
+    for name, files in (result.files or {}).items():
         unpack(files, folders[name].folder)
         if isinstance(folders[name].recipe, OwnRecipe):
             sign_run(folders[name].folder, folders[name].recipe)  # the caller has named its function
-    for name in found.scored:
+    for name in result.scored:
         run, model, _ = restored(folders[name].folder)
         record = read_record(folders[name].folder / RECORD)
         work.monitor.scored(folders[name].folder, run, model, work.data(run.recipe), record)
-    return found.complete
+    return result.complete

@@ -1,7 +1,7 @@
-"""A program as a task of Ray: it trains and scores members, in their folder or, where that is not seen, in a copy.
+"""A program as a task of Ray, which trains and scores members in their folder or, if it does not see that, in a copy.
 
-If its process or its machine is lost, Ray starts it again, and it goes on from the last checkpoint: that in the folder,
-that of a copy on the same machine or, on another one, that which the task was given.
+If its process or its machine is lost, Ray restarts the task, which resumes from the last checkpoint. The checkpoint is
+in the folder, in a copy on the same machine or, on another machine, among the files that the task was given.
 """
 
 import os
@@ -44,7 +44,7 @@ class Task:
     folder: str
     """The folder of all members, on the machine of the caller."""
     token: str
-    """A part of the name of a file in it, by which a task knows that it sees the same folder."""
+    """A part of the name of a file in `folder`. A task that finds the file sees the same folder."""
     working_dir: str
     score: Score
     gpu: bool | None
@@ -60,7 +60,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task has done."""
+    """The outcome of a task."""
 
     complete: bool
     scored: Sequence[str]
@@ -70,12 +70,12 @@ class Outcome:
 
 
 def token_path(folder: Path, token: str) -> Path:
-    """Return the file by which a task knows that it sees the folder of the caller."""
+    """Return the path of a file that a task finds if it sees the folder of the caller."""
     return folder / f".ray-{token}"
 
 
 def run_task(task: Task, board: Any, kept: Sequence[Any]) -> Outcome:
-    """Train and score the members of a program. `kept` are objects of Ray with the files of members so far."""
+    """Train and score the members of a program. `kept` are objects of Ray with the current files of members."""
     if task.version != __version__:
         todo = "install the same version on all machines of the cluster"
         raise ValueError(f"concretely must have version {task.version} on the cluster, got {__version__}: {todo}")
@@ -86,7 +86,7 @@ def run_task(task: Task, board: Any, kept: Sequence[Any]) -> Outcome:
         reporter = _Reporter(task.program, board)
         shared = _sees(folder, task.token)
         root = folder if shared else _scratch(task.token)
-        bundles = [[Member(recipe_of(settings), root / name) for settings, name in each] for each in task.bundles]
+        bundles = [[Member(recipe_of(settings), root / name) for settings, name in bundle] for bundle in task.bundles]
         members = [member for bundle in bundles for member in bundle]
         if not shared:
             _place(members, kept)
@@ -120,7 +120,7 @@ def packed(folder: Path) -> dict[str, bytes]:
 
 
 def unpack(files: Files, folder: Path) -> None:
-    """Write the files of a run into a folder, instead of those that it has."""
+    """Replace the files in a folder by the files of a run."""
     for name in files:
         if not name or Path(name).name != name or name.startswith("."):
             raise ValueError(f"a run must have files with plain names, got {name!r}")
@@ -184,13 +184,13 @@ class _ReportedScore:
 
 @contextmanager
 def _working_dir(path: str) -> Iterator[None]:
-    """Work in the folder of the caller, if this machine has it, so that relative paths of data and models hold."""
+    """Work in the folder of the caller, if this machine has it, so that relative paths of data and models work."""
     with chdir(path) if Path(path).is_dir() else nullcontext():
         yield
 
 
 def _sees(folder: Path, token: str) -> bool:
-    """Return whether a folder is that of the caller, and has locks. Otherwise a copy is trained."""
+    """Return whether this process sees the folder of the caller and can lock it. Otherwise it trains a copy."""
     try:
         if token_path(folder, token).name not in os.listdir(folder):
             return False
@@ -208,12 +208,12 @@ def _scratch(token: str) -> Path:
 
 
 def _place(members: Sequence[Member], kept: Sequence[Any]) -> None:
-    """Write the files that the caller has of members, unless this machine has a copy already."""
+    """Write the caller's files of members, unless this machine already has a copy."""
     import ray
 
-    for member, each in zip(members, kept, strict=True):
-        if each is not None and not any(member.folder.glob("checkpoint-*.json")):
-            unpack(ray.get(each), member.folder)
+    for member, files in zip(members, kept, strict=True):
+        if files is not None and not any(member.folder.glob("checkpoint-*.json")):
+            unpack(ray.get(files), member.folder)
 
 
 def _device(gpu: bool | None, note: Callable[[str], None]) -> torch.device:

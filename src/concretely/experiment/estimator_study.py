@@ -57,7 +57,7 @@ def study_estimators(
     if points > most:
         raise ValueError(f"points must be at most {most:,}, the size of the training set, got {points}")
     inputs = inputs_of(recipe, data.train[Order(points=most, batch=points, seed=recipe.seed).indices(step)].to(device))
-    options["estimators"] = {name: estimator_of(each, model, inputs) for name, each in recipes.items()}
+    options["estimators"] = {name: estimator_of(recipe, model, inputs) for name, recipe in recipes.items()}
     options["generator"] = generator_of(recipe.seed, Purpose.NOISE, step, device=device)
     return evaluation.gradient_study(model, *inputs, samples=recipe.samples, **options)
 
@@ -78,8 +78,8 @@ def study_own(
     index = Order(points=most, batch=points, seed=seed).indices(run.step)
     inputs, made = inputs_for(recipe, model, data, "train", index), dict[str, Any]()
     for name in names:
-        found = estimator_from_text(name, temperature if ESTIMATORS[name].has_temperature else None)
-        made[name] = found(model, *inputs) if isinstance(found, type) else found
+        built = estimator_from_text(name, temperature if ESTIMATORS[name].has_temperature else None)
+        made[name] = built(model, *inputs) if isinstance(built, type) else built
     device = next(model.parameters()).device
     how = {"generator": generator_of(seed, Purpose.NOISE, run.step, device=device), **given}
     return evaluation.gradient_study(model, *inputs, estimators=made, samples=samples, **how)

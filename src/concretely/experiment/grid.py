@@ -39,7 +39,7 @@ def expand_grid(given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def differing_keys(recipes: Sequence[RunRecipe]) -> list[str]:
     """Return the keys in which recipes differ, among those that may have several values."""
-    return [name for name in keys_of(recipes[0]) if len({str(flat(each).get(name)) for each in recipes}) > 1]
+    return [name for name in keys_of(recipes[0]) if len({str(flat(recipe).get(name)) for recipe in recipes}) > 1]
 
 
 def keys_of(recipe: RunRecipe) -> tuple[str, ...]:

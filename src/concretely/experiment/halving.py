@@ -1,8 +1,8 @@
 """Successive halving: pause all members at a step, and train only the best on the validation set further.
 
 A factor of 3 keeps the best third at a ninth of the steps, the best third of these at a third, and so on
-[jamieson2016nonstochastic]. Members pause at a checkpoint, from which the others go on, so that a member
-that is trained to the end is the same as without halving.
+[jamieson2016nonstochastic]. Members pause at a checkpoint, and the selected ones resume from it. So a member that is
+trained to the end is the same as without halving.
 """
 
 import math
@@ -41,13 +41,13 @@ def plan_rungs(members: int, *, steps: int, factor: int) -> list[Rung]:
         raise ValueError(f"halving must be at least 2, the factor by which the members are reduced, got {factor}")
     if members < factor:
         raise ValueError(f"halving must be at most the number of members, {members}, got {factor}")
-    found, number = list[Rung](), members
+    rungs, number = list[Rung](), members
     count = next(power for power in range(members) if factor ** (power + 1) > members)
     for power in range(count, 0, -1):
         if step := steps // factor**power:
             number = math.ceil(number / factor)
-            found.append(Rung(step, number))
-    return found
+            rungs.append(Rung(step, number))
+    return rungs
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ScoreRung:
             how: dict[str, Any] = {"split": "valid", "samples": self.samples, "progress": monitor.progress}
             with abort_on_stop(monitor.stop, model):
                 score = scoring.score_split(run.recipe, model, own, **how)
-            add_scores(member.folder, run, model, data=own, found={"valid": score}, note=monitor.note)
+            add_scores(member.folder, run, model, data=own, scores={"valid": score}, note=monitor.note)
             scores = {**_scores(member), _key(self.step, self.samples): score_metric(score)}
             write_record(member.folder / FILE, {"scores": scores})
 
@@ -89,11 +89,11 @@ class ScoreRung:
         return math.inf if value is None else float(value)
 
     def best(self, members: Sequence[Member], number: int) -> list[Member]:
-        """Return the members with the best scores, in their order. Of equal ones the first is better."""
+        """Return the members with the best scores, in their order. Ties go to the first member."""
 
         def value(member: Member) -> float:
-            found = None if has_diverged(member) else self.value(member)
-            return math.inf if found is None else found
+            score = None if has_diverged(member) else self.value(member)
+            return math.inf if score is None else score
 
         kept = sorted(members, key=value)[:number]
         return [member for member in members if member in kept]
@@ -112,4 +112,4 @@ def _scores(member: Member) -> Mapping[str, Any]:
         scores = read_checked(path, remedy="delete it")["scores"]
     except (ValueError, KeyError):
         return {}
-    return scores if isinstance(scores, dict) and all(isinstance(each, dict) for each in scores.values()) else {}
+    return scores if isinstance(scores, dict) and all(isinstance(score, dict) for score in scores.values()) else {}

@@ -82,19 +82,19 @@ def read_history(experiment: Experiment, records: Path) -> dict[str, CellHistory
     content = read_checked(path, remedy=remedy)
     try:
         cells = content["cells"].items()
-        found = {title: CellHistory(cell["best"], [*cell["history"]]) for title, cell in cells}
+        histories = {title: CellHistory(cell["best"], [*cell["history"]]) for title, cell in cells}
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"records must be those of an experiment, got others in {str(path)!r}: {remedy}") from None
     titles = {cell.title for cell in experiment.cells}
-    if unknown := [title for title in found if title not in titles]:
+    if unknown := [title for title in histories if title not in titles]:
         raise ValueError(f"records must be of cells of {experiment.name}, got {unknown[0]!r} in {path}")
-    for title, (best, history) in found.items():
+    for title, (best, history) in histories.items():
         for record in history:
             if cell_title(_require_run_record(record, path)) != title:
                 raise ValueError(f"records must stand under the title of their cell, got others for {title} in {path}")
         if not history or best != _best(history):
             raise ValueError(f"records must have the best of a cell's history, got another for {title} in {path}")
-    return found
+    return histories
 
 
 def _added(record: Record, history: list[Record]) -> list[Record]:
@@ -203,5 +203,5 @@ def _require_scored(result: CellResult, split: str, *, samples: int, both: bool)
     if result.score(f"{split}_relaxed") is None:
         raise ValueError(f"the objective of its relaxed graph on {split} is not finite")
     for graph, own in (("discrete", metric), ("relaxed", relaxed)):
-        if (found := own.get("samples", 0)) != samples:
-            raise ValueError(f"its {graph} graph must be scored with exactly {number} on {split}, got {found:,}")
+        if (got := own.get("samples", 0)) != samples:
+            raise ValueError(f"its {graph} graph must be scored with exactly {number} on {split}, got {got:,}")

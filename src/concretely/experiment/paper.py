@@ -110,8 +110,8 @@ class Experiment:
 
 def experiment_names() -> list[str]:
     """Return the names of all experiments, in the order of the paper."""
-    found = {path.stem for path in FOLDER.glob("*.toml")}
-    return [*(name for name in ORDER if name in found), *sorted(found.difference(ORDER))]
+    names = {path.stem for path in FOLDER.glob("*.toml")}
+    return [*(name for name in ORDER if name in names), *sorted(names.difference(ORDER))]
 
 
 def load_experiment(name: str, only: Callable[[Cell], bool] = lambda _: True, **changes: Any) -> Experiment:
@@ -155,13 +155,13 @@ def _lines(row: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[tuple
     given = {name: value for name, value in row.items() if name not in ("name", "nll")}
     for samples, *numbers in row.get("nll", []):
         head: Mapping[str, list[str]] = content["columns"]
-        found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
+        lines: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
         for *values, number in zip(*head.values(), numbers, strict=True):
             column = dict(zip(head, values, strict=True))
             split = column.pop("split")
             if not math.isnan(number):  # not in the paper
-                found.setdefault(tuple(column.items()), {})[split] = number
-        for key, paper in found.items():
+                lines.setdefault(tuple(column.items()), {})[split] = number
+        for key, paper in lines.items():
             yield {**given, "samples": samples, **dict(key)}, paper
     for name, values in given.items():
         for value in values if isinstance(values, list) else ():

@@ -19,7 +19,7 @@ class Here:
 
 @dataclass(frozen=True)
 class Share:
-    """Every process that was started with the same folder trains what no other has."""
+    """Every process that was started with the same folder trains members that no other process holds."""
 
     members_per_program: int | None = None
     """The maximum number of members that a process trains as one program, by default 8 on a GPU and 1 elsewhere."""

@@ -144,8 +144,8 @@ def plan_experiment(
     ]
     chosen, folder = variants[0], RUNS / name if folder is None else Path(folder)
     if not chosen.cells:
-        found = " and ".join(f"{key} {','.join(entries)}" for key, entries in only.items())
-        raise ValueError(f"{name} has no cell with {found}")
+        got = " and ".join(f"{key} {','.join(entries)}" for key, entries in only.items())
+        raise ValueError(f"{name} has no cell with {got}")
     if smoke:
         chosen, folder = replace(chosen, score_samples=min(SMOKE_SAMPLES, chosen.score_samples)), folder / "smoke"
     if score_samples is not None:
@@ -200,7 +200,7 @@ def _cell_results(plan: Plan) -> list[CellResult]:
 
 
 def train_command(recipe: Recipe, out: Path, **others: Any) -> str:
-    """Return the command that trains a recipe in a folder. `others` are further flags; those that are None are omitted.
+    """Return the command that trains a recipe in a folder. `others` are further flags; flags that are None are omitted.
 
     >>> train_command(resolve(notation="200H-784V", data="mnist", lr=1e-3), Path("out/run"), score_samples=100)
     'concretely train 200H-784V --data mnist --estimator concrete --samples 1 --steps 20000 --lr 0.001 --score-samples 100 --out out/run'
@@ -225,7 +225,7 @@ def _variants(recipe: Path | None, changes: Mapping[str, Any]) -> list[dict[str,
 
 def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[Member]]:
     """Return the members for every cell, one for each different recipe of its variants."""
-    found = dict[str, list[Member]]()
+    candidates = dict[str, list[Member]]()
     for cells in zip(*(variant.cells for variant in variants), strict=True):
         title, recipes = cells[0].title, list(dict.fromkeys(cell.recipe for cell in cells))
         names = [title]
@@ -236,8 +236,8 @@ def _candidates(variants: Sequence[Experiment], folder: Path) -> dict[str, list[
                 raise ValueError(f"{key} must have one value for {title}, {why}")
             # the same keys for every grid, so that grids share runs
             names = [f"{title},{name}" for name in recipe_names(recipes, NAME_KEYS)]
-        found[title] = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
-    return found
+        candidates[title] = [Member(recipe, folder / name) for recipe, name in zip(recipes, names, strict=True)]
+    return candidates
 
 
 def _best(members: Sequence[Member]) -> Member:
@@ -269,7 +269,7 @@ def _score_relaxed(
                 new[f"{split}_relaxed"] = scoring.relaxed_objective(
                     run.recipe, model, data, split=split, samples=samples[split], step=run.chosen
                 )
-        scoring.add_scores(member.folder, run, model, data=data, found={}, others=new)
+        scoring.add_scores(member.folder, run, model, data=data, scores={}, others=new)
 
 
 def _missing_relaxed(metrics: Mapping[str, Any]) -> list[str]:

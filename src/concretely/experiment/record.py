@@ -1,7 +1,6 @@
 """The record of a run, `record.json`: its recipe, metrics and environment, and nothing that identifies a user.
 
-A record has a checksum, so that a changed one is not taken for a result, and all that is shown of it is checked when it
-is read.
+A checksum detects records that were edited. Everything that reports show is checked when a record is read.
 """
 
 import json
@@ -48,17 +47,17 @@ def read_checked(path: Path, *, remedy: str, has_checksum: bool = True) -> Any:
     Without `has_checksum`, a file that has none, as older versions wrote it, is read as it is.
     """
     try:
-        found = parse_json(read_bytes(path, most=MOST))
+        content = parse_json(read_bytes(path, most=MOST))
     except (ValueError, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"a record must be JSON, got a damaged file {str(path)!r} ({why}): {remedy}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a record must be a JSON object, got {type(found).__name__} in {str(path)!r}: {remedy}")
-    if has_checksum and CHECKSUM not in found:
+    if not isinstance(content, dict):
+        raise ValueError(f"a record must be a JSON object, got {type(content).__name__} in {str(path)!r}: {remedy}")
+    if has_checksum and CHECKSUM not in content:
         raise ValueError(f"a record must have a checksum, got none in {str(path)!r}: {remedy}")
-    if CHECKSUM in found and found.pop(CHECKSUM) != json_digest(found):
+    if CHECKSUM in content and content.pop(CHECKSUM) != json_digest(content):
         raise ValueError(f"a record must be as it was written, got changes since then in {str(path)!r}: {remedy}")
-    return finite_or_none(found)
+    return finite_or_none(content)
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -66,32 +65,32 @@ def read_record(path: Path) -> dict[str, Any]:
     remedy = "restore it"
     if any(path.parent.glob("checkpoint-*.json")):
         remedy = f"make it again with: concretely evaluate {shlex.quote(str(path.parent))}"
-    found = read_checked(path, remedy=remedy)
-    require_record(found, path)
-    return dict(found)
+    record = read_checked(path, remedy=remedy)
+    require_record(record, path)
+    return dict(record)
 
 
-def require_record(found: Any, path: Path) -> None:
+def require_record(record: Any, path: Path) -> None:
     """Raise an error unless a value that was read from a file is the record of a run."""
     try:
-        _require_record(found)
+        _require_record(record)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
 
 
-def _require_record(found: Any) -> None:
-    if not isinstance(found, dict):
-        raise ValueError(f"a record must be a JSON object, got {type(found).__name__}")
-    if missing := [key for key in KEYS if key not in found]:
+def _require_record(record: Any) -> None:
+    if not isinstance(record, dict):
+        raise ValueError(f"a record must be a JSON object, got {type(record).__name__}")
+    if missing := [key for key in KEYS if key not in record]:
         raise ValueError(f"a record must have {', '.join(KEYS)}, got no {' and no '.join(missing)}")
-    require_environment(found, "a record")
-    recipe, metrics = found["recipe"], found["metrics"]
+    require_environment(record, "a record")
+    recipe, metrics = record["recipe"], record["metrics"]
     _require(_is_recipe(recipe), "recipe", "have the texts notation or model, data, estimator, and samples", recipe)
     for key in ("seed", "step", "members"):
-        _require(is_count(found.get(key, 0)), key, "be a whole number", found.get(key))
-    _require(is_number(found["seconds"]), "seconds", "be a number", found["seconds"])
+        _require(is_count(record.get(key, 0)), key, "be a whole number", record.get(key))
+    _require(is_number(record["seconds"]), "seconds", "be a number", record["seconds"])
     _require(isinstance(metrics, dict), "metrics", "be a JSON object", metrics)
-    for name, metric in (*metrics.items(), ("valid", found.get("valid", {}))):
+    for name, metric in (*metrics.items(), ("valid", record.get("valid", {}))):
         _require(_is_metric(metric), name, "be a metric", metric)
 
 

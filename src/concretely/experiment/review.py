@@ -81,13 +81,13 @@ class Review(NamedTuple):
 def review_records(records: Path) -> Review:
     """Review the records in a folder."""
     experiments, trained = list[tuple[Experiment, list[CellResult]]](), list[tuple[Cell, CellHistory]]()
-    for each in map(load_experiment, experiment_names()):
-        known = read_history(each, records)
-        best = {title: found.best for title, found in known.items()}
-        experiments.append((each, [CellResult(cell, best.get(cell.title)) for cell in each.cells]))
-        trained += [(cell, known[cell.title]) for cell in each.cells if cell.title in known]
+    for experiment in map(load_experiment, experiment_names()):
+        known = read_history(experiment, records)
+        best = {title: history.best for title, history in known.items()}
+        experiments.append((experiment, [CellResult(cell, best.get(cell.title)) for cell in experiment.cells]))
+        trained += [(cell, known[cell.title]) for cell in experiment.cells if cell.title in known]
     every = [result for _, results in experiments for result in results]
-    warm = [result for each, results in experiments if each.figure == "temperature" for result in results]
+    warm = [result for kind, results in experiments if kind.figure == "temperature" for result in results]
     reasons = _reasons(records, every)
     worse = [result for result in every if (result.difference("test") or 0.0) > NEAR]
     return Review(
@@ -103,13 +103,13 @@ def review_records(records: Path) -> Review:
 
 
 def _standing(trained: Sequence[tuple[Cell, CellHistory]]) -> Standing:
-    now = _differences(CellResult(cell, found.best) for cell, found in trained)
-    first = _differences(CellResult(cell, found.history[0]) for cell, found in trained)
+    now = _differences(CellResult(cell, history.best) for cell, history in trained)
+    first = _differences(CellResult(cell, history.history[0]) for cell, history in trained)
     return Standing(
         cells=len(now),
         near=sum(difference <= NEAR for difference in now),
         better=sum(difference < -NEAR for difference in now),
-        repeated=sum(len(found.history) > 1 for cell, found in trained if "test" in cell.paper),
+        repeated=sum(len(history.history) > 1 for cell, history in trained if "test" in cell.paper),
         near_at_first=sum(difference <= NEAR for difference in first),
     )
 
@@ -121,20 +121,20 @@ def _differences(results: Iterable[CellResult], split: str = "test") -> list[flo
 
 def _summary(experiments: Iterable[tuple[Experiment, Sequence[CellResult]]]) -> Iterable[GroupSummary]:
     """Yield the summary of every experiment and estimator."""
-    for each, results in experiments:
+    for experiment, results in experiments:
         for estimator in dict.fromkeys(result.cell.heading for result in results):
             own = [result for result in results if result.cell.heading == estimator]
             test, train = (_differences(own, split) for split in SPLITS)
             if test:
                 near = sum(difference <= NEAR for difference in test)
-                yield GroupSummary(each.name, estimator, near, len(test), median(test), median(train))
+                yield GroupSummary(experiment.name, estimator, near, len(test), median(test), median(train))
 
 
 def _budgets(trained: Iterable[tuple[Cell, CellHistory]], *, paper: bool) -> list[CellResult]:
     """Return all records of cells that were trained more than once, and with `paper` at least once with its budget.
 
-    Without `paper`, return those of the other cells. A run has the paper's budget if it took at least as many steps,
-    with the same batch size.
+    Without `paper`, return the records of the other cells. A run has the paper's budget if it took at least as many
+    steps, with the same batch size.
     """
     results = list[CellResult]()
     for cell, (best, history) in trained:
@@ -151,11 +151,11 @@ def _reasons(records: Path, results: Sequence[CellResult]) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        found = parse_toml(read_bytes(path, most=MOST))
+        reasons = parse_toml(read_bytes(path, most=MOST))
     except ValueError as error:
         raise ValueError(f"reasons must be TOML, got {path}: {error}") from None
     titles = {result.cell.title for result in results}
-    for title, reason in found.items():
+    for title, reason in reasons.items():
         if title not in titles or not isinstance(reason, str) or "\n" in reason:
             raise ValueError(f"reasons must be sentences by the titles of cells, got {title!r} in {path}")
-    return found
+    return reasons

@@ -94,10 +94,10 @@ def current_record(member: Member) -> dict[str, Any] | None:
     if run is None or not path.exists():
         return None
     try:
-        found = read_record(path)
+        record = read_record(path)
     except ValueError:  # scoring makes it again
         return None
-    return found if is_current(found, run) else None
+    return record if is_current(record, run) else None
 
 
 def is_current(record: Mapping[str, Any], run: Run) -> bool:
@@ -116,14 +116,14 @@ def load_data(
     def few(bits: Bits) -> Bits:
         return bits if points is None else Bits(bits.packed[:: max(1, len(bits) // points)][:points], bits.width)
 
-    found = {}
+    loaded = {}
     with monitor.loading():
         for key, recipe in {data_name(member.recipe): member.recipe for member in members}.items():
             data = data_of(recipe, max_bytes=max_bytes, progress=monitor.progress)
             if points is not None:
                 data = replace(data, train=few(data.train), valid=few(data.valid), test=few(data.test))
-            found[key] = data
-    return lambda recipe: found[data_name(recipe)]
+            loaded[key] = data
+    return lambda recipe: loaded[data_name(recipe)]
 
 
 def require_trainable(members: Sequence[Member], *, longer: bool = False) -> None:
@@ -206,8 +206,8 @@ def train_program(
             with monitor.training(waiting, alone) as callbacks:
                 callbacks, stop = _paused_at(until, callbacks, monitor.stop)
                 how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds}
-                found = loop.train_together(waiting, data=data, **how, callbacks=callbacks, stop=stop, until=until)
-            if not _is_complete(waiting, found, monitor, until):
+                results = loop.train_together(waiting, data=data, **how, callbacks=callbacks, stop=stop, until=until)
+            if not _is_complete(waiting, results, monitor, until):
                 return False
         then(group, monitor)
     return not monitor.stop()
@@ -263,17 +263,17 @@ def score_member(
         monitor.note(f"scoring {member.folder.name}")
     run, model, _ = restored(member.folder, device=device)
     if not missing:  # scored before it was finished, at the same step
-        return add_scores(member.folder, run, model, data=data, found={}, note=monitor.note)
-    found = {}
+        return add_scores(member.folder, run, model, data=data, scores={}, note=monitor.note)
+    scores = {}
     try:
         with abort_on_stop(monitor.stop, model):
             for split, precision in missing.items():
                 options = {**precision._asdict(), "progress": monitor.progress}
-                found[split] = scoring.score_split(run.recipe, model, data, split=split, **options)
+                scores[split] = scoring.score_split(run.recipe, model, data, split=split, **options)
     finally:
-        if found:
-            record = add_scores(member.folder, run, model, data=data, found=found, note=monitor.note)
-            if found.keys() - {"valid"}:
+        if scores:
+            record = add_scores(member.folder, run, model, data=data, scores=scores, note=monitor.note)
+            if scores.keys() - {"valid"}:
                 monitor.scored(member.folder, run, model, data, record)
     return current_record(member)
 
@@ -320,11 +320,11 @@ def _paused_at(
 
 
 def _is_complete(
-    members: Sequence[Member], found: Sequence[Run | loop.DivergedError], monitor: Monitor, until: int | None
+    members: Sequence[Member], results: Sequence[Run | loop.DivergedError], monitor: Monitor, until: int | None
 ) -> bool:
     """Mark the members that have diverged, and return whether all others are finished, or have reached `until`."""
     complete = True
-    for member, run in zip(members, found, strict=True):
+    for member, run in zip(members, results, strict=True):
         if isinstance(run, loop.DivergedError):
             if len(members) == 1:
                 monitor.note(str(run))  # of several, training itself has noted it

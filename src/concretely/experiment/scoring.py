@@ -88,8 +88,8 @@ def relaxed_objective(
     with eval_mode(model), torch.no_grad(), counting("relaxed graph", total, shown=progress) as advance:
         for first in range(0, total, points):
             inputs = inputs_for(recipe, model, data, split, slice(first, first + points))
-            found = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
-            bounds.append(found.bound.double().cpu())
+            result = estimate(model, *inputs, estimator=estimator, samples=samples, generator=generator)
+            bounds.append(result.bound.double().cpu())
             advance(len(bounds[-1]))
     title = f"{split} objective of the relaxed graph"
     meaning = "The objective of training; the NLL is that of the discrete graph. Lower is better."
@@ -101,7 +101,7 @@ def independent_pixels(
 ) -> dict[str, Any] | None:
     """Return the NLL of a baseline without latents: independent pixels with the frequencies of the training data.
 
-    Return None if the data are not bits. Only a model of one's own has to be given.
+    Return None if the data are not bits. `model` is needed only for a model of one's own.
     """
     x, known = (observed_bits(recipe, model, data, name) for name in (split, "train"))
     if x is None or known is None:
@@ -113,31 +113,31 @@ def independent_pixels(
     return _metric(nll, title=f"{split} NLL of independent pixels", meaning=meaning)
 
 
-def score_metric(found: Score) -> dict[str, Any]:
+def score_metric(score: Score) -> dict[str, Any]:
     """Return a score as a metric of a record."""
-    return likelihood_metric(found) if isinstance(found, Likelihood) else cost_metric(found)
+    return likelihood_metric(score) if isinstance(score, Likelihood) else cost_metric(score)
 
 
-def score_name(found: Score, split: str) -> str:
+def score_name(score: Score, split: str) -> str:
     """Return the name of a score in a record."""
-    return f"{split}_{'nll' if isinstance(found, Likelihood) else 'cost'}"
+    return f"{split}_{'nll' if isinstance(score, Likelihood) else 'cost'}"
 
 
-def cost_metric(found: Cost) -> dict[str, Any]:
+def cost_metric(cost: Cost) -> dict[str, Any]:
     """Return a cost as a metric of a record."""
-    return _metric(found.values, samples=found.samples, seconds=found.seconds)
+    return _metric(cost.values, samples=cost.samples, seconds=cost.seconds)
 
 
-def likelihood_metric(found: Likelihood) -> dict[str, Any]:
+def likelihood_metric(likelihood: Likelihood) -> dict[str, Any]:
     """Return a likelihood as a metric of a record."""
     return {
-        "value": found.nll,
-        "standard_error": found.standard_error,
-        "samples": found.samples,
-        "points": len(found.log_likelihood),
-        "full_points": found.full_points,
-        "effective_sample_size": found.effective_sample_size.mean().item(),
-        "seconds": found.seconds,
+        "value": likelihood.nll,
+        "standard_error": likelihood.standard_error,
+        "samples": likelihood.samples,
+        "points": len(likelihood.log_likelihood),
+        "full_points": likelihood.full_points,
+        "effective_sample_size": likelihood.effective_sample_size.mean().item(),
+        "seconds": likelihood.seconds,
     }
 
 
@@ -147,20 +147,21 @@ def add_scores(
     model: nn.Module,
     *,
     data: Any,
-    found: Mapping[str, Score],
+    scores: Mapping[str, Score],
     others: Metrics = MappingProxyType({}),
     note: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Add scores by split, and other metrics by name, to the record of a run, and return the record.
 
-    Older metrics are kept, unless they belong to another step or the new ones are at least as precise. If the record
-    is damaged or was changed, `note` is told, the file is kept under another name and a new record is begun.
+    Older metrics are kept, unless they belong to another step or the new ones are at least as precise. If the record is
+    damaged or was edited, the file is kept under another name, a new record is started, and `note` receives a sentence
+    about it.
     """
     environment = describe_environment(str(next(model.parameters()).device))
-    new = {score_name(score, split): score_metric(score) for split, score in found.items()} | dict(others)
+    new = {score_name(score, split): score_metric(score) for split, score in scores.items()} | dict(others)
     if environment != run.environment:  # scored in another environment than trained
         new = {name: {**metric, "environment": environment} for name, metric in new.items()}
-    baselines = {split: independent_pixels(run.recipe, data, split=split, model=model) for split in found}
+    baselines = {split: independent_pixels(run.recipe, data, split=split, model=model) for split in scores}
     new |= {f"{split}_factorised_nll": metric for split, metric in baselines.items() if metric is not None}
     path, before = folder / FILE, dict[str, Any]()
     with file_lock(folder / f".{FILE}.lock"):  # or two processes could overwrite each other's metrics

@@ -52,7 +52,7 @@ class Sweep:
     ranked: Sequence[ScoredMember]
     folder: Path
     stopped: Sequence[Member] = ()
-    """The members that halving has stopped before their last step. They come after those that were trained to it."""
+    """The members that halving has stopped before their last step. They rank after those trained to the end."""
     saved: str = ""
     """A sentence about the steps that halving has saved, if there was any."""
 
@@ -94,7 +94,7 @@ def train_list(
 
 
 def sweep_recipes(**given: Any) -> list[RunRecipe]:
-    """Return the recipes of a grid. Learning rates and weight decays that are not given are those of the paper.
+    """Return the recipes of a grid. Learning rates and weight decays that are not given take the paper's values.
 
     A model of one's own has no weight decay, and learning rates only if no arguments of its builder are given.
 
@@ -130,8 +130,8 @@ def sweep(
 
     >>> from tempfile import mkdtemp
     >>> recipes = sweep_recipes(notation="2H-64V", steps=2, lr="1e-3,1e-2", weight_decay=0)
-    >>> found = sweep(recipes, Path(mkdtemp()), samples=1)
-    >>> len(found.ranked), found.best == found.ranked[0].member
+    >>> result = sweep(recipes, Path(mkdtemp()), samples=1)
+    >>> len(result.ranked), result.best == result.ranked[0].member
     (2, True)
     """
     for name in OF_DATA:
@@ -144,10 +144,10 @@ def sweep(
     how: dict[str, Any] = {"device": device, "checkpoint_seconds": checkpoint_seconds, "max_bytes": max_bytes}
     members = _members(recipes, folder, [name for name in keys_of(recipes[0]) if name not in OF_DATA])
     score = ScoreSplits({"valid": Precision(samples)})
-    found = _train(members, folder, on, score, monitor=monitor, halving=halving, **how)
+    scored = _train(members, folder, on, score, monitor=monitor, halving=halving, **how)
     stopped = [] if halving is None else [member for member in members if not is_settled(member)]
-    ranked = sorted(found, key=lambda each: _rank(each, stopped))
-    result = Sweep(ranked, folder, stopped, "" if halving is None else _saved(found, stopped))
+    ranked = sorted(scored, key=lambda entry: _rank(entry, stopped))
+    result = Sweep(ranked, folder, stopped, "" if halving is None else _saved(scored, stopped))
     _write(result, samples)
     return result
 
@@ -197,34 +197,36 @@ def _train(
     return [ScoredMember(member, None if has_diverged(member) else current_record(member)) for member in members]
 
 
-def _rank(found: ScoredMember, stopped: Sequence[Member]) -> tuple[bool, bool, float]:
+def _rank(scored: ScoredMember, stopped: Sequence[Member]) -> tuple[bool, bool, float]:
     """Return a sort key: by validation, with members that halving has stopped after the others, diverged ones last."""
-    value = validation_nll(found.record)
-    return not math.isfinite(value), found.member in stopped, value
+    value = validation_nll(scored.record)
+    return not math.isfinite(value), scored.member in stopped, value
 
 
-def _saved(found: Sequence[ScoredMember], stopped: Sequence[Member]) -> str:
+def _saved(scored: Sequence[ScoredMember], stopped: Sequence[Member]) -> str:
     """Return a sentence about the steps that members did not take because they were stopped."""
-    steps = sum(member.recipe.steps for member, _ in found)
+    steps = sum(member.recipe.steps for member, _ in scored)
     runs = [(member, last_run(member.folder)) for member in stopped]
     saved = sum(member.recipe.steps - run.step for member, run in runs if run is not None)
     share = f"{saved:,} of {steps:,} steps, {saved / steps:.0%}"
-    return f"halving has stopped {len(stopped)} of {len(found)} members early, which saved {share}"
+    return f"halving has stopped {len(stopped)} of {len(scored)} members early, which saved {share}"
 
 
-def _write(found: Sweep, samples: int) -> None:
+def _write(result: Sweep, samples: int) -> None:
     """Write the ranking and the recipe of the best member, unless they are written already."""
-    best, path = found.best, found.folder / SWEEP
-    entries = [_summary(*each) | ({"stopped": True} if each.member in found.stopped else {}) for each in found.ranked]
+    best, path = result.best, result.folder / SWEEP
+    entries = [
+        _summary(*entry) | ({"stopped": True} if entry.member in result.stopped else {}) for entry in result.ranked
+    ]
     content = {"score_samples": samples, "best": None if best is None else best.folder.name, "members": entries}
-    content |= {"halving": found.saved} if found.saved else {}
-    with file_lock(found.folder / f".{SWEEP}.lock"):  # several processes may end at the same time
+    content |= {"halving": result.saved} if result.saved else {}
+    with file_lock(result.folder / f".{SWEEP}.lock"):  # several processes may end at the same time
         if not _holds(path, content):
             write_record(path, content)
         if best is None:
-            (found.folder / BEST).unlink(missing_ok=True)
-        elif not _holds_text(found.folder / BEST, best.recipe.toml()):
-            write_text(found.folder / BEST, best.recipe.toml())
+            (result.folder / BEST).unlink(missing_ok=True)
+        elif not _holds_text(result.folder / BEST, best.recipe.toml()):
+            write_text(result.folder / BEST, best.recipe.toml())
 
 
 def _holds(path: Path, content: Mapping[str, Any]) -> bool:

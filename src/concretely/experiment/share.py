@@ -1,8 +1,8 @@
 """Share the members of an experiment among processes that were started on one folder, on one machine or several.
 
-Each process takes members that no other has, and waits at the end for those of the others. A process holds what it has
-by locks on files, which end with the process: what a dead process left is taken over from its last checkpoint. Nothing
-else passes between processes.
+Each process trains members that no other process holds, and waits at the end until the others are done. A process holds
+members by file locks, which end with the process. Members of a process that died are resumed by another one from their
+last checkpoint. Processes exchange nothing else.
 """
 
 import os
@@ -30,7 +30,7 @@ TRAINING = ".lock"
 GPU_MEMBERS = 8
 """The default number of members of one program on a GPU. More train faster together, but leave less to others."""
 WAITS = (0.25, 8.0)
-"""The first and the longest pause, in seconds, before looking again for what others have left."""
+"""The first and the longest pause, in seconds, between two searches for members that no process holds."""
 
 
 def require_locks(folder: Path, note: Callable[[str], None]) -> None:
@@ -43,8 +43,8 @@ def require_locks(folder: Path, note: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def claimed(bundle: Bundle) -> Iterator[bool]:
-    """Hold all members of a bundle if no other process holds one, and yield whether this one does."""
+def claim_bundle(bundle: Bundle) -> Iterator[bool]:
+    """Hold all members of a bundle unless another process holds one of them, and yield whether this succeeded."""
     with ExitStack() as stack:
         for member in bundle:
             member.folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def claimed(bundle: Bundle) -> Iterator[bool]:
                 stack.close()
                 yield False
                 return
-            # a client of NFS may remember an older content of the folder; to list it asks the server again
+            # an NFS client may have cached the folder; listing it asks the server again
             os.listdir(member.folder)
         yield True
 
@@ -67,7 +67,7 @@ def members_per_program(wanted: int | None, device: torch.device) -> int:
 
 
 def train_shared(work: Work, *, members: int | None = None) -> bool:
-    """Train and score what no other process has, until all is done or the monitor stops it; return whether all is.
+    """Train and score members that no other process holds until all are done; return False if the monitor stops first.
 
     `members` is the maximum number of members that this process trains as one program, by default 8 on a GPU and 1
     elsewhere.
@@ -104,23 +104,23 @@ def train_shared(work: Work, *, members: int | None = None) -> bool:
 
 
 def _taken(left: Sequence[Bundle], size: int, until: int | None, stack: ExitStack) -> list[Bundle]:
-    """Claim bundles of one program with up to `size` members, or one that only has to be scored; return them."""
-    found = list[Bundle]()
+    """Claim bundles of one program with up to `size` members, or one bundle that only has to be scored; return them."""
+    taken = list[Bundle]()
     for bundle in left:
-        number = sum(map(len, found))
-        if found and (number + len(bundle) > size or program_of(bundle[0].recipe) != program_of(found[0][0].recipe)):
+        number = sum(map(len, taken))
+        if taken and (number + len(bundle) > size or program_of(bundle[0].recipe) != program_of(taken[0][0].recipe)):
             continue
         with ExitStack() as own:
-            if not own.enter_context(claimed(bundle)):
+            if not own.enter_context(claim_bundle(bundle)):
                 continue
             settled = all(is_settled(member, until) for member in bundle)
-            if settled and found:
+            if settled and taken:
                 continue
-            found.append(bundle)
+            taken.append(bundle)
             stack.push(own.pop_all())
         if settled or number + len(bundle) >= size:
             break
-    return found
+    return taken
 
 
 def _train(bundles: Sequence[Bundle], work: Work, monitor: Monitor) -> bool:

@@ -1,4 +1,4 @@
-"""What differs between runs of the paper's models and of a user's own: inputs, estimators, and names."""
+"""Functions that differ between runs of the paper's models and of a user's own: inputs, estimators, and names."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -44,10 +44,10 @@ def inputs_for(
     recipe: RunRecipe, model: nn.Module, data: Any, split: str, index: Tensor | slice = slice(None)
 ) -> tuple[Any, ...]:
     """Return the inputs of a model for some data points of a split, on its device."""
-    device, found = next(model.parameters()).device, data.split(split)
+    device, part = next(model.parameters()).device, data.split(split)
     if not isinstance(recipe, OwnRecipe):
-        return inputs_of(paper_recipe(recipe), found[index].to(device))
-    batch: Any = found[index].float() if isinstance(found, Bits) else tree_map_only(Tensor, lambda t: t[index], found)
+        return inputs_of(paper_recipe(recipe), part[index].to(device))
+    batch: Any = part[index].float() if isinstance(part, Bits) else tree_map_only(Tensor, lambda t: t[index], part)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
     return arranged(model, batch, None)(batch)
 
@@ -58,9 +58,9 @@ def relaxed_estimator(recipe: RunRecipe, step: int) -> Estimator:
         raise ValueError(f"estimator must be one that trains a relaxed graph, got {recipe.estimator!r}")
     if not isinstance(recipe, OwnRecipe):
         return estimator_at_step(paper_recipe(recipe), step)
-    found: Any = estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature)
+    estimator: Any = estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature)
     schedule = None if recipe.temperature is None else read_schedule("temperature", recipe.temperature)
-    made: Estimator = at_temperatures(found, {"temperature": schedule(step)}) if callable(schedule) else found
+    made: Estimator = at_temperatures(estimator, {"temperature": schedule(step)}) if callable(schedule) else estimator
     return made
 
 
@@ -68,8 +68,8 @@ def relaxes(recipe: RunRecipe) -> bool:
     """Return whether a run trained the relaxed graph."""
     if not isinstance(recipe, OwnRecipe):
         return paper_recipe(recipe).method.relaxes
-    found = estimator_from_text(recipe.estimator)
-    return found is not NVIL and isinstance(found, Pathwise | GumbelSoftmax)
+    estimator = estimator_from_text(recipe.estimator)
+    return estimator is not NVIL and isinstance(estimator, Pathwise | GumbelSoftmax)
 
 
 def has_context(recipe: RunRecipe, model: nn.Module) -> bool:

@@ -23,7 +23,7 @@ Inputs = tuple[Tensor, ...]
 SIDE = 8
 """The height and width of a digit."""
 PRICE = 0.05
-"""What an open gate costs, in nats."""
+"""The cost of an open gate, in nats."""
 
 LIKELIHOOD = ("pathwise", "straight-through", "straight-through-gumbel-softmax", "reinforce", "rloo", "nvil", "vimco")
 """The estimators of a likelihood."""

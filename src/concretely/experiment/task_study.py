@@ -36,11 +36,11 @@ from .record import read_checked, write_record
 from .task import TASKS, Task
 
 SAMPLES, BATCH, LR = 4, 64, 3e-3
-"""How every run is trained by Adam."""
+"""The number of samples, the batch size and the learning rate of Adam in every run."""
 VALIDATIONS = 10
 """The number of validations, at equal distances. The best one selects the parameters."""
 SHARE = 0.1
-"""The share of the samples of a score that a validation has."""
+"""A validation takes this share of the samples of the final score."""
 
 
 class Contender(NamedTuple):
@@ -66,7 +66,7 @@ CONTENDERS = {
     "vimco": Contender("VIMCO()", lambda *_: VIMCO()),
     "exact": Contender("Exact()", lambda *_: Exact()),
 }
-"""The estimators by name. The names are those of the command, whose `concrete` compares densities."""
+"""The estimators by name. The names are the same as in the command, where `concrete` compares densities."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ def study_tasks(
     """Train estimators on tasks and score them, by default all that suit each of `TASKS`.
 
     Scores are nats per data point: the negative log-likelihood, or the expected cost of a program. `steps` overrides
-    those of the tasks. With `record`, every finished run is written to that file, and runs that are in it already are
-    not repeated. If `stop` returns true, KeyboardInterrupt is raised after the current step. `note` receives a
-    sentence for each finished run.
+    the number of steps of the tasks. With `record`, every finished run is written to that file, and runs that are in it
+    already are not repeated. If `stop` returns true, KeyboardInterrupt is raised after the current step. `note`
+    receives a sentence for each finished run.
 
     >>> study = study_tasks(["gate"], estimators=["rloo"], seeds=[0], steps=2)
     >>> study.score("gate", "rloo").seeds
@@ -169,8 +169,8 @@ def study_tasks(
             runs.append(new)
             if record is not None:
                 write_record(record, _content(runs, about, str(device)))
-            found = "diverged" if new.test is None else f"test {new.test:.3f}"
-            note(f"{name}, {estimator}, seed {seed}: {found}, {new.seconds:.1f} s")
+            outcome = "diverged" if new.test is None else f"test {new.test:.3f}"
+            note(f"{name}, {estimator}, seed {seed}: {outcome}, {new.seconds:.1f} s")
     order = {run: place for place, run in enumerate(wished)}
     chosen = [run for run in runs if (run.task, run.estimator, run.seed) in order]
     return TaskStudy(sorted(chosen, key=lambda run: order[run.task, run.estimator, run.seed]))
@@ -183,8 +183,8 @@ def require_suited(tasks: Sequence[str] | None, estimators: Sequence[str] | None
             if name not in known:
                 raise ValueError(f"unknown {kind} {name!r}{did_you_mean(name, known)}")
     if not any(True for _ in _pairs(tasks, estimators)):
-        found = f"{', '.join(estimators or ())} for {', '.join(tasks or ())}"
-        raise ValueError(f"estimators must suit one of the tasks, got {found}")
+        got = f"{', '.join(estimators or ())} for {', '.join(tasks or ())}"
+        raise ValueError(f"estimators must suit one of the tasks, got {got}")
 
 
 def _pairs(tasks: Sequence[str] | None, estimators: Sequence[str] | None) -> Iterator[tuple[str, str]]:
@@ -201,7 +201,9 @@ def _run(
     """Train one estimator on one task, and score the parameters with the best validation."""
     task, started = TASKS[name], time.perf_counter()
     steps = task.steps if steps is None else steps
-    train, valid, test = (tuple(each.to(device) for each in task.inputs(split)) for split in ("train", "valid", "test"))
+    train, valid, test = (
+        tuple(tensor.to(device) for tensor in task.inputs(split)) for split in ("train", "valid", "test")
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed_of(seed, Purpose.INITIAL))
         target = task.build().to(device)
@@ -210,11 +212,11 @@ def _run(
     optimizer = torch.optim.Adam(parts.parameters(), lr=LR)
     order = Order(points=len(train[0]), batch=BATCH, seed=seed)
     noise = generator_of(seed, Purpose.NOISE, device=device)
-    samples = 1 if estimator == "exact" else SAMPLES  # more samples change nothing, and their states are too many
+    samples = 1 if estimator == "exact" else SAMPLES  # more samples only add joint states
     best, chosen, kept = math.inf, 0, dict[str, Tensor]()
     for taken in range(1, steps + 1):
         at = order.indices(taken - 1).to(device)
-        batch = tuple(each[at] for each in train)
+        batch = tuple(tensor[at] for tensor in train)
         loss = estimate(target, *batch, estimator=method, samples=samples, generator=noise).loss
         if not loss.isfinite():  # diverged; an earlier validation may have selected parameters
             break
@@ -230,8 +232,8 @@ def _run(
     if not kept:
         return TaskRun(name, estimator, seed, steps, 0, None, None, time.perf_counter() - started)
     target.load_state_dict(kept)
-    found = _score(task, target, test, seed=seed, purpose=Purpose.EVALUATION)
-    return TaskRun(name, estimator, seed, steps, chosen, best, found, time.perf_counter() - started)
+    last = _score(task, target, test, seed=seed, purpose=Purpose.EVALUATION)
+    return TaskRun(name, estimator, seed, steps, chosen, best, last, time.perf_counter() - started)
 
 
 def _score(
@@ -275,19 +277,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _runs(path: Path, content: Mapping[str, Any]) -> list[TaskRun]:
-    found, names = content.get("results"), {each.name for each in fields(TaskRun)}
-    is_known = isinstance(found, list) and all(
+    results, names = content.get("results"), {field.name for field in fields(TaskRun)}
+    is_known = isinstance(results, list) and all(
         isinstance(run, dict)
         and run.keys() == names
         and all(isinstance(run[name], str) for name in ("task", "estimator"))
         and all(is_count(run[name]) for name in ("seed", "steps", "step"))
         and all(run[name] is None or is_number(run[name]) for name in ("valid", "test"))
         and is_number(run["seconds"])
-        for run in found
+        for run in results
     )
-    if not isinstance(found, list) or not is_known:
+    if not isinstance(results, list) or not is_known:
         raise ValueError(f"the record of a study must have its runs, got another in {str(path)!r}")
-    return [TaskRun(**run) for run in found]
+    return [TaskRun(**run) for run in results]
 
 
 def _finished(path: Path, about: Mapping[str, Any], device: str) -> list[TaskRun]:

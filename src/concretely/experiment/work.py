@@ -1,4 +1,4 @@
-"""Work to be placed: bundles of members to train and to score, in one process, in several, or on a cluster."""
+"""The work of an experiment: bundles of members to train and score, in one process, in several, or on a cluster."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Bundle = Sequence[Member]
 
 
 class Score(Protocol):
-    """What to do with a bundle once it is trained. It is pickled to be sent to other machines."""
+    """Scores a bundle once it is trained. It is pickled to be sent to other machines."""
 
     def __call__(self, bundle: Bundle, data: DataOf, *, device: torch.device | str, monitor: Monitor) -> None:
         """Score the members of a bundle as far as that is not done."""
@@ -84,14 +84,14 @@ class Work:
         return {"device": self.device, "checkpoint_seconds": self.checkpoint_seconds, "until": self.until}
 
     def score_all(self, members: Sequence[Member], monitor: Monitor) -> None:
-        """Score those members of every bundle that are among `members`."""
+        """Score the members of every bundle that are among `members`."""
         for bundle in self.bundles:
             if here := [member for member in bundle if member in members]:  # arguments of builders cannot be hashed
                 self.score(here, self.data, device=self.device, monitor=monitor)
 
 
 Train = Callable[[Work], bool]
-"""Trains and scores, and returns whether all is done. It is not if the monitor of the work has stopped it."""
+"""Trains and scores; returns whether all is done, which is false if the monitor has stopped the work."""
 
 
 def train_here(work: Work) -> bool:

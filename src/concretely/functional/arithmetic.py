@@ -29,7 +29,7 @@ def is_traced(value: Tensor) -> bool:
 
 
 def is_hidden(value: Tensor) -> bool:
-    """Return whether the data of a tensor cannot be read, or would not be those of later calls (see `bool_or_none`)."""
+    """Return whether the data of a tensor cannot be read, or would differ in later calls (see `bool_or_none`)."""
     # a subclass with its own dispatch, such as a fake tensor, may have no data
     if is_traced(value) or type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__ or value.is_meta:
         return True
@@ -53,7 +53,7 @@ def bool_or_none(condition: Tensor) -> bool | None:
 def is_finite(value: Tensor) -> bool | None:
     """Return whether all entries are finite, in one pass, or None if they cannot be read (see `bool_or_none`).
 
-    Rarely it is false although all are finite, as their sum is not.
+    In rare cases it is False although all entries are finite, because their sum overflows.
     """
     if is_hidden(value):
         return None

@@ -78,8 +78,8 @@ class _Penalty(torch.autograd.Function):
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
         load, logits, probabilities, mask, mean, share, whole, uneven = ctx.saved_tensors
         if torch.is_grad_enabled():
-            found = pulled_again(_defined, (load, logits), by[0], mask, ctx.balance, ctx.z)
-            return *found, None, None, None, None
+            gradients = pulled_again(_defined, (load, logits), by[0], mask, ctx.balance, ctx.z)
+            return *gradients, None, None, None, None
         by_load = by_logits = None
         if ctx.needs_input_grad[0]:
             # divided last, since the whole is tiny if all tokens are padding, and its inverse may overflow

@@ -156,7 +156,7 @@ def _arrange_scores(state: Tensor, weight: Tensor, bias: Tensor, bits: Tensor, *
     shape, given = state.shape[:members], (state, weight, bias, bits)
     count, samples, batch = math.prod(shape), math.prod(lead), math.prod(points)
     # tensors inside vmap do not report requires_grad
-    slopes = torch.is_grad_enabled() and (not is_plain(given) or any(each.requires_grad for each in given[:3]))
+    slopes = torch.is_grad_enabled() and (not is_plain(given) or any(argument.requires_grad for argument in given[:3]))
     options = slopes, product_of(samples * batch), is_deferring()
     of_member = None if members else (1, *weight.shape), None if members else (1, *bias.shape)
     taken = (count, samples, batch, state.shape[-1]), *of_member, (count, batch, bits.shape[-1])

@@ -114,5 +114,5 @@ def loss(
 def score_function(log_q: Terms, signal: Terms, baseline: Terms = (), axis: int = 0) -> Float[Tensor, "..."]:
     """Return zero, with the gradient of signal times (log q + baseline), summed over terms and samples."""
     scored = [one + other for one, other in zip(log_q, baseline, strict=True)] if baseline else log_q
-    score = total([own * each for own, each in zip(signal, scored, strict=True)]).sum(axis)
+    score = total([own * term for own, term in zip(signal, scored, strict=True)]).sum(axis)
     return score - score.detach()

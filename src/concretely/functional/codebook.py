@@ -2,7 +2,7 @@ r"""Codes drawn from a large codebook, in chunks of tokens, so that logits and n
 
 Token x has logits $l = Wx + b$. The code is the argmax of the noisy logits, and its relaxed twin the mean of the table
 over the shares $y = \mathrm{softmax}((l + g) / λ)$. The backward pass needs the shares, which are kept if they are few,
-and else computed anew for each chunk. The noise of a token depends on the key and the index of the token, and not on
+and otherwise recomputed for each chunk. The noise of a token depends on the key and the index of the token, and not on
 the chunks.
 """
 
@@ -40,7 +40,7 @@ DENSE = [(8, 0), (9, 0), (10, 0)]
 
 
 class Looked(NamedTuple):
-    """What `look_up` returns, by group g of codes and token t."""
+    """The result of `look_up`, by group g of codes and token t."""
 
     value: Float[Tensor, "t sizes"]
     """The rows of the tables, those of all groups joined."""
@@ -219,8 +219,8 @@ class _LookUp(torch.autograd.Function):
             by_bias = more_bias if by_bias is None else by_bias.add_(more_bias)
         if by_weight is None or by_bias is None:  # no tokens
             by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
-        found = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
-        return *found, *[None] * 7
+        gradients = by_x, by_weight.to(weight.dtype), by_bias.to(bias.dtype), by_table.to(table.dtype)
+        return *gradients, *[None] * 7
 
 
 class _LookUpFew(torch.autograd.Function):
@@ -277,7 +277,7 @@ def _chunks(x: Tensor, bias: Tensor, window: Window | None) -> list[tuple[int, i
 
 
 def _joined(parts: list[Tensor], none: Callable[[], Tensor]) -> Tensor:
-    """Return what chunks have found for all tokens."""
+    """Concatenate the results of all chunks."""
     if len(parts) > 1:
         return torch.cat(parts, 1)
     return parts[0] if parts else none()
@@ -312,15 +312,15 @@ def _product(
             return out.baddbmm_(a, b)
         return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias.unsqueeze(1), a, b)
     one, other = a.squeeze(0), b.squeeze(0)
-    own, onto = (None if each is None else each.squeeze(0) for each in (bias, out))
+    own, onto = (None if tensor is None else tensor.squeeze(0) for tensor in (bias, out))
     if _multiplies(one, other):
         _found: Tensor = _kernel().product(one, other, own, onto, adds=adds)
         return _found.unsqueeze(0)
     if adds and onto is not None:
         onto.addmm_(one, other)
         return onto.unsqueeze(0)
-    found = torch.mm(one, other, out=onto) if own is None else torch.addmm(own, one, other)
-    return found.unsqueeze(0)
+    result = torch.mm(one, other, out=onto) if own is None else torch.addmm(own, one, other)
+    return result.unsqueeze(0)
 
 
 def _multiplies(one: Tensor, other: Tensor) -> bool:

@@ -36,8 +36,8 @@ def convolution(
     """
     together = x.permute(1, 0, 4, 2, 3).flatten(1, 2), weight.flatten(0, 1), None if bias is None else bias.flatten()
     options: dict[str, Any] = {"stride": stride, "padding": padding, "groups": len(x)}
-    found = conv_transpose2d(*together, output_padding=extra, **options) if transposed else conv2d(*together, **options)
-    result: Tensor = found.unflatten(1, (len(x), -1)).permute(1, 0, 3, 4, 2)
+    out = conv_transpose2d(*together, output_padding=extra, **options) if transposed else conv2d(*together, **options)
+    result: Tensor = out.unflatten(1, (len(x), -1)).permute(1, 0, 3, 4, 2)
     return result
 
 
@@ -48,10 +48,10 @@ def of_member(function: Any, *given: Any, **named: Any) -> Tensor | None:
     precision.
     """
     x, weight, bias, *sides, groups = (_of_transposed if function is conv_transpose2d else _of_plain)(*given, **named)
-    options = [_one(each) for each in sides]
+    options = [_one(side) for side in sides]
     if None in options or options[-1] != 1 or groups != 1 or x.dim() != 4:
         return None
-    lead = [None if each is None else each.unsqueeze(0) for each in (x.permute(0, 2, 3, 1), weight, bias)]
+    lead = [None if tensor is None else tensor.unsqueeze(0) for tensor in (x.permute(0, 2, 3, 1), weight, bias)]
     product = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     arguments: Any = *lead, *options[:-1], function is conv_transpose2d, product
     return convolution(*arguments).squeeze(0).permute(0, 3, 1, 2)

@@ -192,9 +192,9 @@ def is_recorded(logits: Tensor) -> bool:
 
 
 def _is_fused(generator: Source | None = None) -> bool:
-    """Return whether a compiler fuses a definition with what surrounds it, which is faster than a call of a kernel.
+    """Return whether a compiler fuses a definition with the code around it, which is faster than a kernel call.
 
-    Draws with `Keys` are those of training steps, which may be captured: kernels take less time on a GPU.
+    Draws with `Keys` belong to training steps. These may be captured as CUDA graphs, in which kernels are faster.
     """
     return torch.compiler.is_compiling() and not isinstance(generator, Keys)
 
@@ -215,14 +215,14 @@ def of_member(like: Tensor, temperature: Temperature) -> Float64[Tensor, " 1"]:
     """Return the temperature as a kernel expects it: one number per member."""
     if isinstance(temperature, Tensor):
         return temperature.to(like.device, torch.float64).reshape(1)
-    is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # asked first, as a compiler cannot go on
+    is_kept = is_plain((like,)) and not torch.is_inference_mode_enabled()  # first: compilers cannot trace the rest
     return _CONSTANTS.of(temperature, like.device) if is_kept else filled((1,), temperature, like.device)
 
 
 class _Constants:
     """Numbers as tensors on devices. The latest are kept, since filling a tensor is a launch of its own.
 
-    A CUDA graph reads those that were made before it was captured. They are kept as long as the program runs.
+    A CUDA graph reads the tensors that were made before it was captured. They are kept as long as the program runs.
     """
 
     def __init__(self, most: int) -> None:
@@ -258,8 +258,8 @@ def _from_kernel(
 ) -> tuple[Any, ...]:
     """Return the tensors that a kernel drew, and a function that sums their log probabilities over last axes.
 
-    The logits are the first of the arguments `given`; that of the number of units to sum over is left out. Tensors have
-    the batch shape `shape` and the last axes `ends`, unless these are None.
+    The arguments `given` begin with the logits, and leave out the number of units to sum over. Tensors have the batch
+    shape `shape` and the last axes `ends`, unless these are None.
     """
     logits = given[0]
     units = math.prod(logits.shape[: logits.dim() - law.category_axes])
@@ -269,8 +269,8 @@ def _from_kernel(
     def call(axes: int) -> Sequence[Tensor]:
         split = len(shape) - axes
         returned, length = (*drawn, shape[:split]), math.prod(shape[split:])
-        found: Sequence[Tensor] = law.draw.launched(*given, length, taken=taken, returned=returned, connects=connects)
-        return found
+        results: Sequence[Tensor] = law.draw.launched(*given, length, taken=taken, returned=returned, connects=connects)
+        return results
 
     *tensors, sums = call(axes)
 

@@ -22,7 +22,7 @@ from .integral import STEP, mean_sigmoid
 from .noise import Key, Source, kernel_key, key_tensor
 
 FAR = 650.0
-"""A logit, so far that the points of the trapezoidal rule may lead to exponentials that are infinite in float64."""
+"""Beyond this logit, exponentials at the points of the trapezoidal rule may overflow in float64."""
 
 
 def drop(
@@ -41,7 +41,7 @@ def drop(
 def dropped_by_kernel(
     x: Float[Tensor, "*shape"], logit: Float[Tensor, " 1"], temperature: Temperature, generator: Source | None
 ) -> Float[Tensor, "*shape"] | None:
-    """Return inputs times masks, of which every input has its own, or None if a kernel cannot run."""
+    """Return inputs times masks, with a mask for every input, or None if a kernel cannot run."""
     if isinstance(temperature, Tensor) or not x.is_cuda or not is_plain((x, logit)) or is_watched():
         return None
     if not runs_kernel("dropout", x, logit, generator):

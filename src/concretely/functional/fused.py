@@ -1,4 +1,4 @@
-"""What autograd nodes of several operations share: when a kernel computes them, and second derivatives."""
+"""Functions shared by autograd nodes of several operations: when a kernel can run, and second derivatives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def pulled_again(
     wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
     value = function(*leaves, *given)
     if isinstance(by, tuple):
-        pairs = [(each, own) for each, own in zip(value, by, strict=False) if own is not None]
-        value, by = [each for each, _ in pairs], [own for _, own in pairs]
-    found = iter(torch.autograd.grad(value, wanted, by, create_graph=True, allow_unused=True))
-    return tuple(next(found) if leaf is not None and leaf.requires_grad else None for leaf in leaves)
+        pairs = [(head, own) for head, own in zip(value, by, strict=False) if own is not None]
+        value, by = [head for head, _ in pairs], [own for _, own in pairs]
+    gradients = iter(torch.autograd.grad(value, wanted, by, create_graph=True, allow_unused=True))
+    return tuple(next(gradients) if leaf is not None and leaf.requires_grad else None for leaf in leaves)

@@ -66,7 +66,7 @@ def draw(
 
 
 def _are_few(logits: Tensor, *, hard: bool) -> bool:
-    """Return whether operations on logits run now and in their own dtype, and few of them are the fastest way."""
+    """Return whether operations on logits run eagerly and in their dtype, and a few are faster than a kernel."""
     if logits.dtype.itemsize < 4 or is_transformed():
         return False
     count = whole_count(logits.shape)  # ranks that share a batch draw as one process does
@@ -162,7 +162,7 @@ class _HardKernel(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, None, None]:
-        given = [each for each in by if each is not None]
+        given = [gradient for gradient in by if gradient is not None]
         if not given:
             return None, None, None
         (soft,), total = ctx.saved_tensors, sum(given[1:], given[0])

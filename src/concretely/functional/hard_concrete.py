@@ -47,7 +47,7 @@ def squash(node: Float[Tensor, "..."], stretch: Stretch, dtype: torch.dtype) -> 
 
 
 def squash_without_gradient(node: Tensor, stretch: Stretch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return what `squash` does, in few operations, and the sigmoid σ of a node or of its negative, for σ (1 - σ)."""
+    """Return the result of `squash` in few operations, and the sigmoid σ of the node or its negative, for σ (1 - σ)."""
     share, (start, end) = torch.sigmoid(node), ends(stretch)
     value = share.mul(scalar(stretch[1] - stretch[0])).add_(scalar(stretch[0])).clamp_(*_between(dtype))
     # this operation of torch returns 0 where the node is not strictly between both ends
@@ -104,8 +104,8 @@ class _Draw(torch.autograd.Function):
             node = logistic.push(given, ctx.temperature, noise)
         kept = hardtanh_backward(by[0], node.detach(), *ctx.ends)
         # σ(node) σ(-node) is half the inverse of 1 + cosh(node)
-        found = (kept / (torch.cosh(node) + 1)).sum_to_size(given.shape) * (0.5 * ctx.width / ctx.temperature)
-        return cast(found, given.dtype), None, None, None, None
+        gradient = (kept / (torch.cosh(node) + 1)).sum_to_size(given.shape) * (0.5 * ctx.width / ctx.temperature)
+        return cast(gradient, given.dtype), None, None, None, None
 
 
 _DRAW: Callable[..., Tensor] = plain_apply(_Draw)
@@ -208,7 +208,7 @@ def divergence(
     """Return KL(p || q) in float64, from the logits and temperatures: terms of both atoms, and an integral."""
     total = torch.zeros((), dtype=torch.float64, device=p[0].device)
     for end, below in ((node_at(0, stretch), True), (node_at(1, stretch), False)):
-        own, other = (log_exceeds(end, *each, below=below) for each in (p, q))
+        own, other = (log_exceeds(end, *parameters, below=below) for parameters in (p, q))
         total = total + own.exp() * (own - other)
     for node, weight in _panels(stretch, total, p[1], q[1]):
         own, other = (
@@ -224,7 +224,9 @@ def _panels(
 ) -> Iterator[tuple[Float[Tensor, " points"], Float[Tensor, " points"]]]:
     """Yield points and weights of Gauss-Legendre quadrature over the nodes that lead to values between 0 and 1."""
     start, end = node_at(0, stretch), node_at(1, stretch)
-    sharp = max(16.0 if isinstance(each, Tensor) else min(max(each, 1.0), 16.0) for each in temperatures)
+    sharp = max(
+        16.0 if isinstance(temperature, Tensor) else min(max(temperature, 1.0), 16.0) for temperature in temperatures
+    )
     panels = math.ceil((end - start) * sharp / 4)
     half = (end - start) / (2 * panels)
     roots, shares = (torch.tensor(numbers, dtype=torch.float64, device=like.device) for numbers in (ROOTS, SHARES))

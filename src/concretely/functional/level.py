@@ -19,7 +19,7 @@ LONG, ROWS = 2**12, 16
 
 
 class Grid(NamedTuple):
-    """Numbers of levels, and what follows from them."""
+    """Numbers of levels, and tensors computed from them."""
 
     end: Float[Tensor, " d"]
     """The last level, L - 1, in float32."""
@@ -36,7 +36,7 @@ class Grid(NamedTuple):
 
 
 def grid(levels: Int64[Tensor, " d"]) -> Grid:
-    """Return what follows from numbers of levels."""
+    """Return numbers of levels, and tensors computed from them."""
     radix, end = levels.flip(0).cumprod(0).flip(0) // levels, (levels - 1).float()
     order = torch.arange(float(levels.max()), device=levels.device).view(-1, 1, 1)
     return Grid(end, end / 2, levels, radix, radix.float(), order)

@@ -51,9 +51,9 @@ class FewerLaunches(TorchFunctionMode):
             x, weight, bias = given
             return affine(x, weight, bias, False)
         if self._stacked and function is not linear:
-            found = convolution.of_member(function, *given, **named)
-            if found is not None:
-                return found
+            replacement = convolution.of_member(function, *given, **named)
+            if replacement is not None:
+                return replacement
         return function(*given, **named)
 
 

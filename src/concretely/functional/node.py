@@ -26,7 +26,7 @@ def node_operators(
 ) -> tuple[Operator[..., tuple[Tensor, Tensor, Tensor]], Operator[..., Tensor]]:
     """Register and return two operators, which draw and score nodes of one family.
 
-    `suffix` tells the kernels of this family from others in the same kernel module.
+    `suffix` distinguishes the kernels of this family from others in the same kernel module.
     """
 
     def draw(

@@ -1,4 +1,4 @@
-"""Random words and fractions of keys, by Philox4x32-10 [salmon2011parallel]: the definition of what kernels compute."""
+"""Random words and fractions of keys, by Philox4x32-10 [salmon2011parallel]: the definition of the kernels."""
 
 import torch
 from jaxtyping import Float, Int64

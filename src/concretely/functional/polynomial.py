@@ -61,8 +61,8 @@ def _by_columns(
     if not kernel.runs_kernel(one, other, width):
         return defined(one, other, width)
     columns = one.reshape(1, one.shape[0], -1), other.reshape(1, other.shape[0], -1)
-    found: Tensor = kernel.launched(*columns, width)
-    return found.view(width, *one.shape[1:])
+    result: Tensor = kernel.launched(*columns, width)
+    return result.view(width, *one.shape[1:])
 
 
 def _multiplied(left: Tensor, right: Tensor, width: int) -> Tensor:

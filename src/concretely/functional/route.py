@@ -42,8 +42,8 @@ def route(
     law: Noise,
 ) -> Routed:
     """Choose the k largest of logits with a bias and noise, whose scale is that of `spread`, or 1."""
-    given = [each for each in (logits, spread, noise) if each is not None]
-    is_one_node = noise is not None and k < logits.shape[-1] and len({each.dtype for each in given}) == 1
+    given = [tensor for tensor in (logits, spread, noise) if tensor is not None]
+    is_one_node = noise is not None and k < logits.shape[-1] and len({tensor.dtype for tensor in given}) == 1
     if is_one_node and is_plain(given) and not is_watched():
         return Routed(*_ROUTE(logits, bias, spread, noise, k, law))
     return _routed(logits, spread, bias, noise, k, law)
@@ -93,8 +93,8 @@ class _Route(torch.autograd.Function):
         logits, spread, bias, scale, noise, places, is_in, least, probabilities, weights = ctx.saved_tensors
         k, law = ctx.k, ctx.law
         if torch.is_grad_enabled():
-            found = pulled_again(_routed, (logits, spread), by[:3], bias, noise, k, law)
-            return found[0], None, found[1], None, None, None
+            gradients = pulled_again(_routed, (logits, spread), by[:3], bias, noise, k, law)
+            return gradients[0], None, gradients[1], None, None, None
         by_weights, by_probabilities, by_load, _ = by
         by_logits = by_spread = None
         if by_load is not None:

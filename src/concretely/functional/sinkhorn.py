@@ -43,12 +43,12 @@ def log_sinkhorn(
 
 
 def _normalised(scores: Tensor, columns: Tensor) -> Tensor:
-    """Add the numbers of the columns, and those of the rows that follow from them."""
+    """Add the column numbers to the scores, and row numbers so that each row sums to 1."""
     return (scores + columns.unsqueeze(-2)).log_softmax(-1)
 
 
 def _carried(share: Tensor, moved: Tensor) -> Tensor:
-    """Return what a change of the scores adds to the columns by the normalisation of the rows, with a minus sign."""
+    """Return by how much a change of the scores lowers the column sums through the normalisation of the rows."""
     return ((share * moved).sum(-1, keepdim=True) * share).sum(-2)
 
 
@@ -137,7 +137,7 @@ def _step(scores: Tensor, columns: Tensor) -> tuple[Tensor, float]:
     move = _response(share, excess)
     newton = columns + move.clamp(-3, 3)  # the quadratic approximation is no longer good for more
     after = _normalised(scores, newton).exp().sum(-2) - 1
-    error, error_after = (each.abs().amax(-1, keepdim=True) for each in (excess, after))
+    error, error_after = (excesses.abs().amax(-1, keepdim=True) for excesses in (excess, after))
     is_better = error_after < error
     columns = torch.where(is_better, newton, columns)
     return columns - columns.mean(-1, keepdim=True), torch.where(is_better, error_after, error).amax().item()

@@ -69,7 +69,7 @@ class Slice:
         return replace(self, layout=(blocks, rows))
 
     def at(self, first: int, rows: int) -> "Slice":
-        """Return the source for a slice that begins at a row of a batch with so many rows."""
+        """Return the source for a slice that starts at row `first` of a batch of `rows` rows."""
         return replace(self, place=(first, rows))
 
     def mean(self, tensor: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Slice:
         return self.total(tensor) / self.ranks
 
     def bounds(self, rows: int) -> tuple[int, int]:
-        """Return the index of the first of so many rows in the batch, and the number of rows of the batch."""
+        """Return the index in the batch of the first of `rows` rows of this rank, and the size of the batch."""
         return (self.rank * rows, self.ranks * rows) if self.place is None else self.place
 
     def window(self, count: int) -> Window | None:
@@ -98,13 +98,13 @@ def total_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def _total(tensor: Tensor) -> Tensor:
-    found = tensor.detach().clone(memory_format=torch.contiguous_format)
-    if found.is_cpu and dist.get_backend() == "nccl":  # which has no tensors of the host
-        moved = found.cuda()
+    total = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if total.is_cpu and dist.get_backend() == "nccl":  # which has no tensors of the host
+        moved = total.cuda()
         dist.all_reduce(moved)
-        return found.copy_(moved)
-    dist.all_reduce(found)
-    return found
+        return total.copy_(moved)
+    dist.all_reduce(total)
+    return total
 
 
 _total_operator = torch.library.custom_op("concretely::total_over_ranks", _total, mutates_args=())

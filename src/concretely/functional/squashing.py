@@ -223,7 +223,7 @@ def squashed(node: Float[Tensor, "..."], name: str) -> Tensor:
     if name in ("unit", "corner"):  # in operations that are the same inside and outside vmap
         value = Sigmoid(centred=name == "corner").scaled(torch.exp(logsigmoid(node)), node, torch.float32)
         return value.view(node.shape)
-    named = {each.name: each for each in (Threshold(), Exponential(), Argmax())}
+    named = {squashing.name: squashing for squashing in (Threshold(), Exponential(), Argmax())}
     return named[name](node, torch.float32)
 
 
@@ -276,7 +276,7 @@ def _is_finite(node: Tensor) -> bool:
 
 
 def _depth() -> int:
-    """Return the number of frames from the caller of this function to that of the library, whom a warning is for."""
+    """Return the `stacklevel` with which a warning points at the caller of the library."""
     package, frame, depth = __name__.partition(".")[0], sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame, depth = frame.f_back, depth + 1

@@ -25,7 +25,7 @@ from .threshold import GAP, threshold
 FEW = 256
 """Up to this number of subsets, they are enumerated, which takes few operations."""
 IMPOSSIBLE = -1e30
-"""What stands for a logit of minus infinity in a sum of logits."""
+"""Replaces a logit of minus infinity in a sum of logits."""
 
 Level = Float[Tensor, "powers nodes rows"]
 """The probabilities of the counts below the nodes of one level of the tree."""
@@ -63,8 +63,8 @@ def log_probability(log_odds: Float[Tensor, "*batch n"], k: int) -> Float[Tensor
 def marginals(logits: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch n"]:
     """Return the probability of each item to be in the subset, in float64. Its Jacobian is the covariance."""
     if include.runs_kernel(logits, k):
-        found: Tensor = include.launched(logits.reshape(1, -1, logits.shape[-1]), k)
-        return found.view(logits.shape)
+        probabilities: Tensor = include.launched(logits.reshape(1, -1, logits.shape[-1]), k)
+        return probabilities.view(logits.shape)
     if are_few(logits, k):
         states = states_of(logits, k)
         share = _enumerated(logits, states).softmax(-1)

@@ -137,8 +137,8 @@ class _Draw(torch.autograd.Function):
         logits, noise, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
             value = squash(push(logits, ctx.k, ctx.temperature, noise), ctx.k, ctx.temperature, logits.dtype)
-            (found,) = torch.autograd.grad(value, logits, by[0], create_graph=True)
-            return found, None, None, None
+            (gradient,) = torch.autograd.grad(value, logits, by[0], create_graph=True)
+            return gradient, None, None, None
         tiny = torch.finfo(slope.dtype).tiny  # all slopes may be too small for floats
         pulled = slope * by[0]
         common = pulled.sum(-1, keepdim=True).div_(slope.sum(-1, keepdim=True).clamp_(min=tiny))

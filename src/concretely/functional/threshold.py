@@ -86,7 +86,7 @@ def solve_few(scores: Any, k: int) -> Any:
         left += 1
         np.reciprocal(left, out=left)
         term = share * left
-        total = side @ term  # what the others have, and what the k largest lack
+        total = side @ term  # the sum of the others, and the shortfall of the k largest
         term *= left
         slope = side @ term
         slope /= total
@@ -126,9 +126,9 @@ def solve_rough(columns: Any, k: int) -> Any:
 def _solve(scores: Tensor, k: int) -> Tensor:
     """Solve for the threshold by Newton's method inside a bracket.
 
-    The sum is k where what the k largest lack, Σσ(c - s), equals what the others have, Σσ(s - c). The logarithm of the
-    ratio of both is almost linear in c. Both are computed relative to the entries next to the gap, so that none
-    underflows.
+    The sum is k if the k largest entries fall short of k, by Σσ(c - s), by as much as the others sum to, Σσ(s - c). The
+    logarithm of the ratio of these two sums is almost linear in c. Both are computed relative to the entries next to
+    the gap, so that none underflows.
     """
     inside = largest(scores, k)
     low = torch.where(inside, scores, math.inf).amin(-1, keepdim=True)

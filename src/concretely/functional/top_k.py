@@ -95,7 +95,7 @@ def inclusion(
     """
     places = torch.tensor(PIECES[law], dtype=scores.dtype, device=scores.device)
     ends = (scores.unsqueeze(-1) + scale.unsqueeze(-1) * places).detach().flatten(-2).sort(-1).values
-    roots, shares = (torch.tensor(each, dtype=scores.dtype, device=scores.device) for each in (ROOTS, SHARES))
+    roots, shares = (torch.tensor(numbers, dtype=scores.dtype, device=scores.device) for numbers in (ROOTS, SHARES))
     half = (ends[..., 1:] - ends[..., :-1]).unsqueeze(-1) / 2
     threshold = (ends[..., :-1].unsqueeze(-1) + half * (1 + roots)).flatten(-2).unsqueeze(-2)
     weight = (half * shares).flatten(-2).unsqueeze(-2)

@@ -41,11 +41,11 @@ OF_TENSORS = {
 OF_SIZES = {_ATEN.rand: 0, _ATEN.randn: 0, _ATEN.randint: None, _ATEN.normal: 2}
 """Random operations of a size, and the place of the size among their arguments; that of integers is the last."""
 LOWEST = -(2**63)
-"""The lowest integer, from which only the noise of this library is drawn. It is sliced there."""
+"""The lower limit of the integers that only the noise of this library draws. That noise is already sliced."""
 
 
 class SlicedDraws(TorchDispatchMode):
-    """Inside this context, random operations of torch on a slice of a batch draw what its rows get in the whole batch.
+    """Inside this context, random operations of torch on a slice of a batch draw as they would for the whole batch.
 
     All ranks must have seeded torch's generators alike. A tensor has rows if its shape begins with the number of data
     points, of samples and data points, or of both as two axes. Operations on other shapes draw the same on all ranks.
@@ -61,7 +61,7 @@ class SlicedDraws(TorchDispatchMode):
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Inside this context, all draws are those that all data points share, whatever their shapes."""
+        """Inside this context, draws of any shape are shared by all data points."""
         before, self._is_shared = self._is_shared, True
         try:
             yield
@@ -126,16 +126,16 @@ class SlicedDraws(TorchDispatchMode):
             whole = torch.empty(self.whole(own.shape), dtype=own.dtype, device=own.device)
             function(whole, *given[1:], **named)
             return own.copy_(self._narrowed(whole, own.shape))
-        shapes = [each.shape for each in given if isinstance(each, Tensor)]
+        shapes = [arg.shape for arg in given if isinstance(arg, Tensor)]
         if shapes:
             like = next((shape for shape in shapes if self._split(shape) is not None), shapes[0])
-            found = function(*tree_map_only(Tensor, self._widened, given), **named)
-            return tree_map_only(Tensor, lambda each: self._narrowed(each, like), found)
+            drawn = function(*tree_map_only(Tensor, self._widened, given), **named)
+            return tree_map_only(Tensor, lambda tensor: self._narrowed(tensor, like), drawn)
         place = OF_SIZES[kind]
-        at = place if place is not None else max(k for k, each in enumerate(given) if isinstance(each, list | tuple))
+        at = place if place is not None else max(k for k, arg in enumerate(given) if isinstance(arg, list | tuple))
         size = Size(given[at])
-        found = function(*given[:at], list(self.whole(size)), *given[at + 1 :], **named)
-        return self._narrowed(found, size)
+        drawn = function(*given[:at], list(self.whole(size)), *given[at + 1 :], **named)
+        return self._narrowed(drawn, size)
 
 
 def sliced_source(shape: Sequence[int]) -> Slice | None:

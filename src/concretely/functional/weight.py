@@ -30,7 +30,7 @@ def surrogate(
     For "gumbel-softmax" it is a relaxed value whose argmax is the draw; for "gumbel-rao" the mean of `samples` such
     values.
     """
-    logits, state = (cast(each, compute_dtype(each.dtype)) for each in (logits, state))
+    logits, state = (cast(tensor, compute_dtype(tensor.dtype)) for tensor in (logits, state))
     if weight == "softmax":
         return logits.softmax(-1)
     if weight == "reinmax":

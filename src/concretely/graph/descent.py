@@ -59,13 +59,13 @@ class Descent(TorchFunctionMode):
         return self._of(_tensors(distribution))
 
     def _of(self, tensors: Iterable[Tensor]) -> frozenset[str]:
-        found = set(self._escaped)
+        result = set(self._escaped)
         for tensor in tensors:
-            found.update(self._names.get(tensor, ()))
+            result.update(self._names.get(tensor, ()))
             for written, names in self._written:
                 if _shares_memory(tensor, written):
-                    found |= names
-        return frozenset(found)
+                    result |= names
+        return frozenset(result)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -119,14 +119,14 @@ def parents(program: Program, inputs: tuple[Any, ...], values: Mapping[str, Tens
 
     If a distribution has no tensors, all earlier nodes count as its parents.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    result: dict[str, tuple[str, ...]] = {}
     leaves, connected = dict[str, Tensor](), dict[str, list[Tensor]]()
     descent = Descent()
 
     def draw(name: str, distribution: Distribution, *, observed: Tensor | None = None) -> Tensor:
         known = any(True for _ in _tensors(distribution))
-        names = descent.of(distribution) if known else frozenset(found)
-        found[name] = tuple(other for other in found if other in names)
+        names = descent.of(distribution) if known else frozenset(result)
+        result[name] = tuple(other for other in result if other in names)
         value = values[name].detach().clone()  # other names may have the same tensor
         leaves[name] = value.requires_grad_(value.is_floating_point())
         connected[name] = [tensor for tensor in _tensors(distribution) if tensor.requires_grad]
@@ -136,14 +136,14 @@ def parents(program: Program, inputs: tuple[Any, ...], values: Mapping[str, Tens
     with _uncompiled(), eval_mode(program), torch.enable_grad(), descent:
         program(draw, *inputs)
     for name, tensors in connected.items():  # autograd sees through compiled and scripted functions
-        earlier = [other for other in found if other != name and leaves[other].requires_grad]
+        earlier = [other for other in result if other != name and leaves[other].requires_grad]
         if tensors and earlier:
             with torch.enable_grad():
                 total = torch.stack([tensor.double().sum() for tensor in tensors]).sum()
             slopes = torch.autograd.grad(total, [leaves[key] for key in earlier], allow_unused=True, retain_graph=True)
             reached = {other for other, slope in zip(earlier, slopes, strict=True) if slope is not None}
-            found[name] = tuple(other for other in found if other in reached or other in found[name])
-    return found
+            result[name] = tuple(other for other in result if other in reached or other in result[name])
+    return result
 
 
 def _uncompiled() -> AbstractContextManager[Any]:

@@ -57,7 +57,7 @@ Structure = Mapping[str, Shape]
 
 
 class Request(NamedTuple):
-    """What a mode needs to draw a node."""
+    """The arguments of a draw: all that a mode needs to draw a node."""
 
     name: str
     distribution: Distribution
@@ -291,13 +291,13 @@ class Replay(Mode):
 
     def draw(self, request: Request) -> Drawn:
         """Return the stored value of a node."""
-        name, found = request.name, self.trace.get(request.name)
-        if found is None:
+        name, value = request.name, self.trace.get(request.name)
+        if value is None:
             raise MissingNodeError(f"{name!r}{did_you_mean(name, self.trace)}")
-        if isinstance(found, Outcome):
-            return _given(self, request, found.seen, found.node)
+        if isinstance(value, Outcome):
+            return _given(self, request, value.seen, value.node)
         rows = request.rows
-        return _given(self, request, rows.fold(found) if found.shape[: len(rows.shape)] == rows.shape else found)
+        return _given(self, request, rows.fold(value) if value.shape[: len(rows.shape)] == rows.shape else value)
 
     def score(
         self, name: str, distribution: Distribution, value: Tensor, axes: int = 0, *, node: Tensor | None = None
@@ -311,13 +311,13 @@ def _given(mode: Mode, request: Request, value: Tensor, node: Tensor | None = No
     """Return a given value and its log probability."""
     rows, shape = request.rows, request.distribution.batch_shape
     if rows.batch_shape and rows.have_any(shape) and not rows.have_samples(value.shape):
-        found = f"{tuple(value.shape)} and {tuple(rows.folded)}"
-        raise ValueError(f"the given value of node {request.name!r} must have the rows of this run, got {found}")
+        got = f"{tuple(value.shape)} and {tuple(rows.folded)}"
+        raise ValueError(f"the given value of node {request.name!r} must have the rows of this run, got {got}")
     aligned, distribution = rows.align(value, request.distribution)
     batch = aligned.shape[: aligned.dim() - len(distribution.event_shape)]
     if broadcast_shapes(batch, distribution.batch_shape) != batch:
-        found = f"{tuple(aligned.shape)} and {tuple(distribution.batch_shape)}"
-        raise ValueError(f"node {request.name!r} must have as many units as its given value, got {found}")
+        got = f"{tuple(aligned.shape)} and {tuple(distribution.batch_shape)}"
+        raise ValueError(f"node {request.name!r} must have as many units as its given value, got {got}")
     at = node if node is None or aligned is value else request.rows.unfold(node)
     score = partial(mode.score, request.name, distribution, aligned, node=at)
     return Drawn(value, score, score, node)

@@ -43,8 +43,8 @@ def eval_mode(program: Program) -> Iterator[None]:
 
     Threads may overlap: the last one to leave restores the original mode.
     """
-    found = (part for _, part in variables(program) if isinstance(part, nn.Module))
-    modules = list(dict.fromkeys(module for part in found for module in part.modules()))
+    parts = (part for _, part in variables(program) if isinstance(part, nn.Module))
+    modules = list(dict.fromkeys(module for part in parts for module in part.modules()))
     with _EVALUATED_LOCK:
         for module in modules:
             count, was_training = _EVALUATED.get(module, (0, module.training))
@@ -125,32 +125,32 @@ def enumerate_named(name: str, parts: Iterable[Any]) -> list[tuple[str, Any]]:
 
 def _used(function: FunctionType, owner: type | None = None) -> list[tuple[str, Any]]:
     """Return the variables of a function and, if it is a method of `owner`, of the other methods that it names."""
-    functions, found = [function], list[tuple[str, Any]]()
+    functions, used = [function], list[tuple[str, Any]]()
     kinds = [kind for kind in owner.__mro__ if not _is_foreign(kind)] if owner else []
-    for each in functions:
-        found += _variables(each)
-        for name, member in _members(kinds, _names(each)):
+    for part in functions:
+        used += _variables(part)
+        for name, member in _members(kinds, _names(part)):
             method = getattr(member, "__func__", member)
             if not isinstance(method, FunctionType):
-                found.append((name, member))
+                used.append((name, member))
             elif method not in functions:
                 functions.append(method)
-    return found
+    return used
 
 
 def _variables(function: FunctionType) -> list[tuple[str, Any]]:
     """Return what a function and the functions inside it refer to, also in modules and classes, and its defaults."""
     names = _names(function)
-    found = [(name, function.__globals__[name]) for name in names if name in function.__globals__]
+    named = [(name, function.__globals__[name]) for name in names if name in function.__globals__]
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
     for name, cell in cells:
         with suppress(ValueError):  # a variable that has no value yet
-            found.append((name, cell.cell_contents))
-    for _, holder in found:  # it grows by modules in packages and by classes in modules
+            named.append((name, cell.cell_contents))
+    for _, holder in named:  # it grows by modules in packages and by classes in modules
         if isinstance(holder, ModuleType | type) and not _is_foreign(holder):
-            found += [entry for entry in _members([holder], names) if all(entry[1] is not other for _, other in found)]
-    found += enumerate_named("default", function.__defaults__ or ())
-    return [*found, *(function.__kwdefaults__ or {}).items()]
+            named += [entry for entry in _members([holder], names) if all(entry[1] is not other for _, other in named)]
+    named += enumerate_named("default", function.__defaults__ or ())
+    return [*named, *(function.__kwdefaults__ or {}).items()]
 
 
 def _names(function: FunctionType) -> list[str]:

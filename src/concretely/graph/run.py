@@ -21,7 +21,7 @@ from .program import Program, eval_mode, signature
 from .trace import Outcome, Rows, Trace
 
 SHAPES = re.compile("size|shape|batch", re.IGNORECASE)
-"""What errors about shapes say."""
+"""Matches errors about shapes."""
 
 
 def run(
@@ -49,8 +49,8 @@ def run(
     (torch.Size([5, 4, 3]), torch.Size([5, 4]), torch.Size([20]))
     """
     if not isinstance(mode, Mode):
-        found = f"the class {mode.__name__}: call it" if isinstance(mode, type) else type(mode).__name__
-        raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {found}")
+        got = f"the class {mode.__name__}: call it" if isinstance(mode, type) else type(mode).__name__
+        raise TypeError(f"mode must be a mode, such as concretely.mode.Discrete(), got {got}")
     if not callable(program):
         raise TypeError(f"a program must be a function of draw and inputs, or a module, got {type(program).__name__}")
     require_source(generator)
@@ -62,8 +62,8 @@ def run(
 
     def draw(name: str, distribution: Distribution | None = None, *, observed: Tensor | None = None) -> Tensor:
         if not isinstance(name, str) or not isinstance(distribution, Distribution):
-            found = f"{type(name).__name__} and {type(distribution).__name__}"
-            raise TypeError(f"draw must be given a name and a distribution, got {found}")
+            got = f"{type(name).__name__} and {type(distribution).__name__}"
+            raise TypeError(f"draw must be given a name and a distribution, got {got}")
         _require_new(name, outcomes)
         if observed is not None:
             outcomes[name] = _observed(name, distribution, observed, rows, descent)
@@ -103,7 +103,7 @@ def run(
         outcomes,
         output,
         rows=rows,
-        find_parents=lambda: parents(program, inputs, {name: each.seen for name, each in outcomes.items()}),
+        find_parents=lambda: parents(program, inputs, {name: outcome.seen for name, outcome in outcomes.items()}),
     )
     for name in sorted(mode.names.difference(trace.latent)):
         known = did_you_mean(name, trace.latent)
@@ -148,9 +148,9 @@ def _structure(program: Program, inputs: tuple[Any, ...], batch_shape: Size) -> 
             return observed
         _require_new(name, shapes)
         if not isinstance(distribution, DiscreteVariable):
-            found = f"{type(distribution).__name__} of {type(distribution).__module__}"
+            got = f"{type(distribution).__name__} of {type(distribution).__module__}"
             raise ValueError(
-                f"node {name!r} must be a discrete variable of concretely to be enumerated, got {found}: use an "
+                f"node {name!r} must be a discrete variable of concretely to be enumerated, got {got}: use an "
                 "estimator that draws samples, such as RLOO()"
             )
         shape = distribution.batch_shape
@@ -228,8 +228,8 @@ def _require_fit(name: str, distribution: Distribution, observed: Tensor, rows: 
     lead, own = shape[:split], shape[split:]
     fits = own == units or all(one in (1, other) for one, other in zip(own[::-1], units[::-1], strict=False))
     if not fits or lead not in (rows.folded, rows.batch_shape, Size()):
-        found = f"{tuple(shape)} and {tuple(observed.shape)}"
-        raise ValueError(f"the batch shape of node {name!r} must match the shape of its observed value, got {found}")
+        got = f"{tuple(shape)} and {tuple(observed.shape)}"
+        raise ValueError(f"the batch shape of node {name!r} must match the shape of its observed value, got {got}")
 
 
 def _require_new(name: str, names: Any) -> None:

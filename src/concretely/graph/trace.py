@@ -25,8 +25,8 @@ def tile(x: Tensor, like: Tensor) -> Tensor:
     """
     for name, tensor in (("x", x), ("like", like)):
         if not isinstance(tensor, Tensor) or not tensor.dim():
-            found = "a number" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"{name} must be a tensor with a first axis of rows, got {found}")
+            got = "a number" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name} must be a tensor with a first axis of rows, got {got}")
     rows, wanted = x.shape[0], like.shape[0]
     if rows == wanted:
         return x
@@ -160,9 +160,9 @@ class Outcome:
     def unit_log_prob(self) -> Tensor:
         """Return the log probability of each unit, computed on first access."""
         if not isinstance(self._score, Tensor):
-            found = self._as_when_drawn(self._score)
-            is_folded = found.shape[: found.dim() - self.axes] == self._rows.folded
-            self._score = self._rows.unfold(found) if is_folded else found  # this frees the noise
+            log_prob = self._as_when_drawn(self._score)
+            is_folded = log_prob.shape[: log_prob.dim() - self.axes] == self._rows.folded
+            self._score = self._rows.unfold(log_prob) if is_folded else log_prob  # this frees the noise
         return self._score
 
     @property
@@ -222,10 +222,10 @@ class Trace(Mapping[str, Outcome]):
         self._parents: dict[str, tuple[str, ...]] | None = None
 
     def __getitem__(self, name: str) -> Outcome:
-        found = self._outcomes.get(name)
-        if found is None:
+        outcome = self._outcomes.get(name)
+        if outcome is None:
             raise KeyError(f"a trace has only the nodes of its run, got {name!r}{did_you_mean(name, self._outcomes)}")
-        return found
+        return outcome
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._outcomes)

@@ -45,10 +45,10 @@ def guard_(
     sums: Tensor, first_nonfinite: Tensor, tensors: list[Tensor], loss: Tensor, step: Tensor, rate: Tensor
 ) -> Tensor:
     """Log a step and return the learning rates, which are zero for members with a loss or tensor that is not finite."""
-    sizes = [each[0].numel() for each in tensors]
+    sizes = [tensor[0].numel() for tensor in tensors]
     blocks, members = sum(ceil_div(size, BLOCK) for size in sizes), len(loss)
     finite = torch.empty((members, blocks), dtype=torch.int8, device=loss.device)
-    _finite[blocks, members](tuple(each.contiguous() for each in tensors), tuple(sizes), finite, BLOCK=BLOCK)
+    _finite[blocks, members](tuple(tensor.contiguous() for tensor in tensors), tuple(sizes), finite, BLOCK=BLOCK)
     allowed = torch.empty_like(rate)
     _guard[members,](finite, loss.contiguous(), step, rate, sums, first_nonfinite, allowed, blocks, BLOCK=BLOCK)
     return allowed
@@ -106,10 +106,10 @@ def adam_(
 
     Gradients and moments have the memory format of their parameters, which leaves no gaps.
     """
-    sizes = [each[0].numel() for each in parameters]
+    sizes = [parameter[0].numel() for parameter in parameters]
     grid = (sum(ceil_div(size, BLOCK) for size in sizes), len(parameters[0]))
     _adam[grid](
         tuple(parameters), tuple(gradients), tuple(firsts), tuple(seconds),
-        tuple(sizes), tuple(float(each) for each in decays), rate, decay, mean, spread,
+        tuple(sizes), tuple(float(has_decay) for has_decay in decays), rate, decay, mean, spread,
         BETA1=beta1, BETA2=beta2, EPSILON=epsilon, BLOCK=BLOCK,
     )  # fmt: skip

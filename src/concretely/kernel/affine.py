@@ -74,10 +74,10 @@ def _affine(
 def product(a, b, total, PRODUCT: tl.constexpr):
     """Return the total plus the product of two tiles, computed in the precision PRODUCT."""
     if PRODUCT == "bfloat16":
-        found = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
+        result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
-        found = tl.dot(a, b, total, input_precision=PRODUCT)
-    return found
+        result = tl.dot(a, b, total, input_precision=PRODUCT)
+    return result
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, deferred: bool = False) -> Tensor:
@@ -99,11 +99,11 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, tanh: bool, product: str, de
 @triton.jit
 def _slope(by_out, out, place, mask, TANH: tl.constexpr):
     """Return the gradient with respect to the input of tanh, or of the output if there is no tanh."""
-    found = tl.load(by_out + place, mask=mask, other=0.0).to(tl.float32)
+    slope = tl.load(by_out + place, mask=mask, other=0.0).to(tl.float32)
     if TANH:
         value = tl.load(out + place, mask=mask, other=0.0).to(tl.float32)
-        found *= 1 - value * value
-    return found
+        slope *= 1 - value * value
+    return slope
 
 
 @triton.jit

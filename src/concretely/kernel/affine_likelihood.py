@@ -60,8 +60,8 @@ def _log_likelihood(
     against = tl.where(on, -logit, logit)
     small = tl.exp(-tl.abs(logit))
     # the sum of log(1 + small) is the log of a product, which is kept minus 1 so that small terms are not lost
-    found = tl.reduce(small, 1, both)
-    total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(found == float("inf"), LARGEST, found))
+    joint = tl.reduce(small, 1, both)
+    total = tl.sum(tl.where(against > 0, against, 0.0), 1) + log1p(tl.where(joint == float("inf"), LARGEST, joint))
     tl.store(parts + (member * columns + column) * high + i, -total, mask=i < high)
     if SLOPES:
         other = tl.where(against > 0, 1.0, small) / (1 + small)  # the probability of the other bit
@@ -138,7 +138,7 @@ def _scale_rows(
 def scale_rows(pull: Tensor, by_state: Tensor, state: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Multiply rows of gradients and rows of states by the gradient `pull` of their log mass."""
     members, high, deep = state.shape
-    by_out, out = (torch.empty(state.shape, dtype=each, device=state.device) for each in (state.dtype, dtype))
+    by_out, out = (torch.empty(state.shape, dtype=kind, device=state.device) for kind in (state.dtype, dtype))
     if out.numel():
         pull, by_state, state = rows(pull), rows(by_state), rows(state)
         tile = SCALED_ROWS, min(power(deep), 256)

@@ -154,8 +154,8 @@ def _score_rows(
     zero = tl.zeros((ROWS, LANES), tl.float32), tl.zeros((1 if SHARED else ROWS, LANES), tl.float32)
     given = value, logits, row, point, inside, known
     total, common = binary.over_row(_score_piece, SQUASH, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
-    found = tl.sum(total - common, 1, keep_dims=True)
-    tl.store(log_mass + member * samples * points + row, found, mask=inside)
+    rows = tl.sum(total - common, 1, keep_dims=True)
+    tl.store(log_mass + member * samples * points + row, rows, mask=inside)
 
 
 def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor:
@@ -194,8 +194,8 @@ def _backward(
         total += pull * tl.where(state > 0, upper, lower)
         value += ROWS * units
         row += ROWS
-    found = tl.sum(total, 0, keep_dims=True)
-    tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
+    summed = tl.sum(total, 0, keep_dims=True)
+    tl.store(by_logits + (member * parts + part) * units + unit, summed, mask=unit < units)
 
 
 def _gradient(by: Tensor, value: Tensor, logits: Tensor, squash: str, length: int) -> Tensor:

@@ -17,8 +17,8 @@ def _unpack(packed, index, out, batch, width, columns, BLOCK: tl.constexpr):
     for start in range(0, width, BLOCK):
         bit = start + tl.arange(0, BLOCK)
         byte = tl.load(packed + row * columns + bit // 8, mask=bit < width, other=0)
-        found = (byte.to(tl.int32) >> (7 - bit % 8)) & 1
-        tl.store(out + (member * batch + point) * width + bit, found.to(tl.float32), mask=bit < width)
+        value = (byte.to(tl.int32) >> (7 - bit % 8)) & 1
+        tl.store(out + (member * batch + point) * width + bit, value.to(tl.float32), mask=bit < width)
 
 
 def unpack(packed: Tensor, index: Tensor, width: int) -> Tensor:

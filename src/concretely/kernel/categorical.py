@@ -36,12 +36,12 @@ def _draw(
             noisy = logit - log(exponential(four[k]))
             # the first category among those with the largest noisy logit
             chosen = tl.min(tl.where(noisy == tl.max(noisy, 1)[:, None], category, WIDTH), 1)[:, None]
-            found = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(exp(logit), 1))
+            mass = tl.sum(tl.where(category == chosen, logit, 0.0), 1) - tl.log(tl.sum(exp(logit), 1))
             row = member * total + row
             if LENGTH == 1:
-                tl.store(log_mass + row, found, mask=inside)
+                tl.store(log_mass + row, mass, mask=inside)
             else:
-                sums += nary.in_quarter(k, tl.sum(tl.where(inside, found, 0.0), 0))
+                sums += nary.in_quarter(k, tl.sum(tl.where(inside, mass, 0.0), 0))
             if SQUASH == "corner":
                 bit = tl.arange(0, BIT_WIDTH)[None, :]
                 digit = chosen >> tl.maximum(BITS - 1 - bit, 0) & 1
@@ -79,15 +79,15 @@ def _chosen(
 ):  # fmt: skip
     """Return the category that a value, a one-hot vector or a corner, represents."""
     if SQUASH == "corner":
-        found = tl.zeros((SAMPLES, UNITS), tl.int32)
+        chosen = tl.zeros((SAMPLES, UNITS), tl.int32)
         for bit in tl.static_range(BITS):
             on = tl.load(value + row * BITS + bit, mask=inside, other=0.0).to(tl.float32) > 0
-            found = 2 * found + on.to(tl.int32)
+            chosen = 2 * chosen + on.to(tl.int32)
     else:
         mask = inside[:, :, None] & (category < N)
         entry = tl.load(value + row[:, :, None] * N + category, mask=mask, other=float("-inf")).to(tl.float32)
-        found = tl.min(tl.where(entry == tl.max(entry, 2)[:, :, None], category, WIDTH), 2)
-    return found[:, :, None]
+        chosen = tl.min(tl.where(entry == tl.max(entry, 2)[:, :, None], category, WIDTH), 2)
+    return chosen[:, :, None]
 
 
 @Launched
@@ -110,11 +110,11 @@ def _score(
             chosen = _chosen(
                 value + member * value_stride, row, inside, category, N, SQUASH, BITS, SAMPLES, UNITS, WIDTH
             )  # fmt: skip
-            found = tl.sum(tl.where(category == chosen, log_probs, 0.0), 2)
+            mass = tl.sum(tl.where(category == chosen, log_probs, 0.0), 2)
             if LENGTH == 1:
-                tl.store(log_mass + member * samples * units + row, found, mask=inside)
+                tl.store(log_mass + member * samples * units + row, mass, mask=inside)
             else:
-                sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
+                sums += tl.sum(tl.where(inside, mass, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
         nary.store_sums(log_mass, member, samples, sums, SAMPLES)
@@ -134,15 +134,15 @@ def score(value: Tensor, logits: Tensor, squash: str, length: int = 1) -> Tensor
     members, samples, units, _ = value.shape
     n = logits.shape[-1]
     tile = score_tile(members, samples, units, n, length)
-    found = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=value.device)
+    log_mass = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=value.device)
     value, logits = rows(value), rows(logits)
-    if found.numel():
+    if log_mass.numel():
         _score[*tile.grid, members](
-            value, logits, found, samples, units, tile.steps, value.stride(0), logits.stride(0),
+            value, logits, log_mass, samples, units, tile.steps, value.stride(0), logits.stride(0),
             N=n, SQUASH=squash, BITS=n.bit_length() - 1, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units,
             WIDTH=tile.width, num_warps=tile.warps,
         )  # fmt: skip
-    return row_sums(found, length // tile.length)
+    return row_sums(log_mass, length // tile.length)
 
 
 @Launched

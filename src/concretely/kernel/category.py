@@ -48,10 +48,10 @@ def in_quarter(k, total):
 
 
 @triton.jit
-def store_rows(sums, member, found):
+def store_rows(sums, member, totals):
     """Store the sums of the rows of a program, one in each quarter."""
     row = (member * 4 + tl.arange(0, 4)) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(sums + row, found)
+    tl.store(sums + row, totals)
 
 
 @triton.jit
@@ -80,8 +80,8 @@ def store_sum(by_logits, member, total, units, N: tl.constexpr, UNITS: tl.conste
 
 
 @triton.jit
-def store_sums(found, member, samples, sums, SAMPLES: tl.constexpr):
+def store_sums(totals, member, samples, sums, SAMPLES: tl.constexpr):
     """Store the sums of a program for the rows of one data point, one for each sample."""
     sample = tl.program_id(1).to(tl.int64) * SAMPLES + tl.arange(0, SAMPLES)[:, None]
     row = (member * samples + sample) * tl.num_programs(0) + tl.program_id(0)
-    tl.store(found + row, sums, mask=sample < samples)
+    tl.store(totals + row, sums, mask=sample < samples)

@@ -96,9 +96,9 @@ def _pull(
         at = (group * tokens + row.to(tl.int64))[:, None] * N + column
         share = tl.load(shares + at, mask=mask, other=0.0)
         weighted = share * tl.load(by + at, mask=mask, other=0.0)
-        found = (weighted - share * tl.sum(weighted, 1)[:, None]) * cold
-        tl.store(out + at, found, mask=mask)
-        total += tl.sum(found, 0)
+        gradient = (weighted - share * tl.sum(weighted, 1)[:, None]) * cold
+        tl.store(out + at, gradient, mask=mask)
+        total += tl.sum(gradient, 0)
     place = (group * tl.num_programs(0) + tl.program_id(0)) * N + tl.arange(0, WIDTH)
     tl.store(sums + place, total, mask=tl.arange(0, WIDTH) < N)
 

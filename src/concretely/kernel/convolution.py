@@ -115,8 +115,8 @@ def _by_kind(weight: Tensor, kinds: int) -> Tensor:
     high, wide = weight.shape[3:]
     weight = pad(weight, (0, -wide % kinds, 0, -high % kinds)) if high % kinds or wide % kinds else weight
     parts = weight.unflatten(4, (-1, kinds)).unflatten(3, (-1, kinds)).flip(3, 5)
-    found: Tensor = parts.permute(0, 4, 6, 3, 5, 1, 2).contiguous()
-    return found
+    sorted_parts: Tensor = parts.permute(0, 4, 6, 3, 5, 1, 2).contiguous()
+    return sorted_parts
 
 
 @Launched

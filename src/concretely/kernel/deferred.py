@@ -114,8 +114,8 @@ def product(
     if parts == 1:
         return multiplied(by_total.mT, x)
     x, by_total = (factor.view(-1, factor.shape[1] // parts, factor.shape[2]) for factor in (x, by_total))
-    found = multiplied(by_total.mT, x)
-    return found.view(-1, parts, *found.shape[1:]).sum(1)
+    result = multiplied(by_total.mT, x)
+    return result.view(-1, parts, *result.shape[1:]).sum(1)
 
 
 def parts_of(x: Float[Tensor, "members rows inputs"], by_total: Float[Tensor, "members rows outputs"]) -> int:

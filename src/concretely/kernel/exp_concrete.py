@@ -44,8 +44,8 @@ def deviation(noise, category, N: tl.constexpr, WIDTH: tl.constexpr):
     """Return noise minus its mean over the categories, with 0 past the last category."""
     if WIDTH > N:
         noise = tl.where(category < N, noise, 0.0)
-    found = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
-    return tl.where(category < N, found, 0.0) if WIDTH > N else found
+    apart = noise - tl.sum(noise, -1, keep_dims=True) * (1 / N)
+    return tl.where(category < N, apart, 0.0) if WIDTH > N else apart
 
 
 @drawing
@@ -82,22 +82,22 @@ def _draw(
                     noise = tl.where(category < N, noise, 0.0)
                 score = constant - tl.sum(noise, 1) - N * log_of_mean(tl.sum(wait, 1), N)
             noisy = logit - tl.max(logit, 1)[:, None] + noise
-            cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
-            share = exp(cooled)
+            scaled = (noisy - tl.max(noisy, 1)[:, None]) * cold
+            share = exp(scaled)
             total_share = tl.sum(share, 1)
-            found = cooled - log(total_share)[:, None]
+            log_value = scaled - log(total_share)[:, None]
             row = member * total + row
             at = row[:, None] * N + category
-            tl.store(node + at, found, mask=mask)
+            tl.store(node + at, log_value, mask=mask)
             if LENGTH == 1:
                 tl.store(log_density + row, score, mask=inside)
             else:
                 sums += nary.in_quarter(k, tl.sum(tl.where(inside, score, 0.0), 0))
             if SQUASH == "simplex":
-                point = tl.minimum(tl.maximum(exp(found), SMALLEST), 1.0)
-                tl.store(value + at, tl.where(found == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
+                point = tl.minimum(tl.maximum(exp(log_value), SMALLEST), 1.0)
+                tl.store(value + at, tl.where(log_value == float("-inf"), 0.0, point), mask=mask)  # 0 is a limit
             if SQUASH == "one-hot":
-                largest = category == tl.argmax(cooled, 1)[:, None]
+                largest = category == tl.argmax(scaled, 1)[:, None]
                 tl.store(value + at, largest.to(tl.float32), mask=mask)
             if SQUASH == "cube":
                 share *= reciprocal(total_share)[:, None]
@@ -201,7 +201,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
     tile = unit_tile(members, samples, units, n, least=nary.STEPS)
     partial = partial_sums(tile.grid[1], (members, units, n), node, dtype)
     node = node.contiguous()
-    by_both = [node if each is None else rows(each) for each in (by_node, by_value)]
+    by_both = [node if gradient is None else rows(gradient) for gradient in (by_node, by_value)]
     _draw_backward[*tile.grid, members](
         *by_both, node, temperature, partial,
         samples, units, tile.steps, by_both[0].stride(0), by_both[1].stride(0), temperature.stride(0),
@@ -217,14 +217,14 @@ draw_gaussian_backward = draw_backward  # the gradient does not depend on the di
 @triton.jit
 def _recovered(node, logit, lam, at, mask, category, N: tl.constexpr, WIDTH: tl.constexpr):
     """Return the noise that nodes were made from, minus its smallest entry; it may be much smaller than its terms."""
-    found = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(node + at, mask=mask, other=0.0).to(tl.float32)
     if NATIVE:
-        noise, rest = whole_difference(lam, found, logit[None, :, :])
+        noise, rest = whole_difference(lam, value, logit[None, :, :])
         if WIDTH > N:
             noise, rest = tl.where(category < N, noise, float("inf")), tl.where(category < N, rest, 0.0)
         noise = noise - tl.min(noise, 2)[:, :, None] + rest
     else:
-        noise = lam * found.to(tl.float64) - logit[None, :, :].to(tl.float64)
+        noise = lam * value.to(tl.float64) - logit[None, :, :].to(tl.float64)
         if WIDTH > N:
             noise = tl.where(category < N, noise, float("inf"))
         noise = (noise - tl.min(noise, 2)[:, :, None]).to(tl.float32)
@@ -254,16 +254,16 @@ def _score(
             noise = _recovered(node, logit, lam, at, inside[:, :, None] & (category < N), category, N, WIDTH)
             if NORMAL:
                 apart = deviation(noise, category, N, WIDTH)
-                found = constant - tl.sum(apart * apart, 2) / 2
+                density = constant - tl.sum(apart * apart, 2) / 2
             else:
                 log_mean = log_of_mean(tl.sum(exp(-noise), 2), N)
                 if WIDTH > N:
                     noise = tl.where(category < N, noise, 0.0)
-                found = constant - tl.sum(noise, 2) - N * log_mean
+                density = constant - tl.sum(noise, 2) - N * log_mean
             if LENGTH == 1:
-                tl.store(log_density + member * samples * units + row, found, mask=inside)
+                tl.store(log_density + member * samples * units + row, density, mask=inside)
             else:
-                sums += tl.sum(tl.where(inside, found, 0.0), 1)[:, None]
+                sums += tl.sum(tl.where(inside, density, 0.0), 1)[:, None]
             sample += SAMPLES
     if LENGTH > 1:
         nary.store_sums(log_density, member, samples, sums, SAMPLES)
@@ -273,16 +273,16 @@ def _scored(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1, 
     """Return the log density of given nodes, summed over rows of `length` units."""
     members, samples, units, n = node.shape
     tile = score_tile(members, samples, units, n, length)
-    found = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=node.device)
+    log_density = torch.empty(members, samples, units // tile.length, dtype=torch.float32, device=node.device)
     node, logits = rows(node), rows(logits)
-    if found.numel():
+    if log_density.numel():
         _score[*tile.grid, members](
-            node, logits, temperature, found,
+            node, logits, temperature, log_density,
             constant(n, normal), samples, units, tile.steps, node.stride(0), logits.stride(0), temperature.stride(0),
             N=n, LENGTH=tile.length, SAMPLES=tile.samples, UNITS=tile.units, WIDTH=tile.width, NORMAL=normal,
             num_warps=tile.warps,
         )  # fmt: skip
-    return row_sums(found, length // tile.length)
+    return row_sums(log_density, length // tile.length)
 
 
 score, score_gaussian = partial(_scored, normal=False), partial(_scored, normal=True)

@@ -61,8 +61,8 @@ def _pull(
         at += ROWS * units
         row += ROWS
     if LOGITS:
-        found = tl.sum(total, 0, keep_dims=True) * factor
-        tl.store(by_logits + part * units + unit, found, mask=unit < units)
+        gradient = tl.sum(total, 0, keep_dims=True) * factor
+        tl.store(by_logits + part * units + unit, gradient, mask=unit < units)
 
 
 def draw(

@@ -29,8 +29,8 @@ def _draw(
     for k in tl.static_range(4):
         row = k * quarter + place
         noisy = held[k] - tl.max(held[k], 1)[:, None] - log(exponential(four[k]))
-        cooled = (noisy - tl.max(noisy, 1)[:, None]) * cold
-        share = exp(cooled)
+        scaled = (noisy - tl.max(noisy, 1)[:, None]) * cold
+        share = exp(scaled)
         mask = ((place < quarter) & (row < total))[:, None] & (category < N)
         at = row.to(tl.int64)[:, None] * N + category
         tl.store(soft + at, share * reciprocal(tl.sum(share, 1))[:, None], mask=mask)

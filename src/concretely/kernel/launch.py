@@ -10,7 +10,7 @@ from triton import knobs
 from triton.runtime import driver
 
 MANY = 4096
-"""The number of kinds of calls after which all are forgotten, as in a program that never repeats a size."""
+"""Above this number of kinds of calls, the cache is cleared, as for a program whose sizes never repeat."""
 
 
 class Launched:
@@ -45,7 +45,7 @@ class Launched:
         whole = (*grid, 1, 1)[:3]
         if _is_observed():
             program[whole](*given, *rest)
-        else:  # the same, without what Triton does for observers
+        else:  # the same, without Triton's calls of profiler hooks
             run(*whole, stream_of(device), function, metadata, None, None, None, *given, *rest)
 
     def _compile(
@@ -68,16 +68,16 @@ def _is_observed() -> bool:
 
 
 def _kinds(given: Sequence[Any]) -> list[Any]:
-    """Return what the compiled program depends on in arguments. It does not depend on the value of a float."""
+    """Return the properties of arguments that the compiled program depends on, such as dtypes, but not floats."""
     kinds: list[Any] = []
-    for each in given:
-        kind = type(each)
+    for argument in given:
+        kind = type(argument)
         if kind is int:
-            kinds.append(each)
-        elif kind is Tensor or isinstance(each, Tensor):
-            kinds.append((each.dtype, each.get_device(), each.data_ptr() % 16))
+            kinds.append(argument)
+        elif kind is Tensor or isinstance(argument, Tensor):
+            kinds.append((argument.dtype, argument.get_device(), argument.data_ptr() % 16))
         elif kind is tuple:
-            kinds.append(tuple(_kinds(each)))
+            kinds.append(tuple(_kinds(argument)))
         else:
-            kinds.append(kind if kind is float else each)
+            kinds.append(kind if kind is float else argument)
     return kinds

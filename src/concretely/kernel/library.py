@@ -52,14 +52,14 @@ def schema_type(annotation: Any) -> Any:
     if origin is tuple:
         return tuple[tuple(map(schema_type, arguments))]  # type: ignore[misc]
     if origin is UnionType:
-        kinds = [schema_type(each) for each in arguments if each is not type(None)]
+        kinds = [schema_type(kind) for kind in arguments if kind is not type(None)]
         return kinds[0] | None if len(kinds) < len(arguments) else kinds[0]
     return annotation
 
 
-def contiguous(found: Any) -> Any:
+def contiguous(results: Any) -> Any:
     """Make the results of a definition contiguous, as those of an operator of torch must be."""
-    return tree_map(lambda tensor: tensor.contiguous(), found)
+    return tree_map(lambda tensor: tensor.contiguous(), results)
 
 
 def memory(tensor: Tensor) -> int:
@@ -70,9 +70,9 @@ def memory(tensor: Tensor) -> int:
 def batched(call: Callable[..., Any], info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
     """Run an operator once for a `vmap` batch, whose axis is merged into the member axis."""
     size = info.batch_size
-    stacked = (_stacked(each, dim, size) for each, dim in zip(arguments, in_dims, strict=True))
-    found = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
-    return found, tree_map(lambda tensor: 0, found)
+    stacked = (_stacked(argument, dim, size) for argument, dim in zip(arguments, in_dims, strict=True))
+    results = tree_map(lambda tensor: tensor.unflatten(0, (size, -1)), call(*stacked))
+    return results, tree_map(lambda tensor: 0, results)
 
 
 def batched_in_front(
@@ -88,7 +88,7 @@ def _stacked(argument: Any, dim: Any, size: int) -> Any:
     """Merge the batch axis of a tensor, or of each in a list, into the member axis. Return other values unchanged."""
     if isinstance(argument, list):
         dims = [dim] * len(argument) if dim is None else dim
-        return [_stacked(each, own, size) for each, own in zip(argument, dims, strict=True)]
+        return [_stacked(part, own, size) for part, own in zip(argument, dims, strict=True)]
     if not isinstance(argument, Tensor):
         return argument
     lead = argument.expand(size, *argument.shape) if dim is None else argument.movedim(dim, 0)
@@ -97,7 +97,7 @@ def _stacked(argument: Any, dim: Any, size: int) -> Any:
 
 def flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int | None] | None]:
     """Return the leaves of arguments, and the length of each that is a list, or None if none is."""
-    lengths = [len(each) if isinstance(each, list) else None for each in arguments]
+    lengths = [len(argument) if isinstance(argument, list) else None for argument in arguments]
     if lengths.count(None) == len(lengths):
         return arguments, None
     return joined(arguments, lengths), lengths
@@ -106,11 +106,11 @@ def flattened(arguments: Sequence[Any]) -> tuple[Sequence[Any], list[int | None]
 def joined(arguments: Iterable[Any], lengths: Sequence[int | None]) -> list[Any]:
     """Return the leaves of arguments, of which some are lists of these lengths. None stands for a list of None."""
     leaves: list[Any] = []
-    for each, length in zip_longest(arguments, lengths):
+    for argument, length in zip_longest(arguments, lengths):
         if length is None:
-            leaves.append(each)
+            leaves.append(argument)
         else:
-            leaves += [None] * length if each is None else each
+            leaves += [None] * length if argument is None else argument
     return leaves
 
 
@@ -118,30 +118,30 @@ def unflattened(leaves: Sequence[Any], lengths: list[int | None] | None) -> Sequ
     """Return the arguments with these leaves."""
     if lengths is None:
         return leaves
-    found: list[Any] = []
+    arguments: list[Any] = []
     start = 0
     for length in lengths:
-        found.append(leaves[start] if length is None else list(leaves[start : start + length]))
+        arguments.append(leaves[start] if length is None else list(leaves[start : start + length]))
         start += 1 if length is None else length
-    return found
+    return arguments
 
 
 def reshaped(leaves: Sequence[Any], shapes: Shapes) -> Sequence[Any]:
-    """Return leaves of which the first have these shapes, where there is both a leaf and a shape."""
+    """Return leaves, of which the first are reshaped to these shapes, unless either is None."""
     if not shapes:
         return leaves
-    found = list(leaves)
+    result = list(leaves)
     for place, shape in enumerate(shapes):
-        leaf = found[place]
+        leaf = result[place]
         if shape is not None and leaf is not None and leaf.shape != shape:
-            found[place] = leaf.reshape(*shape) if shape else leaf.reshape(())  # numbers are parsed in less time
-    return found
+            result[place] = leaf.reshape(*shape) if shape else leaf.reshape(())  # numbers are parsed in less time
+    return result
 
 
 def as_shaped(made: Tensor, shape: Sequence[int] | None) -> Tensor:
-    """Return a tensor that nothing else refers to in another shape, which is not a view where this is possible.
+    """Reshape a tensor that nothing else refers to. Where possible, the result is not a view.
 
-    Autograd does not allow that the views which one function returns are modified in place.
+    Autograd does not allow views that a function returns to be modified in place.
     """
     if shape is None or made.shape == shape:
         return made
@@ -172,16 +172,16 @@ def pulled_back(
         output = defined(*unflattened(leaves, structure))
         outputs = (output,) if isinstance(output, Tensor) else output
         pairs = [
-            (each, gradient)
-            for each, gradient in zip(outputs, by, strict=True)
-            if gradient is not None and each.requires_grad
+            (head, gradient)
+            for head, gradient in zip(outputs, by, strict=True)
+            if gradient is not None and head.requires_grad
         ]
         wanted = [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed]
         if not pairs or not wanted:
             return [None] * len(needs)
         heads, slopes = zip(*pairs, strict=True)
-        found = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
-    return [next(found) if needed else None for needed in needs]
+        gradients = iter(torch.autograd.grad(heads, wanted, slopes, create_graph=again, allow_unused=True))
+    return [next(gradients) if needed else None for needed in needs]
 
 
 def empty_gradients(by: list[Tensor | None], *given: Any) -> list[Tensor]:

@@ -44,11 +44,11 @@ def _draw(
     four = words_beside(held[0], key, member, first + tl.arange(0, BLOCK), nonce)
     for k in tl.static_range(4):
         element, _, mask = binary.placed(first, k, units, total, quarter, LONG, BLOCK)
-        found = (held[k] + logistic(four[k])) * inverse
+        drawn_node = (held[k] + logistic(four[k])) * inverse
         at = member * total + element
-        tl.store(node + at, found, mask=mask)
+        tl.store(node + at, drawn_node, mask=mask)
         if SQUASH != "none":
-            tl.store(value + at, squashed(found, SQUASH), mask=mask)
+            tl.store(value + at, squashed(drawn_node, SQUASH), mask=mask)
         # the density of the noise is the product of its two tail probabilities, which sum to 1; the temperature is
         # multiplied before the logarithm, since two logarithms would cancel and keep their errors
         tail = tl.abs(fraction(four[k], True))
@@ -63,10 +63,10 @@ def _draw_piece(
     """Draw a piece of a row in one quarter; return the noise's part of its log density, one partial sum per lane."""
     inverse, node, value = own
     drawn = logistic(word)
-    found = (logit + drawn) * inverse
-    binary.store_piece(node, found, offset, k, member, LENGTH, BLOCK, EVEN)
+    drawn_node = (logit + drawn) * inverse
+    binary.store_piece(node, drawn_node, offset, k, member, LENGTH, BLOCK, EVEN)
     if SQUASH != "none":
-        binary.store_piece(value, squashed(found, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
+        binary.store_piece(value, squashed(drawn_node, SQUASH), offset, k, member, LENGTH, BLOCK, EVEN)
     # the density of the noise is the product of its two tail probabilities, whose ratio is the noise
     size, rest = tl.abs(drawn), 1 - tl.abs(fraction(word, True))
     if not EVEN:
@@ -140,8 +140,8 @@ def _draw_backward(
         by_value += ROWS * value_sample
         node += ROWS * units
         left -= ROWS
-    found = tl.sum(total, 0, keep_dims=True) / tl.load(temperature + member * temperature_stride).to(tl.float32)
-    tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
+    gradient = tl.sum(total, 0, keep_dims=True) / tl.load(temperature + member * temperature_stride).to(tl.float32)
+    tl.store(by_logits + (member * parts + part) * units + unit, gradient, mask=unit < units)
 
 
 def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor | None]:
@@ -154,7 +154,7 @@ def draw_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tenso
     if not node.numel():
         return (torch.zeros_like(logits),)
     tile, node = binary.tiling(members, samples, units, sums=True), node.contiguous()
-    by_both = [node if each is None else each for each in (by_node, by_value)]
+    by_both = [node if gradient is None else gradient for gradient in (by_node, by_value)]
     by_logits = partial_sums(tile.parts, (members, units), node, dtype)
     _draw_backward[tile.grid](
         *by_both, node, temperature, by_logits, units, samples, tile.parts, tile.steps,
@@ -175,8 +175,8 @@ def _score(
     mask = (row < samples) & (unit < units)
     lam = tl.load(temperature + member * temperature_stride)
     logit = tl.load(logits + member * logits_stride + unit, mask=unit < units, other=0.0).to(tl.float32)
-    found = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
-    size = tl.abs(difference(lam, found, logit))
+    value = tl.load(node + member * node_stride + row * units + unit, mask=mask, other=0.0).to(tl.float32)
+    size = tl.abs(difference(lam, value, logit))
     # the absolute value is at least log 4, so that the log of the sum loses nothing; large values are rounded once
     scored = (tl.log(lam.to(tl.float32)) - 2 * log(1 + exp(-size))) - size
     tl.store(log_density + (member * samples + row) * units + unit, scored, mask=mask)
@@ -188,9 +188,9 @@ def _score_piece(
 ):  # fmt: skip
     """Return the log density of a piece of each row at temperature 1, as one partial sum per lane."""
     node, logits, row, point, inside, known, lam = given
-    found = binary.load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
+    value = binary.load_stretch(node, row, inside, offset, 0.0, LENGTH, BLOCK, EVEN)
     logit = binary.load_stretch(logits, point, known, offset, float("inf"), LENGTH, BLOCK, EVEN)
-    size = tl.abs(difference(lam, found, logit))
+    size = tl.abs(difference(lam, value, logit))
     total = 1 + exp(-size)
     if not EVEN:
         size = tl.where(offset + tl.arange(0, BLOCK)[None, :] < LENGTH, size, 0.0)
@@ -214,8 +214,8 @@ def _score_rows(
     logits += member * logits_stride
     given, zero = (node, logits, row, point, inside, known, lam), (tl.zeros((ROWS, LANES), tl.float32),)
     (total,) = binary.over_row(_score_piece, None, given, zero, LENGTH, LANES, BLOCK, WHOLE, REST)
-    found = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(lam.to(tl.float32))
-    tl.store(log_density + member * samples * points + row, found, mask=inside)
+    density = tl.sum(total, 1, keep_dims=True) + LENGTH * tl.log(lam.to(tl.float32))
+    tl.store(log_density + member * samples * points + row, density, mask=inside)
 
 
 def score(node: Tensor, logits: Tensor, temperature: Tensor, length: int = 1) -> Tensor:
@@ -250,9 +250,9 @@ def _score_backward(
     total = tl.zeros((ROWS, UNITS), tl.float32)
     for _ in range(steps):
         mask = row < end
-        found = tl.load(node, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(node, mask=mask, other=0.0).to(tl.float32)
         pull = tl.load(by + row * by_sample, mask=mask, other=0.0).to(tl.float32)
-        pull *= tanh_half(difference(lam, found, logit))
+        pull *= tanh_half(difference(lam, value, logit))
         if NODE:
             tl.store(by_node, -lam.to(tl.float32) * pull, mask=mask)
         if LOGITS:
@@ -261,8 +261,8 @@ def _score_backward(
         by_node += ROWS * units
         row += ROWS
     if LOGITS:
-        found = tl.sum(total, 0, keep_dims=True)
-        tl.store(by_logits + (member * parts + part) * units + unit, found, mask=unit < units)
+        value = tl.sum(total, 0, keep_dims=True)
+        tl.store(by_logits + (member * parts + part) * units + unit, value, mask=unit < units)
 
 
 def score_backward(by: Any, needs: Any, inputs: Any, outputs: Any) -> tuple[Tensor, Tensor | None]:

@@ -45,10 +45,10 @@ def momentum_(
     parameters: list[Tensor], gradients: list[Tensor], firsts: list[Tensor], out: list[Tensor],
     rate: Tensor, decay: Tensor, *, momentum: float,
 ) -> None:  # fmt: skip
-    """Add gradients to the momenta, and write the Nesterov momenta to `out`: those after adding the gradients again."""
+    """Add gradients to the momenta, and write the Nesterov momenta, with the gradients added once more, to `out`."""
     blocks, layout = _layout(parameters, out)
     _momentum[blocks, len(rate)](
-        tuple(parameters), tuple(each.contiguous() for each in gradients), tuple(firsts), tuple(out), rate, decay,
+        tuple(parameters), tuple(by.contiguous() for by in gradients), tuple(firsts), tuple(out), rate, decay,
         MOMENTUM=momentum, BLOCK=BLOCK, **layout,
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ def _layout(parameters: list[Tensor], turned: list[Tensor]) -> tuple[int, dict[s
     blocks = sum(ceil_div(rows * columns, BLOCK) for _, rows, columns in shapes)
     return blocks, {
         "rows": tuple(shape[1] for shape in shapes), "columns": tuple(shape[2] for shape in shapes),
-        "spans": tuple(each.stride(0) for each in turned), "strides": tuple(each.stride(1) for each in turned),
+        "spans": tuple(matrix.stride(0) for matrix in turned), "strides": tuple(matrix.stride(1) for matrix in turned),
     }  # fmt: skip
 
 
@@ -108,8 +108,8 @@ def _polynomial(
         b = tl.load(right, mask=inside[:, None] & (j < size)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRODUCT)
     place, mask = offset + i[:, None] * size + j[None, :], (i < size)[:, None] & (j < size)[None, :]
-    found = C * total + B * tl.load(gram + place, mask=mask, other=0.0)
-    tl.store(out + place, tl.where(i[:, None] == j[None, :], found + A, found), mask=mask)
+    result = C * total + B * tl.load(gram + place, mask=mask, other=0.0)
+    tl.store(out + place, tl.where(i[:, None] == j[None, :], result + A, result), mask=mask)
 
 
 def polynomial(gram: Tensor, coefficients: tuple[float, float, float], precision: str) -> Tensor:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def _compiled():
-    """Do nothing. The type of this function tells whether Triton compiles or interprets functions."""
+    """Do nothing. The type of this function shows whether Triton compiles or interprets functions."""
 
 
 NATIVE = tl.constexpr(isinstance(_compiled, triton.JITFunction) and torch.version.hip is None)
@@ -102,11 +102,11 @@ def difference(scale, x, y):
         # the product of a fused multiplication is exact, and the scale is a sum of two numbers
         high = scale.to(tl.float32)
         low = (scale - high.to(tl.float64)).to(tl.float32)
-        found = tl.fma(x, high, -y)
-        found = tl.where(tl.abs(found) < float("inf"), tl.fma(x, low, found), found)
+        result = tl.fma(x, high, -y)
+        result = tl.where(tl.abs(result) < float("inf"), tl.fma(x, low, result), result)
     else:
-        found = (scale * x.to(tl.float64) - y.to(tl.float64)).to(tl.float32)
-    return found
+        result = (scale * x.to(tl.float64) - y.to(tl.float64)).to(tl.float32)
+    return result
 
 
 @triton.jit
@@ -114,11 +114,11 @@ def whole_difference(scale, x, y):
     """Return scale · x - y as a number and its rounding error, since differences of results may be smaller still."""
     high = scale.to(tl.float32)
     low = (scale - high.to(tl.float64)).to(tl.float32)
-    found = tl.fma(x, high, -y)
-    total = y + found
+    result = tl.fma(x, high, -y)
+    total = y + result
     gone = total - y
-    rest = tl.fma(x, high, -total) - ((y - (total - gone)) + (found - gone))
-    return found, tl.fma(x, low, rest)
+    rest = tl.fma(x, high, -total) - ((y - (total - gone)) + (result - gone))
+    return result, tl.fma(x, low, rest)
 
 
 @triton.jit

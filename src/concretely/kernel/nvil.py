@@ -34,12 +34,12 @@ def _normalize(
     tl.store(variances + member, spread)
     for start in range(0, size, BLOCK):
         inside = start + along < size
-        found = tl.load(signal + start + along, mask=inside, other=0.0)
+        value = tl.load(signal + start + along, mask=inside, other=0.0)
         if CENTRE:
-            found -= lasting
+            value -= lasting
         if SCALE:
-            found = tl.div_rn(found, tl.maximum(tl.sqrt_rn(spread), 1.0, tl.PropagateNan.ALL))
-        tl.store(out + member * size + start + along, found, mask=inside)
+            value = tl.div_rn(value, tl.maximum(tl.sqrt_rn(spread), 1.0, tl.PropagateNan.ALL))
+        tl.store(out + member * size + start + along, value, mask=inside)
 
 
 def normalize(

@@ -75,11 +75,11 @@ def load_piece(logits, offset, k, step, points, LENGTH: tl.constexpr, BLOCK: tl.
 
 
 @triton.jit
-def store_piece(out, found, offset, k, member, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+def store_piece(out, values, offset, k, member, LENGTH: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr):
     """Store a piece of a row of one quarter."""
     row = member * 4 * tl.num_programs(0) + row_in(k)
     along = tl.arange(0, BLOCK)
-    tl.store(out + (row * LENGTH + offset) + along, found, mask=None if EVEN else offset + along < LENGTH)
+    tl.store(out + (row * LENGTH + offset) + along, values, mask=None if EVEN else offset + along < LENGTH)
 
 
 @triton.jit
@@ -142,11 +142,11 @@ def over_row(
 
 
 @triton.jit
-def added(total, found):
+def added(total, parts):
     """Return the elementwise sums of two tuples."""
     sums = ()
     for i in tl.static_range(len(total)):
-        sums = sums + (total[i] + found[i],)  # type: ignore[assignment]  # noqa: RUF005 (Triton unpacks nothing)
+        sums = sums + (total[i] + parts[i],)  # type: ignore[assignment]  # noqa: RUF005 (Triton unpacks nothing)
     return sums
 
 

@@ -39,15 +39,15 @@ def _relax(
         kept = tl.where(inside & is_chosen, 1.0, 0.0).to(tl.float64)
         node -= parts.threshold(node, kept, inside, n)
         # at temperature zero, values are 0 and 1
-        found = tl.where(warm > 0, parts.sigmoid(node), kept).to(tl.float32).to(value.dtype.element_ty)
+        soft = tl.where(warm > 0, parts.sigmoid(node), kept).to(tl.float32).to(value.dtype.element_ty)
         small = tl.exp(-tl.abs(node))
         steep = tl.where(warm > 0, small / ((1 + small) * (1 + small)), 0.0)
         # rounding must not raise the value of another item to that of a chosen one
-        lowest = tl.min(tl.where(kept > 0, found.to(tl.float64), float("inf")), 0)
+        lowest = tl.min(tl.where(kept > 0, soft.to(tl.float64), float("inf")), 0)
         below = (lowest * (1 - 0.75 * EPS)).to(tl.float32).to(value.dtype.element_ty)
-        found = tl.where(is_chosen | (found < below), found, below)
+        soft = tl.where(is_chosen | (soft < below), soft, below)
         at = row * n + column
-        tl.store(value + at, found, mask=inside)
+        tl.store(value + at, soft, mask=inside)
         tl.store(slope + at, steep, mask=inside)
         tl.debug_barrier()  # the next row uses the same memory
 

@@ -36,11 +36,11 @@ def _include(
         parts.descend(tree, back, size, start, n, k, levels, MOVES, BLOCK)
         whole = tl.load(tree + start + k)
         head = tl.load(back + n + column, mask=inside, other=0.0)
-        found = own * head / whole
+        result = own * head / whole
         if MOVES:
             pushed = moved * head + own * tl.load(back + size + n + column, mask=inside, other=0.0)
-            found = (pushed - found * tl.load(tree + size + start + k)) / whole
-        tl.store(out + at, found, mask=inside)
+            result = (pushed - result * tl.load(tree + size + start + k)) / whole
+        tl.store(out + at, result, mask=inside)
         tl.debug_barrier()  # the next row uses the same memory
 
 
@@ -69,7 +69,7 @@ def include_backward(
 ) -> tuple[Tensor]:
     """Return the gradient of the logits."""
     logits, k = inputs
-    found = _launch(logits, by[0], k)
+    gradient = _launch(logits, by[0], k)
     if logits.dtype == torch.float16:  # no finite number overflows
-        found.clamp_(-torch.finfo(logits.dtype).max, torch.finfo(logits.dtype).max)
-    return (found.to(logits.dtype),)
+        gradient.clamp_(-torch.finfo(logits.dtype).max, torch.finfo(logits.dtype).max)
+    return (gradient.to(logits.dtype),)

@@ -16,7 +16,7 @@ from .tile import power
 PROGRAMS = 1024
 """The maximum number of programs, which keeps a GPU busy. Each takes several rows, as each needs memory of its own."""
 ROOM = 2**26
-"""The number of numbers in memory above which there are fewer programs."""
+"""If the trees of all programs would hold more numbers, there are fewer programs."""
 STEPS = tl.constexpr(8)
 """The maximum number of steps of Newton's method, as in the definition."""
 GAP = tl.constexpr(1400.0)
@@ -36,11 +36,11 @@ class Tree(NamedTuple):
     warps: int
     programs: int
     copies: int
-    """How many numbers there are for each of a tree."""
+    """How many numbers are stored for each number of a tree."""
 
 
 def tree_of(rows: int, n: int, k: int, copies: int = 1) -> Tree:
-    """Return the sizes of the trees of rows of n items, with counts up to k and so many numbers for each of a tree."""
+    """Return the sizes of the trees of rows of n items, with counts up to k; `copies` is as in `Tree`."""
     levels, width = (n - 1).bit_length(), power(n)
     size = sum(min((1 << level) + 1, k + 1) * -(-n >> level) for level in range(levels + 1))
     warps = min(max(width // 128, 1), 16)

@@ -4,10 +4,10 @@
   is deterministic. `sample` draws discretely in either mode.
 - `forward` never changes the state dict. The buffers, which are the number of steps, scheduled temperatures and running
   statistics, change in `advance` only: evaluation, a second forward and a recomputed activation leave them alone.
-- A training forward keeps its latest result in an attribute, for `penalty`, and adds up counts, for `advance`. Both are
-  not state: they are neither saved nor copied. A forward that recomputes activations within a backward pass keeps
-  nothing, so that activation checkpointing counts nothing twice. A forward inside a transform of `torch.func` keeps
-  nothing either: give its result to `penalty`.
+- A training forward keeps its latest result in an attribute, for `penalty`, and adds up counts, for `advance`. Neither
+  is state: they are not saved or copied. A forward that recomputes activations within a backward pass keeps nothing, so
+  that activation checkpointing counts nothing twice. A forward inside a transform of `torch.func` keeps nothing either:
+  give its result to `penalty`.
 - `forward` never communicates. `penalty` and `advance` sum over the ranks of `torch.distributed`, so all ranks must
   call them.
 """
@@ -118,9 +118,9 @@ class Layer(nn.Module, ABC):
         """Change buffers by the latest counts of all ranks."""
 
     def _keeps(self) -> bool:
-        """Note a forward; return whether to keep its result, as for a training forward outside of transforms.
+        """Count a forward; return whether to keep its result: in training mode, outside of transforms.
 
-        A compiled forward is not noted, since a number that changes would compile it anew.
+        A compiled forward is not counted, since a number that changes would cause a recompilation.
         """
         if not self.training or torch.compiler.is_compiling():
             return self.training
@@ -161,7 +161,7 @@ class Layer(nn.Module, ABC):
         return result
 
     def _kept(self, result: T | None, kind: type[T]) -> T | None:
-        """Return the given result or that of the latest training forward, of which a penalty is wanted.
+        """Return the result whose penalty is wanted: the given one, or that of the latest training forward.
 
         In evaluation mode, before any training forward, there is none: then the penalty is 0.
         """
@@ -176,16 +176,16 @@ class Layer(nn.Module, ABC):
             return None
         if self._result is None:
             raise RuntimeError(f"penalty of {name} needs a training forward before it, got none: call the model first")
-        tensors = [each for each in self._result if isinstance(each, Tensor)]
-        if torch.is_grad_enabled() and not any(each.requires_grad for each in tensors):
-            trained = [each for each in self.parameters() if each.requires_grad]
+        tensors = [entry for entry in self._result if isinstance(entry, Tensor)]
+        if torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in tensors):
+            trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
             if trained:
                 raise RuntimeError(
                     f"penalty of {name} needs a forward with gradients, got one without: use checkpoint with "
                     "use_reentrant=False, or call penalty inside torch.no_grad()"
                 )
-        found: T = self._result
-        return found
+        kept: T = self._result
+        return kept
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Convert parameters as torch does, but keep the dtype of buffers: rounding would change a schedule."""
@@ -200,7 +200,7 @@ class Layer(nn.Module, ABC):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy gets: all but the latest result, whose tensors belong to a graph."""
+        """Return the state of a copy: all but the latest result, whose tensors belong to a graph."""
         return {**self.__dict__, "_result": None, "_counted": None}
 
 
@@ -219,10 +219,10 @@ def penalty(model: nn.Module) -> Float[Tensor, ""]:
     >>> penalty(nn.Linear(2, 2))
     tensor(0.)
     """
-    found = [layer for _, layer in layers(model)]
-    replaced = {id(other) for layer in found for other in layer.governs}
+    all_layers = [layer for _, layer in layers(model)]
+    replaced = {id(other) for layer in all_layers for other in layer.governs}
     total = None
-    for layer in found:
+    for layer in all_layers:
         if id(layer) not in replaced:
             term = layer.penalty()
             total = term if total is None else total + term.to(total.device)
@@ -243,8 +243,8 @@ def report(model: nn.Module) -> dict[str, Any]:
 
 def decide(model: nn.Module) -> dict[str, Any]:
     """Return the discrete results of all layers in a model that have learned one, by name."""
-    found = {name: layer.decide() for name, layer in layers(model)}
-    return {name: result for name, result in found.items() if result is not None}
+    decisions = {name: layer.decide() for name, layer in layers(model)}
+    return {name: result for name, result in decisions.items() if result is not None}
 
 
 def require_count(name: str, value: Any, *, least: int = 1, most: float = math.inf, of: str = "") -> int:
@@ -272,8 +272,8 @@ def require_number(name: str, value: Any, *, least: float = 0.0, most: float = m
 def require_last(name: str, value: Any, size: int, *, axis: int = -1) -> Tensor:
     """Return a floating tensor; raise unless one of its axes has the expected length."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a floating tensor, got {found}")
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a floating tensor, got {got}")
     if not -value.dim() <= axis < value.dim() or value.shape[axis] != size:
         where = "a last axis" if axis == -1 else f"axis {axis}"
         raise ValueError(f"{name} must have {where} of length {size}, got shape {tuple(value.shape)}")
@@ -284,8 +284,8 @@ def require_mask(mask: Any, shape: Size) -> Tensor | None:
     """Return a mask of tokens; raise unless it has the expected shape. None is that of all tokens."""
     if mask is not None and (not isinstance(mask, Tensor) or mask.shape != shape or mask.dtype != torch.bool):
         is_tensor = isinstance(mask, Tensor)
-        found = f"{mask.dtype} of shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
-        raise ValueError(f"mask must be torch.bool of shape {tuple(shape)}, got {found}")
+        got = f"{mask.dtype} of shape {tuple(mask.shape)}" if is_tensor else type(mask).__name__
+        raise ValueError(f"mask must be torch.bool of shape {tuple(shape)}, got {got}")
     return mask
 
 
@@ -321,6 +321,6 @@ def _positive_tensor(temperature: Tensor, units: Size) -> Tensor:
         raise ValueError(f"temperature must {asked}, got shape {tuple(own)}")
     holds = (temperature >= COLDEST) & (temperature <= HOTTEST)
     if bool_or_none(holds.all()) is False:
-        found = temperature[~holds].flatten()[0].item()
-        raise ValueError(f"temperature must {_limit(found)}, got {found:.9g}")
+        got = temperature[~holds].flatten()[0].item()
+        raise ValueError(f"temperature must {_limit(got)}, got {got:.9g}")
     return temperature

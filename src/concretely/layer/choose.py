@@ -17,7 +17,7 @@ from .rank import of_rows, sum_over_ranks
 
 
 class Chosen(NamedTuple):
-    """What the latest training forward chose from."""
+    """The scores of a training forward."""
 
     scores: Float[Tensor, "*batch n"]
 
@@ -76,14 +76,14 @@ class Choose(Layer):
 
     def _law(self, scores: Tensor) -> Subset:
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
-            found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"scores must be a floating tensor, got {found}")
+            got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"scores must be a floating tensor, got {got}")
         if scores.dim() == 0 or scores.shape[-1] < self.k:
             raise ValueError(f"scores must have at least k = {self.k} items, got shape {tuple(scores.shape)}")
         return Subset(logits=cast(scores, compute_dtype(scores.dtype)), k=self.k)
 
     def penalty(self, chosen: Chosen | None = None) -> Float[Tensor, ""]:
-        """Return the weighted KL of what was chosen from, by default in the latest training forward."""
+        """Return the weighted KL for the scores of a forward, by default those of the latest training forward."""
         if not self.kl:
             return self.step.new_zeros((), dtype=torch.float32)
         kept = self._kept(chosen, Chosen)
@@ -110,7 +110,7 @@ class Choose(Layer):
             return ChooseReport(law.entropy().mean(), law.mean.topk(self.k, -1).values.mean())
 
     def decide(self) -> None:
-        """Return None: the layer has no parameters, and what it chooses depends on the scores."""
+        """Return None: the layer has no parameters, and its choice depends on the scores."""
 
     def extra_repr(self) -> str:
         """Return the arguments."""

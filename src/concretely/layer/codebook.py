@@ -52,7 +52,7 @@ class Codebook(Layer):
     of the relaxed value ("straight-through"), or the relaxed value itself ("relaxed"). In evaluation, a code is the
     argmax of the logits. Logits and noise are computed for some tokens at a time, forwards and backwards, in at least
     float32, so a large codebook needs little memory. The shares of the codes, which the backward pass needs, are kept
-    if they take at most 2 GiB on a GPU, or 1 MiB on a CPU, and computed anew otherwise.
+    if they take at most 2 GiB on a GPU, or 1 MiB on a CPU, and recomputed otherwise.
 
     With the probabilities q of K codes for a token, the penalty is the sum over groups of
 
@@ -125,7 +125,7 @@ class Codebook(Layer):
         return coded
 
     def _count(self, coded: Coded, counted: Tensor) -> Tensor:
-        """Return counts with those of a result added."""
+        """Add the counts of a result to counts."""
         index = coded.indices.reshape(-1, self.groups).T
         if coded.mask is None:
             if torch.compiler.is_compiling() or counted.is_inference():

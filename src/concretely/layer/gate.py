@@ -173,7 +173,7 @@ class Gate(Layer):
             return GateReport(1 - is_open.mean(), closed, entropy.mean())
 
     def decide(self, keep: int | None = None) -> list[int]:
-        """Return the open gates as places in the flattened shape: those of evaluation, or the best `keep` if given."""
+        """Return the flat indices of the gates that are open in evaluation or, if given, of the `keep` best gates."""
         with torch.no_grad():
             if keep is not None:
                 require_count("keep", keep, least=0, most=self.shape.numel(), of=", the number of gates")
@@ -184,12 +184,12 @@ class Gate(Layer):
     def keep(self, chosen: Bool[Tensor, "*shape"]) -> None:
         """Change as few gates as possible so that evaluation opens these and closes all others.
 
-        A gate that is opened gets the median that was its mean; one that is closed becomes as probably closed as it was
-        open.
+        A gate that is opened gets its mean as its new median. If a gate that is closed was open with probability p, it
+        is now closed with probability p.
         """
         if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or chosen.shape != self.shape:
-            found = f"{chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
-            raise ValueError(f"chosen must be torch.bool of shape {tuple(self.shape)}, got {found}")
+            got = f"{chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
+            raise ValueError(f"chosen must be torch.bool of shape {tuple(self.shape)}, got {got}")
         law, logits, (low, high) = self._law(), self._wide_logits(), self.stretch
         edge, least = (self.temperature * node_at(value, self.stretch) for value in (0, LEAST_VALUE))
         opened = self.temperature * torch.logit((law.mean.clamp(min=LEAST_VALUE) - low) / (high - low))
@@ -226,9 +226,9 @@ def _pruned(layer: nn.Module | None, index: Tensor, values: Tensor | None, gate:
     weight = layer.weight
     if weight.shape[axis] != gate.shape[0]:
         raise ValueError(f"a layer to prune must have {gate.shape[0]} units at the gate, got {weight.shape[axis]}")
-    found = weight.index_select(axis, index)
+    pruned = weight.index_select(axis, index)
     if values is not None:
-        found = found * values.to(found.dtype).view(-1, *[1] * (found.dim() - 2))
+        pruned = pruned * values.to(pruned.dtype).view(-1, *[1] * (pruned.dim() - 2))
     kind = nn.Linear if isinstance(layer, nn.Linear) else type(layer)
     bias = layer.bias
     if bias is not None and values is None:
@@ -236,6 +236,6 @@ def _pruned(layer: nn.Module | None, index: Tensor, values: Tensor | None, gate:
     new = kind.__new__(kind)
     new.__dict__ = {**layer.__dict__, "_parameters": {}}
     setattr(new, names[0] if isinstance(layer, nn.Linear) else names[1], len(index))
-    new.weight = nn.Parameter(found)
+    new.weight = nn.Parameter(pruned)
     new.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone()))
     return new

@@ -56,8 +56,8 @@ def gumbel_softmax(
     require_floating(logits)
     axes = logits.dim()
     if not isinstance(dim, Integral) or not -axes <= dim < axes:
-        found = f"{shown(dim)} for logits of shape {tuple(logits.shape)}"
-        raise ValueError(f"dim must be an axis of the logits, got {found}")
+        got = f"{shown(dim)} for logits of shape {tuple(logits.shape)}"
+        raise ValueError(f"dim must be an axis of the logits, got {got}")
     is_last = dim in (-1, axes - 1)
     rows = logits if is_last else logits.movedim(dim, -1)
     is_plain = type(tau) in (float, int) and COLDEST <= tau < math.inf
@@ -110,8 +110,8 @@ def gumbel_sigmoid(
 def require_floating(logits: Any, name: str = "logits") -> None:
     """Raise unless logits are a floating tensor."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
-        found = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
-        raise TypeError(f"{name} must be a floating tensor, got {found}")
+        got = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"{name} must be a floating tensor, got {got}")
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
@@ -143,8 +143,8 @@ def _positive(tau: Any, dtype: torch.dtype) -> Temperature:
             raise _wrong(tau[~holds].flatten()[0].item(), least)
         return tau
     if isinstance(tau, bool | Tensor) or not isinstance(tau, (Real, torch.SymFloat)):
-        found = tau.dtype if isinstance(tau, Tensor) else type(tau).__name__
-        raise TypeError(f"tau must be a number or a floating tensor, got {found}")
+        got = tau.dtype if isinstance(tau, Tensor) else type(tau).__name__
+        raise TypeError(f"tau must be a number or a floating tensor, got {got}")
     number: Any = tau if isinstance(tau, torch.SymFloat) else float(tau)
     if not least <= number < math.inf and number != 0:
         raise _wrong(number, least)
@@ -166,6 +166,6 @@ def explain(logits: Tensor) -> None:
     ):
         if wrong.any():
             row = tuple(wrong.any(-1).nonzero()[0].tolist())
-            found = str(logits[row].tolist())
-            found = found if len(found) <= 60 else found[:60] + " ..."
-            raise ValueError(f"logits must {must}, got {found} in row {row}")
+            got = str(logits[row].tolist())
+            got = got if len(got) <= 60 else got[:60] + " ..."
+            raise ValueError(f"logits must {must}, got {got} in row {row}")

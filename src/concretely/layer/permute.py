@@ -21,7 +21,7 @@ from .rank import of_rows
 
 
 class Permuted(NamedTuple):
-    """What the latest training forward permuted by."""
+    """The scores of a training forward."""
 
     scores: Float[Tensor, "*batch n n"]
 
@@ -84,8 +84,8 @@ class Permute(Layer):
 
     def _law(self, scores: Any) -> Permutation:
         if not isinstance(scores, Tensor) or not scores.is_floating_point():
-            found = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
-            raise TypeError(f"scores must be a floating tensor, got {found}")
+            got = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+            raise TypeError(f"scores must be a floating tensor, got {got}")
         if scores.dim() < 2 or scores.shape[-2:] != (self.n, self.n):
             raise ValueError(f"scores must end in shape {(self.n, self.n)}, got shape {tuple(scores.shape)}")
         return Permutation(logits=cast(scores, compute_dtype(scores.dtype)))
@@ -123,9 +123,9 @@ def sinkhorn(
 ) -> Float[Tensor, "*batch n n"]:
     """Return exp(scores / temperature), with rows and columns scaled so that all sum to 1 within a tolerance.
 
-    It iterates in log space until the tolerance is reached, and raises an error if it is not after so many steps. The
-    gradient is that of the exact solution [mena2018learning]. It draws no noise; `Permute` does. The temperature is a
-    number, or a tensor with one for each matrix.
+    It iterates in log space until the tolerance is reached, and raises an error if that takes more than `steps` steps.
+    The gradient is that of the exact solution [mena2018learning]. It draws no noise; `Permute` does. The temperature is
+    a number, or a tensor with one for each matrix.
 
     >>> sinkhorn(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), temperature=0.1)
     tensor([[0.9933, 0.0067],
@@ -140,8 +140,8 @@ def sinkhorn(
         raise ValueError("scores must be finite, got -inf: use a large negative number for what must not be matched")
     temperature = _of_matrices(as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda), scores)
     tolerance, steps = require_number("tolerance", tolerance), require_count("steps", steps)
-    found = log_sinkhorn(to_float64(scores) / temperature, tolerance=tolerance, steps=steps)
-    return cast(found.exp(), scores.dtype)
+    log_plan = log_sinkhorn(to_float64(scores) / temperature, tolerance=tolerance, steps=steps)
+    return cast(log_plan.exp(), scores.dtype)
 
 
 def _of_matrices(temperature: Temperature, scores: Tensor) -> Temperature:

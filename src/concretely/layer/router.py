@@ -43,7 +43,7 @@ class Routing(NamedTuple):
 class RouterReport(NamedTuple):
     """Diagnostics of a `Router`, from running counts over the training tokens of all ranks.
 
-    The counts are those of the choices of evaluation: noise would hide an expert that evaluation never chooses.
+    They count the choices of evaluation: noise would hide an expert that evaluation never chooses.
     """
 
     load: Tensor
@@ -64,9 +64,9 @@ class Router(Layer):
     With k = 1, the weight is the probability itself [fedus2022switch], as it would otherwise have no gradient. Logits
     are computed in at least float32.
 
-    Even loads have two causes. `advance` raises the bias of experts that evaluation would choose for fewer of the
-    training tokens than others, and lowers that of the others [wang2024auxiliary]. This depends on no other term of
-    the loss. The penalty evens the loads in training, with noise.
+    Two mechanisms even the loads. `advance` raises the bias of experts that evaluation would choose for fewer of the
+    training tokens than others, and lowers that of the others [wang2024auxiliary]. This depends on no other term of the
+    loss. The penalty evens the loads in training, with noise.
 
     With the mean load $f_e$ of E experts and log normaliser $Z$, the penalty over all tokens of all ranks is
 
@@ -94,7 +94,7 @@ class Router(Layer):
     counts: Tensor
     """The running number of tokens that each expert would have in evaluation."""
     bias: Tensor
-    """What is added to the logits for the choice only."""
+    """Added to the logits for the choice only."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Router(Layer):
             load = straight_through(load, soft, lambda soft: soft)
         if world_size() == 1:
             return balance.penalty(load, kept.logits, kept.probabilities, kept.mask, balance=self.balance, z=self.z)
-        sums = [each.view(-1) for each in balance.sums(load, kept.logits, kept.mask)]
+        sums = [total.view(-1) for total in balance.sums(load, kept.logits, kept.mask)]
         load, square, tokens = sum_over_ranks(torch.cat(sums)).split([self.experts, 1, 1])
         return balance.combined(load, square.squeeze(0), tokens.squeeze(0), balance=self.balance, z=self.z)
 

@@ -24,7 +24,7 @@ class SelectorReport(NamedTuple):
     entropy: Tensor
     """The entropy of the selection in nats."""
     certainty: Tensor
-    """The mean probability of the k most probable features, which is 1 when nothing is left to chance."""
+    """The mean probability of the k most probable features, which is 1 if the selection is certain."""
 
 
 class Selector(Layer):

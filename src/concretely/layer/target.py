@@ -12,17 +12,17 @@ from .gate import Gate
 from .rank import whole
 
 ROUNDING = 1e-6
-"""How far a sparsity may be below a target that it is meant to equal."""
+"""A sparsity this far below a target counts as equal to it."""
 T = TypeVar("T")
 Size = Callable[..., Tensor]
-"""A function of the values of all gates that returns the size of what they leave."""
+"""A function of the values of all gates that returns the remaining size of the model."""
 
 
 class TargetReport(NamedTuple):
     """Diagnostics of a `Target`."""
 
     target: Tensor
-    """The sparsity that is now asked for."""
+    """The current target of the sparsity."""
     expected_sparsity: Tensor
     """The expected sparsity in training."""
     sparsity: Tensor
@@ -40,14 +40,14 @@ class Target(Layer):
 
     Make the target part of the model, so that `penalty(model)` finds it. The gates are then not penalised themselves.
 
-    The penalty is of the expected sparsity, and a run ends before it has converged, so that the sparsity in evaluation
-    ends near the target only. `match` then opens or closes the most doubtful gates, until it is what was asked for.
+    The penalty acts on the expected sparsity, and most runs end before it has converged, so the sparsity in evaluation
+    is only close to the target. `match` then opens or closes the least certain gates until the target is met.
 
     Args:
         gates: One gate, or several.
         sparsity: The share to remove, from 0 to 1, or a schedule such as `Warmup(1000, end=0.9)`.
-        size: A function of the values of all gates, one tensor each, that returns the size of what they leave, in which
-            each gate occurs at most once in a product. By default, it is the number of open gates.
+        size: A function of the values of all gates, one tensor each, that returns the remaining size of the model. Each
+            gate may occur at most once in a product. By default, it is the number of open gates.
         strength: The factor between the parameters and the multipliers: how fast these move. With plain SGD they move
             with its square, so that a third of the default suits it better.
 
@@ -82,11 +82,11 @@ class Target(Layer):
 
     def _sparsity(self, values: Callable[[Any], Tensor]) -> Float[Tensor, ""]:
         """Return the share that gates with these values remove."""
-        found = [values(gate) for gate in self.governs]
-        left, full = self.size(*found), self.size(*map(torch.ones_like, found))
-        for each in (left, full):
-            if not isinstance(each, Tensor) or each.dim():
-                kind = f"shape {tuple(each.shape)}" if isinstance(each, Tensor) else type(each).__name__
+        all_values = [values(gate) for gate in self.governs]
+        left, full = self.size(*all_values), self.size(*map(torch.ones_like, all_values))
+        for size in (left, full):
+            if not isinstance(size, Tensor) or size.dim():
+                kind = f"shape {tuple(size.shape)}" if isinstance(size, Tensor) else type(size).__name__
                 raise TypeError(f"size must return a tensor with one number, got {kind}")
         return 1 - left / full
 
@@ -118,12 +118,12 @@ class Target(Layer):
         """Let evaluation keep as many gates as the target allows: those that are open with the largest probabilities.
 
         It keeps the most gates for which the sparsity is at least the target, up to rounding. A gate that it opens gets
-        the median that was its mean, and the probability of a gate that it closes becomes one minus what it was. Call
-        it once, for example when 80 % of the steps are done, and train the other parameters for the rest with gates in
-        evaluation mode.
+        its mean as its new median. If a gate that it closes was open with probability p, it is now open with
+        probability 1 - p. Call it once, for example when 80 % of the steps are done, and train the other parameters for
+        the rest with gates in evaluation mode.
 
         Args:
-            gates: Those of the gates that may be moved. By default, all.
+            gates: The gates that may be opened or closed, by default all.
         """
         moved: tuple[Any, ...] = self.governs if gates is None else _gates(gates)
         if not all(any(gate is own for own in self.governs) for gate in moved):
@@ -162,8 +162,8 @@ def _gates(gates: Any) -> tuple[Gate, ...]:
     is_many = isinstance(gates, Iterable) and not isinstance(gates, nn.Module | Tensor)
     given = tuple(gates) if is_many else (gates,)
     if not given or not all(isinstance(gate, Gate) for gate in given):
-        found = ", ".join(type(gate).__name__ for gate in given) or "none"
-        raise TypeError(f"gates must be one or more Gate layers, got {found}")
+        got = ", ".join(type(gate).__name__ for gate in given) or "none"
+        raise TypeError(f"gates must be one or more Gate layers, got {got}")
     return given
 
 

@@ -31,8 +31,8 @@ def gumbel_top_k(
     Args:
         scores: The logarithms of the items' weights.
         k: The number of items to draw.
-        temperature: That of the relaxed value: a number, a tensor that broadcasts with the scores, or 0 for no
-            gradient.
+        temperature: The temperature of the relaxed value: a number, a tensor that broadcasts with the scores, or 0 for
+            no gradient.
         dim: The axis of the items.
         generator: The random number generator. A compiled program must draw without one.
 
@@ -42,8 +42,8 @@ def gumbel_top_k(
     """
     require_floating(scores, "scores")
     if isinstance(dim, bool) or not isinstance(dim, int) or not -scores.dim() <= dim < scores.dim():
-        found = f"{shown(dim)} for scores of shape {tuple(scores.shape)}"
-        raise ValueError(f"dim must be an axis of the scores, got {found}")
+        got = f"{shown(dim)} for scores of shape {tuple(scores.shape)}"
+        raise ValueError(f"dim must be an axis of the scores, got {got}")
     require_count("k", k, most=scores.shape[dim], of=", the number of items")
     temperature = as_temperature(temperature, dtype=scores.dtype, validate=not scores.is_cuda)
     rows = scores.movedim(dim, -1)

@@ -62,9 +62,9 @@ class Model(nn.Module):
         )
 
     def with_kl_weight(self, weight: float | Tensor) -> "Model":
-        """Return a model of the same p and q whose objective weighs the KL, as for a warm-up or a β-VAE.
+        """Return a model with the same p and q whose objective weights the KL, as for a KL warm-up or a β-VAE.
 
-        The log-weight becomes log p(x | z) + weight · (log p(z) - log q(z | x)). Likelihoods are those of this model.
+        The log-weight becomes log p(x | z) + weight · (log p(z) - log q(z | x)). Likelihoods do not change.
 
         >>> import torch, concretely as c
         >>> model = c.density("2H-6V")
@@ -72,13 +72,13 @@ class Model(nn.Module):
         torch.Size([3])
         """
         if self.q is None:
-            raise ValueError("a model must have q to have a KL that can be weighed, got none")
-        weighed = copy(self)
-        weighed.__dict__["kl_weight"] = weight  # not as a parameter, which the copies would share
-        return weighed
+            raise ValueError("a model must have q for its KL to be weighted, got none")
+        weighted = copy(self)
+        weighted.__dict__["kl_weight"] = weight  # not as a parameter, which the copies would share
+        return weighted
 
     @property
-    def is_weighed(self) -> bool:
+    def is_weighted(self) -> bool:
         """Whether the weight of the KL is not, or may not be, 1."""
         return isinstance(self.kl_weight, Tensor) or self.kl_weight != 1
 
@@ -149,10 +149,10 @@ class Model(nn.Module):
 def require_estimator(estimator: Any) -> None:
     """Raise unless an estimator can be called; a class must be called first."""
     if isinstance(estimator, type) or not callable(estimator):
-        found = type(estimator).__name__
+        got = type(estimator).__name__
         if isinstance(estimator, type):
-            found = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
-        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {found}")
+            got = f"the class {estimator.__name__}: write {estimator.__name__}(...)"
+        raise TypeError(f"estimator must be an estimator, such as Pathwise(temperature=2/3), got {got}")
 
 
 def checked_objective(
@@ -180,10 +180,10 @@ def checked_objective(
 class Function(nn.Module):
     """A program that is a function, with the modules and parameters that it uses."""
 
-    def __init__(self, function: Callable[..., Any], found: Mapping[str, nn.Module | nn.Parameter]) -> None:
+    def __init__(self, function: Callable[..., Any], parts: Mapping[str, nn.Module | nn.Parameter]) -> None:
         super().__init__()
         self.function = function
-        for name, part in found.items():
+        for name, part in parts.items():
             setattr(self, name, part)
 
     def forward(self, *inputs: Any) -> Any:
@@ -209,23 +209,23 @@ def as_module(name: str, program: Program) -> nn.Module:
         return program
     if not callable(program):
         raise TypeError(f"{name} must be a module or a function of draw and inputs, got {type(program).__name__}")
-    found: dict[str, nn.Module | nn.Parameter] = {}
+    parts: dict[str, nn.Module | nn.Parameter] = {}
     for key, value in variables(program):
         if isinstance(value, nn.Module | nn.Parameter):
-            if not any(value is other for other in found.values()):
-                taken = {*dir(Function), *found}
-                found[key if key not in taken else f"{key}_{len(found)}"] = value
+            if not any(value is other for other in parts.values()):
+                taken = {*dir(Function), *parts}
+                parts[key if key not in taken else f"{key}_{len(parts)}"] = value
         elif value.requires_grad and value.is_leaf:
             raise TypeError(
                 f"{name} must use parameters that a model can find, got the tensor {key!r}, which requires a gradient: "
                 "make it an nn.Parameter"
             )
-    return Function(program, found)
+    return Function(program, parts)
 
 
 def _require_alike(name: str, p: Distribution, q: Distribution) -> None:
     """Raise if a discrete node has different types or event shapes in p and q."""
     is_discrete = isinstance(p, DiscreteVariable) or isinstance(q, DiscreteVariable)
     if is_discrete and (type(p) is not type(q) or p.event_shape != q.event_shape):
-        found = f"{type(p).__name__} with event shape {tuple(p.event_shape)}"
-        raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be the same in p, got {found}")
+        got = f"{type(p).__name__} with event shape {tuple(p.event_shape)}"
+        raise ValueError(f"node {name!r} is a {type(q).__name__} in q and must be the same in p, got {got}")

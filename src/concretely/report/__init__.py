@@ -31,6 +31,6 @@ def __getattr__(name: str) -> Any:
     """Import matplotlib on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = found
-    return found
+    value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -29,7 +29,7 @@ class Operation(NamedTuple):
     text: str
     discrete: bool
     stochastic: bool = False
-    lends: bool = False
+    gradient_only: bool = False
     """Whether the operation contributes only a gradient to the state (straight-through)."""
 
 
@@ -155,5 +155,5 @@ def _sampling(
     operations = [Operation(hard, discrete=True)] if discrete else []
     if not discrete or value.requires_grad:
         text = "λ" if temperature is None or temperature.numel() > 1 else format_number(temperature.item())
-        operations.append(Operation(soft.format(text), discrete=False, lends=discrete))
+        operations.append(Operation(soft.format(text), discrete=False, gradient_only=discrete))
     return noise, tuple(operations)

@@ -15,7 +15,7 @@ from ..training.train_state import Row as TrainingRow
 from .style import DARK, INK, PALE, STRONG
 
 LARGEST = 1e30
-"""No number of nats is as large."""
+"""Numbers of nats above this are not drawn."""
 
 Row = Mapping[str, Any]
 """The metrics at a step: `step`, and `bound`, `discrete` and `valid`, each of which is a number or None."""
@@ -104,8 +104,8 @@ def _draw_bounds(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _known(rows: Sequence[Row], name: str) -> dict[int, float]:
     """Return the values of a metric by step, except those that are not finite or too large to be drawn."""
-    found = ((row["step"], row.get(name)) for row in rows)
-    return {step: float(value) for step, value in found if value is not None and abs(value) < LARGEST}
+    values = ((row["step"], row.get(name)) for row in rows)
+    return {step: float(value) for step, value in values if value is not None and abs(value) < LARGEST}
 
 
 def _heights(rows: Sequence[Row]) -> list[float]:

@@ -55,7 +55,7 @@ def _statements(node: Node, key: str, *, detailed: bool) -> tuple[list[str], lis
             style = f'style="filled{"" if operation.discrete else ",rounded"}"'
             color = PALE if operation.stochastic else "white"
             lines.append(f'{step} [shape=box, {style}, fillcolor="{color}", label="{_quoted(operation.text)}"]')
-            dashed = " [style=dashed]" if operation.lends else ""
+            dashed = " [style=dashed]" if operation.gradient_only else ""
             lines += [f"{source} -> {step}{dashed}" for source in sources]
             lines.append(f"{step} -> {key}_state{dashed}")
             entrances += [] if sources else [step]

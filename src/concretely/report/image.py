@@ -40,16 +40,16 @@ def draw_picture(picture: Picture) -> Figure:
     if x is None:
         return _page([_tiles(row, MODEL) for row in pixels(made)], "p(x = 1 | z) for z ∼ p(z)")
     if context is None:
-        seen, found = _tiles(pixels(x), DATA), _tiles(pixels(made[0]), MODEL)
+        data_tiles, model_tiles = _tiles(pixels(x), DATA), _tiles(pixels(made[0]), MODEL)
         parts = [slice(first, first + BROAD) for first in range(0, len(x), BROAD)]
-        rows = [half[part] for part in parts for half in (seen, found)]
+        rows = [half[part] for part in parts for half in (data_tiles, model_tiles)]
         return _page(rows, "data x, and below p(x = 1 | z) for z ∼ q(z | x)")
     above, below = context.shape[1], x.shape[1]
     square = math.isqrt(above + below)
     side = square if square**2 == above + below and above % square == 0 else None
     rows = list[list[Tile]]()
-    for given, truth, found in zip(*(pixels(each, side) for each in (context, x, made)), strict=True):
-        upper, lower = Strip(given, DATA), [Strip(truth, DATA), *(Strip(image, MODEL) for image in found)]
+    for given, truth, images in zip(*(pixels(part, side) for part in (context, x, made)), strict=True):
+        upper, lower = Strip(given, DATA), [Strip(truth, DATA), *(Strip(image, MODEL) for image in images)]
         rows.append([(upper,), *((strip,) if side is None else (upper, strip) for strip in lower)])
     return _page(rows, "given, data, and p(x = 1 | z) for z ∼ p(z | given)")
 

@@ -73,24 +73,24 @@ def curve_image(rows: Sequence[Row]) -> Image:
     """Render the training curve, with a caption that gives its last values."""
     last = rows[-1] if rows else {}
     ends = (("training bound", last.get("bound")), ("discrete bound", last.get("discrete")))
-    found = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
-    caption = f"At step {last['step']:,} " + " and ".join(found) + "." if found else "The bound against steps."
+    texts = [f"the {name} is {format_value(value, None)} nats" for name, value in ends if value is not None]
+    caption = f"At step {last['step']:,} " + " and ".join(texts) + "." if texts else "The bound against steps."
     return embed_figure(caption, draw_curve(rows))
 
 
 def node_table(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Return what the last row of a curve says about every node, in words.
+    """Return the metrics of every node in a row of a curve, as text.
 
     >>> node_table({"kl/code": 1.234, "active/code": 3.0, "log_likelihood/x": -20.0, "gradient_norm": 2.0})
     {'code': 'KL 1.23 nats, 3 active units', 'x': 'log-likelihood −20 nats'}
     """
     words = {"kl": "KL {} nats", "active": "{} active units", "log_likelihood": "log-likelihood {} nats"}
-    found = dict[str, list[str]]()
+    texts = dict[str, list[str]]()
     for name, value in metrics.items():
         kind, _, node = name.partition("/")
         if node and kind in words:
-            found.setdefault(node, []).append(words[kind].format(f"{value:.3g}".replace("-", "−")))
-    return {node: ", ".join(parts) for node, parts in found.items()}
+            texts.setdefault(node, []).append(words[kind].format(f"{value:.3g}".replace("-", "−")))
+    return {node: ", ".join(parts) for node, parts in texts.items()}
 
 
 def page(
@@ -168,14 +168,14 @@ def _metric(name: str, metric: Mapping[str, Any]) -> dict[str, Any]:
 def _environment(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the environment of a record, in words."""
     if "commit" in record:
-        found = record["commit"]
-        yield "commit", (found["hash"] + ", with changes" * found["dirty"]) if found else "not in a repository"
+        commit = record["commit"]
+        yield "commit", (commit["hash"] + ", with changes" * commit["dirty"]) if commit else "not in a repository"
     if "versions" in record:
         yield "versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     if "device" in record:
-        found = {"cpu": "an unnamed CPU", "cores": "some", **record["device"]}
-        cores = f"{found['cpu']}, {found['cores']} core{'s' * (found['cores'] != 1)}"
-        yield "device", f"{found['gpu']} beside {cores}" if "gpu" in found else cores
+        device = {"cpu": "an unnamed CPU", "cores": "some", **record["device"]}
+        cores = f"{device['cpu']}, {device['cores']} core{'s' * (device['cores'] != 1)}"
+        yield "device", f"{device['gpu']} beside {cores}" if "gpu" in device else cores
     if "seed" in record:
         yield "seed", str(record["seed"])
     if record.get("seconds") is not None:

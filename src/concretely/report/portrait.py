@@ -103,9 +103,9 @@ class Full:
             room = min(PITCH, (width - 0.3) / max(node.n - 1, 1))
             for entry, source in enumerate(sources):
                 door = x + (entry - (node.n - 1) / 2) * room
-                arrow(axes, Path([source, (door, step - 0.16)]), dashed=operation.lends)
+                arrow(axes, Path([source, (door, step - 0.16)]), dashed=operation.gradient_only)
             gate = centre + (place - (len(widths) - 1) / 2) * min(half, 0.24)
-            arrow(axes, Path([(x, step + 0.16), (gate, floor)]), dashed=operation.lends)
+            arrow(axes, Path([(x, step + 0.16), (gate, floor)]), dashed=operation.gradient_only)
             left += width + 0.2
         if not node.operations:
             for x, y in sources:

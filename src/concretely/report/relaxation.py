@@ -51,18 +51,18 @@ def _page(temperatures: Sequence[float], draw: Callable[[Axes, float], None], *,
     return figure
 
 
-def _draw_simplex(axes: Axes, found: SimplexDensity) -> None:
+def _draw_simplex(axes: Axes, example: SimplexDensity) -> None:
     """Draw the density on a triangle, which is dark where the density is zero."""
     radii = [0.0, 0.0, 0.0]
-    if found.density is None:
-        radii = [0.17 * math.sqrt(mass) for mass in found.masses]
+    if example.density is None:
+        radii = [0.17 * math.sqrt(mass) for mass in example.masses]
         axes.add_patch(Polygon(VERTICES, facecolor=DARK))
         for vertex, radius in zip(VERTICES, radii, strict=True):
             axes.add_patch(Circle(vertex, radius, facecolor="white", edgecolor=DARK, linewidth=0.8))
     else:
-        x, y = (found.tiles.numpy() @ np.array(VERTICES)).reshape(-1, 2).T
-        triangles, density = np.arange(len(x)).reshape(-1, 3), found.density.numpy()
-        shades = axes.tripcolor(x, y, triangles=triangles, facecolors=density, cmap=SHADES, vmin=0, vmax=found.top)
+        x, y = (example.tiles.numpy() @ np.array(VERTICES)).reshape(-1, 2).T
+        triangles, density = np.arange(len(x)).reshape(-1, 3), example.density.numpy()
+        shades = axes.tripcolor(x, y, triangles=triangles, facecolors=density, cmap=SHADES, vmin=0, vmax=example.top)
         shades.set_rasterized(True)  # as vectors the tiles would take megabytes
         axes.add_patch(Polygon(VERTICES, fill=False, edgecolor=DARK, linewidth=0.8))
     for (x, y), name in zip(VERTICES, ("(1, 0, 0)", "(0, 1, 0)", "(0, 0, 1)"), strict=True):
@@ -71,29 +71,29 @@ def _draw_simplex(axes: Axes, found: SimplexDensity) -> None:
     axes.set(xlim=(-0.2, 1.2), ylim=(-0.27, 1.12), aspect="equal")
 
 
-def _draw_binary(axes: Axes, found: BinaryDensity) -> None:
+def _draw_binary(axes: Axes, example: BinaryDensity) -> None:
     """Draw the sigmoid, the density of its input below it, and the density of its output to its right."""
     box = axes.inset_axes((0.1, 0.48, 0.62, 0.52))
     below = axes.inset_axes((0.1, 0.18, 0.62, 0.26), sharex=box)
-    beside = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
+    side_plot = axes.inset_axes((0.76, 0.48, 0.24, 0.52), sharey=box)
 
-    noisy, law = found.noisy.numpy(), found.noisy_density.numpy()
+    noisy, law = example.noisy.numpy(), example.noisy_density.numpy()
     for side, color in ((noisy < 0, PALE), (noisy > 0, STRONG)):
         below.fill_between(noisy[side], law[side], color=color, linewidth=0)
-    box.plot(noisy, found.squashed.numpy(), color=DARK, linewidth=1.6)
+    box.plot(noisy, example.squashed.numpy(), color=DARK, linewidth=1.6)
 
-    if found.density is None:
-        beside.barh([0, 1], [1 - found.mass, found.mass], height=0.06, color=[PALE, STRONG])
-        beside.set_xlim(0, 1)
+    if example.density is None:
+        side_plot.barh([0, 1], [1 - example.mass, example.mass], height=0.06, color=[PALE, STRONG])
+        side_plot.set_xlim(0, 1)
     else:
-        value, density = found.value.numpy(), found.density.numpy()
+        value, density = example.value.numpy(), example.density.numpy()
         for side, color in ((value <= 0.5, PALE), (value >= 0.5, STRONG)):
-            beside.fill_betweenx(value[side], density[side], color=color, linewidth=0)
-        beside.set_xlim(0, 1.05 * found.top)
+            side_plot.fill_betweenx(value[side], density[side], color=color, linewidth=0)
+        side_plot.set_xlim(0, 1.05 * example.top)
 
     for plot in (box, below):
         plot.axvline(0, color=INK, linewidth=0.6, linestyle=":")
-    for plot in (box, beside):
+    for plot in (box, side_plot):
         plot.axhline(0.5, color=INK, linewidth=0.6, linestyle=":")
     box.set(xlim=(noisy[0], noisy[-1]), ylim=(-0.05, 1.05), yticks=[0, 0.5, 1], yticklabels=["0", "1/2", "1"])
     box.tick_params(labelsize=7, bottom=False, labelbottom=False)
@@ -102,6 +102,6 @@ def _draw_binary(axes: Axes, found: BinaryDensity) -> None:
     below.set_xlabel("log α + L", fontsize=8, labelpad=1)
     below.tick_params(labelsize=7)
     below.spines[["left", "top", "right"]].set_visible(False)
-    beside.set_xticks([])
-    beside.tick_params(left=False, labelleft=False)
-    beside.spines[["bottom", "top", "right"]].set_visible(False)
+    side_plot.set_xticks([])
+    side_plot.tick_params(left=False, labelleft=False)
+    side_plot.spines[["bottom", "top", "right"]].set_visible(False)

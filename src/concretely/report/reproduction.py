@@ -47,16 +47,20 @@ def _variables(review: Review) -> dict[str, Any]:
     """Return the variables of both templates."""
     return {
         "review": review,
-        "sections": [_section(each, found) for each, found in review.experiments if any(line.record for line in found)],
+        "sections": [
+            _section(experiment, results)
+            for experiment, results in review.experiments
+            if any(result.record for result in results)
+        ],
         "standing": _standing(review.standing),
         "summary": _summary(review),
-        "deviations": [_deviation(*each) for each in review.deviations],
+        "deviations": [_deviation(*deviation) for deviation in review.deviations],
         "paper_budget": _budgets(review.paper_budget),
         "budgets": _budgets(review.budgets),
         "missing": [
-            f"{count} of {each.name}"
-            for each, found in review.experiments
-            if (count := sum(result.record is None for result in found))
+            f"{count} of {experiment.name}"
+            for experiment, results in review.experiments
+            if (count := sum(result.record is None for result in results))
         ],
         "notes": tomllib.loads(files(__package__).joinpath("notes.toml").read_text(encoding="utf-8")),
         "near": f"{NEAR:g}",
@@ -92,7 +96,7 @@ def _budgets(results: Sequence[CellResult]) -> Grid:
     return Grid([*setup, "validation", "test", "diff", "steps", "seconds"], rows)
 
 
-def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
+def _section(experiment: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
     """Return the template's variables for an experiment."""
     known = {row: result.record for row, result in enumerate(results, start=1) if result.record is not None}
     devices, commands = set[str](), list[tuple[int, str]]()
@@ -101,11 +105,14 @@ def _section(each: Experiment, results: Sequence[CellResult]) -> dict[str, Any]:
             devices.add(device.get("gpu") or device.get("cpu") or "an unnamed device")
         recipe, multiplied = resolve(**record["recipe"]), device.get("matmul_precision", "highest")
         precision = next((name for name, torchs in PRECISIONS.items() if torchs == multiplied), "float32")
-        options = {"score_samples": each.score_samples, "precision": None if precision == "float32" else precision}
-        command = train_command(recipe, RUNS / each.name / cell_title(recipe), **options)
+        options = {
+            "score_samples": experiment.score_samples,
+            "precision": None if precision == "float32" else precision,
+        }
+        command = train_command(recipe, RUNS / experiment.name / cell_title(recipe), **options)
         commands.append((row, printable(command).replace("\n", r"\n")))
     return {
-        "experiment": each,
+        "experiment": experiment,
         "cells": f"{len(known)} of {len(results)} cells",
         "corrections": _corrections(list(known.values())),
         "devices": " and ".join(sorted(devices)),

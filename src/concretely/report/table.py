@@ -97,12 +97,12 @@ def format_cost(result: CellResult) -> tuple[str, str]:
 def cell_table(results: Sequence[CellResult], *, title: str, caption: str) -> Table:
     """Return `cell_grid` as a table for the terminal."""
     shown = plain_table(title, caption)
-    found = cell_grid(results)
-    for name, numeric in zip(found.head, found.numeric, strict=True):
+    grid = cell_grid(results)
+    for name, numeric in zip(grid.head, grid.numeric, strict=True):
         justify: Literal["left", "right"] = "right" if numeric else "left"
         shown.add_column(name, justify=justify, no_wrap=name == "model", overflow="fold" if numeric else "ellipsis")
-    models = [row[0] for row in found.rows]
-    for row, following in zip(found.rows, [*models[1:], None], strict=True):
+    models = [row[0] for row in grid.rows]
+    for row, following in zip(grid.rows, [*models[1:], None], strict=True):
         add_row(shown, *row, end_section=row[0] != following)
     return shown
 
@@ -131,7 +131,7 @@ def sweep_table(
 
 
 def program_table(states: Sequence["ProgramState"], *, rows: int) -> Table:
-    """Return the progress of programs as a table for the terminal, of at most so many rows, those at work first."""
+    """Return the progress of programs as a table for the terminal with a limited number of rows, active ones first."""
     order = ("training", "scoring", "queued", "stopped", "done")
     shown = sorted(states, key=lambda state: order.index(state.state))[:rows]
     done = sum(state.state == "done" for state in states)
@@ -139,15 +139,15 @@ def program_table(states: Sequence["ProgramState"], *, rows: int) -> Table:
     table = plain_table(f"{done} of {len(states)} programs are done{hidden}")
     for header in ("program", "members", "step", "bound", "", "starts"):
         table.add_column(header, justify="left" if header in ("program", "") else "right", no_wrap=True)
-    for each in shown:
-        bound = MISSING if each.bound is None else f"{each.bound:.2f}"
-        step = f"{each.step:,} of {each.steps:,}"
-        add_row(table, each.name, str(each.members), step, bound, each.state, str(each.starts))
+    for program in shown:
+        bound = MISSING if program.bound is None else f"{program.bound:.2f}"
+        step = f"{program.step:,} of {program.steps:,}"
+        add_row(table, program.name, str(program.members), step, bound, program.state, str(program.starts))
     return table
 
 
 def likelihood_table(records: Sequence[Mapping[str, Any]], split: str, names: Sequence[str] = ()) -> Table:
-    """Return a table of NLLs of records on a split, below those of the baselines, optionally with names of the runs."""
+    """Return a table of NLLs on a split: first of the baselines, then of the records, optionally with names of runs."""
     score = "cost" if any(f"{split}_cost" in record["metrics"] for record in records) else "NLL"
     heads = ("model", "data", "trained by", "m", f"{split} {score}", "samples", "time", *(["member"] if names else []))
     table = Table(*heads, box=None, header_style="bold")

@@ -12,14 +12,14 @@ INTERVAL = 32
 
 
 MOMENT = 5e-5
-"""The seconds between two looks at the device."""
+"""Seconds between two polls of the device."""
 
 
 class Ballot:
-    """What the ranks ask for, stop and checkpoint, which all of them learn after the same step.
+    """Requests of ranks to stop or to write a checkpoint, which all ranks read after the same step.
 
-    The votes travel with the gradients. If another rank does not answer within `seconds`, to read them raises an error:
-    torch does not watch averages over ranks in CUDA graphs.
+    The votes are averaged along with the gradients. Reading them raises an error if another rank does not answer within
+    `seconds`, since torch has no timeout for averages over ranks in CUDA graphs.
     """
 
     def __init__(self, device: torch.device, seconds: float) -> None:

@@ -47,12 +47,16 @@ def require_arguments(build: Build, arguments: Mapping[str, Any]) -> None:
     """Raise an error in one sentence unless a builder can be called with some arguments."""
     title = f"{name_of(build) or 'the builder'}"
     parameters = inspect.signature(build).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in arguments:
         if name not in parameters and not takes_any:
             raise ValueError(f"{title} has no parameter {name!r}{did_you_mean(name, parameters)}")
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [name for name, each in parameters.items() if each.default is each.empty and each.kind not in kinds]
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in kinds
+    ]
     if missing := [name for name in needed if name not in arguments]:
         how = ", ".join(f"{name}=…" for name in missing)
         todo = f"pass arguments=dict({how}), or --set {how.replace(', ', ' --set ')} on the command line"
@@ -65,11 +69,11 @@ def built(build: Build, arguments: Mapping[str, Any], *, seed: int) -> nn.Module
     require_arguments(build, arguments)
     with torch.random.fork_rng():
         torch.manual_seed(seed_of(seed, Purpose.INITIAL))
-        found = build(**arguments)
-    if not callable(found) or isinstance(found, type):
+        target = build(**arguments)
+    if not callable(target) or isinstance(target, type):
         title = name_of(build) or "the builder"
-        raise TypeError(f"{title} must return a Model or a program, got {type(found).__name__}")
-    return as_module("program", found)
+        raise TypeError(f"{title} must return a Model or a program, got {type(target).__name__}")
+    return as_module("program", target)
 
 
 def name_of(target: Any) -> str:
@@ -108,14 +112,14 @@ def imported(name: str) -> Build:
     """
     place, _, attribute = name.rpartition(":")
     module = _module_of(place, name)
-    found: Any = module
+    target: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"unknown name {part!r} in {place}{did_you_mean(part, dir(found))}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ValueError(f"a model must be built by a function, got {type(found).__name__} in {name}")
-    build: Build = found
+        if not hasattr(target, part):
+            raise ValueError(f"unknown name {part!r} in {place}{did_you_mean(part, dir(target))}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise ValueError(f"a model must be built by a function, got {type(target).__name__} in {name}")
+    build: Build = target
     return build
 
 

@@ -13,15 +13,15 @@ from ..spelling import printable
 from .train_state import Row
 
 REFRESH = 20
-"""The number of steps between two updates of a progress bar, a multiple of those that a GPU takes at once."""
+"""The number of steps between two updates of a progress bar, a multiple of the steps that a GPU takes at once."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
     """Functions that are called during training, with the step, a row of the curve, or a message for the user.
 
-    For several runs, a row is the average over those still training. If `step` need not see every step, such as that of
-    a progress bar, `sees_all` is False: then a GPU may take ten steps at once.
+    For several runs, a row is the average over the runs that are still training. If `step` need not see every step,
+    such as that of a progress bar, `sees_all` is False: then a GPU may take ten steps at once.
     """
 
     step: Callable[[int], None] = lambda step: None
@@ -40,7 +40,7 @@ class Logger(Protocol):
     """Something that is opened when training begins and closed when it ends."""
 
     def open(self, steps: int) -> AbstractContextManager[Callbacks]:
-        """Return a context with the callbacks of a run of so many steps."""
+        """Return a context with the callbacks of a run of `steps` steps."""
         ...
 
 
@@ -173,16 +173,16 @@ def joined_callbacks(
     `note` receives messages if none of the callbacks does.
     """
     parts = []
-    for each in given if isinstance(given, Sequence) else [given]:
-        if isinstance(each, Logger) and not isinstance(each, type):
-            parts.append(stack.enter_context(each.open(steps)))
-        elif isinstance(each, Callbacks):
-            parts.append(each)
-        elif callable(each) and not isinstance(each, type):
-            parts.append(Callbacks(row=each))
+    for callback in given if isinstance(given, Sequence) else [given]:
+        if isinstance(callback, Logger) and not isinstance(callback, type):
+            parts.append(stack.enter_context(callback.open(steps)))
+        elif isinstance(callback, Callbacks):
+            parts.append(callback)
+        elif callable(callback) and not isinstance(callback, type):
+            parts.append(Callbacks(row=callback))
         else:
-            found = f"the class {each.__name__}: call it" if isinstance(each, type) else type(each).__name__
-            raise TypeError(f"callbacks must be functions of a row, or loggers such as ProgressBar(), got {found}")
+            got = f"the class {callback.__name__}: call it" if isinstance(callback, type) else type(callback).__name__
+            raise TypeError(f"callbacks must be functions of a row, or loggers such as ProgressBar(), got {got}")
     notes = [part.note for part in parts if part.note is not Callbacks.note] or [note]
     return Callbacks(
         _call_all([part.step for part in parts if part.step is not Callbacks.step]),

@@ -21,7 +21,7 @@ def _undisturbed() -> Iterator[None]:
     """Take a lock and disable garbage collection: freeing another graph's memory pool spoils a capture.
 
     The workspaces of cuBLAS are freed before and after a capture, so that the graph has its own in its memory pool.
-    Otherwise it would use those of earlier calls, which other captures, such as those of `torch.compile`, free.
+    Otherwise it would use workspaces of earlier calls, which other captures, as by `torch.compile`, free.
     """
     with _CAPTURING:
         collects = gc.isenabled()
@@ -101,7 +101,7 @@ class Captured:
         except RuntimeError as reason:
             self.is_possible = False
             why = (str(reason).splitlines() or ["unknown"])[0]
-            self._note(f"this work cannot be captured as a CUDA graph and runs plainly, which takes longer: {why}")
+            self._note(f"this work cannot be captured as a CUDA graph and runs without one, which takes longer: {why}")
             return None
         return graph
 
@@ -119,7 +119,8 @@ def compiled(
 ) -> Callable[..., Any]:
     """Compile a function of tensors on a device, whose shapes do not change.
 
-    If the first call fails but succeeds without the compiler, the function runs uncompiled, and `note` is told why.
+    If the first call fails but succeeds without the compiler, the function runs uncompiled, and `note` receives the
+    reason.
 
     With vectors of 512 bits, the code that inductor of torch 2.13 makes for a CPU ends in a segmentation fault where it
     transposes blocks of 8 x 8, as between a convolution and a variable of 8 categories. Vectors of 256 bits are safe.
@@ -132,14 +133,14 @@ def compiled(
         if chosen:
             return chosen[0](*given)
         try:
-            found = made(*given)
-        except Exception as reason:  # whatever the compiler does not support
-            found = function(*given)  # an error of the function itself is raised here
+            result = made(*given)
+        except Exception as reason:  # any error: the compiler does not support something
+            result = function(*given)  # an error of the function itself is raised here
             why = (str(reason).splitlines() or [""])[0] or type(reason).__name__
             note(f"steps run uncompiled, as torch cannot compile them: {why}")
             chosen.append(function)
         else:
             chosen.append(made)
-        return found
+        return result
 
     return call

@@ -53,8 +53,8 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
     with atomic_write(path.with_suffix(".json")) as place:
         place.write_bytes(json.dumps({**content, "digest": json_digest(content)}, indent=1).encode())
     # a later checkpoint is damaged, or the run would have resumed from it
-    kept = [each for each in _steps(folder, ".json") if each <= step][-KEPT:]
-    for kind in (".json", ".safetensors"):  # in this order, so that none is half there
+    kept = [other for other in _steps(folder, ".json") if other <= step][-KEPT:]
+    for kind in (".json", ".safetensors"):  # in this order: tensors without a JSON file are ignored
         for old in set(_steps(folder, kind)) - set(kept):
             _tensors(folder, old).with_suffix(kind).unlink(missing_ok=True)
     return path
@@ -76,18 +76,20 @@ def latest(folder: Path) -> Checkpoint | None:
     if _steps(folder, ".json") != steps:  # another process trains, and has deleted those that were listed
         return latest(folder)
     if damaged:
-        raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}; begin a new run")
+        raise ValueError(f"no checkpoint of {str(folder)!r} can be read: {'; '.join(damaged)}; start a new run")
     return None
 
 
-def require_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: str) -> None:
+def require_tensors(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], place: str) -> None:
     """Raise an error that names the first tensor that is missing, misshapen or unknown."""
-    for name in (*expected, *found):
+    for name in (*expected, *actual):
         if name not in expected:
             raise ValueError(f"{place} must be of this run, got an unknown tensor {name!r}")
-        if name not in found:
+        if name not in actual:
             raise ValueError(f"{place} must have a tensor {name!r}, got none")
-        wanted, got = (f"{str(each.dtype)[6:]} of shape {tuple(each.shape)}" for each in (expected[name], found[name]))
+        wanted, got = (
+            f"{str(tensor.dtype)[6:]} of shape {tuple(tensor.shape)}" for tensor in (expected[name], actual[name])
+        )
         if got != wanted:
             raise ValueError(f"tensor {name!r} of {place} must be {wanted}, got {got}")
 

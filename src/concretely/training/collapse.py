@@ -7,18 +7,18 @@ from .train_state import Row
 LEAST = 1e-2
 """A node has collapsed if its KL is below this, in nats for each unit."""
 EARLY, FEW = 0.1, 100
-"""The share of a run, and the number of steps, in which nothing is said."""
+"""Nothing is reported before this share of a run and this number of steps."""
 
 
 class CollapseWatch:
-    """Says once for each node that it has collapsed, after a tenth of the run.
+    """Reports each collapsed node once, after a tenth of the run.
 
     >>> said = []
     >>> watch = CollapseWatch(2000, {"h": 2}, said.append)
     >>> for step in (100, 300, 400):
     ...     watch(Row(step, 0.0, 1e-3, None, -1.0, -1.0, metrics={"kl/h": 0.01}))
     >>> said
-    ["the KL of node 'h' is 0.005 nats a unit at step 300: the model ignores it; try beta=Warmup(2000)"]
+    ["the KL of node 'h' is 0.005 nats per unit at step 300: the model ignores it; try beta=Warmup(2000)"]
     """
 
     def __init__(self, steps: int, units: Mapping[str, int], note: Callable[[str], None]) -> None:
@@ -26,7 +26,7 @@ class CollapseWatch:
         self._said = set[str]()
 
     def __call__(self, row: Row) -> None:
-        """Look at a row of the curve."""
+        """Check a row of the curve."""
         if row.step <= self._start:
             return
         for node, units in self._units.items():
@@ -34,8 +34,8 @@ class CollapseWatch:
             if node in self._said:
                 continue
             if kl is not None and kl / units < LEAST:
-                each = f"the KL of node {node!r} is {kl / units:.2g} nats a unit at step {row.step:,}"
-                self._say(node, f"{each}: the model ignores it; try beta=Warmup(2000)")
+                sentence = f"the KL of node {node!r} is {kl / units:.2g} nats per unit at step {row.step:,}"
+                self._say(node, f"{sentence}: the model ignores it; try beta=Warmup(2000)")
             elif constant is not None and constant == 1.0:
                 every = f"node {node!r} has one category for all data at step {row.step:,}"
                 self._say(node, f"{every}: it has collapsed; try a higher temperature or another estimator")

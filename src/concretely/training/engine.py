@@ -124,14 +124,14 @@ class Engine:
     def _together(self, until: int) -> int:
         """Return how many of the next steps are one graph, since a GPU pauses for some microseconds between graphs."""
         fits = self.step + GAP_INTERVAL <= until and self.runs[0].world.ranks == 1  # ranks vote after each step
-        fits = fits and all(each.may_repeat(self.step) for each in self._programs)
+        fits = fits and all(program.may_repeat(self.step) for program in self._programs)
         return GAP_INTERVAL if fits else 1
 
     def _take_steps(self, steps: int, *, gap: bool) -> None:
         """Take steps of every program, side by side on a GPU if they can be captured.
 
-        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory. So
-        do those of several ranks, whose averages must have one order.
+        Graphs that draw from torch's generator run one after the other, as they read its seed from the same memory.
+        Graphs of several ranks do so too, as their averages must have one order.
         """
         streams = [program.stream for program in self._programs if program.stream is not None]
         draws = any(program.draws_from_torch for program in self._programs)
@@ -175,7 +175,7 @@ class Engine:
         return Engine(active, stacked=self.stacked, note=self._note, gap_interval=self._gap_interval)
 
     def close(self) -> None:
-        """Free the captured graphs. NCCL cannot be ended before those that average over ranks."""
+        """Free the captured graphs. NCCL cannot be shut down before the graphs that use it are freed."""
         for program in self._programs:
             program._works.clear()
 
@@ -186,7 +186,7 @@ def why_not_stacked(runs: Sequence["TrainState"]) -> str | None:
     kept = {name: tensor.clone() for name, tensor in program._constants.items()}
     try:
         program.try_step(runs[0].step)
-    except Exception as error:  # whatever vmap does not support
+    except Exception as error:  # any error: vmap does not support something
         return (str(error).splitlines() or [type(error).__name__])[0]
     finally:
         for name, tensor in program._constants.items():
@@ -202,7 +202,7 @@ class _Program:
         self._runs, self._task, self._vmapped, self._note = runs, task, vmapped, note
         self._loss, self._monitor = task.loss, task.monitor
         state = first.state if len(runs) == 1 else joined_state(runs)
-        own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
+        own = {name: parameter for name, parameter in task.loss.named_parameters() if parameter.requires_grad}
         others = (*task.loss.named_parameters(), *task.loss.named_buffers())
         self._constants = {name: state[path_of(name)] for name, _ in others if name not in own}
         self._buffers = [] if vmapped else list(buffers_of(task.loss))
@@ -285,12 +285,12 @@ class _Program:
             if gap:
                 self._measure(inputs, loss, norm)
             if norm is None:
-                seen = [each for name, each in gradients.items() if name in self._task.watched]
-                watched = [each for each in seen if not isinstance(each, DeferredGradient)]
+                seen = [gradient for name, gradient in gradients.items() if name in self._task.watched]
+                watched = [gradient for gradient in seen if not isinstance(gradient, DeferredGradient)]
             sizes = guard_(self._log, watched if norm is None else [norm.unsqueeze(-1)], loss, sizes)
             if norm is not None and self._task.clip:
                 scale = (self._task.clip / (norm + TINY)).clamp(max=1.0)
-                gradients = {name: each * over_members(scale, each) for name, each in gradients.items()}
+                gradients = {name: gradient * over_members(scale, gradient) for name, gradient in gradients.items()}
             self._update(gradients, sizes)
             if self._task.ema is not None:
                 for parameter, average in self._averages:
@@ -345,17 +345,17 @@ class _Program:
         assert self._monitor is not None
         gathered = nullcontext() if self._sharding is None else self._sharding.gathered()
         with gathered, self._computing(inputs):
-            found = self._losses(self._monitor, inputs, Purpose.GAP)
-        found = found if self._ranks is None else self._ranks.world.mean(found)
-        excess = (found if found.dim() == 1 else found[:, 0]) - loss
+            measured = self._losses(self._monitor, inputs, Purpose.GAP)
+        measured = measured if self._ranks is None else self._ranks.world.mean(measured)
+        excess = (measured if measured.dim() == 1 else measured[:, 0]) - loss
         self._log.sums[:, 2:] += torch.stack([excess, self._ones], -1)
         if self._metrics is not None and norm is not None:
-            self._metrics += torch.cat([norm.unsqueeze(-1), found[:, 1:], self._ones.unsqueeze(-1)], -1)
+            self._metrics += torch.cat([norm.unsqueeze(-1), measured[:, 1:], self._ones.unsqueeze(-1)], -1)
 
     def _norm(self, gradients: dict[str, Tensor]) -> Float[Tensor, " members"]:
         """Return the norm of the gradient of every member."""
-        each = [torch.linalg.vector_norm(gradient.reshape(len(gradient), -1), dim=1) for gradient in gradients.values()]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(self._ones.dtype) for one in each]), dim=0)
+        norms = [torch.linalg.vector_norm(by.reshape(len(by), -1), dim=1) for by in gradients.values()]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(self._ones.dtype) for one in norms]), dim=0)
         return norm if self._sharding is None else self._sharding.norm(norm)
 
     def _losses(self, function: MemberLoss, inputs: Inputs, purpose: Purpose, part: int = 0) -> Tensor:
@@ -370,11 +370,11 @@ class _Program:
         """Return the loss of every member."""
         seeds, noise = not self._task.reseeds, (lambda keys: keys) if self._ranks is None else self._ranks.world.noise
         if not self._vmapped:
-            own = inputs[0] if isinstance(inputs, Tensor) else tree_map_only(Tensor, lambda each: each[0], inputs)
+            own = inputs[0] if isinstance(inputs, Tensor) else tree_map_only(Tensor, lambda tensor: tensor[0], inputs)
             # on a GPU, reading numbers would wait for it
             numbers = controls[:, 0].tolist() if controls.is_cpu and not self._task.compiles else controls[:, 0]
-            found: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
-            return found.unsqueeze(0)
+            value: Tensor = function(own, noise(Keys(keys[:, 0], seeds_torch=seeds)), tuple(numbers))
+            return value.unsqueeze(0)
 
         places = places_of(function)
         own = {name: (self._leaves | self._constants)[name] for name in places.values()}

@@ -1,4 +1,4 @@
-"""What the steps of a run read: batches of data, and a table of the numbers that differ between steps.
+"""The inputs of training steps: batches of data, and a table of the numbers that differ between steps.
 
 Data points lie on the device, and each step takes some by their indices. A replayed CUDA graph takes no arguments, so
 each step reads its indices, keys, learning rate and temperature from a table on the device that the host refills every
@@ -44,7 +44,7 @@ class Batches(ABC):
 
     @abstractmethod
     def prepare(self, step: int) -> Hashable:
-        """Do what the host has to do before a step. Steps with equal results do the same work on the same memory."""
+        """Do the host's work before a step. Steps with equal results do the same work on the same memory."""
 
     @abstractmethod
     def write(self, out: Int64[Tensor, "steps members rows"], first: int) -> None:
@@ -69,7 +69,7 @@ class Feed(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what reads the data, such as worker processes. Reading may begin again afterwards."""
+        """Stop reading data, and end worker processes. Reading may start again afterwards."""
 
     @abstractmethod
     def inputs(self, step: int, device: torch.device) -> list[Inputs]:
@@ -117,8 +117,8 @@ class PackedPoints(Points):
         """Return the bits of some points."""
         kernel = kernels("bits", self._packed) if index.dim() >= 2 else None
         if kernel is not None:
-            found: Tensor = kernel.unpack(self._packed, index.flatten(0, -2), self._width)
-            return found.view(*index.shape, self._width)
+            bits: Tensor = kernel.unpack(self._packed, index.flatten(0, -2), self._width)
+            return bits.view(*index.shape, self._width)
         return unpack(self._packed[index], self._width).float()
 
     @property
@@ -129,7 +129,7 @@ class PackedPoints(Points):
     @classmethod
     def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate sets of bits of one width."""
-        return cls(Bits(torch.cat([each._packed for each in sets]), sets[0]._width))
+        return cls(Bits(torch.cat([points._packed for points in sets]), sets[0]._width))
 
 
 class TensorPoints(Points):
@@ -139,8 +139,8 @@ class TensorPoints(Points):
         self._leaves, self._tree = tree_flatten(tensors)
         sizes = {len(leaf) for leaf in self._leaves}
         if len(sizes) != 1:
-            found = " and ".join(str(len(leaf)) for leaf in self._leaves) or "no tensor"
-            raise ValueError(f"data must have as many data points in every tensor, got {found}")
+            got = " and ".join(str(len(leaf)) for leaf in self._leaves) or "no tensor"
+            raise ValueError(f"data must have as many data points in every tensor, got {got}")
         self._size = sizes.pop()
 
     def __len__(self) -> int:
@@ -158,7 +158,7 @@ class TensorPoints(Points):
     @classmethod
     def joined(cls, sets: Sequence[Any]) -> Any:
         """Concatenate points of one structure."""
-        parts = zip(*(each._leaves for each in sets), strict=True)
+        parts = zip(*(points._leaves for points in sets), strict=True)
         return cls(tree_unflatten([torch.cat(part) for part in parts], sets[0]._tree))
 
 
@@ -204,11 +204,11 @@ class Indexed(Feed):
 
 
 class IndexedBatches(Batches):
-    """The points of several members in one set, without copies of those that members share."""
+    """The points of several members in one set. Points that members share are not copied."""
 
     def __init__(self, feeds: Sequence[Indexed]) -> None:
         sets = {feed.points.identity: feed.points for feed in feeds}
-        starts = dict(zip(sets, accumulate((len(each) for each in sets.values()), initial=0), strict=False))
+        starts = dict(zip(sets, accumulate((len(points) for points in sets.values()), initial=0), strict=False))
         first, *others = sets.values()
         self._points = type(first).joined([first, *others]) if others else first
         self._starts = [starts[feed.points.identity] for feed in feeds]
@@ -220,7 +220,7 @@ class IndexedBatches(Batches):
 
     def write(self, out: Int64[Tensor, "steps members rows"], first: int) -> None:
         """Write the indices of the points of all members for the steps from `first` on."""
-        spans = {key: order.span(first, len(out)) for key, order in {each.key: each for each in self._orders}.items()}
+        spans = {key: order.span(first, len(out)) for key, order in {one.key: one for one in self._orders}.items()}
         for member, (order, start) in enumerate(zip(self._orders, self._starts, strict=True)):
             torch.add(spans[order.key], start, out=out[:, member])
 
@@ -287,7 +287,7 @@ class StepTable:
         return self._points.prepare(step)
 
     def has_lines(self, step: int, count: int) -> bool:
-        """Return whether the table, refilled if needed, has lines for so many steps from a step on."""
+        """Return whether the table, refilled if needed, has lines for `count` steps from `step` on."""
         return not self._end - count < step < self._end
 
     def read(self, count: int = 1) -> None:
@@ -302,7 +302,7 @@ class StepTable:
         self.select(0)
 
     def select(self, place: int) -> None:
-        """Make a line the current one, of those that were read last."""
+        """Make one of the lines that were read last the current line."""
         self._place = place
         self._index, self.keys, self.sizes, self.controls = self._selected[place]
 
@@ -341,7 +341,7 @@ class StepTable:
         return lines
 
     def _numbers(self, steps: range) -> Iterator[Float64[Tensor, "lines members"]]:
-        """Yield the columns `NUMBERS` and those of the schedules, each for every step and member."""
+        """Yield the columns `NUMBERS` and a column for each schedule, with a number for every step and member."""
         tasks = [run.task for run in self.runs]
         factors = torch.tensor([tasks[0].lr_factor(step) for step in steps], dtype=torch.float64)
         yield factors.unsqueeze(-1) * torch.tensor([task.lr for task in tasks], dtype=torch.float64)
@@ -350,5 +350,5 @@ class StepTable:
             yield torch.tensor(column, dtype=torch.float64).unsqueeze(-1).expand(-1, len(tasks))
         for schedules in zip(*(task.controls for task in tasks), strict=True):
             distinct: set[Schedule] = set(schedules)  # many members share one
-            values = {each: [at_step(each, step) for step in steps] for each in distinct}
-            yield torch.tensor([values[each] for each in schedules], dtype=torch.float64).T
+            values = {schedule: [at_step(schedule, step) for step in steps] for schedule in distinct}
+            yield torch.tensor([values[schedule] for schedule in schedules], dtype=torch.float64).T

@@ -251,8 +251,8 @@ def fit(
             patience=patience,
         )
         spread = list(settings.spread(recipe, folder))
-        for each, _ in spread:
-            require_possible(each)
+        for own, _ in spread:
+            require_possible(own)
         options = Options(
             estimator=estimator,
             objective=objective,
@@ -268,21 +268,21 @@ def fit(
             world.require_alone("overwrite", "a restart would delete the run")
             remove_runs(folder)
         members = [
-            _Member(each, built(model, each.arguments, seed=each.seed) if module is None else module, where)
-            for each, where in spread
+            _Member(own, built(model, own.arguments, seed=own.seed) if module is None else module, where)
+            for own, where in spread
         ]
         stack.enter_context(_products(precision))
         stop = stack.enter_context(stop_requested())
         how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": called, "stop": stop}
-        found = _trained(members, source, options, world, **how)
-        if settings.is_one and found[0].error is not None:
-            raise found[0].error
-    return found[0] if settings.is_one else found
+        runs = _trained(members, source, options, world, **how)
+        if settings.is_one and runs[0].error is not None:
+            raise runs[0].error
+    return runs[0] if settings.is_one else runs
 
 
 def _trained(members: Sequence[_Member], source: Source, options: Options, world: World, **how: Any) -> list[FittedRun]:
     """Train members in groups that can be one program, and return their runs."""
-    groups, found = dict[Hashable, list[int]](), dict[int, FittedRun]()
+    groups, fitted = dict[Hashable, list[int]](), dict[int, FittedRun]()
     for index, member in enumerate(members):
         groups.setdefault(_program_key(member), []).append(index)
     for key, group in groups.items():
@@ -290,11 +290,11 @@ def _trained(members: Sequence[_Member], source: Source, options: Options, world
         states = [TrainState(task, world) for task in tasks]
         runs = train_states(states, [members[k].folder for k in group], **how)
         for k, state, run in zip(group, states, runs, strict=True):
-            found[k] = _fitted(state, run, members[k].folder)
-            if not found[k].finished and found[k].error is None:
+            fitted[k] = _fitted(state, run, members[k].folder)
+            if not fitted[k].finished and fitted[k].error is None:
                 saved = "" if members[k].folder is None else " and saved; the same call goes on from there"
-                how["callbacks"].note(f"stopped after step {found[k].step:,}{saved}")
-    return [found[k] for k in range(len(members))]
+                how["callbacks"].note(f"stopped after step {fitted[k].step:,}{saved}")
+    return [fitted[k] for k in range(len(members))]
 
 
 def _fitted(state: TrainState, run: Run | DivergedError, folder: Path | None) -> FittedRun:
@@ -317,7 +317,7 @@ class _Settings:
         self.is_one = isinstance(seed, int) and not isinstance(lr, Sequence) and not lists
         self._seeds = [seed] if isinstance(seed, int) else list(seed)
         self._lrs = list(lr) if isinstance(lr, Sequence) else [lr]
-        self.arguments = [given | dict(zip(lists, each, strict=True)) for each in product(*lists.values())]
+        self.arguments = [given | dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
         for name, values in (("seed", self._seeds), ("lr", self._lrs), *lists.items()):
             if not values:
                 raise ValueError(f"{name} must have at least one value, got none")
@@ -340,7 +340,7 @@ class _Settings:
 
 def _program_key(member: _Member) -> Hashable:
     """Return a key that is equal for members whose steps can be taken as one program."""
-    shapes = tuple((name, each.shape, each.dtype) for name, each in member.model.state_dict().items())
+    shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in member.model.state_dict().items())
     return repr(replace(member.recipe, seed=0, lr=None).settings), shapes
 
 

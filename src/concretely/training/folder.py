@@ -82,10 +82,10 @@ def load(folder: str | Path, *, model: Any = None, device: torch.device | str = 
     is built again by its name if that can be imported; otherwise pass a new one as `model`, whose parameters are then
     replaced. If the run was not trained by you on this machine, pass that name as `model` to allow it to be called.
     """
-    _, found, damaged = restored(folder, model=model, device=device)
+    _, loaded, damaged = restored(folder, model=model, device=device)
     for sentence in damaged:
         warnings.warn(sentence, stacklevel=2)
-    return found.function if isinstance(found, Function) else found
+    return loaded.function if isinstance(loaded, Function) else loaded
 
 
 def load_recipe(folder: str | Path) -> RunRecipe:
@@ -147,23 +147,23 @@ def _paper_model(recipe: Recipe, last: checkpoint.Checkpoint) -> nn.Module:
 
 
 def _load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Set the parameters and buffers of a model to the best of a checkpoint, or to the last, averaged if they are."""
+    """Load the best parameters and buffers of a checkpoint or, without validations, the last or averaged ones."""
     has_best = any(name.startswith("best/") for name in tensors)
-    averages = {} if has_best else {name: each for name, each in tensors.items() if name.startswith("ema/model.")}
+    averages = {} if has_best else {name: tensor for name, tensor in tensors.items() if name.startswith("ema/model.")}
     start = "best/" if has_best else "model/"
-    found = {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)}
-    found |= {name.removeprefix("ema/model."): each for name, each in averages.items()}
+    stored = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+    stored |= {name.removeprefix("ema/model."): tensor for name, tensor in averages.items()}
     for name, own in (*model.named_parameters(), *model.named_buffers()):
-        if name not in found:
+        if name not in stored:
             if name in model.state_dict():
                 raise ValueError(f"model must be that of the run, got one with another parameter {name!r}")
             continue
-        if own.shape != found[name].shape:
-            shapes = f"{tuple(own.shape)}, not {tuple(found[name].shape)}"
+        if own.shape != stored[name].shape:
+            shapes = f"{tuple(own.shape)}, not {tuple(stored[name].shape)}"
             raise ValueError(f"model must be that of the run, got one whose {name!r} has shape {shapes}")
         with torch.no_grad():
-            own.copy_(found[name])
-    if unknown := found.keys() - model.state_dict(keep_vars=True).keys() - {name for name, _ in model.named_buffers()}:
+            own.copy_(stored[name])
+    if unknown := stored.keys() - model.state_dict(keep_vars=True).keys() - {name for name, _ in model.named_buffers()}:
         raise ValueError(f"model must be that of the run, got one without {sorted(unknown)[0]!r}")
 
 
@@ -171,7 +171,7 @@ def require_same(run: Run, digest: str, name: str) -> None:
     """Raise if the digest of data is not that of the data that a run was trained on."""
     if digest != run.digest:
         must = "data must be those that the run was trained on"
-        raise ValueError(f"{must}, got others in {name!r}: bring them back, or begin a new run")
+        raise ValueError(f"{must}, got others in {name!r}: restore them, or start a new run")
 
 
 def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
@@ -180,7 +180,7 @@ def recipe_of(settings: Mapping[str, Any]) -> RunRecipe:
 
 
 def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
-    """Return the run of a checkpoint; raise if its recipe differs from the given one in what must stay."""
+    """Return the run of a checkpoint; raise if its recipe differs from the given one in keys that must not change."""
     _require_state(last)
     state = dict(last.state)
     was = recipe_of(state.pop("recipe"))
@@ -188,8 +188,8 @@ def _run(recipe: RunRecipe, last: checkpoint.Checkpoint) -> Run:
     if changed := [
         name for name in {**now, **before} if name not in recipe.flexible and now.get(name) != before.get(name)
     ]:
-        found = f"other values of {', '.join(changed)}"
-        raise ValueError(f"a run must keep its recipe but for steps, got {found}: put them back, or begin a new run")
+        others = f"other values of {', '.join(changed)}: restore them, or start a new run"
+        raise ValueError(f"a resumed run must keep its recipe except for steps, got {others}")
     if was.lr_schedule != "constant" and was.steps != recipe.steps:
         raise ValueError(f"steps must stay {was.steps:,}, as the learning rate falls towards it, got {recipe.steps:,}")
     if last.step > recipe.steps:

@@ -21,13 +21,13 @@ NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 TIMEOUT = timedelta(minutes=10)
 """The time after which a rank that waits for the others fails."""
 PATIENCE = 2.0
-"""The seconds in which other ranks may do what most do at the same time: tell an error, write a file, or leave."""
+"""Seconds to wait for other ranks when all do the same at about the same time: report an error, write a file, leave."""
 MOMENT = 0.02
-"""The seconds between two looks at what other ranks have done."""
+"""Seconds between two polls of other ranks."""
 LEAVING = 10.0
-"""The seconds in which a process leaves its group. A library that waits for lost ranks must not keep it from ending."""
+"""Seconds to leave the process group. A library that waits for lost ranks must not keep a process from ending."""
 LOST_RANK = "another rank has ended or does not answer: start all again to go on from the last checkpoint"
-"""What a rank says about another."""
+"""The error of a rank about a lost rank."""
 
 
 class LostRankError(RuntimeError):
@@ -61,7 +61,7 @@ def own_gpu(device: torch.device) -> torch.device:
 def start(device: torch.device) -> None:
     """Start the process group of torchrun. The process leaves it when it ends.
 
-    Tensors on a GPU are reduced by NCCL, and those of the host by gloo.
+    NCCL reduces tensors on a GPU, and gloo tensors on the host.
     """
     rank, ranks = number("RANK"), number("WORLD_SIZE")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -76,10 +76,10 @@ def start(device: torch.device) -> None:
 
 
 def _meeting(store: Store, rank: int, ranks: int) -> str:
-    """Return a name that only the ranks of this start know.
+    """Return a name that is unique to this start of the ranks.
 
     After a restart, torchrun's store still has what earlier ranks wrote, such as their addresses. So rank 0 chooses a
-    name, the others add theirs, and each goes on once rank 0 has seen its own.
+    name, the other ranks add their names, and each continues once rank 0 has seen its name.
     """
     own = secrets.token_hex(8)
     if rank == 0:

@@ -20,8 +20,8 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
         return
 
     def restore() -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
     def request(number: int, frame: FrameType | None) -> None:
         nonlocal requested
@@ -31,7 +31,7 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
     signals = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signals.append(signal.SIGHUP)
-    before = {each: signal.signal(each, request) for each in signals}
+    before = {signal_number: signal.signal(signal_number, request) for signal_number in signals}
     try:
         yield lambda: requested
     finally:

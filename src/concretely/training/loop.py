@@ -57,7 +57,7 @@ def train(
     `stop` is called after each step, or on a GPU after ten; training ends when it returns true. A checkpoint is written
     every `checkpoint_seconds` and at the end. `world` are the ranks that train the model together.
     """
-    (found,) = train_together(
+    (result,) = train_together(
         [Member(recipe, Path(folder))],
         data=lambda recipe: data,
         device=device,
@@ -66,9 +66,9 @@ def train(
         stop=stop,
         world=world,
     )
-    if isinstance(found, DivergedError):
-        raise found
-    return found
+    if isinstance(result, DivergedError):
+        raise result
+    return result
 
 
 def train_together(
@@ -89,10 +89,10 @@ def train_together(
     after the step `until` at least, on a GPU not after each step; to pause there, it must return true.
     """
     own = [data(member.recipe) for member in members]
-    moved = {id(each): each.to(device) for each in own}  # once, however many share them
+    moved = {id(data_set): data_set.to(device) for data_set in own}  # once, however many share them
     states = [
-        TrainState.of(member.recipe, moved[id(each)], device=device, world=world)
-        for member, each in zip(members, own, strict=True)
+        TrainState.of(member.recipe, moved[id(own_data)], device=device, world=world)
+        for member, own_data in zip(members, own, strict=True)
     ]
     how: dict[str, Any] = {"checkpoint_seconds": checkpoint_seconds, "callbacks": callbacks, "stop": stop}
     return train_states(states, [member.folder for member in members], **how, until=until)
@@ -293,8 +293,8 @@ def _with_row(state: TrainState, run: Run) -> Run:
 
 def _divergence(state: TrainState, run: Run, *, parameters: bool) -> str | None:
     """Return why a run has diverged, or None. With `parameters`, also check these, which waits for the device."""
-    if (found := state.first_nonfinite()) is not None:
-        return f"the gradient of step {found[0] + 1:,} is not finite, first in layer {found[1]}"
+    if (nonfinite := state.first_nonfinite()) is not None:
+        return f"the gradient of step {nonfinite[0] + 1:,} is not finite, first in layer {nonfinite[1]}"
     bound, least = state.bound(), -HOPELESS * max(abs(run.start), 1.0) if state.task.is_bound else -math.inf
     if not bound >= least:
         layer = state.first_nonfinite_layer(state.step - 1)
@@ -312,14 +312,14 @@ def _way_back(folder: Path | None) -> str:
         last = checkpoint.latest(folder)
     except ValueError as error:
         return str(error)
-    found = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
-    return f"{found}: begin a new run with a smaller lr in another folder"
+    where = "there is no checkpoint yet" if last is None else f"the last good checkpoint is that of step {last.step:,}"
+    return f"{where}: start a new run with a smaller lr in another folder"
 
 
 def _ends(recipe: RunRecipe, step: int) -> list[int]:
     """Return the next steps after which there is a row or a validation, and the last step of the run."""
     every = [_interval(recipe), *([recipe.validate] if recipe.validate else [])]
-    return [recipe.steps, *((step // each + 1) * each for each in every)]
+    return [recipe.steps, *((step // interval + 1) * interval for interval in every)]
 
 
 def _interval(recipe: RunRecipe) -> int:

@@ -56,7 +56,7 @@ class StepSizes(NamedTuple):
 
 
 class StepLog(NamedTuple):
-    """What the steps of every member record for the host to read."""
+    """The log of the steps of every member, for the host to read."""
 
     sums: Float64[Tensor, "members 4"]
     """Since the last row: the sum of objectives and their number, the sum of gaps and their number."""
@@ -215,7 +215,7 @@ def polynomial(gram: Float[Tensor, "members rows rows"]) -> Float[Tensor, "membe
 
 
 def _momentum_(states: list[ParameterState], gradients: list[Tensor], sizes: StepSizes, out: list[Tensor]) -> None:
-    """Add gradients to the momenta, and write the Nesterov momenta to `out`: those after adding the gradients again."""
+    """Add gradients to the momenta, and write the Nesterov momenta, with the gradients added once more, to `out`."""
     kernel = kernels("muon", out[0]) if out[0].dtype == torch.float32 else None
     if kernel is not None:
         parameters, firsts, _ = (list(part) for part in zip(*states, strict=True))

@@ -1,8 +1,8 @@
-"""Which runs of own models were trained by this user on this machine.
+"""Signatures of the runs of own models that this user has trained on this machine.
 
 The folder of such a run names the function that builds its model. Whoever made the folder chose that name and the
-arguments, and calling a function of their choice would be to execute their code. So the function is called only if the
-run was trained here, which a signature with a key of the user shows, or if the caller names the function too.
+arguments, so calling the function may execute their code. It is called only if the caller names it too, or if the run
+was trained here, as a signature with a key of the user shows.
 """
 
 import hashlib
@@ -40,8 +40,8 @@ def require_named(folder: Path, recipe: OwnRecipe, name: str | None) -> None:
 
 def _is_signed(folder: Path, recipe: OwnRecipe) -> bool:
     try:
-        found = read_bytes(folder / FILE, most=2 * hashlib.sha256().digest_size)
-        return hmac.compare_digest(found, _signature(_key(), recipe).encode())
+        signature = read_bytes(folder / FILE, most=2 * hashlib.sha256().digest_size)
+        return hmac.compare_digest(signature, _signature(_key(), recipe).encode())
     except (OSError, ValueError, RuntimeError):  # a RuntimeError without a home
         return False
 

@@ -42,7 +42,7 @@ MakeEstimator = Estimator | type
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run trains with, as objects. The recipe describes them by text."""
+    """The settings of a run that are objects. The recipe describes them by text."""
 
     estimator: MakeEstimator
     objective: Objective | None = None
@@ -79,12 +79,12 @@ def own_task(
     loss = OwnLoss(model, estimator, what)
     loss.to(device)
     monitor = OwnMonitor(loss)
-    values = tuple(at_step(each, 0) for each in controls.values())
+    values = tuple(at_step(schedule, 0) for schedule in controls.values())
     keys = Keys(keys_of(recipe.seed, Purpose.GAP, 0, device=device), seeds_torch=False)
     with torch_generators(device):
         torch.manual_seed(seed_of(recipe.seed, Purpose.TORCH))
         units = _examined(monitor, example, keys, values)
-    names = {name for name, each in loss.named_parameters() if each.requires_grad}
+    names = {name for name, parameter in loss.named_parameters() if parameter.requires_grad}
     by_torch = not isinstance(options.optimizer, str)
     own = dict(loss.named_parameters())
     matrices = frozenset(name for name in names if name.startswith("model.") and own[name].dim() >= 2)
@@ -148,7 +148,7 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
 
     first = example if given is None else given(example)
     by_name = isinstance(first, Mapping) and set(first) <= set(names)
-    defaults = {name: each.default for name, each in expected.parameters.items()}
+    defaults = {name: parameter.default for name, parameter in expected.parameters.items()}
     last = [name for place, name in enumerate(names) if by_name and set(names[place:]) & set(first)]
     inputs = arrange(example)
     try:
@@ -156,12 +156,12 @@ def arranged(model: nn.Module, example: Inputs, given: Callable[[Any], Any] | No
         if any(value is inspect.Parameter.empty for value in inputs):
             raise TypeError
     except TypeError:
-        found = f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
+        got = f"{len(inputs)} input{'s' * (len(inputs) != 1)}"
         if isinstance(first, Mapping):
-            found = f"a dictionary of {', '.join(map(repr, first))}"
+            got = f"a dictionary of {', '.join(map(repr, first))}"
         what = "a model" if isinstance(model, Model) else "a program"
         todo = "pass inputs=, a function from a batch to the inputs"
-        raise ValueError(f"{what} of ({', '.join(names)}) must be given as many inputs, got {found}: {todo}") from None
+        raise ValueError(f"{what} of ({', '.join(names)}) must be given as many inputs, got {got}: {todo}") from None
     return arrange
 
 
@@ -206,28 +206,28 @@ def _estimator(options: Options, model: nn.Module, inputs: tuple[Any, ...], *, s
         with torch.random.fork_rng():
             torch.manual_seed(seed_of(seed, Purpose.INITIAL, 1))
             given = given(model, *tree_map_only(Tensor, lambda tensor: tensor[:EXAMPLE], inputs))
-    found: Estimator = given() if isinstance(given, type) else given
+    estimator: Estimator = given() if isinstance(given, type) else given
     if options.temperature is None:
-        return found
-    if not has_temperature(found):
-        name = type(found).__name__
+        return estimator
+    if not has_temperature(estimator):
+        name = type(estimator).__name__
         raise ValueError(f"temperature must be left out, as {name} has none, got {options.temperature!r}")
     is_number = isinstance(options.temperature, int | float)  # which needs no table on the device
-    return at_temperatures(found, {TEMPERATURE: float(options.temperature)}) if is_number else found  # type: ignore[arg-type]
+    return at_temperatures(estimator, {TEMPERATURE: float(options.temperature)}) if is_number else estimator  # type: ignore[arg-type]
 
 
 def _controls(options: Options, model: nn.Module) -> dict[str, Schedule]:
     """Return the schedules that change from step to step, by name."""
-    found = dict[str, Schedule]()
+    controls = dict[str, Schedule]()
     given = options.temperature
     if given is not None and not isinstance(given, int | float):
         nodes = given.items() if isinstance(given, Mapping) else [("", given)]
-        found |= {f"{TEMPERATURE}/{node}" if node else TEMPERATURE: value for node, value in nodes}
+        controls |= {f"{TEMPERATURE}/{node}" if node else TEMPERATURE: value for node, value in nodes}
     if options.beta is not None:
         if not isinstance(model, Model) or model.q is None:
             raise ValueError(f"beta must be left out, as only a model with q has a KL, got {options.beta!r}")
-        found[BETA] = options.beta
-    return found
+        controls[BETA] = options.beta
+    return controls
 
 
 def _suits_vmap(model: nn.Module, *, kernels: bool) -> bool:

@@ -24,7 +24,7 @@ from .task import Controls, MemberLoss
 ACTIVE = 0.01
 """A unit is active if the variance over data points of its mean is above this [burda2016importance]."""
 ALIKE = 1e-12
-"""The largest variance over ranks of numbers that are the same on all."""
+"""Numbers count as the same on all ranks if their variance over ranks is at most this."""
 BETA, TEMPERATURE = "beta", "temperature"
 """The names of controls. The temperature of a node is `temperature/NODE`."""
 
@@ -34,7 +34,7 @@ Arrange = Callable[[Inputs], tuple[Any, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Objectives:
-    """What is estimated: the inputs, the number of samples, the objective, and the precision."""
+    """The settings of an estimate: the inputs, the number of samples, the objective, and the precision."""
 
     device: torch.device
     arrange: Arrange
@@ -57,8 +57,8 @@ class OwnLoss(MemberLoss):
         self.what = what
         given = default_objective(model, estimator) if what.objective is None else what.objective
         self._objective: Objective = given
-        # in a tuple, so that it is not a part: it has the parts of the model
-        self._weighed = (model.with_kl_weight(1.0),) if BETA in what.controls and isinstance(model, Model) else ()
+        # in a tuple, so that it is not a submodule: it shares those of the model
+        self._weighted = (model.with_kl_weight(1.0),) if BETA in what.controls and isinstance(model, Model) else ()
         self._at = (dict[str, float](), estimator)
 
     def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
@@ -69,8 +69,8 @@ class OwnLoss(MemberLoss):
         """Return the estimate of a batch."""
         what, values = self.what, dict(zip(self.what.controls, controls, strict=True))
         target = self.model
-        if self._weighed:
-            target = self._weighed[0]
+        if self._weighted:
+            target = self._weighted[0]
             target.__dict__["kl_weight"] = values[BETA]
         estimator = self._estimator_at({name: value for name, value in values.items() if name != BETA})
         with what.precision():
@@ -82,7 +82,7 @@ class OwnLoss(MemberLoss):
         """Return the estimator at the temperatures of a step."""
         if not values or not has_temperature(self.estimator):
             return self.estimator
-        if any(isinstance(value, Tensor) for value in values.values()):  # tensors are those of one call
+        if any(isinstance(value, Tensor) for value in values.values()):  # tensors change in every call
             return at_temperatures(self.estimator, values)
         if values != self._at[0]:
             self._at = dict(values), at_temperatures(self.estimator, values)  # type: ignore[arg-type]
@@ -122,25 +122,25 @@ class OwnMonitor(MemberLoss):
 
     def forward(self, inputs: Inputs, keys: Source, controls: Controls) -> Tensor:
         """Return the loss, followed by the metrics in the order of `names`."""
-        found, metrics = self._measured(inputs, keys, controls)
-        loss = _wide(found.loss)
+        result, metrics = self._measured(inputs, keys, controls)
+        loss = _wide(result.loss)
         return torch.stack([loss, *(metrics[name].to(loss.dtype) for name in self.names)])
 
     def examine(self, inputs: Inputs, keys: Source, controls: Controls) -> dict[str, int]:
         """Find the names of all metrics, and return the number of units of every latent node."""
-        found, metrics = self._measured(inputs, keys, controls)
+        result, metrics = self._measured(inputs, keys, controls)
         self.names = tuple(metrics)
-        return {name: units_of(found.posterior, name) for name in found.posterior.latent}
+        return {name: units_of(result.posterior, name) for name in result.posterior.latent}
 
     def _measured(self, inputs: Inputs, keys: Source, controls: Controls) -> tuple[Estimate, dict[str, Tensor]]:
         """Return the estimate and all metrics."""
         with eval_mode(self.model), torch.no_grad():
-            found = self._loss[0].estimate(inputs, keys, controls)
-            metrics = {f"log_likelihood/{name}": value.mean() for name, value in found.log_likelihood.items()}
-            metrics |= {f"kl/{name}": value.mean() for name, value in found.kl.items()}
-            for name in found.posterior.latent:
-                metrics |= {f"{kind}/{name}": value for kind, value in _use(found.posterior, name, keys).items()}
-            return found, metrics
+            result = self._loss[0].estimate(inputs, keys, controls)
+            metrics = {f"log_likelihood/{name}": value.mean() for name, value in result.log_likelihood.items()}
+            metrics |= {f"kl/{name}": value.mean() for name, value in result.kl.items()}
+            for name in result.posterior.latent:
+                metrics |= {f"{kind}/{name}": value for kind, value in _use(result.posterior, name, keys).items()}
+            return result, metrics
 
 
 def _wide(loss: Tensor) -> Tensor:
@@ -151,24 +151,24 @@ def _wide(loss: Tensor) -> Tensor:
 def _use(trace: Trace, name: str, source: Source) -> dict[str, Tensor]:
     """Return how much of a node is used: the number of active units, and the share of constant ones.
 
-    If several ranks share a batch, both are those of the whole batch.
+    If several ranks share a batch, both are computed for the whole batch.
     """
     ranks = source if isinstance(source, Slice) else None
-    outcome, found = trace[name], dict[str, Tensor]()
+    outcome, metrics = trace[name], dict[str, Tensor]()
     rows = trace.rows
     if not rows.batch_shape or not rows.have_any(outcome.seen.shape):
-        return found  # shared by all data points
+        return metrics  # shared by all data points
     mean, event = _mean(outcome.distribution), len(outcome.distribution.event_shape)
     if mean is None or not rows.have_any(mean.shape):
-        return found
+        return metrics
     by_point = rows.unfold(mean).mean(0) if rows.have_samples(mean.shape) and rows.samples else mean
     variance = _variance(by_point.flatten(0, len(rows.batch_shape) - 1), ranks)
     spread = variance.flatten(variance.dim() - event).sum(-1) if event else variance
-    found["active"] = (spread > ACTIVE).sum()
+    metrics["active"] = (spread > ACTIVE).sum()
     if isinstance(outcome.distribution, DiscreteVariable) and rows.folded.numel() > 1:
-        alike, drawn_alike = (_is_same_in_all(each, len(rows.folded), event, ranks) for each in (mean, outcome.seen))
-        found["constant"] = (drawn_alike & ~alike).float().mean()
-    return found
+        alike, drawn_alike = (_is_same_in_all(x, len(rows.folded), event, ranks) for x in (mean, outcome.seen))
+        metrics["constant"] = (drawn_alike & ~alike).float().mean()
+    return metrics
 
 
 def _variance(rows: Tensor, ranks: Slice | None) -> Tensor:

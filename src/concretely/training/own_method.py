@@ -58,7 +58,7 @@ def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str 
         as_source(data.split(split), device=place, note=lambda sentence: None, name=data.name)
         for split in (("train", "valid") if recipe.validate else ("train",))
     ]
-    shapes = tuple((name, each.shape, each.dtype) for name, each in model.state_dict().items())
+    shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in model.state_dict().items())
     options = Options(
         estimator=estimator_from_text(recipe.estimator, recipe.temperature, recipe.prior_temperature),
         temperature=_annealed(recipe),
@@ -72,8 +72,8 @@ def own_task_of(recipe: OwnRecipe, data: OwnData, *, device: torch.device | str 
 
 def _annealed(recipe: OwnRecipe) -> Any:
     """Return the schedule of the temperature, or None if it is constant or that of the estimator."""
-    found = None if recipe.temperature is None else read_schedule("temperature", recipe.temperature)
-    return found if callable(found) else None
+    schedule = None if recipe.temperature is None else read_schedule("temperature", recipe.temperature)
+    return schedule if callable(schedule) else None
 
 
 def estimator_from_text(text: str, temperature: str | None = None, prior: str | None = None) -> MakeEstimator:
@@ -101,7 +101,7 @@ def _written(text: str) -> Estimator:
         assert isinstance(call, ast.Call)
         assert isinstance(call.func, ast.Name)
         make = {name: getattr(estimators, name) for name in estimators.__all__}[call.func.id]
-        made: Estimator = make(**{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+        made: Estimator = make(**{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords})
     except (SyntaxError, AssertionError, KeyError, ValueError, TypeError):
         raise ValueError(
             f"the estimator of this run was an object that cannot be made from its text {text!r}"

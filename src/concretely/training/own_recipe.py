@@ -16,12 +16,12 @@ WHOLE = ("samples", "steps", "batch", "accumulate", "seed", "validate", "validat
 REAL = ("lr", "clip", "ema")
 """The keys of real numbers."""
 UNNAMED = re.compile(r"<.*> at 0x[0-9a-f]+|0x[0-9a-f]+")
-"""What differs between two processes in the text of an object."""
+"""Matches the addresses in the text of an object, which differ between processes."""
 
 
 @runtime_checkable
 class RunRecipe(Protocol):
-    """What the recipes of all runs have: those of the paper's models, and those of a user's own."""
+    """The interface of the recipes of all runs, of the paper's models and of a user's own."""
 
     @property
     def seed(self) -> int: ...
@@ -103,9 +103,9 @@ class OwnRecipe:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that are not None, as plain values by name."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        found = {name: value for name, value in values.items() if value is not None}
-        return found | {"arguments": dict(self.arguments)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: value for name, value in values.items() if value is not None}
+        return given | {"arguments": dict(self.arguments)}
 
     def toml(self) -> str:
         """Return the recipe as the text of a TOML file."""
@@ -121,13 +121,13 @@ class OwnRecipe:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> "OwnRecipe":
         """Return the recipe of settings from a file."""
-        known = {each.name for each in fields(cls)}
-        found = {name: value for name, value in settings.items() if name in known}
-        for name, value in found.items():
+        known = {field.name for field in fields(cls)}
+        given = {name: value for name, value in settings.items() if name in known}
+        for name, value in given.items():
             kind = int if name in WHOLE else (int, float) if name in REAL else Mapping if name == "arguments" else str
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ValueError(f"{name} must be as training writes it, got {shortened(value)}")
-        recipe = cls(**{"lr": None, **found})  # settings that are None are not written
+        recipe = cls(**{"lr": None, **given})  # settings that are None are not written
         require_possible(recipe)
         return recipe
 
@@ -149,9 +149,9 @@ def _is_whole(value: Any, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
 
-def _require(holds: bool, name: str, must: str, found: Any) -> None:
+def _require(holds: bool, name: str, must: str, got: Any) -> None:
     if not holds:
-        raise ValueError(f"{name} must {must}, got {found!r}")
+        raise ValueError(f"{name} must {must}, got {got!r}")
 
 
 def describe(value: Any) -> str:
@@ -163,7 +163,7 @@ def describe(value: Any) -> str:
     if isinstance(value, str | int | float | None):
         return str(value)
     if isinstance(value, Mapping):
-        return repr({name: _plain(each) for name, each in value.items()})
+        return repr({name: _plain(entry) for name, entry in value.items()})
     name = getattr(value, "__qualname__", None)
     if name is not None:
         return f"{value.__module__}:{name}"

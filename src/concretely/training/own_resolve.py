@@ -46,7 +46,7 @@ def resolve_own(**given: Any) -> OwnRecipe:
     >>> recipe.samples, recipe.lr, recipe.arguments
     (5, 0.001, {'width': 20})
     """
-    known = [each.name for each in fields(OwnRecipe)]
+    known = [field.name for field in fields(OwnRecipe)]
     wished = {name: value for name, value in given.items() if value is not None}
     for name in wished:
         if name not in known:
@@ -79,8 +79,8 @@ def resolve_own(**given: Any) -> OwnRecipe:
         raise ValueError(f"samples must be at least {least} for estimator {recipe.estimator!r}, got {recipe.samples}")
     for name in ("temperature", "prior_temperature"):
         if getattr(recipe, name) is not None and not getattr(ESTIMATORS[recipe.estimator], f"has_{name}"):
-            found = getattr(recipe, name)
-            raise ValueError(f"{name} must be left out, as estimator {recipe.estimator!r} has none, got {found!r}")
+            got = getattr(recipe, name)
+            raise ValueError(f"{name} must be left out, as estimator {recipe.estimator!r} has none, got {got!r}")
     if recipe.patience and not recipe.validate:
         raise ValueError(f"patience must be 0 unless validate is given, got {recipe.patience}")
     return recipe
@@ -110,17 +110,17 @@ def read_schedule(name: str, text: str) -> Schedule:
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, str) and re.fullmatch(r"\s*\+?\d+\s*", value):
         return int(value)
-    found = number(value) if isinstance(value, str) else value
-    if isinstance(found, bool) or not isinstance(found, int | float) or found != found or found != found // 1:
+    read = number(value) if isinstance(value, str) else value
+    if isinstance(read, bool) or not isinstance(read, int | float) or read != read or read != read // 1:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return int(found)
+    return int(read)
 
 
 def _real(name: str, value: Any) -> float:
-    found = number(value) if isinstance(value, str) else value
-    if isinstance(found, bool) or not isinstance(found, int | float) or found != found:
+    read = number(value) if isinstance(value, str) else value
+    if isinstance(read, bool) or not isinstance(read, int | float) or read != read:
         raise ValueError(f"{name} must be a number, got {value!r}")
-    return float(found)
+    return float(read)
 
 
 def remove_runs(folder: Path) -> None:

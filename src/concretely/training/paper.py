@@ -59,7 +59,7 @@ class PaperLoss(MemberLoss):
         self.recipe = recipe
         self._objective = default_objective(model, estimator)
         self._has_temperature = recipe.method.has_temperature
-        self._temperatures: Controls | None = None  # those of the estimator
+        self._temperatures: Controls | None = None  # the temperatures of the current estimator
 
     def forward(self, inputs: Tensor, keys: Source, controls: Controls) -> Tensor:
         """Return the loss of bits."""
@@ -70,7 +70,7 @@ class PaperLoss(MemberLoss):
     def _estimator_at(self, temperatures: Controls) -> Estimator:
         if not self._has_temperature:
             return self.estimator
-        if not all(isinstance(each, float) for each in temperatures):  # tensors are those of one call
+        if not all(isinstance(temperature, float) for temperature in temperatures):  # tensors change in every call
             return at_temperature(self.recipe.estimator, *temperatures)
         if temperatures != self._temperatures:
             self.estimator, self._temperatures = at_temperature(self.recipe.estimator, *temperatures), temperatures

@@ -48,7 +48,7 @@ class World:
     shards: bool = False
     """Whether each rank has only a part of the parameters."""
     call: str = "0"
-    """A name of this world that no other one of the same process group has."""
+    """A name of this world that is unique within its process group."""
     ballot: Ballot | None = field(default=None, repr=False)
     may_capture: bool = True
     """Whether a step may be captured as a CUDA graph: all but the averages over ranks of gloo and of FSDP2."""
@@ -70,7 +70,7 @@ class World:
         """Return the slice of a feed that this rank takes."""
         if self.ranks == 1:
             return feed
-        if isinstance(feed, Indexed) or (isinstance(feed, HostIndexed) and not feed.is_restless):
+        if isinstance(feed, Indexed) or (isinstance(feed, HostIndexed) and not feed.is_random):
             require_divides(self.ranks, feed.order.batch // feed.parts)
             return feed.sliced(self.rank, self.ranks)
         return SlicedBatches(feed, self.rank, self.ranks)
@@ -81,15 +81,15 @@ class World:
 
     def means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the means of tensors over all ranks, by one operation for each dtype."""
-        found = dict[int, Tensor]()
+        means = dict[int, Tensor]()
         for dtype in {tensor.dtype: None for tensor in tensors}:
             group = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
             flat = torch.cat([tensors[place].reshape(-1) for place in group])
             dist.all_reduce(flat)
             flat /= self.ranks
             parts = flat.split([tensors[place].numel() for place in group])
-            found |= {place: part.view(tensors[place].shape) for place, part in zip(group, parts, strict=True)}
-        return [found[place] for place in range(len(tensors))]
+            means |= {place: part.view(tensors[place].shape) for place, part in zip(group, parts, strict=True)}
+        return [means[place] for place in range(len(tensors))]
 
     def agreed(self, *, stop: bool, due: bool) -> tuple[bool, bool]:
         """Return whether all ranks stop after this step, and write a checkpoint. Each may ask for it."""
@@ -113,10 +113,10 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, which must be plain."""
-        found = [value] * self.ranks
+        gathered = [value] * self.ranks
         if self.ranks > 1:
-            dist.all_gather_object(found, value)
-        return found
+            dist.all_gather_object(gathered, value)
+        return gathered
 
     def wait(self) -> None:
         """Wait until all ranks are here."""
@@ -174,7 +174,7 @@ class World:
             raise ValueError(f"{must}, got none on rank {rank}: choose one on a shared file system")
 
     def first_to_tell(self, error: BaseException) -> bool:
-        """Return whether no rank has told an error yet, and this one shall. Rank 0 goes first if it fails as well."""
+        """Return whether this rank should report its error: the first to fail, or rank 0 if it fails as well."""
         if self.ranks == 1:
             return True
         with suppress(RuntimeError):
@@ -183,12 +183,12 @@ class World:
             while time.monotonic() < until and store.add(name, 0) == 0:
                 time.sleep(MOMENT)
             return store.add(name, 1) == 1
-        # without a store rank 0 has ended: it has told an error of its own, unless it was killed
+        # without a store rank 0 has ended: it has reported its own error, unless it was killed
         return is_lost(error) and self.rank == 1
 
     @contextmanager
     def telling_once(self) -> Iterator[None]:
-        """Inside this context, an error is raised by one rank. The others exit without a word."""
+        """Inside this context, one rank raises an error, and the others exit silently."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The tensors of a module by the places where it uses them, and those of several members in one tensor."""
+"""The tensors of a module by the places where it uses them, and joint tensors of several members."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

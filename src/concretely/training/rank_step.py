@@ -1,4 +1,4 @@
-"""A step on one of several ranks: the averages over ranks, and what torch's generators draw."""
+"""A step on one of several ranks: averages over ranks, and draws of torch's generators."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from .task import Task
 
 
 class RankStep:
-    """What the steps of a rank share with those of the others.
+    """The part of a step that involves all ranks: averages and random draws.
 
     `leaves` are the parameters by name. `constants` are all other tensors of the loss, if members are stacked: then the
     first axis of all tensors counts members.

@@ -1,10 +1,10 @@
 """The recipe of a run: everything that its result depends on, as one frozen value.
 
 Precedence: defaults < file < `[when.*]` sections (more kinds win) < flags. Flags and TOML files use the same names. The
-defaults are those of the paper [maddison2017concrete, appendix D.5]: temperatures depend on the arity, learning rates
-on the layers. A section of a file applies only to runs of its kind. Kinds are, in this order: the task,
-`[when.density]` or `[when.prediction]`; the layers, `[when.linear]` or `[when.nonlinear]`; the graph that is trained,
-`[when.relaxed]` or `[when.discrete]`; the estimator, such as `[when.nvil]`; the number of samples, such as `[when.m5]`.
+defaults are the paper's [maddison2017concrete, appendix D.5]: temperatures depend on the arity, learning rates on the
+layers. A section of a file applies only to runs of its kind. Kinds are, in this order: the task, `[when.density]` or
+`[when.prediction]`; the layers, `[when.linear]` or `[when.nonlinear]`; the graph that is trained, `[when.relaxed]` or
+`[when.discrete]`; the estimator, such as `[when.nvil]`; the number of samples, such as `[when.m5]`.
 `[when.nvil.linear]` applies to runs of both kinds. Of two sections with equally many kinds, the one whose kind comes
 later in this order wins.
 """
@@ -221,8 +221,8 @@ def read(path: Path) -> dict[str, Any]:
         for name, value in given.items():
             is_list = isinstance(value, str) and ("," in value or ".." in value)  # read where it is split
             if name != WHEN and not is_list:
-                for each in value if isinstance(value, list) else [value]:
-                    _require_value(name, each)
+                for entry in value if isinstance(value, list) else [value]:
+                    _require_value(name, entry)
     except ValueError as error:
         raise ValueError(f"{error} in {str(path)!r}") from None
     return given
@@ -234,10 +234,10 @@ def overridden(given: Mapping[str, Any], wished: Mapping[str, Any]) -> dict[str,
     >>> overridden({"lr": 1e-3, "when": {"linear": {"lr": 1e-2, "batch": 8}}}, {"lr": "0.1"})
     {'lr': '0.1', 'when': {'linear': {'batch': 8}}}
     """
-    found = {**given, **wished}
+    merged = {**given, **wished}
     if WHEN in given:
-        found[WHEN] = section.without(_sections(given), wished)
-    return found
+        merged[WHEN] = section.without(_sections(given), wished)
+    return merged
 
 
 def section_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,17 +348,17 @@ def _read(name: str, value: Any) -> Any:
         return value
     if name in _TEMPERATURES and isinstance(value, str) and ":" in value:
         return _annealing(name, value)
-    found = number(value) if isinstance(value, str) else value
-    if isinstance(found, bool) or not isinstance(found, int | float) or found != found:
+    read = number(value) if isinstance(value, str) else value
+    if isinstance(read, bool) or not isinstance(read, int | float) or read != read:
         raise ValueError(f"{name} must be a number, got {value!r}")
     if name in _FRACTIONS | _TEMPERATURES:
-        if not abs(found) <= LARGEST:
+        if not abs(read) <= LARGEST:
             raise ValueError(f"{name} must be finite, got {value!r}")
-        return float(found)
-    if found != found // 1:
+        return float(read)
+    if read != read // 1:
         raise ValueError(f"{name} must be a whole number, got {value!r}")
     # from the text where there is one: a large seed does not fit into a float
-    return int(value) if isinstance(value, str) and value.strip().removeprefix("+").isdecimal() else int(found)
+    return int(value) if isinstance(value, str) and value.strip().removeprefix("+").isdecimal() else int(read)
 
 
 def _annealing(name: str, text: str) -> Annealing:
@@ -394,6 +394,6 @@ def _require_possible(name: str, value: Any) -> None:
         raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, _CHOICES[name])}")
 
 
-def _require(holds: bool, name: str, must: str, found: Any) -> None:
+def _require(holds: bool, name: str, must: str, got: Any) -> None:
     if not holds:
-        raise ValueError(f"{name} must {must}, got {found!r}")
+        raise ValueError(f"{name} must {must}, got {got!r}")

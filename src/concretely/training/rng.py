@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Purpose(IntEnum):
-    """What random numbers are used for. Every purpose has its own stream."""
+    """The purposes of random numbers. Every purpose has its own stream."""
 
     INITIAL = auto()
     """The parameters that training starts from."""
@@ -29,7 +29,7 @@ class Purpose(IntEnum):
     EVALUATION = auto()
     """The draws that score a trained model."""
     TORCH = auto()
-    """What a program draws from torch's global generators at a step, such as dropout."""
+    """Draws of a program from torch's global generators at a step, such as dropout."""
 
 
 def seed_of(seed: int, purpose: Purpose, index: int = 0) -> int:

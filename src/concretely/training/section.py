@@ -60,7 +60,7 @@ def require(
 ) -> dict[str, Any]:
     """Return sections if all are valid, else raise. A section must not combine two kinds of the same group."""
     place = ".".join((WHEN, *outer))
-    if not isinstance(within, dict) or (not outer and not all(isinstance(each, dict) for each in within.values())):
+    if not isinstance(within, dict) or (not outer and not all(isinstance(part, dict) for part in within.values())):
         raise ValueError(f"{place} must be sections such as [{WHEN}.linear], got {within!r}")
     for name, value in within.items():
         if name in DECIDING:
@@ -71,7 +71,7 @@ def require(
                 known = [*(kind for kinds in groups for kind in kinds), "m5"]
                 raise ValueError(f"unknown section {f'{place}.{name}'!r}{did_you_mean(name, known)}")
             if group in [_group(kind, groups) for kind in outer]:
-                raise ValueError(f"[{place}.{name}] must hold for something, but nothing is both")
+                raise ValueError(f"[{place}.{name}] must apply to some run, but no run is both")
             require(value, groups, check, keys=keys, outer=(*outer, name))
             continue
         try:

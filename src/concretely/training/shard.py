@@ -27,13 +27,15 @@ class Sharding:
         if task.optimizer is not None or task.recipe.optimizer != "adam":
             raise ValueError(f"optimizer must be adam for sharded parameters, got {task.recipe.optimizer}")
         self._loss, self._world = task.loss, world
-        if not any(isinstance(each, DTensor) for each in task.loss.parameters()):
+        if not any(isinstance(parameter, DTensor) for parameter in task.loss.parameters()):
             world.require_same("model", shapes_of(task.loss.state_dict()))
-            world.broadcast_([each.detach() for each in (*task.loss.parameters(), *task.loss.buffers())])
+            world.broadcast_([tensor.detach() for tensor in (*task.loss.parameters(), *task.loss.buffers())])
         self._mesh = init_device_mesh(world.device.type, (world.ranks,))
         fully_shard(task.loss, mesh=self._mesh, reshard_after_forward=True)
-        self._modules = [each for each in task.loss.modules() if isinstance(each, FSDPModule)]
-        self._parameters = {name: each for name, each in task.loss.named_parameters() if isinstance(each, DTensor)}
+        self._modules = [module for module in task.loss.modules() if isinstance(module, FSDPModule)]
+        self._parameters = {
+            name: parameter for name, parameter in task.loss.named_parameters() if isinstance(parameter, DTensor)
+        }
 
     def local(self, tensor: Tensor) -> Tensor:
         """Return the part of a tensor that this rank has, in the same memory."""
@@ -41,7 +43,7 @@ class Sharding:
 
     def _parameter(self, path: str) -> DTensor | None:
         """Return the parameter that a tensor of a state belongs to, or None if it is not sharded."""
-        kind = next((each for each in KINDS if path.startswith(each)), None)
+        kind = next((prefix for prefix in KINDS if path.startswith(prefix)), None)
         return self._parameters.get(path.replace("/", ".", 1) if kind is None else path.removeprefix(kind))
 
     def whole(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,12 +73,12 @@ class Sharding:
     def gradients(self, loss: Tensor, weight: Tensor) -> list[Tensor | None]:
         """Return the gradients of the parts of this rank, averaged over ranks, in the order of the parameters."""
         loss.backward(weight)
-        found = []
+        gradients = []
         for parameter in self._loss.parameters():
             if parameter.requires_grad:
-                found.append(None if parameter.grad is None else self.local(parameter.grad))
+                gradients.append(None if parameter.grad is None else self.local(parameter.grad))
                 parameter.grad = None
-        return found
+        return gradients
 
     def norm(self, own: Tensor) -> Tensor:
         """Return the norm of a gradient from that of the part of this rank."""
@@ -100,10 +102,10 @@ class Sharding:
 
     def model_tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """Return copies of the whole parameters and buffers of the model, on the CPU. All ranks must call this."""
-        found = model.state_dict()
+        tensors = model.state_dict()
         return {
-            name: (each.full_tensor() if isinstance(each, DTensor) else each.detach()).to("cpu", copy=True)
-            for name, each in found.items()
+            name: (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()).to("cpu", copy=True)
+            for name, tensor in tensors.items()
         }
 
     def load_model(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

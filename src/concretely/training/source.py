@@ -64,7 +64,7 @@ class HostIndexed(Feed):
     points: Points
     order: Order
     parts: int = 1
-    is_restless: bool = False
+    is_random: bool = False
     """Whether points differ from one reading to the next."""
     rows = 0
 
@@ -78,7 +78,7 @@ class HostIndexed(Feed):
             return [self.points.take(part) for part in self.order.indices(step).chunk(self.parts)]
 
     def fetch(self, step: int) -> None:
-        """Do nothing: all points are at hand."""
+        """Do nothing: all points are in memory."""
 
     def close(self) -> None:
         """Do nothing: no process reads the points."""
@@ -103,7 +103,7 @@ class Source:
     batches: Iterable[Any] | None = None
     is_resident: bool = False
     """Whether the points are on the device."""
-    is_restless: bool = False
+    is_random: bool = False
     """Whether points differ from one reading to the next."""
     hashed: Inputs = ()
     """The tensors that the digest depends on."""
@@ -118,7 +118,7 @@ class Source:
         order = Order(points=len(self.points), batch=batch * parts, seed=seed)
         if self.is_resident:
             return Indexed(self.points, order, parts)
-        return HostIndexed(self.points, order, parts, self.is_restless)
+        return HostIndexed(self.points, order, parts, self.is_random)
 
     @property
     def digest(self) -> str:
@@ -128,14 +128,14 @@ class Source:
         leaves = [leaf for leaf in tree_leaves(self.hashed) if isinstance(leaf, Tensor)]
         if not leaves:
             return ""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for leaf in leaves:
-            found.update(f"{tuple(leaf.shape)} {leaf.dtype}".encode())
-            found.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+            digest.update(f"{tuple(leaf.shape)} {leaf.dtype}".encode())
+            digest.update(leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
     def parts(self, rows: int) -> Iterator[Inputs]:
-        """Yield all data once, in order, on the device, in parts of at most so many points."""
+        """Yield all data once, in order, on the device, in parts of at most `rows` points."""
         if self.batches is not None:
             with seeded_everything(0):
                 for batch in self.batches:
@@ -152,8 +152,8 @@ def as_source(data: Any, *, device: torch.device, note: Note, split: str = "trai
     if isinstance(data, str | Path):
         data = load_splits(str(data))
     if isinstance(data, Dataset | Arrays):
-        found = as_source(data.split(split), device=device, note=note, name=data.name)
-        return replace(found, known_digest=data.digest)
+        source = as_source(data.split(split), device=device, note=note, name=data.name)
+        return replace(source, known_digest=data.digest)
     if isinstance(data, Bits):
         bits = data.to(device)
         return Source(name, device, PackedPoints(bits), is_resident=True, hashed=data.packed)
@@ -205,14 +205,14 @@ def _of_items(items: Any, name: str, device: torch.device, note: Note) -> Source
     for seed in range(2):
         with seeded_everything(seed):
             tried.append(points.take(places))
-    first, second = (tree_leaves(each) for each in tried)
+    first, second = (tree_leaves(point) for point in tried)
     size = sum(leaf.nbytes for leaf in first if isinstance(leaf, Tensor)) / len(places) * len(items)
     if not all(isinstance(leaf, Tensor) for leaf in first):
-        found = next(type(leaf).__name__ for leaf in first if not isinstance(leaf, Tensor))
-        raise TypeError(f"{name} must consist of tensors and numbers, got {found}")
+        got = next(type(leaf).__name__ for leaf in first if not isinstance(leaf, Tensor))
+        raise TypeError(f"{name} must consist of tensors and numbers, got {got}")
     if not all(one.equal(other) for one, other in zip(first, second, strict=True)):
         note(f"the points of {name} differ from one reading to the next, so that each is read when a step needs it")
-        return Source(name, device, points, is_restless=True)
+        return Source(name, device, points, is_random=True)
     if size > LARGEST:
         return Source(name, device, points)
     with seeded_everything(0):
@@ -227,7 +227,7 @@ def _of_batches(batches: Iterable[Any], name: str, device: torch.device, note: N
 
 
 def _fits(size: int, device: torch.device) -> bool:
-    """Return whether so many bytes fit into the memory of a device."""
+    """Return whether a number of bytes fits into the memory of a device."""
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)

@@ -44,12 +44,12 @@ class Stream(Feed):
         self._iterator: Iterator[Any] | None = None
         self._taken = self._epoch = 0  # the numbers of the next batch and of the first of this epoch
         self._length = epoch_length(batches)
-        self._step, self._found = -1, list[Inputs]()
+        self._step, self._inputs = -1, list[Inputs]()
 
     def host(self, step: int) -> list[Inputs]:
         """Return the batches of a step, in the memory of the host."""
         is_past = isinstance(self._batches, Iterator) and step * self._parts < self._taken
-        if step != self._step and not is_past:  # the last batches are the best that is left of an iterator
+        if step != self._step and not is_past:  # an iterator cannot go back: use its last batches
             first = step * self._parts
             if first < self._taken:
                 self._begin_epoch(0)
@@ -57,9 +57,9 @@ class Stream(Feed):
                 self._begin_epoch(first // self._length * self._length)
             while self._taken < first:
                 self._next()
-            self._found = [self._next() for _ in range(self._parts)]
+            self._inputs = [self._next() for _ in range(self._parts)]
             self._step = step
-        return self._found
+        return self._inputs
 
     def fetch(self, step: int) -> None:
         """Read the batches of a step."""
@@ -93,27 +93,27 @@ class Stream(Feed):
                 if self._iterator is None:
                     self._iterator = iter(self._batches)
                 try:
-                    found = next(self._iterator)
+                    batch = next(self._iterator)
                 except StopIteration:
                     self._require_end()
                     self._begin_epoch(self._taken)
                 else:
                     self._taken += 1
-                    return tree_map(_as_tensor, found)
+                    return tree_map(_as_tensor, batch)
         raise EndOfDataError("data must have at least one batch, got none")
 
     def _require_end(self) -> None:
         """Raise if an epoch has ended before its length says."""
-        found = self._taken - self._epoch
-        if self._length is not None and found < self._length:
-            raise EndOfDataError(f"an epoch of data must have {self._length:,} batches, as its len says, got {found:,}")
+        got = self._taken - self._epoch
+        if self._length is not None and got < self._length:
+            raise EndOfDataError(f"an epoch of data must have {self._length:,} batches, as its len says, got {got:,}")
 
 
 class StreamBatches(Batches):
     """The batches of all members, copied to the same place on the device for batches of one shape."""
 
     def __init__(self, feeds: Sequence[Any], device: torch.device) -> None:
-        self._feeds, self._device, self._found = feeds, device, list[Inputs]()
+        self._feeds, self._device, self._inputs = feeds, device, list[Inputs]()
         self._buffers = dict[Hashable, list[list[Tensor]]]()
 
     def prepare(self, step: int) -> Hashable:
@@ -123,7 +123,7 @@ class StreamBatches(Batches):
         flat, trees = zip(*(tree_flatten(part) for part in parts), strict=True)
         key = tuple((str(tree), *(_shape(leaf) for leaf in leaves)) for tree, leaves in zip(trees, flat, strict=True))
         if self._device.type == "cpu":
-            self._found = parts
+            self._inputs = parts
             return key
         if key not in self._buffers:
             self._buffers[key] = [[to_device(leaf, self._device) for leaf in leaves] for leaves in flat]
@@ -132,7 +132,7 @@ class StreamBatches(Batches):
                 for buffer, leaf in zip(buffers, leaves, strict=True):
                     if isinstance(leaf, Tensor):
                         buffer.copy_(leaf, non_blocking=True)
-        self._found = [tree_unflatten(buffers, tree) for buffers, tree in zip(self._buffers[key], trees, strict=True)]
+        self._inputs = [tree_unflatten(buffers, tree) for buffers, tree in zip(self._buffers[key], trees, strict=True)]
         return key
 
     def write(self, out: Tensor, first: int) -> None:
@@ -140,7 +140,7 @@ class StreamBatches(Batches):
 
     def take(self, index: Tensor, part: int) -> Inputs:
         """Return the inputs of a part of a step."""
-        return self._found[part]
+        return self._inputs[part]
 
 
 def why_not_replayable(batches: Iterable[Any]) -> str | None:
@@ -157,8 +157,8 @@ def why_not_replayable(batches: Iterable[Any]) -> str | None:
         return f"the order of a {type(batches).__name__} is not known to follow from a seed"
     if isinstance(batches.dataset, IterableDataset):
         return "its data set is iterable, and may not begin again at the same place"
-    samplers = [each for each in (batches.batch_sampler, batches.sampler) if each is not None]
-    samplers += [each.sampler for each in samplers if isinstance(each, BatchSampler)]
+    samplers = [sampler for sampler in (batches.batch_sampler, batches.sampler) if sampler is not None]
+    samplers += [sampler.sampler for sampler in samplers if isinstance(sampler, BatchSampler)]
     for sampler in samplers:
         if type(sampler) not in KNOWN:
             return f"the order of its sampler {type(sampler).__name__} is not known to follow from a seed"

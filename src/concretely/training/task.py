@@ -38,7 +38,7 @@ class MemberLoss(nn.Module, ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """What a run trains, and how."""
+    """The description of a run: what it trains, and how."""
 
     recipe: RunRecipe
     """The settings, which a checkpoint stores."""
@@ -52,7 +52,7 @@ class Task:
     Unless `metrics` is None, it returns a vector: the loss, followed by the metrics.
     """
     metrics: tuple[str, ...] | None = None
-    """The names of what the monitor measures besides the loss. If None, the norm of the gradient is not measured."""
+    """The names of the monitor's metrics besides the loss. If None, the norm of the gradient is not measured."""
     feed: Feed
     """Where the batches come from."""
     digest: str
@@ -93,7 +93,7 @@ class Task:
     units: Mapping[str, int] = field(default_factory=dict)
     """The number of units of every latent node that is watched for signs of collapse."""
     examines: bool = False
-    """Whether the first step is tried before anything is written, to say what is wrong with it."""
+    """Whether the first step is tried before anything is written, so that its errors are raised early."""
     compiles: bool = False
     """Whether the loss is compiled."""
     is_bound: bool = True
@@ -110,4 +110,4 @@ class Task:
 
     def controls_at(self, step: int) -> Sequence[float]:
         """Return the values of the schedules at a step."""
-        return [at_step(each, step) for each in self.controls]
+        return [at_step(schedule, step) for schedule in self.controls]

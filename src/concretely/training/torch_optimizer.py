@@ -26,8 +26,8 @@ class TorchOptimizer:
         self._optimizer = _made(factory, list(parameters.values()), lr)
         groups = self._optimizer.param_groups
         self.lrs = [float(group["lr"]) for group in groups]
-        known = {id(each) for group in groups for each in group["params"]}
-        self.left_out = [name for name, each in parameters.items() if id(each) not in known]
+        known = {id(parameter) for group in groups for parameter in group["params"]}
+        self.left_out = [name for name, parameter in parameters.items() if id(parameter) not in known]
         if self.device.type != "cpu":  # so that a step can be captured as a CUDA graph
             for group in groups:
                 group["lr"] = torch.tensor(group["lr"], device=self.device)
@@ -58,12 +58,12 @@ class TorchOptimizer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state as tensors."""
-        found = {}
+        tensors = {}
         for name, parameter in self._parameters.items():
             for key, value in self._optimizer.state.get(parameter, {}).items():
                 is_tensor = isinstance(value, Tensor)
-                found[f"{PREFIX}{name}/{key}"] = value if is_tensor else torch.tensor(value, dtype=torch.float64)
-        return found
+                tensors[f"{PREFIX}{name}/{key}"] = value if is_tensor else torch.tensor(value, dtype=torch.float64)
+        return tensors
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Set the state to that of a checkpoint."""
@@ -88,7 +88,7 @@ class TorchUpdate(Update):
     def __call__(self, gradients: Mapping[str, Tensor], sizes: StepSizes) -> None:
         """Update all parameters."""
         for member, optimizer in enumerate(self._optimizers):
-            optimizer.step({name: each[member] for name, each in gradients.items()}, sizes.rate[member])
+            optimizer.step({name: gradient[member] for name, gradient in gradients.items()}, sizes.rate[member])
 
 
 def _made(factory: OptimizerFactory, parameters: Sequence[nn.Parameter], lr: float | None) -> torch.optim.Optimizer:
@@ -99,12 +99,12 @@ def _made(factory: OptimizerFactory, parameters: Sequence[nn.Parameter], lr: flo
     named: dict[str, Any] = {} if lr is None else {"lr": lr}
     if named and "lr" not in _accepted(factory):
         raise ValueError(f"lr must be left out, as the optimizer takes none, got {lr}")
-    found = factory(parameters, **named)
-    if not isinstance(found, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must make a torch.optim.Optimizer, got {type(found).__name__}")
-    if isinstance(found, torch.optim.LBFGS):
+    optimizer = factory(parameters, **named)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must make a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("optimizer must take a step from one gradient, got LBFGS")
-    return found
+    return optimizer
 
 
 def _accepted(factory: OptimizerFactory) -> Iterable[str]:

@@ -48,9 +48,9 @@ class Row:
     def values(self) -> dict[str, float]:
         """All numbers of the row that are known, by name."""
         own = ("step", "seconds", "lr", "temperature", "bound", "discrete", "valid")
-        found = {name: value for name in own if (value := getattr(self, name)) is not None}
+        values = {name: value for name in own if (value := getattr(self, name)) is not None}
         gap = {"gap": self.bound - self.discrete} if self.discrete != self.bound else {}
-        return found | gap | dict(self.metrics)
+        return values | gap | dict(self.metrics)
 
 
 class TrainState:
@@ -227,11 +227,11 @@ class TrainState:
         self.loss.train()
         if parameter := self.first_nonfinite_parameter():
             return parameter
-        found: list[str] = []
+        layers: list[str] = []
 
         def look(name: str, module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor) and not bool(torch.isfinite(output).all()):
-                found.append(name)
+                layers.append(name)
 
         modules = [(name, module) for name, module in self.model.named_modules() if name]
         hooks = [module.register_forward_hook(partial(look, name)) for name, module in modules]
@@ -239,13 +239,13 @@ class TrainState:
             self.model.zero_grad()
             self._loss(step)[0].backward()
         except ValueError:  # a later layer may refuse what is not finite
-            if not found:
+            if not layers:
                 raise
         finally:
             for hook in hooks:
                 hook.remove()
-        if found:
-            return found[0]
+        if layers:
+            return layers[0]
         slopes = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         # a gradient that is not finite counts as larger than any that is
         norms = {name: slope.norm().nan_to_num(torch.inf).item() for name, slope in slopes.items()}
@@ -258,8 +258,8 @@ class TrainState:
         If parameters are sharded, ranks that ask `together` look at all parts, others only at their own.
         """
         own = [self.state[path_of(f"model.{name}")] for name, _ in self.model.named_parameters()]
-        found = torch.stack([torch.isfinite(parameter).all() for parameter in own])
-        finite = (self.world.mean(found.double()).eq(1) if self.sharding and together else found).tolist()
+        are_finite = torch.stack([torch.isfinite(parameter).all() for parameter in own])
+        finite = (self.world.mean(are_finite.double()).eq(1) if self.sharding and together else are_finite).tolist()
         names = (_layer_of(name) for name, _ in self.model.named_parameters())
         return next((name for name, sound in zip(names, finite, strict=True) if not sound), None)
 
@@ -281,8 +281,8 @@ class TrainState:
         own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
         require_tensors(own if self.optimizer else tensors, expected, place)
         if not 0 <= tensors["row/sums"][1].item() <= step:
-            found = tensors["row/sums"][1].item()
-            raise ValueError(f"tensor 'row/sums' of {place} must count at most {step} steps, got {found:g}")
+            got = tensors["row/sums"][1].item()
+            raise ValueError(f"tensor 'row/sums' of {place} must count at most {step} steps, got {got:g}")
         for name, tensor in self.state.items():
             if self.sharding is None:
                 tensor[0].copy_(tensors[name])
@@ -351,7 +351,7 @@ def _optimizer(task: Task) -> TorchOptimizer | None:
     """Return the optimizer of torch of a task, or None if it has none."""
     if task.optimizer is None:
         return None
-    own = {name: each for name, each in task.loss.named_parameters() if each.requires_grad}
+    own = {name: parameter for name, parameter in task.loss.named_parameters() if parameter.requires_grad}
     return TorchOptimizer(task.optimizer, own, lr=task.optimizer_lr)
 
 

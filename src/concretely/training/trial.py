@@ -21,7 +21,7 @@ def examine(state: "TrainState", note: Callable[[str], None]) -> bool:
 
     Raise if no parameter gets a gradient. Name parameters without one, and values that do not come from torch.
     """
-    named = {name: each for name, each in state.loss.named_parameters() if each.requires_grad}
+    named = {name: parameter for name, parameter in state.loss.named_parameters() if parameter.requires_grad}
     if not named:
         raise ValueError("a model must have parameters to train, got none that requires a gradient")
     with eval_mode(state.loss), torch.enable_grad():
