@@ -135,9 +135,10 @@ def point_between(
 ) -> Float[Tensor, "*batch 1"]:
     """Return the threshold of scores by Newton's method, to the precision of a dtype.
 
-    `kept` are the k largest and `rest` the others, among which there may be minus infinity. The sum is k
-    if the k largest entries fall short of k, by Σσ(c - s), by as much as the others sum to, Σσ(s - c). The logarithm of
-    the ratio of these two sums is almost linear in c. Both are computed relative to the entries next to the gap, so that none underflows.
+    `kept` are the k largest entries and `rest` the others, among which there may be minus infinity. The sum is k if the
+    k largest fall short of k, by Σσ(c - s), by as much as the others sum to, Σσ(s - c). The logarithm of the ratio of
+    these two sums is almost linear in c. Both are computed relative to the entries next to the gap, so that none
+    underflows.
     """
     low = kept.amin(-1, keepdim=True)
     high = rest.amax(-1, keepdim=True)
