@@ -60,7 +60,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> "Path":
     trained(folder, notation="4H-4H-12V", steps=8, validate=4)
     run, model, _ = restored(folder)
     scores = {split: score_split(run.recipe, model, data(), split=split, samples=2) for split in ("test", "valid")}
-    add_scores(folder, run, model, data=data(), found=scores)
+    add_scores(folder, run, model, data=data(), scores=scores)
     return folder
 
 

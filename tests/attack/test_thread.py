@@ -44,7 +44,7 @@ def test_threads(attack: Attack, sound: Path, tmp_path: Path, victims: Callable[
         assert set(read_bytes(text, most=10_000)) in ({97}, {98})
 
     def score() -> None:
-        add_scores(folder, run, model, data=data(), found={}, others={"test_relaxed": {"value": 1.0, "samples": 1}})
+        add_scores(folder, run, model, data=data(), scores={}, others={"test_relaxed": {"value": 1.0, "samples": 1}})
 
     def recall() -> None:
         assert read_record(folder / "record.json")["metrics"].items() >= record["metrics"].items()

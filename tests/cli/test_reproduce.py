@@ -269,7 +269,7 @@ def test_a_record_of_fewer_steps_is_not_taken_for_that_of_all(trained: list[Path
     folder, data = trained[0], load_data("digits")
     begun, model, _ = restored(folder)
     parts = {part: scoring.score_split(begun.recipe, model, data, split=part, samples=20) for part in paper.SPLITS}
-    scoring.add_scores(folder, begun, model, data=data, found=parts)
+    scoring.add_scores(folder, begun, model, data=data, scores=parts)
     early = read_record(folder / "record.json")
     call("reproduce", "tiny", "--rows", "nonlinear")
     late = read_record(folder / "record.json")

@@ -292,7 +292,7 @@ def test_an_unfinished_or_better_run_is_told_by_its_checkpoint(tmp_path: Path, m
     for refused in (1, 0):
         run, model, _ = restored(folder)
         score = score_split(run.recipe, model, data, split="test", samples=2)
-        add_scores(folder, run, model, data=data, found={"test": score})
+        add_scores(folder, run, model, data=data, scores={"test": score})
         sentences = [f"{folder} is left out: it is not finished"] * refused
         assert collect_records(tiny, tmp_path / "runs", tmp_path / "records")[1] == sentences
         train(cell.recipe, folder, data=data)
