@@ -26,7 +26,8 @@ KERNELS = (
     "philox",
     "vimco",
 )
-"""The modules that have kernels. Those of `bound` include the loss, of `exp_concrete` the logistic-normal node."""
+"""The modules that have kernels. Those of `bound` include the loss with its signal, of `exp_concrete` the
+logistic-normal node."""
 
 LAYERS, ALL = "layers", "all"
 """Two more switches: both kernels of affine maps, and all kernels."""

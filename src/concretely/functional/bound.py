@@ -103,7 +103,13 @@ def loss(
     omitted term has mean zero.
     """
     subtracted = [term.detach() for term in log_q] if averages and signal else log_q
-    log_w = total(log_p) - total(subtracted)
+    return loss_of(total(log_p) - total(subtracted), log_q, signal, baseline, averages, axis)
+
+
+def loss_of(
+    log_w: Tensor, log_q: Terms, signal: Terms, baseline: Terms, averages: bool, axis: int
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """Return the results of `loss` for log-weights."""
     value = average(log_w, axis) if averages else bound(log_w, axis)
     result = -value
     if signal:

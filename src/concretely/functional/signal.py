@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernel.layout import by_sample
 from ..kernel.operator import Arranged, operator
-from .bound import Terms, are_alike, average, bound, loss, total
+from .bound import Terms, are_alike, average, bound, loss_of, total
 from .slice import Slice
 
 Mean = Literal["geometric", "arithmetic"]
@@ -57,13 +57,14 @@ def _arrange_loss(log_p: list[Tensor], log_q: list[Tensor], method: Method, aver
 def score_function_loss(
     log_p: Terms, log_q: Terms, method: Method, averages: bool = False, axis: int = 0
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """Return the results of `loss` with the same signal for all terms of log q, computed from the log-weights, and it.
+    """Return the results of `loss` with a signal that follows from the log-weights (see `signal_of`), and this signal.
 
-    See `signal_of` for the signal. It has no gradient.
+    All terms of log q have the same signal. It has no gradient.
     """
+    log_w = total(log_p) - total([term.detach() for term in log_q] if averages else log_q)
     with torch.no_grad():  # autograd need not record how the signal is computed
-        signal = signal_of(total(log_p) - total(log_q), method, average if averages else bound, axis)
-    return *loss.definition(log_p, log_q, [signal] * len(log_q), (), averages, axis), signal
+        signal = signal_of(log_w.detach(), method, average if averages else bound, axis)
+    return *loss_of(log_w, log_q, [signal] * len(log_q), (), averages, axis), signal
 
 
 def leave_one_out(log_w: Float[Tensor, "..."], axis: int = 0) -> Float[Tensor, "..."]:
