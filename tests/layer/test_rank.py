@@ -73,7 +73,36 @@ def found(own: Model, output: Tensor, total: Tensor) -> dict[str, Any]:
     return {"penalty": total.detach(), **whole, **sums}
 
 
-def work() -> dict[str, dict[str, Any]]:
+def methods(own: Model, x: Tensor) -> dict[str, Tensor]:
+    """What methods other than forward return."""
+    drawn = (own.gate, own.selector, own.choice, own.router, own.codebook, own.levels, own.dropout)
+    samples = {type(layer).__name__: layer.sample(x, generator=torch.Generator().manual_seed(3)) for layer in drawn}
+    results = {name: drawn if isinstance(drawn, Tensor) else drawn[0] for name, drawn in samples.items()}
+    places = torch.arange(4).view(2, 2)
+    results |= {
+        "values": own.codebook.values(places),
+        "levels": own.levels.values(places),
+        "load": own.router.expected_load(x),
+    }
+    return results | {"table": own.codebook.decide(), "codes": own.levels.decide(), "gates": own.gate.values()}
+
+
+def penalty_after(own: Model, x: Tensor, mask: Tensor) -> Tensor:
+    """The penalty of a forward after other methods."""
+    with rank_draws(seed=1, step=2, rows=len(x)):
+        own(x, mask)
+    return penalty(own).detach()
+
+
+def refused(call: Any) -> str:
+    try:
+        call()
+    except RuntimeError as error:
+        return str(error)
+    return "accepted"
+
+
+def work() -> dict[str, Any]:
     """What a rank finds with each of torch's wrappers."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -89,7 +118,13 @@ def work() -> dict[str, dict[str, Any]]:
     fully_shard(sharded)
     with rank_draws(seed=1, step=2, rows=len(x)):
         results["fsdp"] = found(sharded, sharded(x, mask), penalty(sharded))
-    return results
+    sharded = model()
+    fully_shard(sharded.choice.branches[0])  # a block that gathers its own parameters
+    fully_shard(sharded)
+    results["methods"] = methods(sharded, x)
+    changes = sharded.codebook.revive, lambda: sharded.gate.keep(torch.ones(FEATURES, dtype=torch.bool))
+    results["refused"] = [refused(change) for change in changes]
+    return results | {"fsdp again": {"penalty": penalty_after(sharded, x, mask)}}
 
 
 @pytest.mark.slow
@@ -99,6 +134,10 @@ def test_two_ranks_equal_one(tmp_path: Path) -> None:
     with rank_draws(seed=1, step=2, rows=TOKENS):
         expected = found(own, own(*batch()), penalty(own))
     for rank, (_, each, _) in enumerate(ranks.launch(work, RANKS, tmp_path)):
+        needs = "needs parameters that are not sharded: call it before fully_shard"
+        assert each.pop("refused") == [f"revive {needs}", f"keep {needs}"]
+        plain = methods(model(), batch()[0].chunk(RANKS)[rank])
+        torch.testing.assert_close(each.pop("methods"), plain)
         for name, results in each.items():
             for key, tensor in results.items():
                 torch.testing.assert_close(

@@ -152,7 +152,10 @@ def _drawn(
     centred = wide - solve(wide, k, dtype)
     chosen = select(logits, centred, k, noise) > 0.5
     node = _scores(centred, torch.where(chosen, 1.0, -1.0), noise).div_(temperature)
-    kept = node.masked_select(chosen).view(*node.shape[:-1], k)
+    if node.is_cpu:
+        kept = node.masked_select(chosen).view(*node.shape[:-1], k)
+    else:  # the size of a selection would wait for a GPU, and a tensor without data has none
+        kept = node.gather(-1, chosen.float().topk(k, -1).indices)
     node = (node - point_between(kept, node.masked_fill(chosen, -math.inf), dtype)).to(dtype)
     value = torch.sigmoid(node)
     slope = torch.sigmoid(-node).mul_(value)

@@ -155,7 +155,7 @@ def point_between(
         step = (2 * shift + (lack / have).log()) / slope
         shift = shift - step
         # the error is now at most the square of the step
-        if not low.is_cuda and bool_or_none(step.abs().max() <= tolerance):  # never wait for a GPU
+        if not low.is_cuda and bool_or_none((step.abs() <= tolerance).all()):  # never wait for a GPU
             break
     return low - half + shift
 

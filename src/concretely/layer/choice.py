@@ -15,7 +15,7 @@ from ..functional.noise import Source
 from ..functional.torch_draw import shared_draws
 from ..spelling import shown
 from .base import Layer, Setting
-from .rank import whole
+from .rank import gathered, whole
 
 
 class ChoiceReport(NamedTuple):
@@ -88,6 +88,7 @@ class Choice(Layer):
         return self._run(weight, inputs)
 
     @torch.no_grad()
+    @gathered
     def sample(self, *inputs: Any, generator: Source | None = None) -> Any:
         """Run a branch that is drawn with its probability, without gradients."""
         with shared_draws():

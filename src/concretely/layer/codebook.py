@@ -14,7 +14,7 @@ from ..functional.noise import Source
 from ..functional.torch_draw import sliced_source
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, Setting, require_count, require_last, require_mask, require_number
-from .rank import of_rows, sum_over_ranks, world_size
+from .rank import gathered, of_rows, require_whole, sum_over_ranks, world_size
 
 
 class Coded(NamedTuple):
@@ -134,6 +134,7 @@ class Codebook(Layer):
         return counted.scatter_add(1, index, coded.mask.reshape(1, -1).expand(self.groups, -1).to(counted.dtype))
 
     @torch.no_grad()
+    @gathered
     def sample(
         self,
         x: Float[Tensor, "*batch features"],
@@ -144,6 +145,7 @@ class Codebook(Layer):
         """Draw codes with their probabilities, without gradients."""
         return self._code(x, mask, draws=True, hard=True, generator=generator)
 
+    @gathered
     def values(self, indices: Int64[Tensor, "*batch groups"]) -> Float[Tensor, "*batch size"]:
         """Return the values of codes."""
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
@@ -221,6 +223,7 @@ class Codebook(Layer):
 
         All ranks must call it; they get the codes of the first.
         """
+        require_whole(self, "revive")
         share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1e-30)
         is_unused = share < UNUSED / self.codes
         for group, unused in enumerate(is_unused):
@@ -243,6 +246,7 @@ class Codebook(Layer):
         used = (share > UNUSED / self.codes).float().mean()
         return CodebookReport(used, entropy, entropy.exp(), self.counts.clone())
 
+    @gathered
     def decide(self) -> Tensor:
         """Return the table of codes."""
         return self.table.detach().clone()

@@ -14,7 +14,7 @@ from ..functional.dropout import drop, dropped_by_kernel
 from ..functional.integral import mean_sigmoid
 from ..functional.noise import Source, logistic
 from .base import Layer, Setting, require_count, require_last, require_number
-from .rank import of_rows, whole
+from .rank import gathered, of_rows, whole
 
 
 class DropoutReport(NamedTuple):
@@ -95,6 +95,7 @@ class ConcreteDropout(Layer):
         return self._through(x * cast(mask.rsample(generator=generator) / mean, x.dtype))
 
     @torch.no_grad()
+    @gathered
     def sample(self, x: Float[Tensor, "*shape"], *, generator: Source | None = None) -> Tensor:
         """Apply the layer to inputs with a binary mask, without gradients."""
         require_last("x", x, self.inputs, axis=self.axis)

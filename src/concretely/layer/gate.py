@@ -19,7 +19,7 @@ from ..functional.noise import Source
 from ..functional.torch_draw import shared_draws
 from ..spelling import require_one_of
 from .base import Layer, Setting, require_count, require_number
-from .rank import of_rows, whole
+from .rank import of_rows, require_whole, whole
 
 LEAST_VALUE = 1e-2
 """The smallest value that `Gate.keep` gives a gate, so that it is not rounded to a closed one."""
@@ -190,6 +190,7 @@ class Gate(Layer):
         if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or chosen.shape != self.shape:
             got = f"{chosen.dtype} of shape {tuple(chosen.shape)}" if isinstance(chosen, Tensor) else repr(chosen)
             raise ValueError(f"chosen must be torch.bool of shape {tuple(self.shape)}, got {got}")
+        require_whole(self, "keep")
         law, logits, (low, high) = self._law(), self._wide_logits(), self.stretch
         edge, least = (self.temperature * node_at(value, self.stretch) for value in (0, LEAST_VALUE))
         opened = self.temperature * torch.logit((law.mean.clamp(min=LEAST_VALUE) - low) / (high - low))

@@ -12,7 +12,7 @@ from ..functional import level
 from ..functional.arithmetic import bool_or_none, cast, compute_dtype
 from ..functional.noise import Source, rounding
 from .base import Layer, require_count, require_last, require_mask, require_number
-from .rank import of_rows, sum_over_ranks
+from .rank import gathered, of_rows, sum_over_ranks
 
 LARGEST = 2**20
 """The maximum number of codes that `decide` lists."""
@@ -106,6 +106,7 @@ class Levels(Layer):
         return self._quantise(x, mask, draws=self.training, generator=generator)
 
     @torch.no_grad()
+    @gathered
     def sample(self, x: Float[Tensor, "*batch features"], *, generator: Source | None = None) -> Leveled:
         """Quantise inputs by rounding at random, without gradients."""
         return self._quantise(x, None, draws=True, generator=generator, keeps=False)
@@ -115,6 +116,7 @@ class Levels(Layer):
         own: dict[str, Any] = self._buffers
         return level.Grid(*[own[name] for name in GRID])
 
+    @gathered
     def values(self, indices: Int64[Tensor, "*batch"]) -> Float[Tensor, "*batch features"]:
         """Return the outputs for numbers of codes."""
         most = self.codes - 1

@@ -1,13 +1,20 @@
 """Sums over the ranks of `torch.distributed`, and parameters that are sharded over them."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
+from torch.func import functional_call
 
 from ..functional.noise import Slice, Source
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=nn.Module)
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -36,8 +43,55 @@ def of_rows(source: Source | None, shape: Sequence[int]) -> Source | None:
 
 def whole(parameter: Tensor) -> Tensor:
     """Return a parameter with the entries of all ranks, if FSDP2 has sharded it."""
-    sharded = None if torch.compiler.is_compiling() else sys.modules.get("torch.distributed.tensor")
-    if sharded is not None and isinstance(parameter, sharded.DTensor):
-        gathered: Tensor = parameter.full_tensor()
-        return gathered
+    if is_sharded(parameter):
+        entries: Tensor = parameter.full_tensor()  # type: ignore[attr-defined]
+        return entries
     return parameter
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Return whether this rank has only a part of a parameter."""
+    known = None if torch.compiler.is_compiling() else sys.modules.get("torch.distributed.tensor")
+    return known is not None and isinstance(parameter, known.DTensor)
+
+
+def gathered(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Return a method of a layer that has whole parameters in it, also if FSDP2 has sharded them.
+
+    FSDP2 gathers the parameters for `forward` only. All ranks must call the method.
+    """
+
+    @wraps(method)
+    def call(self: S, /, *given: P.args, **named: P.kwargs) -> T:
+        sharded = {name: parameter for name, parameter in self.named_parameters() if is_sharded(parameter)}
+        if not sharded:
+            return method(self, *given, **named)
+        inner = tuple(f"{name}." for name, module in self.named_modules() if name and _gathers_itself(module))
+        tensors = {f"layer.{name}": whole(own) for name, own in sharded.items() if not name.startswith(inner)}
+        result: T = functional_call(_Call(self, method), tensors, given, named, tie_weights=False)
+        return result
+
+    return call
+
+
+def _gathers_itself(module: nn.Module) -> bool:
+    """Return whether FSDP2 gathers the parameters of a module when it is called."""
+    known = sys.modules.get("torch.distributed.fsdp")
+    return known is not None and isinstance(module, known.FSDPModule)
+
+
+class _Call(nn.Module):
+    """A module whose forward is a method of a layer."""
+
+    def __init__(self, layer: nn.Module, method: Callable[..., Any]) -> None:
+        super().__init__()
+        self.layer, self.method = layer, method
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        return self.method(self.layer, *given, **named)
+
+
+def require_whole(layer: nn.Module, what: str) -> None:
+    """Raise if FSDP2 has sharded the parameters of a layer, which a method would change."""
+    if any(map(is_sharded, layer.parameters())):
+        raise RuntimeError(f"{what} needs parameters that are not sharded: call it before fully_shard")

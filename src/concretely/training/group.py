@@ -26,6 +26,8 @@ MOMENT = 0.02
 """Seconds between two polls of other ranks."""
 LEAVING = 10.0
 """Seconds to leave the process group. A library that waits for lost ranks must not keep a process from ending."""
+LINGERING = 0.1
+"""Seconds that a process waits for the threads of gloo before it ends."""
 LOST_RANK = "another rank has ended or does not answer: start all again to go on from the last checkpoint"
 """The error of a rank about a lost rank."""
 
@@ -113,6 +115,16 @@ def leave() -> None:
     thread = Thread(target=_quietly, args=(ends,), daemon=True)
     thread.start()
     thread.join(LEAVING)
+    linger()
+
+
+def linger() -> None:
+    """Wait until the threads of gloo have freed the tensors of the last collective.
+
+    Where something else keeps a group, such as the shards of FSDP2, these threads outlive it. A program of torch alone
+    was aborted in one of six runs, if it ended right after a collective.
+    """
+    time.sleep(LINGERING)
 
 
 def _quietly(ends: Callable[[], None]) -> None:

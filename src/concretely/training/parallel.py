@@ -5,6 +5,7 @@ data point in the whole batch, and gradients are averaged over ranks. So the num
 order of summation: a run of one process is the reference for all. Rank 0 alone writes files and shows progress.
 """
 
+import atexit
 import hashlib
 import os
 import re
@@ -26,7 +27,18 @@ from ..functional.slice import total_over_ranks
 from ..functional.torch_draw import SlicedDraws
 from .ballot import Ballot
 from .feed import Feed, Indexed, Inputs
-from .group import LOST_RANK, MOMENT, PATIENCE, TIMEOUT, LostRankError, is_nccl, is_started_by_torchrun, own_gpu, start
+from .group import (
+    LOST_RANK,
+    MOMENT,
+    PATIENCE,
+    TIMEOUT,
+    LostRankError,
+    is_nccl,
+    is_started_by_torchrun,
+    linger,
+    own_gpu,
+    start,
+)
 from .rng import Purpose, keys_of, seed_torch, torch_generators
 from .source import HostIndexed
 from .stream import StreamBatches, to_device
@@ -242,6 +254,9 @@ def join(device: torch.device | str, *, shard: bool = False) -> World:
     device = own_gpu(device) if device.type == "cuda" else device
     if not dist.is_initialized():
         start(device)
+    else:  # a group that the caller has started, and leaves
+        atexit.unregister(linger)
+        atexit.register(linger)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks == 1:
         return World(device=device)
