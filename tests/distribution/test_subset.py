@@ -13,7 +13,7 @@ import concretely as c
 from concretely.functional import subset as law
 from concretely.functional import subset_concrete
 from concretely.functional.polynomial import correlate, multiply
-from concretely.functional.threshold import FLAT, solve, solve_few, solve_rough, threshold
+from concretely.functional.threshold import FLAT, _solve, solve_few, solve_rough, threshold
 from tests.budget import assert_frequency, assert_mean
 from tests.cases import DTYPES, LOGITS, TEMPERATURES
 
@@ -337,7 +337,7 @@ def test_few_thresholds_are_those_of_the_bracketed_iteration(n: int, k: int, sca
     scores = random_logits(n, scale, batch=(20,))
     found = solve_few(scores.numpy(), k)
     assert found is not None
-    torch.testing.assert_close(torch.from_numpy(found).unsqueeze(-1), solve(scores, k), rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(torch.from_numpy(found).unsqueeze(-1), _solve(scores, k), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(("n", "k"), [(2, 1), (9, 4), (11, 1), (11, 10), (300, 40)])
@@ -349,7 +349,7 @@ def test_rough_thresholds_are_right_in_float32_or_left_to_others(n: int, k: int,
     is_flat = (ranked[:, -k] - ranked[:, -k - 1]).max() > FLAT
     assert (found is None) == bool(is_flat or scale == 1e4)
     if found is not None:
-        values, true = (torch.sigmoid(scores - c) for c in (torch.from_numpy(found).unsqueeze(-1), solve(scores, k)))
+        values, true = (torch.sigmoid(scores - c) for c in (torch.from_numpy(found).unsqueeze(-1), _solve(scores, k)))
         torch.testing.assert_close(values, true, rtol=0, atol=1e-8)
 
 

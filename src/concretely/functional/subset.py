@@ -8,27 +8,22 @@ count below each node: upwards it gives the normaliser, downwards the marginals 
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Size, Tensor
-from torch.nn.functional import embedding, logsigmoid, pad
+from torch.nn.functional import embedding, logsigmoid
 
 from ..kernel.operator import is_plain, operator
 from ..kernel.tile import fits
-from .arithmetic import cast, compute_dtype, is_hidden, to_float64
+from .arithmetic import cast, compute_dtype, to_float64
 from .noise import Source, uniform
 from .polynomial import correlate, multiply
 from .threshold import GAP, threshold
 
 FEW = 256
 """Up to this number of subsets, they are enumerated, which takes few operations."""
-CHUNK = 2**18
-"""The number of logits whose trees are in memory at once on a CPU."""
-BELOW = 1 - 1e-13
-"""Multiplies fractions of sums, which are rounded differently, so that no fraction is above a sum."""
 IMPOSSIBLE = -1e30
 """Replaces a logit of minus infinity in a sum of logits."""
 
@@ -114,54 +109,35 @@ def push(logits: Float[Tensor, "*batch n"], k: int, noise: Float[Tensor, "*shape
     From the root to the leaves, the count of each node is split among its two children, by the inverse of the CDF. If
     there are few subsets, the first number of the noise selects one of them, by the inverse of the CDF.
     """
-    (rows, uniform), shape = in_rows(logits.detach(), noise)
+    logits = logits.detach()
     if choose.runs_kernel(logits, noise, k):
-        chosen: Tensor = choose.launched(rows, uniform, k)
+        rows, shape = in_rows(logits, noise)
+        chosen: Tensor = choose.launched(rows[0], rows[1], k)
         return chosen.view(shape)
-    (counts,) = in_chunks(lambda rows, uniform: (select(rows, log_odds_of(rows, k), k, uniform),), rows[0], uniform[0])
-    return counts.view(shape).to(logits.dtype)
-
-
-def in_chunks(
-    function: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
-    logits: Float[Tensor, "units n"],
-    noise: Float[Tensor, "samples units 2 n"],
-) -> Sequence[Float[Tensor, "samples units n"]]:
-    """Return what a function computes for rows of logits: on a CPU, for as many at a time as a cache holds."""
-    size = max(CHUNK // logits.shape[-1], 1) if logits.is_cpu and is_plain((logits, noise)) else len(logits)
-    if size >= len(logits):
-        return function(logits, noise)
-    parts = [function(logits[i : i + size], noise[:, i : i + size]) for i in range(0, len(logits), size)]
-    return [torch.cat(each, 1) for each in zip(*parts, strict=True)]
-
-
-def select(
-    logits: Float[Tensor, "units n"],
-    log_odds: Float[Tensor, "units n"],
-    k: int,
-    noise: Float[Tensor, "samples units 2 n"],
-) -> Float[Tensor, "samples units n"] | Int64[Tensor, "samples units n"]:
-    """Return the subset that noise selects, given centred logits, too."""
     if are_few(logits, k):
         states = states_of(logits, k)
         total = _enumerated(logits, states).softmax(-1).cumsum(-1)
         choice = total[..., -1] * noise[..., 0, 0]
-        return embedding((total < choice.unsqueeze(-1)).sum(-1), states)
-    return _descend(log_odds, k, noise[..., 0, :])
+        return embedding((total < choice.unsqueeze(-1)).sum(-1), states).to(logits.dtype)
+    return _descend(logits, k, noise)
 
 
-def _descend(log_odds: Tensor, k: int, choices: Float[Tensor, "samples units n"]) -> Int64[Tensor, "samples units n"]:
+def _descend(logits: Tensor, k: int, noise: Tensor) -> Tensor:
     """Return the subset that noise selects in the tree."""
-    rows = choices.movedim(-1, 0)
+    batch, n = logits.shape[:-1], logits.shape[-1]
+    choices = noise[..., 0, :]
+    lead = Size(torch.broadcast_shapes(choices.shape[:-1], batch))
+    samples, units = math.prod(lead[: len(lead) - len(batch)]), math.prod(batch)  # Size.numel is constant in an export
+    rows = to_float64(choices).expand(*lead, n).reshape(samples, units, n).movedim(-1, 0)
     count = torch.full_like(rows[:1], k, dtype=torch.int64)
-    levels, used = _grow(log_odds, k), 0
-    for parents, level in zip(levels[:0:-1], levels[-2::-1], strict=True):
+    used = 0
+    for level in reversed(_grow(log_odds_of(logits, k), k)[:-1]):
         branches = level.shape[1] // 2
-        left, right = level[:, : 2 * branches].unflatten(1, (branches, 2)).unbind(2)
-        split = _split(left, right, parents[:, :branches], count[:branches], rows[used : used + branches])
+        left, right = level[:, : 2 * branches].unflatten(1, (branches, 2)).unsqueeze(3).unbind(2)
+        split = _split(left, right, count[:branches], rows[used : used + branches])
         halves = torch.stack([split, count[:branches] - split], 1).flatten(0, 1)
         count, used = torch.cat([halves, count[branches:]]), used + branches
-    return count.movedim(0, -1)
+    return count.movedim(0, -1).reshape(*lead, n).to(logits.dtype)
 
 
 def fits_kernel(logits: Tensor, k: int) -> bool:
@@ -174,10 +150,7 @@ def choose(
     logits: Float[Tensor, "members units n"], noise: Float[Tensor, "members samples units 2 n"], k: int
 ) -> Float[Tensor, "members samples units n"]:
     """Return the subsets that noise selects in the trees of all members."""
-    choices = noise[..., 0, :].transpose(0, 1).flatten(1, 2)
-    chosen = _descend(log_odds_of(logits.detach().flatten(0, 1), k), k, choices)
-    members: Tensor = chosen.unflatten(1, logits.shape[:2]).transpose(0, 1)
-    return members.to(logits.dtype)
+    return _descend(logits.detach().unsqueeze(1).expand(-1, noise.shape[1], -1, -1), k, noise)
 
 
 def in_rows(logits: Tensor, noise: Tensor) -> tuple[tuple[Tensor, Tensor], Size]:
@@ -213,23 +186,14 @@ def _enumerated(logits: Tensor, states: Tensor) -> Float[Tensor, "*batch states"
     return (possible - possible.detach().amax(-1, keepdim=True)) @ states.T
 
 
-def _split(
-    left: Float[Tensor, "counts branches units"],
-    right: Float[Tensor, "counts branches units"],
-    both: Float[Tensor, "more branches units"],
-    count: Int64[Tensor, "branches samples units"],
-    choice: Float[Tensor, "branches samples units"],
-) -> Int64[Tensor, "branches samples units"]:
-    """Draw how many of the count are in the left child, by the laws of the counts in each child and in both."""
-    is_known = count.is_cpu and count.numel() > 0 and not is_hidden(count)
-    most = int(count.max()) if is_known else both.shape[0] - 1
-    last = min(left.shape[0] - 1, most)  # the largest count in the left child
-    right = pad(right, (0, 0, 0, 0, last, max(most + 1 - right.shape[0], 0)))  # no child has fewer than 0, or too many
-    left, right, both = (each.unsqueeze(2).expand(-1, *count.shape) for each in (left, right, both))
-    goal = to_float64(choice) * BELOW * both.gather(0, count.unsqueeze(0)).squeeze(0)
-    taken = torch.arange(last, device=count.device).view(-1, 1, 1, 1)
-    total = (left[:last] * right.gather(0, count + (last - taken))).cumsum(0)
-    split: Tensor = (total <= goal).sum(0)
+def _split(left: Tensor, right: Tensor, count: Tensor, choice: Tensor) -> Tensor:
+    """Draw how many of the count are in the left child: at least 0, at most all, and what the right child holds."""
+    taken = torch.arange(left.shape[0], device=left.device).view(-1, 1, 1, 1)
+    rest = count.unsqueeze(0) - taken
+    is_possible = (rest >= 0) & (rest < right.shape[0])
+    others = right.expand(-1, -1, *rest.shape[2:]).gather(0, torch.where(is_possible, rest, 0))
+    total = (left * torch.where(is_possible, others, 0)).cumsum(0)
+    split: Tensor = ((total <= choice * total[-1]) & (total < total[-1])).sum(0)
     return split
 
 

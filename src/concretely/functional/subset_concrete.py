@@ -5,7 +5,6 @@ positive ones are a draw of the conditional Bernoulli law. So a subset is drawn 
 """
 
 import math
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +14,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from ..kernel.operator import operator
-from .arithmetic import Temperature, cast, compute_dtype, divide, log_temperature, over_categories, to_float64
+from .arithmetic import Temperature, cast, divide, log_temperature, over_categories, to_float64
 from .draw import is_one_number, is_recorded, of_member
 from .logistic import standard_log_density
-from .subset import are_few, choose, fits_kernel, in_chunks, in_rows, log_probability, select, states_of
+from .subset import are_few, choose, fits_kernel, in_rows, log_probability, states_of
 from .subset import push as push_subset
-from .threshold import FEW, point_between, solve, solve_few, solve_rough, threshold
+from .threshold import FEW, point_of, solve_few, solve_rough, threshold
 
 NODE = 1e300
 """A score divided by the temperature that stands for infinity."""
@@ -125,10 +124,13 @@ class _Draw(torch.autograd.Function):
         if few is not None:
             ctx.save_for_backward(logits, noise, few[0])
             return few[1]
-        (rows, uniform), shape = in_rows(logits, noise)
-        value, slope = in_chunks(partial(_drawn, k=k, temperature=temperature), rows[0], uniform[0])
-        ctx.save_for_backward(logits, noise, slope.view(shape))
-        return value.view(shape)
+        sign = push_subset(logits, k, noise).double().mul_(2).sub_(1)
+        wide = to_float64(logits)
+        node = _scores(wide - point_of(wide, k), sign, noise).div_(temperature)
+        node = node - point_of(node, k)
+        value = torch.sigmoid(node)
+        ctx.save_for_backward(logits, noise, torch.sigmoid(-node).mul_(value))
+        return _ordered(cast(value, logits.dtype), sign > 0)
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
@@ -142,24 +144,6 @@ class _Draw(torch.autograd.Function):
         common = pulled.sum(-1, keepdim=True).div_(slope.sum(-1, keepdim=True).clamp_(min=tiny))
         pulled = pulled.addcmul_(slope, common, value=-1).div_(ctx.temperature)
         return cast(pulled.sum_to_size(logits.shape), logits.dtype), None, None, None
-
-
-def _drawn(
-    logits: Float[Tensor, "units n"], noise: Float[Tensor, "samples units 2 n"], *, k: int, temperature: float
-) -> tuple[Float[Tensor, "samples units n"], Float[Tensor, "samples units n"]]:
-    """Return the values that noise leads to, and their derivatives by their own nodes, in at least float32."""
-    dtype, wide = compute_dtype(logits.dtype), to_float64(logits)
-    centred = wide - solve(wide, k, dtype)
-    chosen = select(logits, centred, k, noise) > 0.5
-    node = _scores(centred, torch.where(chosen, 1.0, -1.0), noise).div_(temperature)
-    if node.is_cpu:
-        kept = node.masked_select(chosen).view(*node.shape[:-1], k)
-    else:  # the size of a selection would wait for a GPU, and a tensor without data has none
-        kept = node.gather(-1, chosen.float().topk(k, -1).indices)
-    node = (node - point_between(kept, node.masked_fill(chosen, -math.inf), dtype)).to(dtype)
-    value = torch.sigmoid(node)
-    slope = torch.sigmoid(-node).mul_(value)
-    return _ordered(cast(value, logits.dtype), chosen), slope
 
 
 def _draw_few(logits: Tensor, k: int, temperature: float, noise: Tensor) -> tuple[Tensor, Tensor] | None:

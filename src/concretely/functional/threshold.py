@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.linalg import vector_norm
 from torch.nn.functional import logsigmoid
 
 from ..kernel.library import batched_in_front
@@ -17,8 +16,8 @@ from .arithmetic import bool_or_none
 STEPS = 8
 """The maximum number of steps, and their number on a GPU. Newton's method takes at most six."""
 NEAR = 2.0**-27
-"""The size of the last step of Newton's method in float64. The logarithm of the ratio in `point_between` has a slope of
-at least 1 and a curvature of at most 2, so that the error after a step is at most the square of the step."""
+"""The size of the last step of Newton's method in float64. The logarithm of the ratio in `_solve` has a slope of at
+least 1 and a curvature of at most 2, so that the error after a step is at most the square of the step."""
 ROUGH = 2.0**-14
 """The size of the last step in float32. The error after it is about its square."""
 FLAT = 25.0
@@ -39,7 +38,7 @@ def threshold(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batc
     """
     is_jit_traced = torch._C._get_tracing_state() is not None
     if torch.compiler.is_compiling() or is_jit_traced:  # differentiated once at most: this has the same gradient
-        point: Tensor = (solve if is_jit_traced else _point)(scores.detach(), k)
+        point: Tensor = (_solve if is_jit_traced else _point)(scores.detach(), k)
         return point + (_slopes(scores.detach(), point) * (scores - scores.detach())).sum(-1, keepdim=True)
     result: Tensor = _Threshold.apply(scores, k)  # type: ignore[no-untyped-call]
     return result
@@ -62,7 +61,7 @@ def point_of(scores: Float[Tensor, "*batch n"], k: int) -> Float[Tensor, "*batch
 
 
 def solve_few(scores: Any, k: int) -> Any:
-    """Solve for the thresholds of the rows of an array as `solve` does, by few operations.
+    """Solve for the thresholds of the rows of an array as `_solve` does, by few operations.
 
     Newton's steps need no bracket, as the slope lies between 1 and 2. Return None if they do not converge, or if scores
     are not finite or too far apart.
@@ -124,45 +123,42 @@ def solve_rough(columns: Any, k: int) -> Any:
     return None
 
 
-def solve(scores: Tensor, k: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Solve for the threshold by Newton's method, to the precision of a dtype, by default that of the scores."""
-    top = scores.topk(k, -1)
-    return point_between(top.values, scores.scatter(-1, top.indices, -math.inf), dtype or scores.dtype)
+def _solve(scores: Tensor, k: int) -> Tensor:
+    """Solve for the threshold by Newton's method inside a bracket.
 
-
-def point_between(
-    kept: Float[Tensor, "*batch k"], rest: Float[Tensor, "*batch m"], dtype: torch.dtype
-) -> Float[Tensor, "*batch 1"]:
-    """Return the threshold of scores by Newton's method, to the precision of a dtype.
-
-    `kept` are the k largest entries and `rest` the others, among which there may be minus infinity. The sum is k if the
-    k largest fall short of k, by Σσ(c - s), by as much as the others sum to, Σσ(s - c). The logarithm of the ratio of
-    these two sums is almost linear in c. Both are computed relative to the entries next to the gap, so that none
-    underflows.
+    The sum is k if the k largest entries fall short of k, by Σσ(c - s), by as much as the others sum to, Σσ(s - c). The
+    logarithm of the ratio of these two sums is almost linear in c. Both are computed relative to the entries next to
+    the gap, so that none underflows.
     """
-    low = kept.amin(-1, keepdim=True)
-    high = rest.amax(-1, keepdim=True)
-    high = torch.where(high > -math.inf, high, low - GAP)
-    kept, rest = (low - kept).to(dtype).exp_(), (rest - high).to(dtype).exp_()
-    half, tiny, tolerance = (low - high) / 2, torch.finfo(dtype).tiny, math.sqrt(torch.finfo(dtype).eps)
-    shift = torch.zeros_like(half)  # from the middle of the gap
+    inside = largest(scores, k)
+    low = torch.where(inside, scores, math.inf).amin(-1, keepdim=True)
+    scores = torch.where(scores == -math.inf, low - GAP, scores)
+    high = torch.where(inside, -math.inf, scores).amax(-1, keepdim=True)
+    share = torch.where(inside, low - scores, scores - high).exp()
+    kept, rest = torch.where(inside, share, 0), torch.where(inside, 0, share)
+    lower, upper = high - math.log(scores.shape[-1]), low + math.log(scores.shape[-1])
+    point = (low + high) / 2
     for _ in range(STEPS):
-        below, above = (shift - half).exp().to(dtype), (-half - shift).exp().to(dtype)
-        lacking, having = kept / (kept * below).add_(1), rest / (rest * above).add_(1)
-        lack, have = lacking.sum(-1, keepdim=True), having.sum(-1, keepdim=True).clamp_(min=tiny)
-        squares = (vector_norm(each, dim=-1, keepdim=True).square() for each in (lacking, having))
-        slope = 2 - below * next(squares) / lack - above * next(squares) / have
-        step = (2 * shift + (lack / have).log()) / slope
-        shift = shift - step
-        # the error is now at most the square of the step
-        if not low.is_cuda and bool_or_none((step.abs() <= tolerance).all()):  # never wait for a GPU
+        below, above = (point - low).exp(), (high - point).exp()
+        lacking, having = kept / (1 + kept * below), rest / (1 + rest * above)
+        lack, have = lacking.sum(-1, keepdim=True), having.sum(-1, keepdim=True)
+        ratio = 2 * point - low - high + lack.log() - have.log()
+        slope = 2 - below * lacking.square().sum(-1, keepdim=True) / lack
+        slope = slope - above * having.square().sum(-1, keepdim=True) / have
+        lower, upper = torch.where(ratio <= 0, point, lower), torch.where(ratio >= 0, point, upper)
+        moved = point - ratio / slope
+        moved = torch.where((moved >= lower) & (moved <= upper), moved, (lower + upper) / 2)
+        tolerance = 32 * torch.finfo(scores.dtype).eps * (1 + point.abs())
+        has_converged = ((moved - point).abs() <= tolerance).all()
+        point = moved
+        if not scores.is_cuda and bool_or_none(has_converged):  # never wait for a GPU
             break
-    return low - half + shift
+    return point
 
 
 # one operator, as its iteration would be a large graph in a compiled program
 _point = torch.library.custom_op(
-    "concretely::threshold", solve, mutates_args=(), schema="(Tensor scores, int k) -> Tensor"
+    "concretely::threshold", _solve, mutates_args=(), schema="(Tensor scores, int k) -> Tensor"
 )
 _point.register_fake(lambda scores, k: scores.new_empty((*scores.shape[:-1], 1)))
 _point.register_vmap(lambda *given: batched_in_front(_point, *given))
