@@ -77,9 +77,10 @@ class Sigmoid(Squashing):
         return "corner" if self.centred else "unit"
 
     def __call__(self, node: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-        # torch's sigmoid is faster, but its derivative is zero where the value is rounded to one
-        value = torch.sigmoid(node) if is_undifferentiated(node) else torch.exp(logsigmoid(node))
-        return self.scaled(value, node, dtype)
+        if is_undifferentiated(node):  # faster and more precise, but for its derivative
+            value = node.sign().clamp_(min=0).sub_(_tail(node)).abs_()  # the tail, or one minus the tail
+            return self.scaled(value, node, dtype)
+        return self.scaled(torch.exp(logsigmoid(node)), node, dtype)
 
     def scaled(self, value: Float[Tensor, "..."], node: Float[Tensor, "..."], dtype: torch.dtype) -> Tensor:
         """Return the sigmoid of a node on the interval of this map, clamped."""
