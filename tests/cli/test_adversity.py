@@ -245,13 +245,14 @@ def test_events_are_not_written_through_a_link(run: Path, tmp_path: Path) -> Non
 
 
 def test_a_signal_of_a_closing_terminal_asks_to_stop() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        with terminal.stop_requested() as stop:
-            assert not stop()
-            os.kill(os.getpid(), number)
-            assert stop()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with terminal.stop_requested() as stop:
+                assert not stop()
+                os.kill(os.getpid(), number)
+                assert stop()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
         with terminal.stop_requested() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stop()
