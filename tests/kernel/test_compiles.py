@@ -247,7 +247,12 @@ def affine(kernels: Any) -> None:
 
 
 def convolution(kernels: Any) -> None:
-    for members, points, inputs, outputs, side in ((1, 1, 1, 1, 1), (3, 5, 2, 7, 9), (8, 320, 64, 32, 28)):
+    for members, points, inputs, outputs, side in (
+        (1, 1, 1, 1, 1),
+        (3, 5, 2, 7, 9),
+        (2, 3, 32, 1, 14),
+        (8, 320, 64, 32, 28),
+    ):
         x = empty(members, points, side, side, inputs)
         for transposed in (True, False):
             channels = (inputs, outputs) if transposed else (outputs, inputs)

@@ -1,5 +1,6 @@
 """The convolutions of members are those of torch, with their gradients, for modules inside `vmap` too."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ CASES = [
     (2, 2, 3, 17, 5, 4, 3, 3, 1, 1, 0),
     (1, 3, 2, 3, 7, 6, 3, 2, 2, 0, 1),  # a window that does not reach the last line
     (3, 5, 1, 2, 9, 9, 5, 3, 3, 2, 2),
+    (2, 2, 16, 5, 5, 6, 3, 2, 1, 1, 0),
+    (2, 3, 33, 2, 5, 4, 4, 4, 2, 1, 1),
+    (1, 2, 13, 3, 4, 5, 2, 2, 3, 0, 2),
 ]
-"""Odd sizes, windows that overlap, touch or leave gaps, and outputs that no window reaches."""
+"""Odd sizes, windows that overlap, touch or leave gaps, outputs that no window reaches, and many channels."""
 SHAPES = pytest.mark.parametrize("case", CASES, ids=str)
 TRANSPOSED = pytest.mark.parametrize("transposed", [True, False])
 
@@ -38,18 +42,41 @@ def pulled(found: Tensor, leaves: Any) -> tuple[Tensor, ...]:
     return torch.autograd.grad(found.sin().sum(), leaves)
 
 
+def assert_same(case: tuple[int, ...], transposed: bool) -> None:
+    """Compare the kernel and its gradients with the definition."""
+    tensors, options = given(case, transposed)
+    with on("fast", "convolution"):
+        result = convolution(*tensors, *options)
+        gradients = pulled(result, tensors)
+    wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    expected = convolution.definition(*wide, *options)
+    for one, other in zip((result, *gradients), (expected, *pulled(expected, wide)), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4, msg=lambda text: f"{case}: {text}")
+
+
 @kernel
 @SHAPES
 @TRANSPOSED
 def test_the_kernel_is_its_definition(case: tuple[int, ...], transposed: bool) -> None:
-    tensors, options = given(case, transposed)
-    with on("fast", "convolution"):
-        found = convolution(*tensors, *options)
-        gradients = pulled(found, tensors)
-    wide = [each.detach().double().requires_grad_() for each in tensors]
-    expected = convolution.definition(*wide, *options)
-    for one, other in zip((found, *gradients), (expected, *pulled(expected, wide)), strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+    assert_same(case, transposed)
+
+
+@kernel
+@TRANSPOSED
+def test_all_windows_strides_and_paddings(transposed: bool) -> None:
+    for window, stride, padding in product(((1, 2), (3, 3), (4, 1)), (1, 2, 3), (0, 1, 2)):
+        assert_same((1, 2, 3, 2, 5, 6, *window, stride, padding, stride - 1), transposed)
+
+
+@kernel
+@TRANSPOSED
+def test_what_does_not_fit_is_left_to_torch(transposed: bool) -> None:
+    (x, weight, bias), options = given(CASES[1], transposed)
+    with on("fast", "convolution"), pytest.raises(RuntimeError, match="to have 4 channels"):
+        convolution(x.repeat(1, 1, 1, 1, 2), weight, bias, *options)
+    if not transposed:  # a window larger than the image
+        with on("fast", "convolution"), pytest.raises(RuntimeError, match="Kernel size can't be greater"):
+            convolution(x[:, :, :1, :1], weight, bias, 1, 0, 0, False)
 
 
 @kernel

@@ -8,13 +8,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, conv_transpose2d
 
+from ..kernel.layout import convolved_size
 from ..kernel.operator import operator
 
 Sides = int | Sequence[int]
 """One number for both sides of an image, or one for each."""
 
 
-def _is_eligible(x: Tensor, weight: Tensor, *_: Any) -> bool:
+def _is_eligible(x: Tensor, weight: Tensor, bias: Tensor | None, *options: Any) -> bool:
+    if x.shape[-1] != weight.shape[1 if options[3] else 2] or min(convolved_size(x, weight, *options[:4])) < 1:
+        return False  # torch says what is wrong
     return x.dtype == weight.dtype == torch.float32 and 0 < x.numel() < 2**31
 
 
@@ -51,7 +54,8 @@ def of_member(function: Any, *given: Any, **named: Any) -> Tensor | None:
     options = [_one(side) for side in sides]
     if None in options or options[-1] != 1 or groups != 1 or x.dim() != 4:
         return None
-    lead = [None if tensor is None else tensor.unsqueeze(0) for tensor in (x.permute(0, 2, 3, 1), weight, bias)]
+    pixels = x.permute(0, 2, 3, 1).contiguous()  # here, so that the gradient of the weights needs no second copy
+    lead = [None if tensor is None else tensor.unsqueeze(0) for tensor in (pixels, weight, bias)]
     product = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
     arguments: Any = *lead, *options[:-1], function is conv_transpose2d, product
     return convolution(*arguments).squeeze(0).permute(0, 3, 1, 2)

@@ -42,6 +42,18 @@ def by_bits(logits: Tensor, bits: Tensor, axes: int, members: int) -> tuple[Size
     return shape[:last], tuple(map(math.prod, counts))  # type: ignore[return-value]
 
 
+def convolved_size(
+    x: Tensor, weight: Tensor, stride: int, padding: int, extra: int, transposed: bool
+) -> tuple[int, int]:
+    """Return the height and the width of convolved images, given images with the channels last."""
+    sides = zip(x.shape[2:4], weight.shape[3:], strict=True)
+    if transposed:
+        high, wide = [(side - 1) * stride - 2 * padding + window + extra for side, window in sides]
+    else:
+        high, wide = [(side + 2 * padding - window) // stride + 1 for side, window in sides]
+    return high, wide
+
+
 def strided(tensor: Tensor, *shape: int) -> tuple[Tensor, tuple[int, ...]]:
     """Return a tensor and its strides in another shape, which it need not have."""
     if not tensor.is_contiguous():
