@@ -34,7 +34,7 @@ def test_the_kernels_draw_and_pull_their_definition(shape: tuple[int, int, int],
     for temperature, given in ((0.7, own), (torch.tensor(0.7, device=DEVICE), own), (0.7, numbers)):
         for keeps in (True, False):
             found = logits.clone()
-            assert torch.equal(kernels.draw(found, given, first, temperature, keeps=keeps), noisy.argmax(-1))
+            assert torch.equal(kernels.draw(found, given, first, temperature, keeps=keeps)[0], noisy.argmax(-1))
             torch.testing.assert_close(found.double(), soft if keeps else logits.double(), rtol=2e-4, atol=2e-6)
         expected = soft * (by.double() - (soft * by.double()).sum(-1, keepdim=True)) / 0.7
         pulled, total = kernels.pull(by.clone(), soft.float(), temperature)
@@ -94,12 +94,15 @@ def test_chunks_by_kernels_equal_the_definition(groups: int, hard: bool, kept: i
 
 @kernel
 def test_few_codes_are_drawn_in_few_operations_as_in_chunks() -> None:
-    shapes = (23, 5), (1, 7, 5), (1, 7), (1, 7, 3)
+    shapes = (23, 5), (1, 7, 5), (1, 7), (1, 7, 13)  # rows longer than a quarter of the codes
     tensors = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
     own = key(1)
     with by_kernels(), mock.patch.object(codebook, "_key", return_value=tuple(own.flatten().tolist())):
         for temperature in (0.7, torch.tensor(0.7, device=DEVICE)):
-            ours = codebook.look_up(*tensors, temperature)
+            counts = torch.ones(1, 7, device=DEVICE)
+            ours = codebook.look_up(*tensors, temperature, counts=counts)
+            assert ours.is_counted
+            assert counts.flatten().tolist() == [1 + (ours.indices == code).sum().item() for code in range(7)]
             defined = codebook.definition(*tensors, temperature, own, None, True, False)
             by = torch.randn_like(ours.value)
             found = [(*each[:2], *torch.autograd.grad(each.value, tensors, by)) for each in (ours, defined)]

@@ -92,6 +92,11 @@ def codebook(kernels: Any) -> None:
             for given in (own, (2**62, 2**62)):
                 for keeps in (True, False):
                     kernels.draw(logits, given, 5, temperature, keeps=keeps)
+                if shape[0] == 1:
+                    counts = empty(shape[-1])
+                    kernels.draw(
+                        logits[0], given, 0, temperature, keeps=True, table=empty(shape[-1], 64), counts=counts
+                    )
             if shape[-1] <= 8192:
                 kernels.pull(logits, logits, temperature)
         kernels.noise(own, 5, *shape)

@@ -49,6 +49,8 @@ class Looked(NamedTuple):
     """The entropy of the codes of a token in nats. None unless asked for."""
     share: Float[Tensor, "g codes"] | None = None
     """The sum over tokens of the probabilities of codes, weighted by `weight_of`. None unless asked for."""
+    is_counted: bool = False
+    """Whether the tokens were added to `counts`."""
 
 
 def look_up(
@@ -62,12 +64,14 @@ def look_up(
     hard: bool = True,
     scored: bool = False,
     draws: bool = True,
+    counts: Float[Tensor, "g codes"] | None = None,
     generator: Source | None = None,
 ) -> Looked:
     """Draw a code for every token and group, and return its row of the table.
 
     If `hard`, values are rows of the table, and the logits have the gradient of the relaxed value; else they are
-    relaxed values. If `scored`, return the entropies and the shares too. Without `draws`, there is no noise. If ranks
+    relaxed values. If `scored`, return the entropies and the shares too. Without `draws`, there is no noise. If one
+    kernel draws all codes, and tokens have no weights, it adds the number of tokens of each code to `counts`. If ranks
     share the tokens, the generator is a `Slice` of rows with equally many tokens in each.
     """
     learned = isinstance(temperature, Tensor) and temperature.requires_grad
@@ -77,7 +81,9 @@ def look_up(
         return definition(x, weight, bias, table, temperature, own, weight_of, hard, scored, window)
     key = _key(x, bias, generator) if draws else None
     if isinstance(key, tuple) and window is None and hard and not scored and _are_few(x, weight, bias, table):
-        return Looked(*_LOOK_UP_FEW(x, weight, bias, table, temperature, key))
+        counts = counts if weight_of is None else None
+        value, index = _LOOK_UP_FEW(x, weight, bias, table, temperature, key, counts)
+        return Looked(value, index, is_counted=counts is not None)
     records = torch.is_grad_enabled()
     found = _LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window)
     return Looked(*(found if scored else found[:2]))
@@ -228,15 +234,16 @@ class _LookUpFew(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, table: Tensor, temperature: Temperature, key: tuple[int, int]
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, table: Tensor, temperature: Temperature,
+        key: tuple[int, int], counts: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         weight, rows = weight.squeeze(0), table.squeeze(0)
         logits = torch.addmm(bias, x, weight.t())
-        index = _kernel().draw(logits, key, 0, temperature, keeps=True)
+        index, value = _kernel().draw(logits, key, 0, temperature, keeps=True, table=rows, counts=counts)
         ctx.temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
         ctx.save_for_backward(x, weight, rows, index, logits)
         ctx.set_materialize_grads(False)
-        return torch.embedding(rows, index), index.unsqueeze(0)
+        return value, index.unsqueeze(0)
 
     @staticmethod
     def backward(ctx: Any, *by: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -247,13 +254,13 @@ class _LookUpFew(torch.autograd.Function):
 
 def _pull_few(ctx: Any, by_value: Tensor | None) -> tuple[Tensor | None, ...]:
     if by_value is None:
-        return (None,) * 6
+        return (None,) * 7
     x, weight, rows, index, soft = ctx.saved_tensors
     by_logits = torch.mm(by_value, rows.t())
     by_bias = _kernel().pull(by_logits, soft, ctx.temperature)[1]
     by_table = torch.zeros_like(rows).index_add_(0, index, by_value)
     by_weight = torch.mm(by_logits.t(), x).unsqueeze(0)
-    return torch.mm(by_logits, weight), by_weight, by_bias, by_table.unsqueeze(0), None, None
+    return torch.mm(by_logits, weight), by_weight, by_bias, by_table.unsqueeze(0), None, None, None
 
 
 _LOOK_UP: Callable[..., Any] = plain_apply(_LookUp)
@@ -314,11 +321,9 @@ def _product(
     one, other = a.squeeze(0), b.squeeze(0)
     own, onto = (None if tensor is None else tensor.squeeze(0) for tensor in (bias, out))
     if _multiplies(one, other):
-        _found: Tensor = _kernel().product(one, other, own, onto, adds=adds)
-        return _found.unsqueeze(0)
+        return _kernel().product(one, other, own, onto, adds=adds).unsqueeze(0)  # type: ignore[no-any-return]
     if adds and onto is not None:
-        onto.addmm_(one, other)
-        return onto.unsqueeze(0)
+        return onto.addmm_(one, other).unsqueeze(0)
     result = torch.mm(one, other, out=onto) if own is None else torch.addmm(own, one, other)
     return result.unsqueeze(0)
 
@@ -337,7 +342,7 @@ def _draw(
 ) -> tuple[Int64[Tensor, "g t"], Float[Tensor, "g t codes"] | None]:
     """Return codes for the logits of tokens from `first` on, and shares if needed, which may replace the logits."""
     if key is not None and _runs_kernel(logits, logits.shape[-1]):
-        return _kernel().draw(logits, key, first, temperature, keeps=softens), logits if softens else None
+        return _kernel().draw(logits, key, first, temperature, keeps=softens)[0], logits if softens else None
     assert not isinstance(key, tuple)
     noisy = _noisy(logits, key, first)
     soft = (noisy if _is_one(temperature) else noisy / temperature).softmax(-1) if softens else None

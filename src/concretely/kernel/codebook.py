@@ -40,8 +40,8 @@ def _largest(one, two, three, four):
 
 @partial(Launched, free=("seed", "nonce", "first"))
 def _draw(
-    logits, shares, index, key, seed, nonce, first, temperature, total, tokens, groups,
-    N: tl.constexpr, QUARTER: tl.constexpr, KEEPS: tl.constexpr, TENSOR: tl.constexpr,
+    logits, shares, index, key, seed, nonce, first, temperature, total, tokens, groups, table, value, counts,
+    SIZE: tl.constexpr, N: tl.constexpr, QUARTER: tl.constexpr, KEEPS: tl.constexpr, TENSOR: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -61,7 +61,15 @@ def _draw(
     code = tl.full((ROWS, WIDTH), N - 1, tl.int32)
     for k in tl.static_range(4):
         code = tl.minimum(code, tl.where(noisy[3 - k] == best, (3 - k) * QUARTER + column, N - 1))
-    tl.store(index + row, tl.min(code, 1).to(tl.int64), mask=inside)
+    chosen = tl.min(code, 1).to(tl.int64)
+    tl.store(index + row, chosen, mask=inside)
+    if counts is not None:
+        tl.atomic_add(counts + chosen, 1.0, mask=inside)
+    if value is not None:
+        for start in range(0, SIZE, WIDTH):
+            mask = inside[:, None] & (start + column < SIZE)
+            copied = tl.load(table + chosen[:, None] * SIZE + start + column, mask=mask)
+            tl.store(value + row.to(tl.int64)[:, None] * SIZE + start + column, copied, mask=mask)
     if KEEPS:
         cold = reciprocal(tl.load(temperature).to(tl.float32)) if TENSOR else temperature
         share = [exp((noisy[k] - best) * cold) for k in (0, 1, 2, 3)]
@@ -138,15 +146,24 @@ def _product(
 
 
 def draw(
-    logits: Tensor, key: Tensor | tuple[int, int], first: int, temperature: float | Tensor, *, keeps: bool
-) -> Tensor:
-    """Return codes for logits of shape (groups, tokens, codes), of tokens from `first` on. One group may have no axis.
+    logits: Tensor,
+    key: Tensor | tuple[int, int],
+    first: int,
+    temperature: float | Tensor,
+    *,
+    keeps: bool,
+    table: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return codes for logits of shape (groups, tokens, codes), of tokens from `first` on, and their rows of a table.
 
+    One group may have no axis; only for one may there be a table, and counts of codes, to which the tokens are added.
     If `keeps`, the shares of the codes replace the logits.
     """
     tokens, n = logits.shape[-2:]
     index = torch.empty(logits.shape[:-1], dtype=torch.int64, device=logits.device)
     total, quarter = index.numel(), ceil_div(n, 4)
+    value = None if table is None else table.new_empty(total, table.shape[1])
     if total:
         groups, width = total // tokens, power(quarter)
         rows = max(min(256 // width, power(ceil_div(total, 512))), 1)
@@ -154,10 +171,11 @@ def draw(
         _draw[ceil_div(total, rows),](
             logits, logits, index, None if is_number else key, *(key if is_number else (FAR, FAR)),
             FAR + first * groups * quarter, temperature if is_tensor else 1 / temperature, total, tokens, groups,
+            table, value, counts, SIZE=1 if table is None else table.shape[1],
             N=n, QUARTER=quarter, KEEPS=keeps, TENSOR=is_tensor, ROWS=rows, WIDTH=width,
             num_warps=min(max(rows * width // 512, 1), 16),
         )  # fmt: skip
-    return index
+    return index, value
 
 
 def noise(key: Tensor, first: int, groups: int, tokens: int, n: int) -> Tensor:

@@ -153,12 +153,16 @@ class Layer(nn.Module, ABC):
             counted = self._counted
             if counts is not None:
                 counted = counts if counted is None else counted + counts
-            if torch.compiler.is_compiling():
-                self._result, self._counted = result, counted
-            else:
-                own = self.__dict__
-                own["_result"], own["_counted"] = result, counted
+            self._store(result, counted)
         return result
+
+    def _store(self, result: Any, counted: Tensor | None) -> None:
+        """Replace the latest result, and the counts since the latest `advance`."""
+        if torch.compiler.is_compiling():
+            self._result, self._counted = result, counted
+        else:
+            own = self.__dict__
+            own["_result"], own["_counted"] = result, counted
 
     def _kept(self, result: T | None, kind: type[T]) -> T | None:
         """Return the result whose penalty is wanted: the given one, or that of the latest training forward.

@@ -114,14 +114,13 @@ class Codebook(Layer):
         generator: Source | None = None,
     ) -> Coded:
         """Code tokens. `mask` is False where there is padding, which the penalty and the counts leave out."""
-        is_relaxed = self.training and self.gradient == "relaxed"
-        coded = self._code(x, mask, draws=self.training, hard=not is_relaxed, generator=generator)
-        if self.training and torch.compiler.is_compiling():
-            return self._keep(coded, self._count(coded, torch.zeros_like(self.counts)))
-        self._keep(coded)
-        if self._result is coded:  # it is to be counted, too
-            counted = torch.zeros_like(self.counts) if self._counted is None else self._counted
-            self.__dict__["_counted"] = self._count(coded, counted)
+        is_relaxed, keeps = self.training and self.gradient == "relaxed", self._keeps()
+        counted = (torch.zeros_like(self.counts) if self._counted is None else self._counted) if keeps else None
+        coded, counted = self._code(
+            x, mask, draws=self.training, hard=not is_relaxed, generator=generator, counted=counted
+        )
+        if keeps:
+            self._store(coded, counted)
         return coded
 
     def _count(self, coded: Coded, counted: Tensor) -> Tensor:
@@ -143,7 +142,7 @@ class Codebook(Layer):
         generator: Source | None = None,
     ) -> Coded:
         """Draw codes with their probabilities, without gradients."""
-        return self._code(x, mask, draws=True, hard=True, generator=generator)
+        return self._code(x, mask, draws=True, hard=True, generator=generator)[0]
 
     @gathered
     def values(self, indices: Int64[Tensor, "*batch groups"]) -> Float[Tensor, "*batch size"]:
@@ -158,26 +157,46 @@ class Codebook(Layer):
             raise ValueError(f"indices must lie between 0 and {self.codes - 1}, got {indices.min()} to {indices.max()}")
         return self.table[torch.arange(self.groups, device=indices.device), indices].flatten(-2)
 
-    def _code(self, x: Tensor, mask: Tensor | None, *, draws: bool, hard: bool, generator: Source | None) -> Coded:
+    def _code(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        *,
+        draws: bool,
+        hard: bool,
+        generator: Source | None,
+        counted: Tensor | None = None,
+    ) -> tuple[Coded, Tensor | None]:
+        """Return codes, and counts to which they are added, if there are any."""
         require_last("x", x, self.features)
         mask = require_mask(mask, x.shape[:-1])
-        kind, dtype = x.device.type, x.dtype
+        kind, dtype, options = x.device.type, x.dtype, (draws, hard, counted, generator)
         if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
-                dtype = torch.get_autocast_dtype(kind)
-                found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
+                looked = self._look_up(x, mask, torch.get_autocast_dtype(kind), *options)
         else:
-            found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
-        batch, indices, value, entropy = x.shape[:-1], found.indices.T, found.value, found.entropy
+            looked = self._look_up(x, mask, dtype, *options)
+        batch, indices, value, entropy = x.shape[:-1], looked.indices.T, looked.value, looked.entropy
         if len(batch) != 1:
             indices, value = indices.reshape(*batch, self.groups), value.reshape(*batch, self.size)
-        return Coded(value, indices, None if entropy is None else entropy.T.reshape(indices.shape), found.share, mask)
+        entropy = None if entropy is None else entropy.T.reshape(indices.shape)
+        coded = Coded(value, indices, entropy, looked.share, mask)
+        if counted is not None and not looked.is_counted:
+            counted = self._count(coded, counted)
+        return coded, counted
 
     def _look_up(
-        self, x: Tensor, mask: Tensor | None, dtype: torch.dtype, *, draws: bool, hard: bool, generator: Source | None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        dtype: torch.dtype,
+        draws: bool,
+        hard: bool,
+        counted: Tensor | None,
+        generator: Source | None,
     ) -> Looked:
         batch, given = x.shape[:-1], (x if x.dim() == 2 else x.reshape(-1, self.features), self.weight, self.table)
-        x, weight, table = (each if each.dtype == dtype else each.to(dtype) for each in given)
+        x, weight, table = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in given)
         return look_up(
             x,
             weight,
@@ -188,6 +207,7 @@ class Codebook(Layer):
             hard=hard,
             scored=self._is_penalising and self.training,
             draws=draws,
+            counts=counted,
             generator=of_rows(generator, batch) or sliced_source(batch),
         )
 
