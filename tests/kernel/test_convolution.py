@@ -1,5 +1,6 @@
 """The convolutions of members are those of torch, with their gradients, for modules inside `vmap` too."""
 
+import math
 from itertools import product
 from typing import Any
 
@@ -33,7 +34,9 @@ def given(case: tuple[int, ...], transposed: bool) -> tuple[list[Tensor], tuple[
     members, points, inputs, outputs, high, wide, *kernel, stride, padding, extra = case
     channels = (inputs, outputs) if transposed else (outputs, inputs)
     shapes = (members, points, high, wide, inputs), (members, *channels, *kernel), (members, outputs)
-    tensors = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
+    scales = 1, 1 / math.sqrt(inputs * math.prod(kernel)), 1  # so that results are about 1
+    tensors = [scale * torch.randn(shape, device=DEVICE) for scale, shape in zip(scales, shapes, strict=True)]
+    tensors = [tensor.requires_grad_() for tensor in tensors]
     return tensors, (stride, padding, extra if transposed else 0, transposed)
 
 

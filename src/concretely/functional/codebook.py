@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, linear
 
 from ..kernel.operator import is_enabled, is_plain, plain_apply
 from ..kernel.tile import fits
@@ -238,7 +238,7 @@ class _LookUpFew(torch.autograd.Function):
         key: tuple[int, int], counts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         weight, rows = weight.squeeze(0), table.squeeze(0)
-        logits = torch.addmm(bias, x, weight.t())
+        logits = linear(x, weight, bias.squeeze(0))
         index, value = _kernel().draw(logits, key, 0, temperature, keeps=True, table=rows, counts=counts)
         ctx.temperature = temperature.clone() if isinstance(temperature, Tensor) else temperature  # which may move on
         ctx.save_for_backward(x, weight, rows, index, logits)
@@ -256,7 +256,7 @@ def _pull_few(ctx: Any, by_value: Tensor | None) -> tuple[Tensor | None, ...]:
     if by_value is None:
         return (None,) * 7
     x, weight, rows, index, soft = ctx.saved_tensors
-    by_logits = torch.mm(by_value, rows.t())
+    by_logits = linear(by_value, rows)
     by_bias = _kernel().pull(by_logits, soft, ctx.temperature)[1]
     by_table = torch.zeros_like(rows).index_add_(0, index, by_value)
     by_weight = torch.mm(by_logits.t(), x).unsqueeze(0)
