@@ -14,7 +14,7 @@ from ..functional.noise import Source
 from ..functional.torch_draw import sliced_source
 from ..spelling import require_one_of
 from .base import UNUSED, Layer, Setting, require_count, require_last, require_mask, require_number
-from .rank import gathered, of_rows, require_whole, sum_over_ranks, world_size
+from .rank import assign, gathered, of_rows, reshard, sum_over_ranks, whole, world_size
 
 
 class Coded(NamedTuple):
@@ -223,20 +223,25 @@ class Codebook(Layer):
 
         All ranks must call it; they get the codes of the first.
         """
-        require_whole(self, "revive")
+        reshard(self)
+        parameters = self.weight, self.bias, self.table
+        entries = [whole(parameter) for parameter in parameters]
         share = self.counts / self.counts.sum(-1, keepdim=True).clamp(min=1e-30)
         is_unused = share < UNUSED / self.codes
         for group, unused in enumerate(is_unused):
             if unused.all() or not unused.any():
                 continue
             source = torch.multinomial(share[group], int(unused.sum()), replacement=True)
-            for tensor in (self.weight, self.bias, self.table):
+            for tensor in entries:
                 rows = tensor[group]
                 copied = rows[source]
                 rows[unused] = copied + 0.01 * copied.std(unbiased=False) * torch.randn_like(copied)
         if world_size() > 1:
-            for tensor in (self.weight, self.bias, self.table):
+            for tensor in entries:
                 distributed.broadcast(tensor, 0)
+        for parameter, tensor in zip(parameters, entries, strict=True):
+            if tensor is not parameter:
+                assign(parameter, tensor)
         return int(is_unused.sum())
 
     def report(self) -> CodebookReport:
