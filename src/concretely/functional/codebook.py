@@ -79,8 +79,8 @@ def look_up(
     if isinstance(key, tuple) and window is None and hard and not scored and _are_few(x, weight, bias, table):
         return Looked(*_LOOK_UP_FEW(x, weight, bias, table, temperature, key))
     records = torch.is_grad_enabled()
-    found = _LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window)
-    return Looked(*(found if scored else found[:2]))
+    results = _LOOK_UP(x, weight, bias, table, temperature, key, weight_of, hard, scored, records, window)
+    return Looked(*(results if scored else results[:2]))
 
 
 def definition(

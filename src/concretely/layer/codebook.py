@@ -149,8 +149,8 @@ class Codebook(Layer):
     def values(self, indices: Int64[Tensor, "*batch groups"]) -> Float[Tensor, "*batch size"]:
         """Return the values of codes."""
         if not isinstance(indices, Tensor) or indices.dtype != torch.int64:
-            found = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
-            raise TypeError(f"indices must be a tensor of torch.int64, got {found}")
+            got = indices.dtype if isinstance(indices, Tensor) else type(indices).__name__
+            raise TypeError(f"indices must be a tensor of torch.int64, got {got}")
         if not indices.dim() or indices.shape[-1] != self.groups:
             raise ValueError(f"indices must have a last axis of length {self.groups}, got shape {tuple(indices.shape)}")
         # on a GPU, a check would wait for it, and the lookup itself finds a number that is too large
@@ -165,19 +165,19 @@ class Codebook(Layer):
         if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 dtype = torch.get_autocast_dtype(kind)
-                found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
+                looked = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
         else:
-            found = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
-        batch, indices, value, entropy = x.shape[:-1], found.indices.T, found.value, found.entropy
+            looked = self._look_up(x, mask, dtype, draws=draws, hard=hard, generator=generator)
+        batch, indices, value, entropy = x.shape[:-1], looked.indices.T, looked.value, looked.entropy
         if len(batch) != 1:
             indices, value = indices.reshape(*batch, self.groups), value.reshape(*batch, self.size)
-        return Coded(value, indices, None if entropy is None else entropy.T.reshape(indices.shape), found.share, mask)
+        return Coded(value, indices, None if entropy is None else entropy.T.reshape(indices.shape), looked.share, mask)
 
     def _look_up(
         self, x: Tensor, mask: Tensor | None, dtype: torch.dtype, *, draws: bool, hard: bool, generator: Source | None
     ) -> Looked:
         batch, given = x.shape[:-1], (x if x.dim() == 2 else x.reshape(-1, self.features), self.weight, self.table)
-        x, weight, table = (each if each.dtype == dtype else each.to(dtype) for each in given)
+        x, weight, table = (tensor if tensor.dtype == dtype else tensor.to(dtype) for tensor in given)
         return look_up(
             x,
             weight,
