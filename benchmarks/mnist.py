@@ -50,11 +50,11 @@ def _result(recipe: Recipe, samples: int, folder: Path, console: Console) -> dic
     with training_progress(recipe, Console(stderr=True), None) as watch:
         train(recipe, folder, data=data, callbacks=watch)
     run, model, _ = restored(folder)
-    found = score_split(recipe, model, data, split="test", samples=samples, progress=True)
+    likelihood = score_split(recipe, model, data, split="test", samples=samples, progress=True)
     return {
         "recipe": recipe.settings,
         "seconds": round(run.seconds, 1),
-        "test_nll": likelihood_metric(found),
+        "test_nll": likelihood_metric(likelihood),
         "test_factorised_nll": independent_pixels(recipe, data, split="test"),
         "target": TARGET if recipe.architecture.context is None else None,
     }
