@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from concretely.cli.terminal import training_progress
+from concretely.experiment.record import format_value
+from concretely.experiment.scoring import independent_pixels, likelihood_metric, score_split
 from concretely.training.folder import data_of, restored
 from concretely.training.loop import train
 from concretely.training.recipe import Recipe, resolve
